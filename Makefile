@@ -1,0 +1,58 @@
+# The only door: every target here is what a person types, and what CI calls.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PROTOS := $(wildcard protos/swarm/wire/*.proto)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint fmt types imports protos protos-check bench clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## make .venv and install what is pinned
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' || { echo "swarm needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 3; }
+	$(PYTHON) -m venv $(VENV)
+	# torch first and pinned: a looser request fetches gigabytes of CUDA packages
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 numpy
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,dev]'
+	@touch $(STAMP)
+
+demo: setup ## train a small model through 2 stages x 2 replicas on this machine, then sample from it
+	@exec $(BIN)/swarm up --demo
+
+test: setup ## all tests
+	$(BIN)/python -m pytest
+
+bench: setup ## tokens/s beside one process and torch.distributed.pipelining
+	$(BIN)/python -m benchmarks.throughput
+
+check: lint types imports protos-check ## lint, types, import contracts, generated code
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+fmt: setup ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+protos: setup ## generate swarm/wire from protos/
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --grpc_python_out=. --pyi_out=. $(PROTOS)
+
+protos-check: setup ## prove that swarm/wire is what protos/ generates
+	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && \
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out="$$out" --grpc_python_out="$$out" --pyi_out="$$out" $(PROTOS) && \
+	diff -r -x __init__.py -x __pycache__ "$$out/swarm/wire" swarm/wire && echo "generated code is fresh"
+
+clean: ## remove what was made here
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

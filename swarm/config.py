@@ -1,0 +1,296 @@
+"""The job file: what to train, on what, how, as validated values.
+
+A job file is TOML. `load_job` reads it, applies `--set KEY=VALUE` on top, checks everything that can be checked without
+data or peers, and raises `InvalidConfig` with one line per fault: the key, what is wrong, the nearest known key. Values
+that stay "auto" are resolved once, at submit, and stored with the job.
+
+Only keys that do something are accepted: a key for a planned feature is an unknown key until the feature exists.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from swarm.errors import InvalidConfig, UsageError
+
+Auto: TypeAlias = Literal["auto"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    """Which model, from scratch by its Hugging Face config."""
+
+    family: Literal["llama"] = "llama"
+    config: dict[str, Any] = Field(default_factory=dict)  # fields of the family's Hugging Face config
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # autocast; master weights stay float32
+    recompute: bool = False
+    tokenizer: Literal["byte"] = "byte"
+
+
+class DataSection(Section):
+    """Which text, and how it becomes sequences."""
+
+    source: Annotated[str, Field(min_length=1)]
+    format: Literal["auto", "text"] = "auto"
+    sequence_length: Annotated[int, Field(ge=8, le=1 << 20)] = 1024
+    shuffle: bool = True
+    upload_shard_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20
+
+    @field_validator("upload_shard_bytes", mode="before")
+    @classmethod
+    def _size(cls, value: object) -> object:
+        return parse_size(value) if isinstance(value, str) else value
+
+
+class TrainingSection(Section):
+    """The optimizer's side: how much, how fast, how exactly."""
+
+    steps: Annotated[int, Field(ge=1, le=10**9)] = 1000
+    global_batch_sequences: Annotated[int, Field(ge=1, le=10**6)] = 256
+    microbatch_sequences: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
+    optimizer: Literal["adamw"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 100
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    grad_clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    reproducible: bool = False
+    fixed_point_bits: Annotated[int, Field(ge=16, le=40)] = 30
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _pair(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainingSection:
+        if self.warmup_steps > self.steps:
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps} is more than steps = {self.steps}: "
+                "lower training.warmup_steps or raise training.steps"
+            )
+        size = self.microbatch_sequences
+        if size != "auto" and self.global_batch_sequences % size:
+            raise ValueError(
+                f"microbatch_sequences = {size} does not divide global_batch_sequences = "
+                f'{self.global_batch_sequences}: choose a divisor, or "auto"'
+            )
+        return self
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches per step; only once `microbatch_sequences` is resolved."""
+        assert self.microbatch_sequences != "auto", "resolve the spec first"
+        return self.global_batch_sequences // self.microbatch_sequences
+
+
+class PipelineSection(Section):
+    """How layers become stages and microbatches find their way."""
+
+    stages: Auto | Annotated[int, Field(ge=1, le=10_000)] = "auto"
+    split: Auto | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
+    routing: Literal["least_completion"] = "least_completion"
+    max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
+    compression: Literal["none", "bfloat16", "float16"] = "bfloat16"
+    staleness: Literal[0] = 0
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _layers(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class AveragingSection(Section):
+    timeout_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
+
+
+class LimitsSection(Section):
+    """When to start, when to give up."""
+
+    min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    heartbeat_s: Annotated[float, Field(ge=0.1, le=10)] = 1.0
+    grace_s: Annotated[float, Field(ge=0, le=60)] = 10.0
+    no_progress_s: Annotated[float, Field(ge=10, le=86400)] = 300.0
+    max_runtime_s: Annotated[float, Field(ge=0)] = 0.0
+    on_nonfinite: Literal["skip", "fail"] = "skip"
+
+
+class JobSpec(Section):
+    """A whole job file, checked."""
+
+    schema_version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")]
+    model: ModelSection = ModelSection()
+    data: DataSection
+    training: TrainingSection = TrainingSection()
+    pipeline: PipelineSection = PipelineSection()
+    averaging: AveragingSection = AveragingSection()
+    limits: LimitsSection = LimitsSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobSpec:
+        layers = self.layers
+        pipeline = self.pipeline
+        if pipeline.stages != "auto" and pipeline.stages > layers:
+            raise ValueError(
+                f"pipeline.stages = {pipeline.stages} is more than the model's {layers} decoder layers: "
+                f"use at most {layers} stages"
+            )
+        if pipeline.split != "auto":
+            if sum(pipeline.split) != layers:
+                raise ValueError(
+                    f"pipeline.split = {list(pipeline.split)} adds up to {sum(pipeline.split)} layers, "
+                    f"the model has {layers}: correct the split"
+                )
+            if pipeline.stages not in ("auto", len(pipeline.split)):
+                raise ValueError(
+                    f"pipeline.split names {len(pipeline.split)} stages, pipeline.stages = {pipeline.stages}: "
+                    "drop one of the two"
+                )
+        return self
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers of the model."""
+        value = self.model.config.get("num_hidden_layers")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(
+                "model.config.num_hidden_layers must be a whole number of at least 1: add it to [model.config]"
+            )
+        return value
+
+    @property
+    def tied(self) -> bool:
+        """Whether embedding and head share their weights."""
+        return bool(self.model.config.get("tie_word_embeddings", False))
+
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?\s*$")
+_FACTOR = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "64MiB"; ValueError if it is none."""
+    match = _SIZE.match(text)
+    if match is None:
+        raise ValueError(f'"{text}" is not a size: write bytes or a number with KiB, MiB or GiB, such as "64MiB"')
+    return int(float(match.group(1)) * _FACTOR[match.group(2)])
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job spec in `path`, with `overrides` ("training.steps=20") on top.
+
+    Raises InvalidConfig (file missing, not TOML, unknown key, wrong type, contradiction) or UsageError (an override
+    that is no KEY=VALUE).
+    """
+    try:
+        # utf-8-sig: editors on Windows put a byte-order mark in front.
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InvalidConfig(
+            f"job file {path} does not exist", hint="write one with: swarm submit --example > job.toml"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"job file {path} cannot be read: {error}", hint="it must be a UTF-8 text file") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(
+            f"job file {path} is not TOML: {error}", hint="compare with: swarm submit --example"
+        ) from error
+    for override in overrides:
+        _apply_override(values, override)
+    return parse_job(values, where=str(path))
+
+
+def parse_job(values: dict[str, Any], where: str = "job spec") -> JobSpec:
+    """Check plain values; InvalidConfig names the first fault, its key and the nearest known key."""
+    try:
+        return JobSpec.model_validate(values)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        keys = list(dict.fromkeys(_key(fault) for fault in faults))
+        same_key = [fault for fault in faults if _key(fault) == keys[0]]  # one fault per member of a union
+        message, hint = _explain(same_key)
+        more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
+        raise InvalidConfig(f"{where}: {message}{more}", hint=hint) from None
+
+
+def spec_from_json(text: str) -> JobSpec:
+    """The inverse of `spec.model_dump_json()`; InvalidConfig if a peer sent something else."""
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise InvalidConfig(f"job spec is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise InvalidConfig("job spec is not a JSON object")
+    return parse_job(values)
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise UsageError(f'--set needs KEY=VALUE, got "{override}"', hint="for example: --set training.steps=100")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    target = values
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise InvalidConfig(f'--set {key}: "{part}" is a value, not a section', hint="see: swarm submit --example")
+    target[parts[-1]] = value
+
+
+def _key(fault: ErrorDetails) -> str:
+    branches = ("literal[", "constrained-", "tuple[", "function-")
+    return ".".join(str(part) for part in fault["loc"] if not str(part).startswith(branches) and part != "int")
+
+
+def _explain(faults: list[ErrorDetails]) -> tuple[str, str]:
+    """Message and hint for the faults of one key; several are the alternatives of a union."""
+    fault, key = faults[0], _key(faults[0])
+    match fault["type"]:
+        case "extra_forbidden":
+            *section, name = (str(part) for part in fault["loc"])
+            known = _known_keys(section)
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+            return f"unknown key {key}", hint
+        case "missing":
+            return f"{key} is required", "see: swarm submit --example"
+        case "value_error":
+            text = str(fault["ctx"]["error"]) if "ctx" in fault else fault["msg"]
+            message, _, hint = text.partition(": ")
+            return (f"{key}: {message}" if key else message), hint
+        case _:
+            alternatives = " or ".join(fault["msg"].removeprefix("Input should be ") for fault in faults)
+            return f"{key} = {fault['input']!r}: should be {alternatives}", "see: swarm submit --example"
+
+
+def _known_keys(section: list[str]) -> list[str]:
+    model: type[BaseModel] = JobSpec
+    for part in section:
+        annotation = model.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)

@@ -1,0 +1,352 @@
+"""What scheduler and stage servers say to each other, as values.
+
+Each class mirrors the protobuf message of the same name in protos/swarm/wire/session.proto, field for field
+(`swarm.rpc.wire` translates, a test holds the two equal). The deciding modules see only these.
+
+Commands flow from the scheduler to a stage server, events flow back. A command is fenced by the scheduler's `epoch`
+(on the envelope); whatever carries training content also carries `timeline`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from swarm.types import Hop, JobId, Microbatch, PeerId, Round, UnitName
+
+PROTOCOL_VERSION = 1
+NO_UNIT = UnitName("")
+NO_ROUND = Round(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedCell:
+    """An open or accumulated cell, as a stage server reports it when it attaches."""
+
+    microbatch: Microbatch
+    attempt: int
+    accumulated: bool
+    finite: bool
+    loss: float
+
+
+# Events: stage server -> scheduler ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First event of a session: who dials, what it runs on, and what it still holds from before."""
+
+    peer: PeerId
+    incarnation: int
+    protocol: int
+    product: str
+    address: str
+    http_address: str
+    device: str
+    threads: int
+    memory_bytes: int
+    pinned_stage: int  # -1 = any
+    job: JobId
+    timeline: int
+    version: int
+    cells: tuple[ReportedCell, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Sent every `heartbeat_s`; any other event counts as one too."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSize:
+    """How many parameters a unit holds."""
+
+    unit: UnitName
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The stage is built and can compute; `digest` covers parameters and optimizer state."""
+
+    job: JobId
+    timeline: int
+    stage: int
+    version: int
+    digest: str
+    units: tuple[UnitSize, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """The gradient of one cell entered this replica's sum, once; or was not finite and did not enter.
+
+    `loss` is the sum of token losses in nats (last stage, else 0). Times are seconds of device work and of waiting.
+    """
+
+    microbatch: Microbatch
+    stage: int
+    attempt: int
+    finite: bool
+    loss: float
+    forward_s: float
+    backward_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterNorm:
+    """Squared L2 norm of the averaged gradient of one parameter tensor, float64."""
+
+    name: str
+    squared_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """This member holds the complete averaged gradient of a unit; `digest` names its bytes."""
+
+    timeline: int
+    step: int
+    unit: UnitName
+    round: Round
+    digest: str
+    norms: tuple[ParameterNorm, ...]
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFailed:
+    """This member could not finish a round: it refuses its set, or could not reach `accused`."""
+
+    timeline: int
+    step: int
+    unit: UnitName
+    round: Round
+    reason: str
+    accused: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The optimizer ran for `step`; the replica now holds `version` with this digest of parameters and optimizer."""
+
+    timeline: int
+    step: int
+    version: int
+    stage: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterHash:
+    """sha256 of one parameter tensor's bytes; `name` is the Hugging Face name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The stage's weights of `version` were handed to the scheduler completely."""
+
+    job: JobId
+    timeline: int
+    version: int
+    stage: int
+    parameters: tuple[ParameterHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The stage server cannot go on with this job; the error is for a person."""
+
+    job: JobId
+    code: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One log line of a stage server, for `swarm logs`."""
+
+    job: JobId
+    time_unix_s: float
+    level: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The stage server was asked to stop and wants to hand its work over."""
+
+    reason: str
+
+
+Event: TypeAlias = (
+    Hello | Heartbeat | Loaded | Accumulated | Averaged | RoundFailed | Committed | Saved | Failed | Logged | Leaving
+)
+
+
+# Commands: scheduler -> stage server -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """First command of a session: the peer is known under this id and shall be heard from every `heartbeat_s`."""
+
+    peer: PeerId
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStage:
+    """Become a replica of `stage`: build its layers for `version` 0 from the job's seed.
+
+    `split` is decoder layers per stage; `spec_json` is the resolved job spec (swarm.config.JobSpec).
+    """
+
+    job: JobId
+    timeline: int
+    stage: int
+    split: tuple[int, ...]
+    version: int
+    spec_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Take part in one microbatch: `hops` has one hop per stage; compute with weights `version`.
+
+    `tokens` (stage 0) and `targets` (last stage) are little-endian int32 of shape [B, T].
+    """
+
+    microbatch: Microbatch
+    version: int
+    hops: tuple[Hop, ...]
+    tokens: bytes = field(default=b"", repr=False)
+    targets: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Forget all cells and sums of `step` up to and including `attempt`."""
+
+    timeline: int
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A participant of a round: it owns elements [start, stop) of the unit and must hold the set named `digest`."""
+
+    peer: PeerId
+    incarnation: int
+    address: str
+    start: int
+    stop: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Seal `step` and average `unit` with `members` (in order of peer id), dividing by `tokens`."""
+
+    timeline: int
+    step: int
+    unit: UnitName
+    round: Round
+    members: tuple[Member, ...]
+    tokens: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRound:
+    """Give the round up; `step` is open for accumulation again until the next `Average`."""
+
+    timeline: int
+    step: int
+    unit: UnitName
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRound:
+    """Which round of a unit a commit makes effective."""
+
+    unit: UnitName
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Apply the optimizer for `step`: afterwards the replica holds `version` = step + 1.
+
+    `scale` is the global-norm clip factor. `skip` means: consume the sums, change no weight.
+    """
+
+    timeline: int
+    step: int
+    version: int
+    rounds: tuple[UnitRound, ...]
+    learning_rate: float
+    scale: float
+    skip: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SaveStage:
+    """Hand the weights of `version` to the scheduler (Session.Store)."""
+
+    job: JobId
+    timeline: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The job is over for this peer: drop its state and be idle."""
+
+    job: JobId
+    reason: str
+
+
+Command: TypeAlias = Welcome | LoadStage | Route | Void | Average | AbortRound | Commit | SaveStage | Release
+
+
+# Peer to peer --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """What a tensor between stage servers is; mirrors protos/swarm/wire/frame.proto `TensorHeader`.
+
+    kind: "activation" | "gradient" (boundary tensors), "part" | "mean" (a round's slices), "need" (no payload: asks
+    the receiver for the boundary tensor named by `wanted`).
+    """
+
+    job: JobId
+    kind: str
+    timeline: int
+    step: int
+    microbatch: int  # boundary tensors; 0 for slices
+    stage: int  # the stage that the receiver serves; for slices the sender's
+    attempt: int  # the sender's hop attempt; 0 for slices
+    sender: PeerId
+    incarnation: int
+    dtype: str
+    shape: tuple[int, ...]
+    codec: str
+    total_bytes: int
+    unit: UnitName = NO_UNIT  # slices only
+    round: Round = NO_ROUND  # slices only
+    start: int = 0  # slices only: first element of the slice within the unit
+    wanted: str = ""  # "need" only: "activation" | "gradient"

@@ -1,0 +1,101 @@
+"""The nouns of the protocol: who, what and in which order.
+
+ARCHITECTURE.md ("Words") says what each word means; one word has one meaning in every module. Standard library only:
+the deciding modules of the scheduler and of the stage server are built on this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, NewType, TypeVar
+
+JobId = NewType("JobId", str)
+PeerId = NewType("PeerId", str)
+UnitName = NewType("UnitName", str)
+
+Plan = TypeVar("Plan")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Microbatch:
+    """One share of a step's batch: microbatch `index` of optimizer step `step`, as fed on `timeline`."""
+
+    timeline: int
+    step: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"microbatch {self.step}.{self.index}" + (f" (timeline {self.timeline})" if self.timeline else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One replica's turn in a route.
+
+    `attempt` is drawn from a counter of the step that only rises, so `Void(step, attempt)` names all that came before.
+    """
+
+    peer: PeerId
+    incarnation: int
+    attempt: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Round:
+    """One attempt to average one unit; ordered by scheduler epoch first: a restarted scheduler's rounds are newer."""
+
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[Plan]):
+    """What was decided and why; `plan` is None if nothing can or should be done."""
+
+    plan: Plan | None
+    reason: str
+
+
+class Direction(StrEnum):
+    """Which of a cell's two computations, or of its two inputs, is meant."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class JobState(StrEnum):
+    """States of a job that this version enters; each is shown with a reason and a time."""
+
+    QUEUED = "queued"
+    PLACING = "placing"
+    LOADING = "loading"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+class PeerState(StrEnum):
+    """States of a peer; each is shown with a reason and a time."""
+
+    IDLE = "idle"
+    LOADING = "loading"
+    SERVING = "serving"
+    SUSPECT = "suspect"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+def set_digest(indexes: Iterable[int]) -> str:
+    """Name a set of microbatch indexes, so that scheduler and replica can compare what was accumulated."""
+    members = ",".join(str(index) for index in sorted(indexes))
+    return hashlib.blake2b(members.encode(), digest_size=8).hexdigest()

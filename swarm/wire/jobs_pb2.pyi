@@ -1,0 +1,270 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class VersionRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class VersionReply(_message.Message):
+    __slots__ = ("product", "protocol", "epoch")
+    PRODUCT_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    product: str
+    protocol: int
+    epoch: int
+    def __init__(self, product: _Optional[str] = ..., protocol: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("sha256", "tokens", "size_bytes")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    tokens: int
+    size_bytes: int
+    def __init__(self, sha256: _Optional[str] = ..., tokens: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class ShardList(_message.Message):
+    __slots__ = ("shards",)
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    shards: _containers.RepeatedCompositeFieldContainer[Shard]
+    def __init__(self, shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ...) -> None: ...
+
+class ShardChunk(_message.Message):
+    __slots__ = ("shard", "payload")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    shard: Shard
+    payload: bytes
+    def __init__(self, shard: _Optional[_Union[Shard, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class PutShardReply(_message.Message):
+    __slots__ = ("sha256",)
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    def __init__(self, sha256: _Optional[str] = ...) -> None: ...
+
+class SubmitRequest(_message.Message):
+    __slots__ = ("spec_json", "shards", "token_dtype", "vocabulary_size", "unigram_entropy", "tokenizer_files")
+    class TokenizerFilesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    UNIGRAM_ENTROPY_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FILES_FIELD_NUMBER: _ClassVar[int]
+    spec_json: str
+    shards: _containers.RepeatedCompositeFieldContainer[Shard]
+    token_dtype: str
+    vocabulary_size: int
+    unigram_entropy: float
+    tokenizer_files: _containers.ScalarMap[str, bytes]
+    def __init__(self, spec_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., token_dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokenizer_files: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+
+class JobRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("job", "reason")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    reason: str
+    def __init__(self, job: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("all", "state", "limit")
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    all: bool
+    state: str
+    limit: int
+    def __init__(self, all: _Optional[bool] = ..., state: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class JobList(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobView]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobView, _Mapping]]] = ...) -> None: ...
+
+class StageView(_message.Message):
+    __slots__ = ("stage", "layers", "peers", "microbatches")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    layers: int
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    microbatches: int
+    def __init__(self, stage: _Optional[int] = ..., layers: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., microbatches: _Optional[int] = ...) -> None: ...
+
+class JobView(_message.Message):
+    __slots__ = ("id", "name", "state", "reason", "since_unix_s", "created_unix_s", "step", "steps", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s", "tokens", "unigram_entropy", "stages", "microbatches_committed", "microbatches_in_flight", "microbatches_replayed", "weights_sha256", "spec_json", "error_code", "hint")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ETA_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNIGRAM_ENTROPY_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    state: str
+    reason: str
+    since_unix_s: float
+    created_unix_s: float
+    step: int
+    steps: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens_per_s: float
+    eta_s: float
+    tokens: int
+    unigram_entropy: float
+    stages: _containers.RepeatedCompositeFieldContainer[StageView]
+    microbatches_committed: int
+    microbatches_in_flight: int
+    microbatches_replayed: int
+    weights_sha256: str
+    spec_json: str
+    error_code: str
+    hint: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., created_unix_s: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., tokens: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageView, _Mapping]]] = ..., microbatches_committed: _Optional[int] = ..., microbatches_in_flight: _Optional[int] = ..., microbatches_replayed: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., spec_json: _Optional[str] = ..., error_code: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+
+class PeersRequest(_message.Message):
+    __slots__ = ("state", "stage")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    stage: int
+    def __init__(self, state: _Optional[str] = ..., stage: _Optional[int] = ...) -> None: ...
+
+class PeerView(_message.Message):
+    __slots__ = ("id", "state", "reason", "since_unix_s", "address", "http_address", "device", "threads", "memory_bytes", "job", "stage", "pace_s", "outstanding", "product", "incarnation")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PACE_S_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
+    PRODUCT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    state: str
+    reason: str
+    since_unix_s: float
+    address: str
+    http_address: str
+    device: str
+    threads: int
+    memory_bytes: int
+    job: str
+    stage: int
+    pace_s: float
+    outstanding: int
+    product: str
+    incarnation: int
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., job: _Optional[str] = ..., stage: _Optional[int] = ..., pace_s: _Optional[float] = ..., outstanding: _Optional[int] = ..., product: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class PeerList(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[PeerView]
+    def __init__(self, peers: _Optional[_Iterable[_Union[PeerView, _Mapping]]] = ...) -> None: ...
+
+class LogsRequest(_message.Message):
+    __slots__ = ("job", "follow", "tail", "peer", "stage", "level", "since_unix_s")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    follow: bool
+    tail: int
+    peer: str
+    stage: int
+    level: str
+    since_unix_s: float
+    def __init__(self, job: _Optional[str] = ..., follow: _Optional[bool] = ..., tail: _Optional[int] = ..., peer: _Optional[str] = ..., stage: _Optional[int] = ..., level: _Optional[str] = ..., since_unix_s: _Optional[float] = ...) -> None: ...
+
+class LogEntry(_message.Message):
+    __slots__ = ("time_unix_s", "level", "peer", "stage", "message")
+    TIME_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    time_unix_s: float
+    level: str
+    peer: str
+    stage: int
+    message: str
+    def __init__(self, time_unix_s: _Optional[float] = ..., level: _Optional[str] = ..., peer: _Optional[str] = ..., stage: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class FileChunk(_message.Message):
+    __slots__ = ("header", "payload")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: FileHeader
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[FileHeader, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class FileHeader(_message.Message):
+    __slots__ = ("path", "size_bytes", "sha256")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    size_bytes: int
+    sha256: str
+    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...

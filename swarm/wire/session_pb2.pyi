@@ -1,0 +1,465 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Microbatch(_message.Message):
+    __slots__ = ("timeline", "step", "index")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    step: int
+    index: int
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class Round(_message.Message):
+    __slots__ = ("epoch", "number")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Hop(_message.Message):
+    __slots__ = ("peer", "incarnation", "attempt", "address")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    incarnation: int
+    attempt: int
+    address: str
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., attempt: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+
+class ReportedCell(_message.Message):
+    __slots__ = ("microbatch", "attempt", "accumulated", "finite", "loss")
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATED_FIELD_NUMBER: _ClassVar[int]
+    FINITE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    microbatch: Microbatch
+    attempt: int
+    accumulated: bool
+    finite: bool
+    loss: float
+    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., attempt: _Optional[int] = ..., accumulated: _Optional[bool] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATED_FIELD_NUMBER: _ClassVar[int]
+    AVERAGED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FAILED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    LOGGED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    heartbeat: Heartbeat
+    loaded: Loaded
+    accumulated: Accumulated
+    averaged: Averaged
+    round_failed: RoundFailed
+    committed: Committed
+    saved: Saved
+    failed: Failed
+    logged: Logged
+    leaving: Leaving
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    PRODUCT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_STAGE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    incarnation: int
+    protocol: int
+    product: str
+    address: str
+    http_address: str
+    device: str
+    threads: int
+    memory_bytes: int
+    pinned_stage: int
+    job: str
+    timeline: int
+    version: int
+    cells: _containers.RepeatedCompositeFieldContainer[ReportedCell]
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol: _Optional[int] = ..., product: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pinned_stage: _Optional[int] = ..., job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., cells: _Optional[_Iterable[_Union[ReportedCell, _Mapping]]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+
+class UnitSize(_message.Message):
+    __slots__ = ("unit", "elements")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    elements: int
+    def __init__(self, unit: _Optional[str] = ..., elements: _Optional[int] = ...) -> None: ...
+
+class Loaded(_message.Message):
+    __slots__ = ("job", "timeline", "stage", "version", "digest", "units")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    stage: int
+    version: int
+    digest: str
+    units: _containers.RepeatedCompositeFieldContainer[UnitSize]
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ..., units: _Optional[_Iterable[_Union[UnitSize, _Mapping]]] = ...) -> None: ...
+
+class Accumulated(_message.Message):
+    __slots__ = ("microbatch", "stage", "attempt", "finite", "loss", "forward_s", "backward_s", "wait_s")
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    FINITE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_S_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    microbatch: Microbatch
+    stage: int
+    attempt: int
+    finite: bool
+    loss: float
+    forward_s: float
+    backward_s: float
+    wait_s: float
+    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class ParameterNorm(_message.Message):
+    __slots__ = ("name", "squared_norm")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    squared_norm: float
+    def __init__(self, name: _Optional[str] = ..., squared_norm: _Optional[float] = ...) -> None: ...
+
+class Averaged(_message.Message):
+    __slots__ = ("timeline", "step", "unit", "round", "digest", "norms", "duration_s")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NORMS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    step: int
+    unit: str
+    round: Round
+    digest: str
+    norms: _containers.RepeatedCompositeFieldContainer[ParameterNorm]
+    duration_s: float
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., digest: _Optional[str] = ..., norms: _Optional[_Iterable[_Union[ParameterNorm, _Mapping]]] = ..., duration_s: _Optional[float] = ...) -> None: ...
+
+class RoundFailed(_message.Message):
+    __slots__ = ("timeline", "step", "unit", "round", "reason", "accused")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ACCUSED_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    step: int
+    unit: str
+    round: Round
+    reason: str
+    accused: str
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., reason: _Optional[str] = ..., accused: _Optional[str] = ...) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("timeline", "step", "version", "stage", "digest")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    step: int
+    version: int
+    stage: int
+    digest: str
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class ParameterHash(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    sha256: str
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class Saved(_message.Message):
+    __slots__ = ("job", "timeline", "version", "stage", "parameters")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    version: int
+    stage: int
+    parameters: _containers.RepeatedCompositeFieldContainer[ParameterHash]
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("job", "code", "message", "hint")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    code: str
+    message: str
+    hint: str
+    def __init__(self, job: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+
+class Logged(_message.Message):
+    __slots__ = ("job", "time_unix_s", "level", "message")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIME_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    time_unix_s: float
+    level: str
+    message: str
+    def __init__(self, job: _Optional[str] = ..., time_unix_s: _Optional[float] = ..., level: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Command(_message.Message):
+    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    LOAD_STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    VOID_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_FIELD_NUMBER: _ClassVar[int]
+    ABORT_ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    SAVE_STAGE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    welcome: Welcome
+    load_stage: LoadStage
+    route: Route
+    void: Void
+    average: Average
+    abort_round: AbortRound
+    commit: Commit
+    save_stage: SaveStage
+    release: Release
+    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("peer", "heartbeat_s")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    heartbeat_s: float
+    def __init__(self, peer: _Optional[str] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+
+class LoadStage(_message.Message):
+    __slots__ = ("job", "timeline", "stage", "split", "version", "spec_json")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    stage: int
+    split: _containers.RepeatedScalarFieldContainer[int]
+    version: int
+    spec_json: str
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., split: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., spec_json: _Optional[str] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("microbatch", "version", "hops", "tokens", "targets")
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    microbatch: Microbatch
+    version: int
+    hops: _containers.RepeatedCompositeFieldContainer[Hop]
+    tokens: bytes
+    targets: bytes
+    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., version: _Optional[int] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., tokens: _Optional[bytes] = ..., targets: _Optional[bytes] = ...) -> None: ...
+
+class Void(_message.Message):
+    __slots__ = ("timeline", "step", "attempt")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    step: int
+    attempt: int
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("peer", "incarnation", "address", "start", "stop", "digest")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    incarnation: int
+    address: str
+    start: int
+    stop: int
+    digest: str
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class Average(_message.Message):
+    __slots__ = ("timeline", "step", "unit", "round", "members", "tokens", "timeout_s")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    step: int
+    unit: str
+    round: Round
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    tokens: int
+    timeout_s: float
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class AbortRound(_message.Message):
+    __slots__ = ("timeline", "step", "unit", "round")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    step: int
+    unit: str
+    round: Round
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
+
+class UnitRound(_message.Message):
+    __slots__ = ("unit", "round")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    round: Round
+    def __init__(self, unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("timeline", "step", "version", "rounds", "learning_rate", "scale", "skip")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    step: int
+    version: int
+    rounds: _containers.RepeatedCompositeFieldContainer[UnitRound]
+    learning_rate: float
+    scale: float
+    skip: bool
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[UnitRound, _Mapping]]] = ..., learning_rate: _Optional[float] = ..., scale: _Optional[float] = ..., skip: _Optional[bool] = ...) -> None: ...
+
+class SaveStage(_message.Message):
+    __slots__ = ("job", "timeline", "version")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    version: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("job", "reason")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    reason: str
+    def __init__(self, job: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StoreChunk(_message.Message):
+    __slots__ = ("header", "payload")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: StoreHeader
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[StoreHeader, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class StoreHeader(_message.Message):
+    __slots__ = ("job", "peer", "incarnation", "timeline", "version", "stage", "total_bytes")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    peer: str
+    incarnation: int
+    timeline: int
+    version: int
+    stage: int
+    total_bytes: int
+    def __init__(self, job: _Optional[str] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class StoreReply(_message.Message):
+    __slots__ = ("sha256",)
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    def __init__(self, sha256: _Optional[str] = ...) -> None: ...
