@@ -350,3 +350,19 @@ class TensorHeader:
     round: Round = NO_ROUND  # slices only
     start: int = 0  # slices only: first element of the slice within the unit
     wanted: str = ""  # "need" only: "activation" | "gradient"
+
+
+# Weights to the scheduler --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHeader:
+    """One stage's weights of `version` as safetensors bytes follow, `total_bytes` of them; answers SaveStage."""
+
+    job: JobId
+    peer: PeerId
+    incarnation: int
+    timeline: int
+    version: int
+    stage: int
+    total_bytes: int

@@ -1,0 +1,244 @@
+"""The door to gRPC: channel and server options, and errors in both directions.
+
+Everything that speaks gRPC opens its channels and servers here, so that limits and liveness are the same everywhere. An
+error crosses a connection as a status code, its text as the status details, and two entries of trailing metadata:
+`swarm-code` (the stable code of `swarm.errors`) and `swarm-hint-bin` (UTF-8). One table maps each way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+
+from swarm.errors import (
+    ERROR_BY_CODE,
+    CorruptFrame,
+    DeadlinePassed,
+    GradientRange,
+    IncompatibleVersion,
+    InvalidConfig,
+    JobFailed,
+    NotAllowed,
+    NotFound,
+    OutOfMemory,
+    Refused,
+    ReplicaDiverged,
+    RetryElsewhere,
+    SchedulerUnreachable,
+    SwarmError,
+    UsageError,
+)
+
+Options = list[tuple[str, int | str]]
+
+MAX_MESSAGE_BYTES = (4 << 20) + (64 << 10)  # one chunk, or one route with its tokens, and the fields around it
+MAX_METADATA_BYTES = 8 << 10
+MAX_CONCURRENT_STREAMS = 64  # per connection
+KEEPALIVE_INTERVAL_MS = 1000
+KEEPALIVE_TIMEOUT_MS = 2000  # a busy two-core machine answers pings late; 1000 would call it dead
+
+_CODE_KEY = "swarm-code"
+_HINT_KEY = "swarm-hint-bin"  # "-bin": hints are UTF-8, plain metadata is ASCII
+_TEXT_LIMIT = 2 << 10  # details and hint together stay well below MAX_METADATA_BYTES
+
+_log = structlog.get_logger(__name__)
+
+
+def client_options() -> Options:
+    """Options of every channel that we dial."""
+    return [
+        *_common_options(),
+        # Own connection per channel: a control stream must not queue behind another channel's tensors.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),  # the protocol repeats what may be repeated, and knows why
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),  # also the time a connection attempt may take
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    ]
+
+
+def server_options() -> Options:
+    """Options of every server that we start."""
+    return [
+        *_common_options(),
+        ("grpc.so_reuseport", 0),  # a busy port is an error, not a shared port
+        ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+        # Accept the pings that `client_options` sends; the default treats them as abuse and closes the connection.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_INTERVAL_MS // 2),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def connect(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port`; dials on first use and fails fast while nobody listens."""
+    return grpc.aio.insecure_channel(address, options=client_options())
+
+
+def connect_sync(address: str) -> grpc.Channel:
+    """A blocking channel to `host:port`, for command-line tools."""
+    return grpc.insecure_channel(address, options=client_options())
+
+
+def new_server() -> grpc.aio.Server:
+    """A server without services or port yet."""
+    return grpc.aio.server(options=server_options())
+
+
+def bind(server: grpc.aio.Server, address: str) -> int:
+    """Listen at `host:port` (port 0: any) and give the port; InvalidConfig if it is taken or not ours."""
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise InvalidConfig(
+            f"cannot listen at {address}: the port is in use or the address is not this machine's",
+            hint="choose another port, or stop the process that holds it",
+        )
+    return port
+
+
+def translate(
+    error: grpc.RpcError, address: str, *, unavailable: type[SwarmError] = SchedulerUnreachable
+) -> SwarmError:
+    """The SwarmError behind a failed call to `address`.
+
+    If the other side named one of our errors, that class with its text and hint; else by status code. `unavailable` is
+    the class for a peer that does not answer: SchedulerUnreachable or PeerUnavailable.
+    """
+    code, details, metadata = _facts(error)
+    named = ERROR_BY_CODE.get(_text(metadata.get(_CODE_KEY, "")))
+    if named is not None:
+        return named(details, hint=_text(metadata.get(_HINT_KEY, "")))
+    match code:
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            return unavailable(f"{address} does not answer: {details or 'the connection broke'}")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlinePassed(f"{address} did not answer in time")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return IncompatibleVersion(
+                f"{address} does not know this call: {details}", hint="both sides need the same version of swarm"
+            )
+    named = _ERROR_BY_STATUS.get(code, SwarmError)
+    return named(f"{address} failed: {details or code.name}")
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SwarmError) -> NoReturn:
+    """End the call with `error`: status code, text, `swarm-code` and `swarm-hint-bin`."""
+    metadata: list[tuple[str, str | bytes]] = [(_CODE_KEY, error.code)]
+    if error.hint:
+        metadata.append((_HINT_KEY, _shorten(error.hint).encode(errors="replace")))
+    await context.abort(status_of(error), _shorten(error.message), tuple(metadata))
+    raise AssertionError("abort returned")
+
+
+def status_of(error: SwarmError) -> grpc.StatusCode:
+    """The status code of an error's class, or of its nearest base that has one."""
+    return next(_STATUS_BY_ERROR[base] for base in type(error).__mro__ if base in _STATUS_BY_ERROR)
+
+
+@asynccontextmanager
+async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Wrap a servicer's method body: what it raises becomes a status, and no traceback leaves the process.
+
+    A SwarmError (also the first in an exception group) is sent to the caller; anything else is a fault of ours, logged
+    with its traceback and answered as INTERNAL with a text that says no more than that.
+    """
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:
+        await abort(context, public_error(error))
+
+
+def public_error(error: Exception) -> SwarmError:
+    """What a peer may know of an exception: a SwarmError as it is; else a plain one, after logging the traceback."""
+    found = next((leaf for leaf in _leaves(error) if isinstance(leaf, SwarmError)), None)
+    if found is not None:
+        return found
+    _log.error("call failed", error=repr(error), exc_info=error)
+    return SwarmError("internal error", hint="see the log of the process that answered")
+
+
+_STATUS_BY_ERROR: dict[type[SwarmError], grpc.StatusCode] = {
+    SwarmError: grpc.StatusCode.INTERNAL,
+    UsageError: grpc.StatusCode.INVALID_ARGUMENT,
+    InvalidConfig: grpc.StatusCode.INVALID_ARGUMENT,
+    SchedulerUnreachable: grpc.StatusCode.UNAVAILABLE,
+    IncompatibleVersion: grpc.StatusCode.FAILED_PRECONDITION,
+    NotFound: grpc.StatusCode.NOT_FOUND,
+    DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
+    OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    NotAllowed: grpc.StatusCode.FAILED_PRECONDITION,
+    JobFailed: grpc.StatusCode.ABORTED,
+    RetryElsewhere: grpc.StatusCode.UNAVAILABLE,
+    Refused: grpc.StatusCode.FAILED_PRECONDITION,
+    CorruptFrame: grpc.StatusCode.DATA_LOSS,
+    ReplicaDiverged: grpc.StatusCode.ABORTED,
+    GradientRange: grpc.StatusCode.OUT_OF_RANGE,
+}
+
+# Statuses without a `swarm-code`: from gRPC itself or from a foreign server. UNAVAILABLE, CANCELLED, DEADLINE_EXCEEDED
+# and UNIMPLEMENTED carry more than a class: see `translate`.
+_ERROR_BY_STATUS: dict[grpc.StatusCode, type[SwarmError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: Refused,
+    grpc.StatusCode.FAILED_PRECONDITION: Refused,
+    grpc.StatusCode.OUT_OF_RANGE: Refused,
+    grpc.StatusCode.ALREADY_EXISTS: Refused,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Refused,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
+    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
+    grpc.StatusCode.DATA_LOSS: CorruptFrame,
+}
+
+
+def _common_options() -> Options:
+    return [
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
+        # All five are needed: without the last two a frozen (not dead) peer stays unseen for more than 40 s.
+        ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        # Fewer, larger reads and HTTP/2 frames: about a fifth faster for tensors of 1 MiB.
+        ("grpc.experimental.tcp_read_chunk_size", 1 << 20),
+        ("grpc.experimental.tcp_min_read_chunk_size", 256 << 10),
+        ("grpc.experimental.tcp_max_read_chunk_size", 8 << 20),
+        ("grpc.http2.max_frame_size", 1 << 20),
+    ]
+
+
+def _facts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, dict[str, str | bytes]]:
+    """Status, details and trailing metadata of a blocking or an asyncio call's error."""
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
+        return grpc.StatusCode.UNKNOWN, str(error), {}
+    pairs: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()
+    return error.code(), error.details() or "", dict(pairs)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for child in error.exceptions:
+            yield from _leaves(child)
+    else:
+        yield error
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _TEXT_LIMIT // 2 else text[: _TEXT_LIMIT // 2 - 1] + "…"
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")
