@@ -1,0 +1,95 @@
+"""Exact sums of gradients: addition that gives the same bits in every order.
+
+In reproducible mode a gradient is rounded once, to a whole multiple of 2^-bits, and the multiples are added. They are
+kept as float64, which holds every whole number up to 2^53: as long as no sum can pass that, float64 addition is integer
+addition, associative and exact, at the price of plain float adds. So each contribution is checked once, before any of
+it is added: with M x uses contributions to a sum, each may be at most floor(2^53 / (M x uses)) in magnitude.
+
+Without reproducible mode the same functions add float32 as it comes.
+
+Everything here is a chain of single IEEE operations on elements (scale by a power of two, round, add, divide): the
+result of an element does not depend on where a slice begins, on vector width, on the number of threads or on the
+device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+EXACT_LIMIT = 2**53
+TILE_ELEMENTS = 1 << 16  # 512 KiB of float64: a tile stays in cache between its passes (measured: 2x over 1 MiB)
+NORM_BLOCK_ELEMENTS = 1 << 17
+
+
+def contribution_limit(contributions: int) -> int:
+    """The largest grid integer that each of so many contributions may hold, so that no sum leaves the exact range."""
+    return EXACT_LIMIT // contributions
+
+
+def in_range(gradient: Tensor, bits: int | None, limit: int) -> bool:
+    """Whether every element is finite and, on a grid, at most `limit` multiples of 2^-bits in magnitude."""
+    if gradient.numel() == 0:
+        return True
+    low, high = torch.aminmax(gradient)  # a NaN anywhere makes both NaN
+    largest = max(abs(float(low)), abs(float(high)))
+    if math.isnan(largest) or math.isinf(largest):
+        return False
+    # Rounding is monotone, so the largest element decides for all.
+    return bits is None or round(math.ldexp(largest, bits)) <= limit
+
+
+def accumulate(total: Tensor, gradient: Tensor, bits: int | None) -> None:
+    """Add a gradient into the flat sum `total` (float64 grid integers; float32 if `bits` is None), in place.
+
+    The gradient must have passed `in_range`.
+    """
+    flat = gradient.detach().reshape(-1)
+    if bits is None:
+        total.add_(flat)
+        return
+    scale = math.ldexp(1.0, bits)
+    for start in range(0, flat.numel(), TILE_ELEMENTS):
+        tile = flat[start : start + TILE_ELEMENTS].to(torch.float64)
+        total[start : start + TILE_ELEMENTS].add_(tile.mul_(scale).round_())
+
+
+def sum_dtype(bits: int | None) -> torch.dtype:
+    """What the elements of a sum are."""
+    return torch.float32 if bits is None else torch.float64
+
+
+def mean_of_parts(parts: Sequence[Tensor], tokens: int, bits: int | None) -> Tensor:
+    """The averaged gradient as float32: the members' parts added in the given order, divided by `tokens`.
+
+    Parts are 1-D sums of equal length, in order of peer id. Applied to slices it gives the slices of the result. With
+    `bits` the order does not matter; without, it is what makes all members agree.
+    """
+    total = parts[0].to(torch.float64, copy=True)
+    for part in parts[1:]:
+        total.add_(part)
+    return total.div_(math.ldexp(float(tokens), bits or 0)).to(torch.float32)
+
+
+def squared_norm(tensor: Tensor) -> float:
+    """Sum of squares in float64, added in fixed blocks along a fixed tree.
+
+    A library's reduction depends on the number of threads; halving a block and adding its halves element by element
+    does not.
+    """
+    flat = tensor.detach().reshape(-1)
+    total = 0.0
+    for start in range(0, flat.numel(), NORM_BLOCK_ELEMENTS):
+        block = flat[start : start + NORM_BLOCK_ELEMENTS].to(torch.float64)
+        block = block * block
+        while block.numel() > 1:
+            half = block.numel() // 2
+            folded = block[:half] + block[half : 2 * half]
+            if block.numel() % 2:
+                folded[0] += block[-1]
+            block = folded
+        total += float(block)
+    return total

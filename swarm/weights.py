@@ -1,0 +1,73 @@
+"""The model folder without the model: names, hashes and the small files beside the weights.
+
+A folder holds config.json, generation_config.json, the tokenizer's files and one safetensors file per stage; it loads
+with Transformers' `from_pretrained`. Standard library only, so that the scheduler can assemble one without torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from swarm.config import JobSpec
+from swarm.errors import ReplicaDiverged
+from swarm.messages import ParameterHash
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+INDEX_NAME = "model.safetensors.index.json"
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def weights_sha256(parameters: Iterable[ParameterHash]) -> str:
+    """One sha256 over all parameters of a model, the same whatever the cut and the files.
+
+    It covers a line "name dtype shape sha256" per parameter, in order of name. A parameter that is named twice (tied
+    weights in two stages) counts once; ReplicaDiverged if the two differ.
+    """
+    lines: dict[str, str] = {}
+    for parameter in parameters:
+        shape = "x".join(str(size) for size in parameter.shape)
+        line = f"{parameter.name} {parameter.dtype} {shape} {parameter.sha256}\n"
+        if lines.setdefault(parameter.name, line) != line:
+            raise ReplicaDiverged(
+                f"two stages hold different weights under the name {parameter.name}",
+                hint="the tied copies must be equal after every commit: report this as a bug",
+            )
+    text = "".join(line for _, line in sorted(lines.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def shard_name(stage: int, stages: int) -> str:
+    """The file name of one stage's weights in a model folder."""
+    return "model.safetensors" if stages == 1 else f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
+
+
+def safetensors_index(files: Mapping[str, Sequence[ParameterHash]]) -> bytes:
+    """The index that tells which file holds which parameter; needed (as INDEX_NAME) with more than one file."""
+    size_bytes = sum(
+        ITEM_BYTES[parameter.dtype] * math.prod(parameter.shape)
+        for parameters in files.values()
+        for parameter in parameters
+    )
+    weight_map = {parameter.name: file for file, parameters in files.items() for parameter in parameters}
+    return _json({"metadata": {"total_size": size_bytes}, "weight_map": weight_map})
+
+
+def model_folder_files(spec: JobSpec) -> dict[str, bytes]:
+    """config.json and generation_config.json of a resolved spec, by file name."""
+    config = {
+        "architectures": [ARCHITECTURES[spec.model.family]],
+        "model_type": spec.model.family,
+        "dtype": "float32",
+        "use_cache": True,
+        **spec.model.config,
+    }
+    ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
+    return {"config.json": _json(config), "generation_config.json": _json(ends)}
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
