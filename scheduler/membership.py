@@ -1,80 +1,235 @@
-"""Who is here, suspect, draining, gone?"""
+"""Who is here: the life of a peer as the scheduler sees it.
+
+      hello ──▶ IDLE ──assigned──▶ LOADING ──loaded──▶ SERVING ──released──▶ IDLE
+                 │                    │                   │
+                 └──── silent, disconnected ──────────────┴──▶ SUSPECT ──heard──▶ back where it was
+                                                                  │
+                            leaving: ... ──▶ DRAINING             └──grace over──▶ GONE ──hello──▶ IDLE
+
+A peer is an id and an incarnation (one per process start). Whatever an older incarnation says changes nothing; a newer
+one replaces it, and the older is gone at once. A peer that was gone comes back with nothing: its work was void.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
+from swarm.errors import NotAllowed, StaleMessage
 from swarm.messages import Hello
 from swarm.types import JobId, PeerId, PeerState
 
 NO_STAGE = -1
+NO_JOB = JobId("")
+
+
+class Happening(StrEnum):
+    """What can happen to a peer that is known."""
+
+    ASSIGNED = "assigned"
+    LOADED = "loaded"
+    RELEASED = "released"
+    HEARD = "heard"
+    LOST_SIGHT = "lost sight"
+    LEAVING = "leaving"
+    GRACE_OVER = "grace over"
+
+
+_S, _H = PeerState, Happening
+RETURN = None  # to the state that the peer had before it became suspect
+
+TRANSITIONS: dict[tuple[PeerState, Happening], PeerState | None] = {
+    (_S.IDLE, _H.ASSIGNED): _S.LOADING,
+    (_S.LOADING, _H.LOADED): _S.SERVING,
+    (_S.LOADING, _H.RELEASED): _S.IDLE,
+    (_S.SERVING, _H.RELEASED): _S.IDLE,
+    (_S.IDLE, _H.LOST_SIGHT): _S.SUSPECT,
+    (_S.LOADING, _H.LOST_SIGHT): _S.SUSPECT,
+    (_S.SERVING, _H.LOST_SIGHT): _S.SUSPECT,
+    (_S.DRAINING, _H.LOST_SIGHT): _S.SUSPECT,
+    (_S.IDLE, _H.LEAVING): _S.DRAINING,
+    (_S.LOADING, _H.LEAVING): _S.DRAINING,
+    (_S.SERVING, _H.LEAVING): _S.DRAINING,
+    (_S.SUSPECT, _H.HEARD): RETURN,
+    (_S.SUSPECT, _H.GRACE_OVER): _S.GONE,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A peer changed state."""
+    """A peer changed state; `job` and `stage` are those that it had before."""
 
     peer: PeerId
     incarnation: int
     before: PeerState | None  # None: was unknown
     after: PeerState
     reason: str
+    job: JobId = NO_JOB
+    stage: int = NO_STAGE
 
 
 @dataclass(slots=True)
 class Peer:
-    """What is known of one peer; read it, do not change it."""
+    """What is known of one peer; only Membership changes it."""
 
     hello: Hello
     state: PeerState
     reason: str
     since_s: float
     heard_s: float
-    job: JobId
-    stage: int
-    resume: PeerState  # where a suspect returns to
+    job: JobId = NO_JOB
+    stage: int = NO_STAGE
+    resume: PeerState = PeerState.IDLE  # where a suspect returns to
 
 
 class Membership:
-    """The pool of peers; methods give the transitions they caused."""
+    """The pool of peers; methods give the transitions that they caused, in order.
 
-    def __init__(self, suspect_after_s: float = 3.0, grace_s: float = 10.0, forget_after_s: float = 600.0) -> None: ...
+    A peer is suspect when its session broke or after `suspect_after_s` of silence, gone `grace_s` later, and forgotten
+    `forget_after_s` after that. Methods about an unknown or gone peer change nothing.
+    """
+
+    def __init__(self, suspect_after_s: float = 3.0, grace_s: float = 10.0, forget_after_s: float = 600.0) -> None:
+        self._suspect_after_s = suspect_after_s
+        self._grace_s = grace_s
+        self._forget_after_s = forget_after_s
+        self._peers: dict[PeerId, Peer] = {}
+
+    # What happens ------------------------------------------------------------------------------------------------
 
     def hello(self, hello: Hello, now_s: float) -> list[Transition]:
-        """A session was dialled. StaleMessage if a newer incarnation is known; a newer one replaces the older."""
-        raise NotImplementedError
+        """A session was dialled: by a new peer, a new incarnation, or one that lost its connection.
+
+        Raises StaleMessage if a newer incarnation is known. The same incarnation keeps job and stage, unless it was
+        gone.
+        """
+        known = self._peers.get(hello.peer)
+        if known is None:
+            return [self._enter(hello, now_s, None, "joined")]
+        held = known.hello.incarnation
+        if hello.incarnation < held:
+            raise StaleMessage(
+                f"{hello.peer} dialled as incarnation {hello.incarnation}, incarnation {held} is known",
+                hint="another process runs under this peer's identity, or an older one woke up: stop it",
+            )
+        if known.state is PeerState.GONE:
+            return [self._enter(hello, now_s, known.state, "came back after it was gone")]
+        if hello.incarnation > held:
+            gone = self._move(known, PeerState.GONE, f"replaced by incarnation {hello.incarnation}", now_s)
+            return [gone, self._enter(hello, now_s, PeerState.GONE, "restarted")]
+        known.hello = hello
+        return self.heard(hello.peer, now_s)
 
     def heard(self, peer: PeerId, now_s: float) -> list[Transition]:
-        raise NotImplementedError
+        """Anything came from the peer: a suspect is trusted again."""
+        known = self._peers.get(peer)
+        if known is None or known.state is PeerState.GONE:
+            return []
+        known.heard_s = max(known.heard_s, now_s)
+        return self._happen(known, Happening.HEARD, "heard again", now_s)
 
     def disconnected(self, peer: PeerId, incarnation: int, now_s: float, reason: str = "") -> list[Transition]:
-        raise NotImplementedError
-
-    def tick(self, now_s: float) -> list[Transition]:
-        raise NotImplementedError
-
-    def assign(self, peer: PeerId, job: JobId, stage: int, now_s: float) -> list[Transition]:
-        """IDLE -> LOADING."""
-        raise NotImplementedError
-
-    def serving(self, peer: PeerId, now_s: float) -> list[Transition]:
-        """LOADING -> SERVING."""
-        raise NotImplementedError
-
-    def release(self, peer: PeerId, now_s: float, reason: str = "") -> list[Transition]:
-        """Back to IDLE."""
-        raise NotImplementedError
+        """The session of this incarnation broke; news about an older one is ignored."""
+        known = self._peers.get(peer)
+        if known is None or known.hello.incarnation != incarnation:
+            return []
+        return self._happen(known, Happening.LOST_SIGHT, reason or "session broke", now_s)
 
     def leaving(self, peer: PeerId, now_s: float, reason: str = "") -> list[Transition]:
-        """-> DRAINING."""
-        raise NotImplementedError
+        """The peer asked to hand its work over."""
+        known = self._peers.get(peer)
+        return self._happen(known, Happening.LEAVING, reason or "wants to leave", now_s) if known else []
 
-    def idle_peers(self) -> list[Peer]:
-        """In order of peer id."""
-        raise NotImplementedError
+    def tick(self, now_s: float) -> list[Transition]:
+        """Look at the clock: who was silent too long?"""
+        transitions: list[Transition] = []
+        for name, known in list(self._peers.items()):
+            silence_s = now_s - known.heard_s
+            if known.state is PeerState.GONE:
+                if now_s - known.since_s >= self._forget_after_s:
+                    del self._peers[name]
+            elif known.state is PeerState.SUSPECT:
+                if now_s - known.since_s >= self._grace_s:
+                    reason = f"{known.reason}; not heard for {silence_s:.1f} s (grace_s = {self._grace_s:g})"
+                    transitions += self._happen(known, Happening.GRACE_OVER, reason, now_s)
+            elif silence_s >= self._suspect_after_s:
+                transitions += self._happen(known, Happening.LOST_SIGHT, f"silent for {silence_s:.1f} s", now_s)
+        return transitions
 
-    def peers(self) -> list[Peer]:
-        raise NotImplementedError
+    # What is decided ---------------------------------------------------------------------------------------------
+
+    def assign(self, peer: PeerId, job: JobId, stage: int, now_s: float) -> list[Transition]:
+        """Give an idle peer a stage of a job; NotAllowed if it is not idle."""
+        known = self._peers.get(peer)
+        if known is None or known.state is not PeerState.IDLE:
+            state = "unknown" if known is None else known.state
+            raise NotAllowed(f"{peer} is {state}, only an idle peer can be given a stage")
+        known.job, known.stage = job, stage
+        return self._happen(known, Happening.ASSIGNED, f"stage {stage} of {job}", now_s)
+
+    def serving(self, peer: PeerId, now_s: float) -> list[Transition]:
+        """The peer has loaded its stage."""
+        known = self._peers.get(peer)
+        if known is None:
+            return []
+        if known.state is PeerState.SUSPECT and known.resume is PeerState.LOADING:
+            known.resume = PeerState.SERVING
+        return self._happen(known, Happening.LOADED, f"stage {known.stage} of {known.job}", now_s)
+
+    def release(self, peer: PeerId, now_s: float, reason: str = "") -> list[Transition]:
+        """The peer's job is over: it is idle; a suspect will be when it is heard again."""
+        known = self._peers.get(peer)
+        if known is None or known.state is PeerState.GONE:
+            return []
+        transitions = self._happen(known, Happening.RELEASED, reason or f"{known.job} is over", now_s)
+        if known.resume in (PeerState.LOADING, PeerState.SERVING):
+            known.resume = PeerState.IDLE
+        known.job, known.stage = NO_JOB, NO_STAGE
+        return transitions
+
+    # What is known -----------------------------------------------------------------------------------------------
 
     def get(self, peer: PeerId) -> Peer | None:
-        raise NotImplementedError
+        """The peer, if it is known."""
+        return self._peers.get(peer)
+
+    def peers(self) -> list[Peer]:
+        """All that are not forgotten, in order of peer id."""
+        return [self._peers[name] for name in sorted(self._peers)]
+
+    def idle_peers(self) -> list[Peer]:
+        """Those that can be given a stage, in order of peer id."""
+        return [known for known in self.peers() if known.state is PeerState.IDLE]
+
+    def validate(self) -> None:
+        """Assert that states, jobs and stages fit together."""
+        for name, known in self._peers.items():
+            assert known.hello.peer == name
+            assert (known.job == NO_JOB) == (known.stage == NO_STAGE), known
+            if known.state is PeerState.IDLE:
+                assert known.job == NO_JOB, known
+            if known.state in (PeerState.LOADING, PeerState.SERVING):
+                assert known.job != NO_JOB, known
+
+    # Below -------------------------------------------------------------------------------------------------------
+
+    def _enter(self, hello: Hello, now_s: float, before: PeerState | None, reason: str) -> Transition:
+        self._peers[hello.peer] = Peer(hello, PeerState.IDLE, reason, now_s, now_s)
+        return Transition(hello.peer, hello.incarnation, before, PeerState.IDLE, reason)
+
+    def _happen(self, known: Peer, happening: Happening, reason: str, now_s: float) -> list[Transition]:
+        if (known.state, happening) not in TRANSITIONS:
+            return []
+        after = TRANSITIONS[known.state, happening]
+        if after is PeerState.SUSPECT:
+            known.resume = known.state
+        return [self._move(known, known.resume if after is RETURN else after, reason, now_s)]
+
+    def _move(self, known: Peer, after: PeerState, reason: str, now_s: float) -> Transition:
+        transition = Transition(
+            known.hello.peer, known.hello.incarnation, known.state, after, reason, known.job, known.stage
+        )
+        known.state, known.reason, known.since_s = after, reason, now_s
+        if after is PeerState.GONE:
+            known.job, known.stage = NO_JOB, NO_STAGE
+        return transition

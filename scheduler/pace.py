@@ -1,0 +1,47 @@
+"""How fast each replica computes, from what its events say.
+
+The pace of a replica is an exponential mean (weight 0.3 for the newest sample) of the device seconds that a microbatch
+took, forward and backward together. A replica that was never measured is believed to be as fast as the fastest of its
+stage: it is tried soon, and its outstanding work keeps it from being flooded.
+
+Source: shared least expected completion, algorithms in SWARM (arXiv 2301.11913) appendix C; the seconds reported by the
+server instead of those seen by each trainer are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from swarm.types import PeerId
+
+NEWEST = 0.3
+UNKNOWN_S = 0.1
+
+
+class Pace:
+    """Seconds per microbatch of each replica."""
+
+    def __init__(self) -> None:
+        self._mean_s: dict[PeerId, float] = {}
+
+    def observe(self, peer: PeerId, seconds: float) -> None:
+        """Take a sample in; anything but a positive, finite number of seconds is not one and is ignored."""
+        if not 0.0 < seconds < float("inf"):
+            return
+        mean_s = self._mean_s.get(peer)
+        self._mean_s[peer] = seconds if mean_s is None else NEWEST * seconds + (1.0 - NEWEST) * mean_s
+
+    def of(self, peer: PeerId, stage: Iterable[PeerId] = ()) -> float:
+        """Seconds per microbatch of the peer; if unknown, the best of `stage`; if that is unknown too, 0.1."""
+        known = self._mean_s.get(peer)
+        if known is not None:
+            return known
+        return min((self._mean_s[other] for other in stage if other in self._mean_s), default=UNKNOWN_S)
+
+    def is_known(self, peer: PeerId) -> bool:
+        """Whether the peer was ever measured."""
+        return peer in self._mean_s
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer left; a later incarnation is measured anew."""
+        self._mean_s.pop(peer, None)
