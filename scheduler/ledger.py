@@ -1,0 +1,364 @@
+"""Who accumulated what: the book that makes every gradient count exactly once.
+
+For each (step t, stage s, microbatch m) the ledger knows the hop that shall do it and the *set* of replicas that hold
+its contribution in their sums. A step is full when every (s, m) has exactly one holder.
+
+       fed ──▶ hop (peer, attempt) ──Accumulated──▶ one holder ──all (s, m)──▶ full ──▶ closed by the commit
+                 │        ▲                            │
+                 │        │ new hop, attempt + 1       ├──Accumulated from a displaced replica──▶ two holders
+                 └─ lost ─┴──── void, gone ◀───────────┴──────── the smaller contribution is void ◀──┘
+
+A sum cannot be subtracted from, so the unit of repair is a replica's whole contribution to a step: it is void, and each
+of its microbatches gets a new hop at that stage only. Attempts come from one counter per step, so what a replica did
+before `Void(step, attempt)` is told from what it does afterwards by comparing two numbers: its *floor* in that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from swarm.messages import Accumulated
+from swarm.types import Hop, PeerId, set_digest
+
+STORY_LINES_MAX = 64
+
+
+class Verdict(StrEnum):
+    """What became of an `Accumulated`."""
+
+    COUNTED = "counted"
+    SECOND = "second holder"
+    DUPLICATE = "duplicate"
+    STALE = "stale"
+    UNASKED = "unasked"  # never on a route of this microbatch: a violation
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One microbatch's gradient in one replica's sum; not finite: reported, but in no sum."""
+
+    attempt: int
+    finite: bool
+    loss: float
+
+
+@dataclass(slots=True)
+class Entry:
+    """The ledger's line for one (step, stage, microbatch)."""
+
+    hop: Hop | None = None  # who shall do it; None: nobody yet, or lost
+    offered: dict[PeerId, int] = field(default_factory=dict)  # newest attempt given to each replica ever asked
+    holders: dict[PeerId, Contribution] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StepBook:
+    """One open step."""
+
+    entries: list[list[Entry]]  # [stage][index]
+    attempt: int = 1  # drawn by new hops
+    fed: int = 0
+    held: int = 0  # entries with a holder
+    open: int = 0  # microbatches that were fed and lack a holder at some stage
+    left: list[int] = field(default_factory=list)  # stages that still lack a holder, per microbatch
+    orphans: dict[int, set[int]] = field(default_factory=dict)  # fed, without hop and holder: index -> stages
+    doubles: set[tuple[int, int]] = field(default_factory=set)  # (stage, index) with two holders
+    floors: dict[PeerId, int] = field(default_factory=dict)  # what a replica did up to this attempt is void
+    stories: list[list[str]] = field(default_factory=list)
+
+
+class Ledger:
+    """The contributions to all open steps of one timeline."""
+
+    def __init__(self, timeline: int, stages: int, microbatches: int) -> None:
+        self.timeline = timeline
+        self.stages = stages
+        self.microbatches = microbatches
+        self.replayed = 0
+        self.duplicates = 0
+        self.violations = 0
+        self._books: dict[int, StepBook] = {}
+        self._outstanding: dict[PeerId, int] = {}
+        self._closed: dict[int, list[list[str]]] = {}  # stories of the newest closed steps
+
+    # Feeding -----------------------------------------------------------------------------------------------------
+
+    def open(self, step: int) -> None:
+        """Start the book of a step."""
+        assert step not in self._books, f"step {step} is open"
+        count = self.microbatches
+        self._books[step] = StepBook(
+            [[Entry() for _ in range(count)] for _ in range(self.stages)],
+            left=[self.stages] * count,
+            stories=[[] for _ in range(count)],
+        )
+
+    def open_steps(self) -> list[int]:
+        """Steps with a book, oldest first."""
+        return sorted(self._books)
+
+    def attempt(self, step: int) -> int:
+        """The attempt that new hops of the step carry now."""
+        return self._books[step].attempt
+
+    def next_attempt(self, step: int) -> int:
+        """Raise the step's attempt, before a batch of hops is given again."""
+        self._books[step].attempt += 1
+        return self._books[step].attempt
+
+    def unfed(self, step: int) -> int | None:
+        """The next microbatch to feed; None when all were."""
+        fed = self._books[step].fed
+        return fed if fed < self.microbatches else None
+
+    def feed(self, step: int, hops: Sequence[Hop]) -> int:
+        """Give the next microbatch of the step its first hops, one per stage; the index."""
+        book = self._books[step]
+        index = book.fed
+        assert index < self.microbatches
+        assert len(hops) == self.stages
+        book.fed += 1
+        book.open += 1
+        for stage, hop in enumerate(hops):
+            self._give(book, stage, index, hop)
+        self.tell(step, index, "fed: " + ", ".join(f"stage {s} to {hop.peer}" for s, hop in enumerate(hops)))
+        return index
+
+    def reroute(self, step: int, stage: int, index: int, hop: Hop, cause: str) -> None:
+        """Give one orphan a new hop, of the step's present attempt (raise it once before each batch)."""
+        book = self._books[step]
+        entry = book.entries[stage][index]
+        assert entry.hop is None
+        assert not entry.holders
+        assert hop.attempt == book.attempt
+        self._give(book, stage, index, hop)
+        self.tell(step, index, f"stage {stage} given to {hop.peer} (attempt {hop.attempt}): {cause}")
+
+    def hops(self, step: int, index: int) -> list[Hop | None]:
+        """The newest hop of the microbatch at each stage."""
+        return [entries[index].hop for entries in self._books[step].entries]
+
+    # What the replicas say ---------------------------------------------------------------------------------------
+
+    def accumulated(self, peer: PeerId, event: Accumulated) -> Verdict:
+        """Enter a contribution, once; anything else changes nothing but the counters."""
+        microbatch, stage = event.microbatch, event.stage
+        step, index = microbatch.step, microbatch.index
+        book = self._books.get(step)
+        if microbatch.timeline != self.timeline or book is None:
+            self.duplicates += 1
+            return Verdict.STALE
+        if not (0 <= stage < self.stages and 0 <= index < self.microbatches):
+            self.violations += 1
+            return Verdict.UNASKED
+        entry = book.entries[stage][index]
+        if event.attempt <= book.floors.get(peer, 0):
+            self.duplicates += 1
+            self.tell(step, index, f"stage {stage}: late word of {peer} (attempt {event.attempt}) ignored, it is void")
+            return Verdict.STALE
+        if event.attempt > entry.offered.get(peer, 0):
+            self.violations += 1
+            return Verdict.UNASKED
+        if peer in entry.holders:
+            self.duplicates += 1
+            return Verdict.DUPLICATE
+
+        entry.holders[peer] = Contribution(event.attempt, event.finite, event.loss)
+        if entry.hop is not None and entry.hop.peer == peer:
+            self._count_outstanding(peer, -1)
+        book.orphans.get(index, set()).discard(stage)
+        finite = "" if event.finite else ", NOT finite"
+        self.tell(step, index, f"stage {stage} accumulated at {peer} (attempt {event.attempt}{finite})")
+        if len(entry.holders) > 1:
+            book.doubles.add((stage, index))
+            return Verdict.SECOND
+        book.held += 1
+        book.left[index] -= 1
+        book.open -= not book.left[index]
+        return Verdict.COUNTED
+
+    # Repair ------------------------------------------------------------------------------------------------------
+
+    def withdraw(self, step: int, peer: PeerId, cause: str) -> list[tuple[int, int]]:
+        """Take the peer's unfinished hops away (it is suspect, but may still finish); the (stage, index) lost."""
+        book = self._books[step]
+        lost = []
+        for stage, index, entry in self._entries(book):
+            if entry.hop is not None and entry.hop.peer == peer and peer not in entry.holders:
+                self._take_hop(entry)
+                if not entry.holders:
+                    book.orphans.setdefault(index, set()).add(stage)
+                    lost.append((stage, index))
+                    self.tell(step, index, f"stage {stage} taken from {peer}: {cause}")
+        return lost
+
+    def void(self, step: int, peer: PeerId, cause: str) -> int:
+        """Strike out all that the peer did for the step up to now; the attempt for `Void`.
+
+        Its unfinished hops are lost as well, since Void deletes those cells too. New hops carry a newer attempt.
+        """
+        book = self._books[step]
+        struck = book.attempt
+        book.floors[peer] = struck
+        for stage, index, entry in self._entries(book):
+            mine = entry.holders.pop(peer, None)
+            if entry.hop is not None and entry.hop.peer == peer:
+                if mine is not None:
+                    entry.hop = None  # its work was done: no longer outstanding
+                else:
+                    self._take_hop(entry)
+            elif mine is None:
+                continue
+            if mine is not None:
+                if entry.holders:
+                    book.doubles -= {(stage, index)} if len(entry.holders) == 1 else set()
+                else:
+                    book.held -= 1
+                    book.open += not book.left[index]
+                    book.left[index] += 1
+                    self.replayed += 1
+            self.tell(step, index, f"stage {stage}: {peer} is void up to attempt {struck}: {cause}")
+            if not entry.holders and entry.hop is None:
+                book.orphans.setdefault(index, set()).add(stage)
+        book.attempt += 1
+        return struck
+
+    def peer_gone(self, peer: PeerId, cause: str) -> list[int]:
+        """Strike the peer out of every open step; those steps in which it had a part."""
+        touched = []
+        for step in self.open_steps():
+            book = self._books[step]
+            if any(peer in entry.offered for _, _, entry in self._entries(book)):
+                self.void(step, peer, cause)
+                touched.append(step)
+        self._outstanding.pop(peer, None)
+        return touched
+
+    def superfluous(self, step: int) -> PeerId | None:
+        """Of a pair that both hold one microbatch, the one whose contribution to the step is smaller; None if no pair.
+
+        Equal contributions: the one that the newest route no longer names, then the greater peer id.
+        """
+        book = self._books[step]
+        if not book.doubles:
+            return None
+        stage, index = min(book.doubles)
+        entry = book.entries[stage][index]
+
+        def weight(peer: PeerId) -> tuple[int, bool]:
+            return self._share(book, peer), entry.hop is not None and entry.hop.peer == peer
+
+        return min(sorted(entry.holders, reverse=True), key=weight)
+
+    def orphans(self, step: int) -> list[tuple[int, list[int]]]:
+        """Microbatches that lack a hop at some stages, in order: (index, stages)."""
+        found = self._books[step].orphans
+        return [(index, sorted(found[index])) for index in sorted(found) if found[index]]
+
+    # What is known -----------------------------------------------------------------------------------------------
+
+    def is_full(self, step: int) -> bool:
+        """Every (stage, microbatch) has exactly one holder."""
+        book = self._books[step]
+        return book.held == self.stages * self.microbatches and not book.doubles
+
+    def is_finite(self, step: int) -> bool:
+        """No contribution of the step was reported as not finite."""
+        return all(one.finite for _, _, entry in self._entries(self._books[step]) for one in entry.holders.values())
+
+    def members_set(self, step: int, peer: PeerId) -> frozenset[int]:
+        """Indexes that must be in the peer's sum for the step."""
+        return frozenset(
+            index
+            for _, index, entry in self._entries(self._books[step])
+            if peer in entry.holders and entry.holders[peer].finite
+        )
+
+    def digest(self, step: int, peer: PeerId) -> str:
+        """Name of `members_set`."""
+        return set_digest(self.members_set(step, peer))
+
+    def losses(self, step: int) -> list[float]:
+        """Loss sums of a full step in order of the microbatches."""
+        assert self.is_full(step)
+        return [next(iter(entry.holders.values())).loss for entry in self._books[step].entries[-1]]
+
+    def in_flight(self) -> int:
+        """Microbatches that were fed and lack a holder at some stage."""
+        return sum(book.open for book in self._books.values())
+
+    def outstanding(self, peer: PeerId) -> int:
+        """Hops that the peer was given and has not finished."""
+        return self._outstanding.get(peer, 0)
+
+    def close(self, step: int) -> None:
+        """The step is committed (or given up): later words about it are stale."""
+        book = self._books.pop(step)
+        for _, _, entry in self._entries(book):
+            if entry.hop is not None and entry.hop.peer not in entry.holders:
+                self._take_hop(entry)
+        self._closed[step] = book.stories
+        for old in sorted(self._closed)[:-2]:
+            del self._closed[old]
+
+    def tell(self, step: int, index: int, line: str) -> None:
+        """Add a line to the story of a microbatch; a story keeps its beginning and a bounded number of lines."""
+        story = self._books[step].stories[index]
+        if len(story) < STORY_LINES_MAX:
+            story.append(line)
+
+    def story(self, step: int, index: int) -> list[str]:
+        """All transitions of a microbatch of an open step or of the two last closed ones, with their causes."""
+        stories = self._books[step].stories if step in self._books else self._closed.get(step)
+        return list(stories[index]) if stories is not None and index < self.microbatches else []
+
+    def validate(self) -> None:
+        """Assert that the counts kept on the way equal those taken now, and that nothing void is counted."""
+        outstanding: dict[PeerId, int] = {}
+        for book in self._books.values():
+            entries = list(self._entries(book))
+            assert book.held == sum(1 for _, _, entry in entries if entry.holders)
+            assert book.open == sum(1 for left in book.left[: book.fed] if left)
+            assert book.doubles == {(stage, index) for stage, index, entry in entries if len(entry.holders) > 1}
+            for stage, index, entry in entries:
+                for peer, one in entry.holders.items():
+                    assert book.floors.get(peer, 0) < one.attempt <= entry.offered[peer], (peer, one)
+                if entry.hop is not None:
+                    assert entry.hop.attempt > book.floors.get(entry.hop.peer, 0), entry
+                    if entry.hop.peer not in entry.holders:
+                        outstanding[entry.hop.peer] = outstanding.get(entry.hop.peer, 0) + 1
+                lost = index < book.fed and entry.hop is None and not entry.holders
+                assert (stage in book.orphans.get(index, ())) == lost, (stage, index, entry)
+            for index, left in enumerate(book.left):
+                assert left == sum(1 for stage in range(self.stages) if not book.entries[stage][index].holders)
+        assert outstanding == {peer: count for peer, count in self._outstanding.items() if count}
+
+    # Below -------------------------------------------------------------------------------------------------------
+
+    def _give(self, book: StepBook, stage: int, index: int, hop: Hop) -> None:
+        entry = book.entries[stage][index]
+        assert hop.attempt > book.floors.get(hop.peer, 0), "a void attempt cannot be given"
+        entry.hop = hop
+        entry.offered[hop.peer] = hop.attempt
+        book.orphans.get(index, set()).discard(stage)
+        self._count_outstanding(hop.peer, +1)
+
+    def _take_hop(self, entry: Entry) -> None:
+        assert entry.hop is not None
+        self._count_outstanding(entry.hop.peer, -1)
+        entry.hop = None
+
+    def _count_outstanding(self, peer: PeerId, change: int) -> None:
+        self._outstanding[peer] = self._outstanding.get(peer, 0) + change
+        assert self._outstanding[peer] >= 0
+
+    def _share(self, book: StepBook, peer: PeerId) -> int:
+        return sum(1 for _, _, entry in self._entries(book) if peer in entry.holders)
+
+    @staticmethod
+    def _entries(book: StepBook) -> Iterable[tuple[int, int, Entry]]:
+        for stage, entries in enumerate(book.entries):
+            for index, entry in enumerate(entries):
+                yield stage, index, entry

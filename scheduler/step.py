@@ -1,0 +1,127 @@
+"""The life of one optimizer step, and what may overlap.
+
+      FEEDING ──full──▶ AVERAGING ──averaged──▶ DECIDED ──written──▶ WRITING ──durable──▶ COMMITTING ──agreed──▶ DONE
+         │  ▲               │                      ▲
+         │  └───reopened────┘                      │
+         └──────────────────── not finite ─────────┘        a step that is not finite is committed as skip, without rounds
+
+Up to DECIDED everything can be done again; the durable row makes the step a fact. Two steps overlap in their ends only:
+a step opens once the commit of step t - 1 - staleness was sent, and its row is not written before the replicas agree on
+the commit of step t - 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from swarm.messages import Averaged, Committed, Member
+from swarm.types import PeerId, Round, UnitName
+
+ROUNDS_MAX = 4  # failed rounds of one unit in one step, its set unchanged, before the job gives up
+
+
+class Phase(StrEnum):
+    """Where a step stands."""
+
+    FEEDING = "feeding"
+    AVERAGING = "averaging"
+    DECIDED = "decided"
+    WRITING = "writing"
+    COMMITTING = "committing"
+    DONE = "done"
+
+
+class Turn(StrEnum):
+    """What moves a step on."""
+
+    FULL = "full"
+    NOT_FINITE = "not finite"
+    REOPENED = "reopened"
+    AVERAGED = "averaged"
+    WRITTEN = "row handed to the store"
+    DURABLE = "row durable"
+    AGREED = "all replicas agree"
+
+
+TRANSITIONS: dict[tuple[Phase, Turn], Phase] = {
+    (Phase.FEEDING, Turn.FULL): Phase.AVERAGING,
+    (Phase.FEEDING, Turn.NOT_FINITE): Phase.DECIDED,
+    (Phase.AVERAGING, Turn.REOPENED): Phase.FEEDING,
+    (Phase.AVERAGING, Turn.AVERAGED): Phase.DECIDED,
+    (Phase.DECIDED, Turn.WRITTEN): Phase.WRITING,
+    (Phase.WRITING, Turn.DURABLE): Phase.COMMITTING,
+    (Phase.COMMITTING, Turn.AGREED): Phase.DONE,
+}
+
+
+@dataclass(slots=True)
+class UnitAveraging:
+    """The present round of one unit."""
+
+    round: Round
+    members: tuple[Member, ...]
+    reports: dict[PeerId, Averaged] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """All members hold the averaged gradient."""
+        return len(self.reports) == len(self.members)
+
+    def is_member(self, peer: PeerId) -> bool:
+        """Whether the peer takes part."""
+        return any(member.peer == peer for member in self.members)
+
+    def missing(self) -> list[PeerId]:
+        """Members that have not reported."""
+        return [member.peer for member in self.members if member.peer not in self.reports]
+
+
+@dataclass(slots=True)
+class StepRun:
+    """One step between its first microbatch and the agreement on its commit."""
+
+    step: int
+    phase: Phase = Phase.FEEDING
+    skip: bool = False
+    rounds: dict[UnitName, UnitAveraging] = field(default_factory=dict)
+    failures: dict[UnitName, int] = field(default_factory=dict)  # of rounds, since the set last changed
+    commits: dict[PeerId, Committed] = field(default_factory=dict)
+    history: list[str] = field(default_factory=list)
+
+    def turn(self, turn: Turn, cause: str = "") -> None:
+        """Move on; an illegal turn is a programming error and changes nothing."""
+        after = TRANSITIONS.get((self.phase, turn))
+        assert after is not None, f"step {self.step} is {self.phase}: it cannot turn on '{turn}'"
+        self.phase = after
+        self.history.append(f"{turn}: {after}" + (f" ({cause})" if cause else ""))
+        if turn is Turn.REOPENED:
+            self.rounds.clear()
+            self.failures.clear()
+        if turn is Turn.NOT_FINITE:
+            self.skip = True
+
+    @property
+    def is_averaged(self) -> bool:
+        """Every unit's round is complete."""
+        return self.phase is Phase.AVERAGING and all(one.is_complete for one in self.rounds.values())
+
+    @property
+    def can_be_redone(self) -> bool:
+        """Contributions may still be void: no row of this step was handed to the store."""
+        return self.phase in (Phase.FEEDING, Phase.AVERAGING)
+
+
+def version_needed(step: int, staleness: int) -> int:
+    """The weights that the microbatches of a step use: its own, or one older, never below 0."""
+    return max(0, step - staleness)
+
+
+def may_open(step: int, *, steps: int, commits_sent: int, staleness: int) -> bool:
+    """Whether microbatches of the step may be fed; `commits_sent` counts the steps whose Commit was sent."""
+    return step < steps and version_needed(step, staleness) <= commits_sent
+
+
+def may_write(step: int, *, agreed: int) -> bool:
+    """Whether the step's row may be written; `agreed` counts the steps on whose commit all replicas agree."""
+    return step - 2 < agreed
