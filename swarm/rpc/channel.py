@@ -160,7 +160,7 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterato
 
 def public_error(error: Exception) -> SwarmError:
     """What a peer may know of an exception: a SwarmError as it is; else a plain one, after logging the traceback."""
-    found = next((leaf for leaf in _leaves(error) if isinstance(leaf, SwarmError)), None)
+    found = next((leaf for leaf in leaves(error) if isinstance(leaf, SwarmError)), None)
     if found is not None:
         return found
     _log.error("call failed", error=repr(error), exc_info=error)
@@ -225,13 +225,14 @@ def _facts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, dict[str, str | 
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return grpc.StatusCode.UNKNOWN, str(error), {}
     pairs: Iterable[tuple[str, str | bytes]] = error.trailing_metadata() or ()
-    return error.code(), error.details() or "", dict(pairs)
+    return error.code(), error.details() or "", dict(tuple(pairs))
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The plain exceptions in an exception, depth first: itself, or those of the group that it is."""
     if isinstance(error, BaseExceptionGroup):
         for child in error.exceptions:
-            yield from _leaves(child)
+            yield from leaves(child)
     else:
         yield error
 

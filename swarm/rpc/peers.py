@@ -1,10 +1,39 @@
-"""Tensors from stage server to stage server: the ports, and their gRPC side."""
+"""Tensors from stage server to stage server: the ports, and their gRPC side.
+
+    send() --> queue --> writer --frames--> reader --> Assembler --> receive()        one stream per neighbour,
+    send() <-- future <-- reader <--receipts-- lock <-----------------+               dialled by the sender
+
+The writer alternates between the frames of the tensors under way, so a small tensor does not wait for a large one.
+Bytes under way to one neighbour are bounded by the sender (`MAX_BYTES_IN_FLIGHT`), tensors by the receiver as well.
+A link that breaks fails what is under way and is forgotten; the next `send` dials again.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
 
+import grpc
+import grpc.aio
+
+from swarm.errors import ERROR_BY_CODE, CorruptFrame, PeerUnavailable, SwarmError
 from swarm.messages import TensorHeader
+from swarm.rpc import frames
+from swarm.rpc.channel import answering, connect, leaves, public_error, translate
+from swarm.rpc.wire import parse
+from swarm.wire import frame_pb2
+
+SERVICE: Final = "swarm.wire.Peer"
+METHOD: Final = "Exchange"
+MAX_BYTES_IN_FLIGHT: Final = 64 << 20  # per neighbour; a larger tensor goes alone
+MAX_RECEIVING: Final = 64  # tensors of one stream that `receive` works on
+_LEAST_CHARGE_BYTES: Final = 1 << 10  # so that tensors without payload are bounded too
+
+_Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
+_Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class PeerLinks(Protocol):
@@ -51,3 +80,264 @@ class Traffic(Protocol):
     def sent(self, address: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None: ...
 
     def received(self, peer: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None: ...
+
+
+class NoTraffic:
+    """Counts nothing."""
+
+    def sent(self, address: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
+        pass
+
+    def received(self, peer: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
+        pass
+
+
+# The sending side ----------------------------------------------------------------------------------------------------
+
+
+class GrpcPeerLinks:
+    """PeerLinks over gRPC: one stream per address, dialled by the first `send`."""
+
+    def __init__(self, traffic: Traffic | None = None, *, max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT) -> None:
+        self._traffic = traffic or NoTraffic()
+        self._max_bytes_in_flight = max_bytes_in_flight
+        self._links: dict[str, _Link] = {}
+        self._closed = False
+
+    async def send(self, address: str, header: TensorHeader, payload: bytes | memoryview) -> None:
+        try:
+            await self._link(address).send(header, payload)
+        except CorruptFrame:
+            await self._link(address).send(header, payload)
+
+    async def close(self) -> None:
+        self._closed = True
+        for link in list(self._links.values()):
+            await link.close()
+        self._links.clear()
+
+    def _link(self, address: str) -> _Link:
+        if self._closed:
+            raise PeerUnavailable(f"{address}: the links of this process are closed")
+        link = self._links.get(address)
+        if link is None or link.error is not None:
+            link = self._links[address] = _Link(address, self._traffic, self._max_bytes_in_flight)
+        return link
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """A tensor on its way; `receipt` is done when the receiver answered or the link broke."""
+
+    sequence: int
+    header: TensorHeader
+    chunks: Iterator[bytes]
+    charge_bytes: int
+    receipt: asyncio.Future[None]
+    wire_bytes: int = 0
+
+
+class _Link:
+    """One stream to one neighbour; once broken (`error` is set) it stays so."""
+
+    def __init__(self, address: str, traffic: Traffic, max_bytes_in_flight: int) -> None:
+        self.error: SwarmError | None = None
+        self._address = address
+        self._traffic = traffic
+        self._max_bytes = max_bytes_in_flight
+        self._free_bytes = max_bytes_in_flight
+        self._sequence = 0
+        self._admission: deque[int] = deque()  # sequences that wait for free bytes, in order
+        self._queue: deque[int] = deque()  # sequences that wait for the writer
+        self._unanswered: dict[int, _Outgoing] = {}
+        self._wake = asyncio.Event()
+        self._task = asyncio.create_task(self._serve(), name=f"link to {address}")
+
+    async def send(self, header: TensorHeader, payload: bytes | memoryview) -> None:
+        if self.error is not None:
+            raise _again(self.error)
+        sequence = self._sequence = self._sequence + 1
+        chunks = frames.split(sequence, header, payload)
+        charge_bytes = min(max(header.total_bytes, _LEAST_CHARGE_BYTES), self._max_bytes)
+        receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unanswered[sequence] = _Outgoing(sequence, header, chunks, charge_bytes, receipt)
+        self._admission.append(sequence)
+        self._admit()
+        # Cancelled once the first frame is out, the rest is still sent: half a tensor would stay open at the receiver.
+        await receipt
+
+    async def close(self) -> None:
+        self._break(PeerUnavailable(f"{self._address}: the link was closed"))
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    def _admit(self) -> None:
+        """Pass on to the writer what fits into the bytes in flight; what was cancelled before costs nothing."""
+        while self._admission:
+            outgoing = self._unanswered[self._admission[0]]
+            if outgoing.receipt.cancelled():
+                del self._unanswered[self._admission.popleft()]
+                continue
+            if outgoing.charge_bytes > self._free_bytes:
+                return
+            self._free_bytes -= outgoing.charge_bytes
+            self._queue.append(self._admission.popleft())
+            self._wake.set()
+
+    async def _serve(self) -> None:
+        """Run the stream until it breaks, then tell everybody who waits."""
+        error: SwarmError = PeerUnavailable(f"{self._address}: the link was closed")
+        channel = connect(self._address)
+        try:
+            call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write(call))
+                tasks.create_task(self._read(call))
+        except* grpc.RpcError as group:
+            failure = next(leaves(group))
+            assert isinstance(failure, grpc.RpcError)
+            error = translate(failure, self._address, unavailable=PeerUnavailable)
+        except* Exception as group:
+            error = public_error(group)
+        finally:
+            self._break(error)
+            await channel.close()
+
+    async def _write(self, call: _Call) -> None:
+        opened: deque[_Outgoing] = deque()
+        while True:
+            while self._queue and len(opened) < frames.MAX_OPEN_TENSORS:
+                sequence = self._queue.popleft()
+                outgoing = self._unanswered[sequence]
+                if outgoing.receipt.cancelled():
+                    self._forget(sequence)
+                else:
+                    opened.append(outgoing)
+            if not opened:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            outgoing = opened.popleft()
+            chunk = next(outgoing.chunks, None)
+            if chunk is None or (outgoing.wire_bytes and outgoing.sequence not in self._unanswered):
+                continue  # complete, or refused already
+            outgoing.wire_bytes += len(chunk)
+            try:
+                await call.write(chunk)
+            except asyncio.InvalidStateError:
+                return  # the stream has ended; the reader learns why
+            opened.append(outgoing)
+
+    async def _read(self, call: _Call) -> None:
+        async for data in call:
+            receipt = parse(frame_pb2.Receipt, data)
+            outgoing = self._unanswered.get(receipt.sequence)
+            if outgoing is None or not outgoing.wire_bytes:
+                raise CorruptFrame(f"{self._address} answered tensor {receipt.sequence}, which was not sent")
+            self._forget(receipt.sequence)
+            self._settle(outgoing, receipt)
+        raise PeerUnavailable(f"{self._address} ended the stream")
+
+    def _forget(self, sequence: int) -> None:
+        self._free_bytes += self._unanswered.pop(sequence).charge_bytes
+        self._admit()
+
+    def _settle(self, outgoing: _Outgoing, receipt: frame_pb2.Receipt) -> None:
+        header = outgoing.header
+        self._traffic.sent(self._address, header.kind, outgoing.wire_bytes, frames.uncompressed_bytes(header))
+        if outgoing.receipt.done():
+            return  # cancelled
+        if receipt.error_code:
+            named = ERROR_BY_CODE.get(receipt.error_code, SwarmError)
+            outgoing.receipt.set_exception(named(receipt.error_message))
+        else:
+            outgoing.receipt.set_result(None)
+
+    def _break(self, error: SwarmError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        for outgoing in self._unanswered.values():
+            if not outgoing.receipt.done():
+                outgoing.receipt.set_exception(_again(error))
+        self._unanswered.clear()
+        self._admission.clear()
+        self._queue.clear()
+
+
+def _again(error: SwarmError) -> SwarmError:
+    """The same error as a new object: each waiter raises its own."""
+    return type(error)(error.message, hint=error.hint)
+
+
+# The receiving side --------------------------------------------------------------------------------------------------
+
+
+def add_peer_service(server: grpc.aio.Server, receiver: TensorReceiver, traffic: Traffic | None = None) -> None:
+    """Serve `receiver` to neighbours that dial with `GrpcPeerLinks`."""
+    service = _PeerService(receiver, traffic or NoTraffic())
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        METHOD: grpc.stream_stream_rpc_method_handler(service.exchange)
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+class _PeerService:
+    def __init__(self, receiver: TensorReceiver, traffic: Traffic) -> None:
+        self._receiver = receiver
+        self._traffic = traffic
+
+    async def exchange(self, requests: AsyncIterator[bytes], context: _Context) -> None:
+        """One neighbour's stream. A frame that cannot be read ends it: whose it was is unknown."""
+        assembler = frames.Assembler(self._receiver.admit)
+        answers = _Answers(context)
+        room = asyncio.Semaphore(MAX_RECEIVING)
+        async with answering(context), asyncio.TaskGroup() as tasks:
+            async for data in requests:
+                frame = frames.decode(data)
+                try:
+                    tensor = assembler.add(frame)
+                except Exception as error:
+                    await answers.send(frame.sequence, public_error(error))
+                    continue
+                if tensor is not None:
+                    await room.acquire()
+                    tasks.create_task(self._take(tensor, answers, room))
+
+    async def _take(self, tensor: frames.Tensor, answers: _Answers, room: asyncio.Semaphore) -> None:
+        try:
+            error = await take(self._receiver, self._traffic, tensor)
+            await answers.send(tensor.sequence, error)
+        finally:
+            room.release()
+
+
+async def take(receiver: TensorReceiver, traffic: Traffic, tensor: frames.Tensor) -> SwarmError | None:
+    """Hand a complete tensor over; gives what the sender shall be told, None if all is well."""
+    header = tensor.header
+    traffic.received(header.sender, header.kind, tensor.wire_bytes, frames.uncompressed_bytes(header))
+    try:
+        await receiver.receive(header, tensor.payload)
+    except Exception as error:
+        return public_error(error)
+    return None
+
+
+class _Answers:
+    """The receipts of one stream; gRPC allows one write at a time."""
+
+    def __init__(self, context: _Context) -> None:
+        self._context = context
+        self._lock = asyncio.Lock()
+
+    async def send(self, sequence: int, error: SwarmError | None) -> None:
+        receipt = frame_pb2.Receipt(sequence=sequence)
+        if error is not None:
+            receipt.error_code = error.code
+            receipt.error_message = error.message
+        async with self._lock:
+            try:
+                await self._context.write(receipt.SerializeToString())
+            except Exception:
+                if not self._context.done():  # else the sender is gone, and with it who would read this
+                    raise

@@ -1,0 +1,322 @@
+"""Tensors as frames: a small header, then the payload in chunks, each with a checksum.
+
+A frame on the wire is a protobuf `Frame` (protos/swarm/wire/frame.proto), so any protobuf client can read and write it,
+but the payload never passes through protobuf, which would copy it twice:
+
+    | 08 sequence | 12 len header | 18 offset | 29 checksum | 22 len | payload ... |
+      written and scanned by hand, field by field                     joined once, sliced as a memoryview
+
+A tensor is one or more frames with the same sequence number, in order, the header in the first. Frames of several
+tensors may alternate on one stream. The receiver looks at the header before it takes any payload, and holds no more
+than what has arrived: a header that lies about its size costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Final
+
+import xxhash
+
+from swarm.errors import CorruptFrame, Refused
+from swarm.messages import TensorHeader
+from swarm.rpc.wire import from_message, parse, to_message
+from swarm.wire import frame_pb2
+
+CHUNK_BYTES: Final = 1 << 20
+MAX_OPEN_TENSORS: Final = 16  # of one stream; the sender alternates between no more
+MAX_TENSOR_BYTES: Final = 1 << 30
+MAX_DIMENSIONS: Final = 8
+MAX_HEADER_BYTES: Final = 8 << 10
+_MAX_FIELDS = 32  # of one frame, unknown ones included: scanning stays cheap
+_MAX_REMEMBERED = 256  # refused tensors whose remaining chunks may still come
+
+_WORD = (1 << 64) - 1
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+
+
+@dataclass(frozen=True, slots=True)
+class RawFrame:
+    """A frame, scanned but not yet believed: nothing is checked against the checksum."""
+
+    sequence: int
+    header: memoryview | None
+    offset: int
+    payload: memoryview
+    checksum: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A complete tensor as it arrived; `wire_bytes` counts its frames."""
+
+    sequence: int
+    header: TensorHeader
+    payload: memoryview  # read-only
+    wire_bytes: int
+
+
+def split(sequence: int, header: TensorHeader, payload: bytes | memoryview) -> Iterator[bytes]:
+    """The frames of one tensor, each with at most CHUNK_BYTES of payload; at least one.
+
+    Raises ValueError if `payload` is not `header.total_bytes` long, Refused if the header breaks a rule.
+    """
+    content = _as_bytes(payload)
+    if len(content) != header.total_bytes:
+        raise ValueError(f"the header says {header.total_bytes} bytes, the payload has {len(content)}")
+    _check(header)
+    opening: bytes = to_message(header).SerializeToString()
+    if len(opening) > MAX_HEADER_BYTES:
+        raise Refused(f"the tensor's header has {len(opening)} bytes, the limit is {MAX_HEADER_BYTES}")
+    return _frames(sequence, opening, content)
+
+
+def decode(data: bytes) -> RawFrame:
+    """Find the fields of a frame without copying the payload; CorruptFrame if `data` is no frame.
+
+    Unknown fields are skipped, as protobuf does; a known field that comes twice is an error.
+    """
+    sequence = offset = checksum = 0
+    header: memoryview | None = None
+    payload = memoryview(b"")
+    view = memoryview(data)
+    seen = fields = 0
+    position = 0
+    while position < len(data):
+        fields += 1
+        if fields > _MAX_FIELDS:
+            raise CorruptFrame(f"a frame has more than {_MAX_FIELDS} fields")
+        key, position = _varint(data, position)
+        number, kind = key >> 3, key & 7
+        if number == 0 or key > 0xFFFFFFFF:
+            raise CorruptFrame("a frame has a field without a number")
+        start = position
+        value = 0
+        if kind == _VARINT:
+            value, position = _varint(data, position)
+        elif kind == _FIXED64:
+            position += 8
+        elif kind == _LENGTH:
+            length, start = _varint(data, position)
+            position = start + length
+        elif kind == _FIXED32:
+            position += 4
+        else:
+            raise CorruptFrame(f"a frame has a field of wire type {kind}")
+        if position > len(data):
+            raise CorruptFrame(f"a frame of {len(data)} bytes ends inside field {number}")
+        if number not in _KIND_OF_FIELD:
+            continue
+        if kind != _KIND_OF_FIELD[number] or seen & 1 << number:
+            raise CorruptFrame(f"field {number} of a frame comes twice or has the wrong type")
+        seen |= 1 << number
+        match number:
+            case 1:
+                sequence = value
+            case 2:
+                header = view[start:position]
+            case 3:
+                offset = value
+            case 4:
+                payload = view[start:position]
+            case 5:
+                checksum = int.from_bytes(view[start:position], "little")
+    return RawFrame(sequence, header, offset, payload, checksum, len(data))
+
+
+class Assembler:
+    """Puts the frames of one stream together again.
+
+    `admit` sees every header first and raises a SwarmError to refuse the tensor. Of a refused tensor the remaining
+    frames are skipped without a word, so each tensor is answered once.
+    """
+
+    def __init__(
+        self,
+        admit: Callable[[TensorHeader], None],
+        *,
+        max_open: int = MAX_OPEN_TENSORS,
+        max_tensor_bytes: int = MAX_TENSOR_BYTES,
+    ) -> None:
+        self._admit = admit
+        self._max_open = max_open
+        self._max_tensor_bytes = max_tensor_bytes
+        self._open: dict[int, _Open] = {}
+        self._refused: dict[int, None] = {}  # in order of refusal
+
+    @property
+    def open_tensors(self) -> int:
+        """Tensors of which some frames are here and some are not."""
+        return len(self._open)
+
+    def add(self, frame: RawFrame) -> Tensor | None:
+        """Take the next frame; gives the tensor that it completes.
+
+        Raises CorruptFrame (checksum, gap, overlap, excess, disorder), Refused (a header that breaks a rule, too many
+        open tensors) or what `admit` raised; the tensor of that sequence is dropped then.
+        """
+        try:
+            return self._add(frame)
+        except Exception:
+            self._open.pop(frame.sequence, None)
+            self._refuse(frame.sequence)
+            raise
+
+    def _add(self, frame: RawFrame) -> Tensor | None:
+        if frame.header is None and frame.sequence in self._refused:
+            return None
+        if len(frame.payload) > CHUNK_BYTES:
+            raise CorruptFrame(f"a frame carries {len(frame.payload)} bytes, the limit is {CHUNK_BYTES}")
+        if frame.checksum != _checksum(frame.sequence, frame.offset, frame.header or b"", frame.payload):
+            raise CorruptFrame(f"checksum of tensor {frame.sequence} at byte {frame.offset} is wrong")
+        tensor = self._opened(frame)
+        if frame.offset != tensor.held_bytes:
+            raise CorruptFrame(
+                f"tensor {frame.sequence} continues at byte {frame.offset}, expected byte {tensor.held_bytes}"
+            )
+        missing_bytes = tensor.header.total_bytes - tensor.held_bytes
+        if len(frame.payload) > missing_bytes:
+            raise CorruptFrame(
+                f"tensor {frame.sequence} has at least {len(frame.payload) - missing_bytes} bytes more than its "
+                f"header's {tensor.header.total_bytes}"
+            )
+        if not frame.payload and missing_bytes:
+            raise CorruptFrame(f"tensor {frame.sequence} has a frame without payload")
+        tensor.chunks.append(frame.payload)
+        tensor.held_bytes += len(frame.payload)
+        tensor.wire_bytes += frame.size_bytes
+        if len(frame.payload) < missing_bytes:
+            return None
+        self._open.pop(frame.sequence, None)
+        # One chunk: a view into the message that gRPC made. More: the one copy on this side.
+        payload = tensor.chunks[0] if len(tensor.chunks) == 1 else memoryview(b"".join(tensor.chunks))
+        return Tensor(frame.sequence, tensor.header, payload, tensor.wire_bytes)
+
+    def _opened(self, frame: RawFrame) -> _Open:
+        """The tensor that a frame belongs to; a frame with a header opens one."""
+        if frame.header is None:
+            if frame.sequence not in self._open:
+                raise CorruptFrame(f"a frame continues tensor {frame.sequence}, which was not opened")
+            return self._open[frame.sequence]
+        if frame.sequence in self._open:
+            raise CorruptFrame(f"tensor {frame.sequence} was opened twice")
+        header = read_header(frame.header)
+        if header.total_bytes > self._max_tensor_bytes:
+            raise Refused(f"a tensor of {header.total_bytes} bytes is over the limit of {self._max_tensor_bytes}")
+        if header.total_bytes > len(frame.payload) and len(self._open) >= self._max_open:
+            raise Refused(f"{self._max_open} tensors of this stream are open, the limit; finish one first")
+        self._admit(header)
+        opened = _Open(header)
+        if header.total_bytes > len(frame.payload):
+            self._open[frame.sequence] = opened
+        self._refused.pop(frame.sequence, None)
+        return opened
+
+    def _refuse(self, sequence: int) -> None:
+        self._refused[sequence] = None
+        while len(self._refused) > _MAX_REMEMBERED:
+            del self._refused[next(iter(self._refused))]
+
+
+def read_header(data: memoryview | bytes) -> TensorHeader:
+    """A header from its bytes; CorruptFrame if they are none, Refused if it contradicts itself."""
+    if len(data) > MAX_HEADER_BYTES:
+        raise Refused(f"the tensor's header has {len(data)} bytes, the limit is {MAX_HEADER_BYTES}")
+    header = from_message(TensorHeader, parse(frame_pb2.TensorHeader, bytes(data)))
+    _check(header)
+    return header
+
+
+def uncompressed_bytes(header: TensorHeader) -> int:
+    """How many bytes the tensor has in the type that it is computed in: float64 as such, all else as float32."""
+    return prod(header.shape) * (8 if header.dtype == "float64" else 4) if header.shape else 0
+
+
+@dataclass(slots=True)
+class _Open:
+    header: TensorHeader
+    chunks: list[memoryview] = field(default_factory=list)
+    held_bytes: int = 0
+    wire_bytes: int = 0
+
+
+_KIND_OF_FIELD = {1: _VARINT, 2: _LENGTH, 3: _VARINT, 4: _LENGTH, 5: _FIXED64}
+
+
+def _frames(sequence: int, opening: bytes, content: memoryview) -> Iterator[bytes]:
+    yield _frame(sequence, opening, 0, content[:CHUNK_BYTES])
+    for offset in range(CHUNK_BYTES, len(content), CHUNK_BYTES):
+        yield _frame(sequence, b"", offset, content[offset : offset + CHUNK_BYTES])
+
+
+def _frame(sequence: int, header: bytes, offset: int, payload: memoryview) -> bytes:
+    """One frame; fields that protobuf would leave out (zero, empty) are left out."""
+    parts: list[bytes | memoryview] = []
+    if sequence:
+        parts += [b"\x08", _encode_varint(sequence)]
+    if header:
+        parts += [b"\x12", _encode_varint(len(header)), header]
+    if offset:
+        parts += [b"\x18", _encode_varint(offset)]
+    parts += [b"\x29", _checksum(sequence, offset, header, payload).to_bytes(8, "little")]
+    if payload:
+        parts += [b"\x22", _encode_varint(len(payload)), payload]
+    return b"".join(parts)
+
+
+def _checksum(sequence: int, offset: int, header: bytes | memoryview, payload: memoryview) -> int:
+    """Seeded with the chunk's place, so that a chunk of another tensor or position does not pass for this one."""
+    seed = (sequence + offset) & _WORD
+    if not header:
+        return xxhash.xxh3_64_intdigest(payload, seed)
+    state = xxhash.xxh3_64(header, seed)
+    state.update(payload)
+    return state.intdigest()
+
+
+def _check(header: TensorHeader) -> None:
+    """Whether a header can be true at all; what dtype and codec need is the receiver's to know."""
+    if len(header.shape) > MAX_DIMENSIONS:
+        raise Refused(f"TensorHeader.shape has {len(header.shape)} dimensions, the limit is {MAX_DIMENSIONS}")
+    elements = prod(header.shape) if header.shape else 0
+    if elements > 8 * MAX_TENSOR_BYTES:
+        raise Refused(f"TensorHeader.shape = {list(header.shape)} has {elements} elements, too many for one tensor")
+    if (elements == 0) != (header.total_bytes == 0):
+        raise Refused(f"TensorHeader.shape = {list(header.shape)} does not fit total_bytes = {header.total_bytes}")
+    if header.kind == "need" and header.total_bytes:
+        raise Refused(f'TensorHeader.total_bytes = {header.total_bytes}, but "need" carries no payload')
+
+
+def _as_bytes(payload: bytes | memoryview) -> memoryview:
+    view = memoryview(payload)
+    if view.nbytes == 0:
+        return memoryview(b"")  # `cast` refuses shapes with a zero
+    return view.cast("B")
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """(value, position behind it) of the varint at `position`; CorruptFrame if it is cut or over 64 bits."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            raise CorruptFrame(f"a frame of {len(data)} bytes ends inside a number")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value > _WORD:
+                break
+            return value, position
+    raise CorruptFrame("a frame has a number of more than 64 bits")
+
+
+def _encode_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

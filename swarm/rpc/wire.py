@@ -1,0 +1,228 @@
+"""Values of `swarm.messages` to protobuf and back, by field name.
+
+A dataclass and the protobuf message of the same name have the same fields, so nothing is written twice: a plan per
+class is made once from its type hints. What arrives is checked on the way in, and what leaves on the way out, by the
+same rules; `Refused` names the class and the field. The rules are about single values (sizes, signs, finite, known
+words); what a value means in the present state is for the deciding modules.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import DecodeError, Message
+
+from swarm import messages
+from swarm.errors import CorruptFrame, Refused
+from swarm.messages import Command, Event
+from swarm.wire import frame_pb2, session_pb2
+
+T = TypeVar("T")
+
+TEXT_BYTES_MAX = 64 << 10
+SPEC_BYTES_MAX = 1 << 20
+TOKENS_BYTES_MAX = 4 << 20
+ID_LENGTH_MAX = 128
+INTEGER_MAX = (1 << 63) - 1  # databases and numpy hold no more
+NUMBER_MAX = 1e12  # seconds and ratios; beyond it is nonsense that overflows elsewhere
+
+
+def to_event(event: Event) -> session_pb2.Event:
+    """The envelope for an event; Refused if a value breaks the rules."""
+    return session_pb2.Event(**{_snake(type(event).__name__): to_message(event)})
+
+
+def from_event(pb: session_pb2.Event) -> Event:
+    """The event in an envelope; Refused if there is none or a value breaks the rules."""
+    return cast(Event, _open(pb, _EVENTS))
+
+
+def to_command(epoch: int, command: Command) -> session_pb2.Command:
+    """The envelope for a command of the scheduler's `epoch`; Refused if a value breaks the rules."""
+    _check_integer("Command.epoch", epoch)
+    return session_pb2.Command(epoch=epoch, **{_snake(type(command).__name__): to_message(command)})
+
+
+def from_command(pb: session_pb2.Command) -> tuple[int, Command]:
+    """(epoch, command) of an envelope; Refused if there is no command or a value breaks the rules."""
+    _check_integer("Command.epoch", pb.epoch)
+    return pb.epoch, cast(Command, _open(pb, _COMMANDS))
+
+
+def parse(kind: type[Message], data: bytes) -> Any:
+    """A protobuf message from bytes; CorruptFrame if they are none (also strings that are not UTF-8)."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise CorruptFrame(f"{len(data)} bytes are no {kind.DESCRIPTOR.name}: {error}") from None
+
+
+def to_message(value: Any) -> Any:
+    """The protobuf message of the same name as the dataclass of `value`."""
+    kind = type(value)
+    _check_together(value)
+    parts: dict[str, Any] = {}
+    for part in _plan(kind):
+        content = getattr(value, part.name)
+        if part.repeated:
+            for item in content:
+                part.check(item)
+            parts[part.name] = [to_message(item) for item in content] if part.message else content
+        else:
+            part.check(content)
+            parts[part.name] = to_message(content) if part.message else content
+    try:
+        return _protobuf(kind)(**parts)
+    except (TypeError, ValueError) as error:  # wrong type, or text that is not UTF-8
+        raise Refused(f"{kind.__name__}: {error}") from None
+
+
+def from_message(kind: type[T], pb: Any) -> T:
+    """The dataclass of the same name as the protobuf message `pb`.
+
+    A missing submessage takes the dataclass's default; Refused where there is none.
+    """
+    values: dict[str, Any] = {}
+    for part in _plan(kind):
+        content = getattr(pb, part.name)
+        if part.repeated:
+            items = tuple(from_message(part.kind, item) for item in content) if part.message else tuple(content)
+            for item in items:
+                part.check(item)
+            values[part.name] = items
+        elif not part.message:
+            part.check(content)
+            values[part.name] = content
+        elif pb.HasField(part.name):
+            values[part.name] = from_message(part.kind, content)
+        elif not part.optional:
+            raise Refused(f"{kind.__name__}.{part.name} is missing")
+    value = kind(**values)
+    _check_together(value)
+    return value
+
+
+# The plan of a class --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One field: how to convert and what to check."""
+
+    name: str
+    kind: type[Any]
+    message: bool
+    repeated: bool
+    optional: bool
+    check: Callable[[Any], None]
+
+
+_PLANS: dict[type[Any], tuple[_Part, ...]] = {}
+
+
+def _plan(kind: type[Any]) -> tuple[_Part, ...]:
+    if kind not in _PLANS:
+        _PLANS[kind] = _make_plan(kind)
+    return _PLANS[kind]
+
+
+def _make_plan(kind: type[Any]) -> tuple[_Part, ...]:
+    hints = get_type_hints(kind)
+    parts = []
+    for field in fields(kind):
+        hint = hints[field.name]
+        repeated = get_origin(hint) is tuple
+        inner = get_args(hint)[0] if repeated else hint
+        inner = getattr(inner, "__supertype__", inner)  # NewType
+        message = hasattr(inner, "__dataclass_fields__")
+        check = _nothing if message else _checker(f"{kind.__name__}.{field.name}", field.name, inner)
+        optional = field.default is not MISSING
+        parts.append(_Part(field.name, inner, message, repeated, optional, check))
+    return tuple(parts)
+
+
+def _protobuf(kind: type[Any]) -> type[Message]:
+    module = frame_pb2 if hasattr(frame_pb2, kind.__name__) else session_pb2
+    return cast(type[Message], getattr(module, kind.__name__))
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+_EVENTS: Mapping[str, type[Any]] = {_snake(kind.__name__): kind for kind in get_args(messages.Event)}
+_COMMANDS: Mapping[str, type[Any]] = {_snake(kind.__name__): kind for kind in get_args(messages.Command)}
+
+
+def _open(pb: Any, kinds: Mapping[str, type[Any]]) -> Any:
+    body = pb.WhichOneof("body")
+    if body is None:
+        raise Refused(f"{pb.DESCRIPTOR.name}.body is missing or of an unknown kind")
+    return from_message(kinds[body], getattr(pb, body))
+
+
+# The rules ------------------------------------------------------------------------------------------------------------
+
+_ID = re.compile(r"[A-Za-z0-9_.:@-]*")
+_IDS = frozenset({"accused", "job", "peer", "sender", "unit"})
+_ONE_OF: Mapping[str, frozenset[str]] = {
+    "kind": frozenset({"activation", "gradient", "part", "mean", "need"}),
+    "wanted": frozenset({"", "activation", "gradient"}),
+    "level": frozenset({"debug", "info", "warning", "error", "critical"}),
+}
+_SIZES: Mapping[str, int] = {"spec_json": SPEC_BYTES_MAX, "tokens": TOKENS_BYTES_MAX, "targets": TOKENS_BYTES_MAX}
+
+
+def _checker(where: str, name: str, kind: type[Any]) -> Callable[[Any], None]:
+    """The check for one scalar field, chosen by its type and name."""
+    if kind is int:
+        least = -1 if name == "pinned_stage" else 0
+        return lambda value: _check_integer(where, value, least)
+    if kind is float:
+        if name in ("loss", "squared_norm"):  # may tell of an overflow: `_check_together` and the ledger look at them
+            return _nothing
+        return lambda value: _check_number(where, value)
+    if kind in (str, bytes):
+        return lambda value: _check_text(where, name, value)
+    return _nothing
+
+
+def _nothing(value: Any) -> None:
+    pass
+
+
+def _check_integer(where: str, value: int, least: int = 0) -> None:
+    if not least <= value <= INTEGER_MAX:
+        raise Refused(f"{where} = {value} is not within {least} .. 2^63-1")
+
+
+def _check_number(where: str, value: float) -> None:
+    if not 0 <= value <= NUMBER_MAX:  # also false for NaN
+        raise Refused(f"{where} = {value} is not a number within 0 .. {NUMBER_MAX:g}")
+
+
+def _check_text(where: str, name: str, value: str | bytes) -> None:
+    limit = _SIZES.get(name, TEXT_BYTES_MAX)
+    size_bytes = len(value) if isinstance(value, bytes) else len(value.encode(errors="replace"))
+    if size_bytes > limit:
+        raise Refused(f"{where} has {size_bytes} bytes, the limit is {limit}")
+    if isinstance(value, bytes):
+        return
+    if name in _IDS and (len(value) > ID_LENGTH_MAX or ".." in value or not _ID.fullmatch(value)):
+        raise Refused(f"{where} = {value[:40]!r} is no name: up to {ID_LENGTH_MAX} of A-Z a-z 0-9 _ . : @ -, no '..'")
+    if name in _ONE_OF and value not in _ONE_OF[name]:
+        raise Refused(f"{where} = {value[:40]!r} is none of {', '.join(sorted(_ONE_OF[name]))}")
+
+
+def _check_together(value: Any) -> None:
+    """Rules over more than one field of a value."""
+    match value:
+        case messages.Accumulated() | messages.ReportedCell():
+            if value.finite and not math.isfinite(value.loss):
+                raise Refused(f"{type(value).__name__}.loss = {value.loss} although finite")
+        case messages.ParameterNorm() if value.squared_norm < 0:
+            raise Refused(f"ParameterNorm.squared_norm = {value.squared_norm} is negative")
