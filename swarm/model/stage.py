@@ -1,0 +1,397 @@
+"""One stage of the model: forward, backward, exact sums, optimizer.
+
+What happens to a microbatch and to a step here:
+
+    forward ──▶ graph kept ──▶ backward ──▶ gradients checked ──▶ added to the step's sums, once
+                                                                        │
+    part(step, unit) ◀── sums of a sealed step ─────────────────────────┤
+    apply(step, means) ──▶ AdamW per parameter ──▶ version step + 1     └─ consumed
+
+When something is computed is decided elsewhere; here is only how. The same class serves a stage server and the
+one-process reference, and the result may not depend on how many stages there are. Therefore:
+
+- every tensor that a layer sees has the same shape, dtype and contiguity whatever the cut;
+- autocast keeps no cache of cast weights, which would live as long as the stage's forward;
+- gradients are summed, and the optimizer runs, per parameter tensor; flat buffers are only storage;
+- the two uses of a tied embedding are two parameters with two sums, even if one stage holds both.
+
+Weights live in buffers, one per version that may still be computed with (staleness + 1). `apply` copies the newest into
+the oldest and steps in place there: no graph ever sees its weights move.
+
+Legend: B sequences, T tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import xxhash
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from swarm import fixedpoint
+from swarm.config import JobSpec
+from swarm.errors import NotFound, StaleMessage
+from swarm.messages import ParameterHash, ParameterNorm
+from swarm.model.families import EMBEDDING, HEAD, StageModule, build
+from swarm.partition import TIED_UNIT
+from swarm.types import Microbatch, UnitName
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLayout:
+    """How the parameters of a unit lie in its flat sums and means: (name, offset, shape) each, without gaps."""
+
+    elements: int
+    parameters: tuple[tuple[str, int, tuple[int, ...]], ...]
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """One set of weights."""
+
+    version: int
+    module: StageModule
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A microbatch between forward and backward. `output` is absent if it is to be recomputed."""
+
+    version: int
+    source: Tensor  # tokens [B, T], or the boundary tensor [B, T, D] as a leaf
+    targets: Tensor | None
+    output: Tensor | None = None  # boundary tensor, or the loss
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A place where parameters of a unit are used: the tied weight has two, all other parameters one."""
+
+    unit: UnitName
+    role: str  # "own", "embedding" or "head"
+
+
+class Stage:
+    """Stage `stage` of the job's model on one device. Not thread-safe: one compute thread calls it.
+
+    `spec` must be resolved; the cut is `spec.pipeline.split`. Raises InvalidConfig if the model's config is impossible.
+    """
+
+    def __init__(self, spec: JobSpec, stage: int, device: torch.device) -> None:
+        split = spec.pipeline.split
+        assert split != "auto", "resolve the spec first"
+        self.stage = stage
+        self.stages = len(split)
+        self.device = device
+        self._spec = spec
+        self._first = stage == 0
+        self._last = stage == self.stages - 1
+        self._bits = spec.training.fixed_point_bits if spec.training.reproducible else None
+        # Buffers of equal version hold equal weights; the first of them is used.
+        self._buffers = [_Buffer(0, build(spec, stage, device)) for _ in range(1 + spec.pipeline.staleness)]
+        self._places = _places(self._buffers[0].module, UnitName(f"stage-{stage}"), spec.tied)
+        self.units = {use.unit: layout for use, layout in self._places.items()}
+        self._graphs: dict[Microbatch, _Graph] = {}
+        self._sums: dict[int, dict[_Use, Tensor]] = {}
+        self._optimizer = _AdamW(self._buffers[0].module)
+
+    @property
+    def version(self) -> int:
+        """The newest weights: how many commits were applied."""
+        return max(buffer.version for buffer in self._buffers)
+
+    @property
+    def module(self) -> StageModule:
+        """The newest weights as a module."""
+        return self._buffer(self.version).module
+
+    def boundary_shape(self) -> tuple[int, int, int]:
+        """Shape (B, T, D) of every tensor that crosses a stage boundary."""
+        size = self._spec.training.microbatch_sequences
+        assert size != "auto", "resolve the spec first"
+        return size, self._spec.data.sequence_length, self._spec.model.config["hidden_size"]
+
+    # Microbatches ----------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        microbatch: Microbatch,
+        version: int,
+        *,
+        x: Tensor | None = None,
+        tokens: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> tuple[Tensor | None, float]:
+        """Compute and keep what backward needs: (y [B, T, D], 0.0), or on the last stage (None, loss).
+
+        `version` names the weights; StaleMessage if they are not held. The first stage takes `tokens` [B, T], the
+        others `x` [B, T, D] float32, which this stage then owns; the last one takes `targets` [B, T] too (-100 = does
+        not count) and gives the sum of the token losses in nats. A second forward of a microbatch replaces the first.
+        """
+        self._buffer(version)
+        if self._first:
+            assert tokens is not None, "the first stage computes from tokens"
+            source = tokens.to(self.device, torch.int64)
+        else:
+            assert x is not None, "a later stage computes from a boundary tensor"
+            source = x.detach().to(self.device).requires_grad_()
+        graph = _Graph(version, source, None if targets is None else targets.to(self.device, torch.int64))
+        output = self._output(graph)
+        if not self._spec.model.recompute:
+            graph.output = output
+        self._graphs[microbatch] = graph
+        return (None, float(output.detach())) if self._last else (output.detach(), 0.0)
+
+    def backward(
+        self, microbatch: Microbatch, g: Tensor | None = None, *, accumulate: bool = True
+    ) -> tuple[Tensor | None, bool]:
+        """Use up the graph: (dx [B, T, D] or None on the first stage, whether the gradient was finite).
+
+        `g` is the gradient [B, T, D] of y; the last stage starts from its loss. The parameters' gradients are added to
+        the sums of the microbatch's step, all of them, or none if one value is not finite or out of the fixed-point
+        range; with `accumulate=False` never. NotFound if there was no forward.
+        """
+        graph = self._graphs.pop(microbatch, None)
+        if graph is None:
+            raise NotFound(f"stage {self.stage} holds no graph of {microbatch}: forward comes first")
+        output = self._output(graph) if graph.output is None else graph.output
+        module = self._buffer(graph.version).module
+        names, parameters = zip(*module.named_parameters(), strict=True)
+        wanted = parameters if self._first else (graph.source, *parameters)
+        start = None if self._last else _required(g).to(self.device)
+        gradients = torch.autograd.grad(output, wanted, start)
+        dx = None
+        if not self._first:
+            dx, *rest = gradients
+            gradients = tuple(rest)
+        by_name = dict(zip(names, gradients, strict=True))
+        finite = self._acceptable(by_name)
+        if finite and accumulate:
+            self._add(microbatch.step, by_name)
+        return dx, finite
+
+    def drop(self, microbatch: Microbatch) -> None:
+        """Forget the microbatch's graph, if there is one."""
+        self._graphs.pop(microbatch, None)
+
+    def void(self, step: int) -> None:
+        """Forget the sums of a step; nothing counts for it until it is accumulated again."""
+        self._sums.pop(step, None)
+
+    # Steps -----------------------------------------------------------------------------------------------------------
+
+    def part(self, step: int, unit: UnitName) -> Tensor:
+        """This replica's sums of a unit, 1-D on the CPU: float64 grid integers (reproducible mode) or float32.
+
+        Zeros if nothing was accumulated. It may share memory with the sums: read it while the step is sealed, write
+        never. Where one stage holds both uses of the tied weight it is the sum of the two.
+        """
+        sums = self._sums.get(step, {})
+        uses = [use for use in self._places if use.unit == unit]
+        held = [sums[use] for use in uses if use in sums]
+        if not held:
+            return torch.zeros(self.units[unit].elements, dtype=fixedpoint.sum_dtype(self._bits))
+        return (held[0] if len(held) == 1 else held[0] + held[1]).cpu()
+
+    def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
+        """Squared norm of each parameter tensor in an averaged gradient of the unit."""
+        return tuple(
+            ParameterNorm(name, fixedpoint.squared_norm(view)) for name, view in _views(self.units[unit], mean)
+        )
+
+    def apply(
+        self, step: int, means: Mapping[UnitName, Tensor], *, learning_rate: float, scale: float, skip: bool
+    ) -> str:
+        """Commit a step: AdamW with the averaged gradients times `scale`, or nothing if `skip`; gives the new digest.
+
+        `means` has a 1-D float32 tensor for every unit of this stage (may be empty if `skip`). The step's sums are
+        used up, graphs of it and of earlier steps are dropped, and `version` becomes step + 1. The decay of AdamW
+        covers all parameters, as in torch.optim.AdamW.
+        """
+        assert step == self.version, f"step {step} is applied to version {self.version}"
+        for microbatch in [microbatch for microbatch in self._graphs if microbatch.step <= step]:
+            self.drop(microbatch)
+        self.void(step)
+        newest = self._buffer(self.version)
+        oldest = min(self._buffers, key=lambda buffer: (buffer.version, buffer is newest))
+        if oldest is not newest:
+            _copy(newest.module, oldest.module)
+        if not skip:
+            gradients = self._gradients(means, scale)
+            self._optimizer.step(oldest.module, gradients, self._spec, learning_rate)
+        oldest.version = step + 1
+        return self.digest()
+
+    def digest(self) -> str:
+        """xxh3-128 over the newest parameters and the optimizer's state, in order of name."""
+        state = xxhash.xxh3_128()
+        for name, parameter in sorted(self.module.named_parameters()):
+            state.update(name.encode())
+            for tensor in (parameter, *self._optimizer.state_of(name)):
+                state.update(_raw(tensor))
+        return state.hexdigest()
+
+    # Files -----------------------------------------------------------------------------------------------------------
+
+    def parameter_hashes(self) -> tuple[ParameterHash, ...]:
+        """sha256 of each tensor in `export`, in order of name."""
+        return tuple(
+            ParameterHash(name, "float32", tuple(tensor.shape), hashlib.sha256(_raw(tensor)).hexdigest())
+            for name, tensor in self._exported()
+        )
+
+    def export(self) -> bytes:
+        """The newest weights as a safetensors file, float32, Hugging Face names.
+
+        The tied weight is in the first stage's file only.
+        """
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._exported()}
+        return bytes(save(tensors, metadata={"format": "pt"}))
+
+    def _exported(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in sorted(self.module.named_parameters()):
+            if not (self._spec.tied and name == HEAD):
+                yield name, parameter
+
+    # Inside ----------------------------------------------------------------------------------------------------------
+
+    def _buffer(self, version: int) -> _Buffer:
+        for buffer in self._buffers:
+            if buffer.version == version:
+                return buffer
+        held = ", ".join(str(buffer.version) for buffer in self._buffers)
+        raise StaleMessage(f"stage {self.stage} is asked for weights {version}, it holds {held}")
+
+    def _output(self, graph: _Graph) -> Tensor:
+        """The boundary tensor, or on the last stage the sum of token losses, with its graph."""
+        module = self._buffer(graph.version).module
+        autocast = torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self._spec.model.dtype == "bfloat16", cache_enabled=False
+        )
+        with torch.enable_grad(), autocast:
+            output: Tensor = module(graph.source)
+        if not self._last:
+            return output
+        assert graph.targets is not None, "the last stage needs targets"
+        logits_NV = output.float().flatten(0, 1)
+        return nn.functional.cross_entropy(logits_NV, graph.targets.flatten(), ignore_index=-100, reduction="sum")
+
+    def _acceptable(self, gradients: Mapping[str, Tensor]) -> bool:
+        contributions = self._spec.training.microbatches
+        return all(
+            fixedpoint.in_range(
+                gradients[name],
+                self._bits,
+                fixedpoint.contribution_limit(contributions * (2 if use.unit == TIED_UNIT else 1)),
+            )
+            for use, layout in self._places.items()
+            for name, _, _ in _module_names(use, layout)
+        )
+
+    def _add(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        sums = self._sums.setdefault(step, {})
+        for use, layout in self._places.items():
+            if use not in sums:
+                sums[use] = torch.zeros(layout.elements, dtype=fixedpoint.sum_dtype(self._bits), device=self.device)
+            for name, offset, _ in _module_names(use, layout):
+                gradient = gradients[name]
+                fixedpoint.accumulate(sums[use][offset : offset + gradient.numel()], gradient, self._bits)
+
+    def _gradients(self, means: Mapping[UnitName, Tensor], scale: float) -> dict[str, Tensor]:
+        """The clipped gradient of every parameter of the module; both uses of a tied weight get the same."""
+        gradients = {}
+        for use, layout in self._places.items():
+            mean = means[use.unit].to(self.device)
+            for (name, _, _), (_, view) in zip(_module_names(use, layout), _views(layout, mean), strict=True):
+                gradients[name] = view * scale
+        return gradients
+
+
+class _AdamW:
+    """AdamW's state, one pair of moments per parameter; steps whichever buffer is due."""
+
+    def __init__(self, module: StageModule) -> None:
+        self._state = {
+            name: (torch.zeros_like(parameter), torch.zeros_like(parameter), torch.zeros(()))
+            for name, parameter in module.named_parameters()
+        }
+
+    def state_of(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """First moment, second moment, number of updates."""
+        return self._state[name]
+
+    @torch.no_grad()
+    def step(self, module: StageModule, gradients: Mapping[str, Tensor], spec: JobSpec, learning_rate: float) -> None:
+        training = spec.training
+        names, parameters = zip(*module.named_parameters(), strict=True)
+        first, second, updates = zip(*(self._state[name] for name in names), strict=True)
+        # One tensor at a time (no foreach, not fused): what happens to a parameter must not depend on its neighbours.
+        adamw(
+            list(parameters),
+            [gradients[name] for name in names],
+            list(first),
+            list(second),
+            [],
+            list(updates),
+            foreach=False,
+            fused=False,
+            amsgrad=False,
+            beta1=training.betas[0],
+            beta2=training.betas[1],
+            lr=learning_rate,
+            weight_decay=training.weight_decay,
+            eps=training.eps,
+            maximize=False,
+        )
+
+
+def _places(module: StageModule, own: UnitName, tied: bool) -> dict[_Use, UnitLayout]:
+    """Which parameters of the module lie where in which unit."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    roles = {EMBEDDING: "embedding", HEAD: "head"} if tied else {}
+    places = {_Use(own, "own"): _layout({name: shape for name, shape in shapes.items() if name not in roles})}
+    for name, role in roles.items():
+        if name in shapes:
+            places[_Use(TIED_UNIT, role)] = _layout({EMBEDDING: shapes[name]})
+    return places
+
+
+def _layout(shapes: Mapping[str, tuple[int, ...]]) -> UnitLayout:
+    parameters, offset = [], 0
+    for name, shape in shapes.items():
+        parameters.append((name, offset, shape))
+        offset += torch.Size(shape).numel()
+    return UnitLayout(offset, tuple(parameters))
+
+
+def _module_names(use: _Use, layout: UnitLayout) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+    """The layout under the names that the module uses: the tied head is called by the embedding's name outside."""
+    if use.role != "head":
+        return layout.parameters
+    return tuple((HEAD, offset, shape) for _, offset, shape in layout.parameters)
+
+
+def _views(layout: UnitLayout, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for name, offset, shape in layout.parameters:
+        yield name, flat[offset : offset + torch.Size(shape).numel()].view(shape)
+
+
+@torch.no_grad()
+def _copy(source: nn.Module, target: nn.Module) -> None:
+    for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
+        ours.copy_(theirs)
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    """The tensor's bytes, without a copy where it lies on the CPU."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def _required(g: Tensor | None) -> Tensor:
+    assert g is not None, "the gradient of a boundary tensor is needed"
+    return g
