@@ -117,7 +117,7 @@ def _known(codec: str) -> Codec:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     flat = tensor.contiguous().cpu().view(-1)
-    return memoryview(flat.view(torch.uint8).numpy()).toreadonly()
+    return flat.view(torch.uint8).numpy().data.toreadonly()
 
 
 def _tensor_of(payload: Payload, dtype: str, shape: Sequence[int]) -> Tensor:

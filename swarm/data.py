@@ -24,7 +24,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ TokenIds: TypeAlias = NDArray[np.int32]
 Progress: TypeAlias = Callable[[int, int], None]  # bytes read, bytes in all
 
 IGNORED = -100  # a target that does not count
-TOKEN_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+TOKEN_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 READ_BYTES = 4 << 20
 FEISTEL_ROUNDS = 6
 _WORD = (1 << 64) - 1
@@ -66,7 +66,7 @@ class ByteTokenizer:
         """
         end = "<|endoftext|>"
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-        tokenizer = {
+        tokenizer: dict[str, object] = {
             "version": "1.0",
             "truncation": None,
             "padding": None,
@@ -240,7 +240,7 @@ def tokenise(spec: JobSpec, out_dir: Path, progress: Progress | None = None) -> 
 class _ShardWriter:
     """Cuts a stream of tokens into files of a bounded size; a file gets its name when it is whole."""
 
-    def __init__(self, out_dir: Path, dtype: np.dtype[np.unsignedinteger], shard_bytes: int) -> None:
+    def __init__(self, out_dir: Path, dtype: np.dtype[Any], shard_bytes: int) -> None:
         self.shards: list[ShardInfo] = []
         self._out_dir = out_dir
         self._dtype = dtype
@@ -257,7 +257,7 @@ class _ShardWriter:
         self._file.close()
         self._part.unlink(missing_ok=True)
 
-    def write(self, tokens: NDArray[np.integer]) -> None:
+    def write(self, tokens: NDArray[Any]) -> None:
         while tokens.size:
             head, tokens = tokens[: self._room], tokens[self._room :]
             raw = head.astype(self._dtype).tobytes()
@@ -290,7 +290,7 @@ def _entropy(counts: NDArray[np.int64]) -> float:
 class TokenData:
     """Token shards as one long row, mapped from their files."""
 
-    def __init__(self, shards: Sequence[NDArray[np.unsignedinteger]], vocabulary_size: int | None = None) -> None:
+    def __init__(self, shards: Sequence[NDArray[Any]], vocabulary_size: int | None = None) -> None:
         self._shards = tuple(shards)
         self._starts = np.cumsum([0, *(shard.size for shard in shards)])
         self._vocabulary_size = vocabulary_size

@@ -28,7 +28,7 @@ AUTO_MICROBATCHES = 16
 AUTO_MICROBATCH_TOKENS = 8192
 
 # Fields of Hugging Face's LlamaConfig that shape the model, with its defaults. None: derived, or absent.
-_LLAMA: dict[str, tuple[type | tuple[type, ...], Any]] = {
+_LLAMA: dict[str, tuple[type, Any]] = {
     "vocab_size": (int, None),
     "hidden_size": (int, 4096),
     "intermediate_size": (int, 11008),
@@ -41,8 +41,7 @@ _LLAMA: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "initializer_range": (float, 0.02),
     "rms_norm_eps": (float, 1e-6),
     "tie_word_embeddings": (bool, False),
-    "rope_parameters": (dict, None),
-    "rope_theta": (float, None),
+    "rope_theta": (float, 10000.0),
     "attention_bias": (bool, False),
     "attention_dropout": (float, 0.0),
     "mlp_bias": (bool, False),
@@ -51,6 +50,7 @@ _LLAMA: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "pad_token_id": (int, None),
 }
 _FIELDS = {"llama": _LLAMA}
+_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 _SEE = "see: swarm submit --example"
 
 
@@ -111,7 +111,7 @@ def unit_names(stages: int, tied: bool) -> dict[UnitName, tuple[int, ...]]:
 
     Embedding and head of a model that ties them are a unit of their own: first and last stage, which may be one.
     """
-    units = {UnitName(f"stage-{stage}"): (stage,) for stage in range(stages)}
+    units: dict[UnitName, tuple[int, ...]] = {UnitName(f"stage-{stage}"): (stage,) for stage in range(stages)}
     if tied:
         units[TIED_UNIT] = (0,) if stages == 1 else (0, stages - 1)
     return units
@@ -159,6 +159,10 @@ def _model_config(spec: JobSpec, vocabulary_size: int) -> dict[str, Any]:
             f"model.config.head_dim = {config['head_dim']} is odd; rotary positions need pairs",
             hint="change hidden_size or num_attention_heads",
         )
+    if config["hidden_act"] not in _ACTIVATIONS:
+        raise InvalidConfig(
+            f"model.config.hidden_act = {config['hidden_act']!r} is unknown", hint=f"choose {', '.join(_ACTIVATIONS)}"
+        )
     if config["attention_dropout"] != 0:
         raise InvalidConfig("model.config.attention_dropout must be 0: dropout is not supported", hint="leave it out")
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -170,7 +174,7 @@ def _model_config(spec: JobSpec, vocabulary_size: int) -> dict[str, Any]:
     return config
 
 
-def _check_field(fields: dict[str, tuple[type | tuple[type, ...], Any]], key: str, value: object) -> None:
+def _check_field(fields: dict[str, tuple[type, Any]], key: str, value: object) -> None:
     if key not in fields:
         near = difflib.get_close_matches(key, fields, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}"
@@ -178,8 +182,7 @@ def _check_field(fields: dict[str, tuple[type | tuple[type, ...], Any]], key: st
     kind = fields[key][0]
     fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
     if not fits:
-        name = kind.__name__ if isinstance(kind, type) else str(kind)
-        raise InvalidConfig(f"model.config.{key} = {value!r} should be of type {name}", hint=_SEE)
+        raise InvalidConfig(f"model.config.{key} = {value!r} should be of type {kind.__name__}", hint=_SEE)
     smallest = 0 if key.endswith("_token_id") or kind is float else 1
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value < smallest:
         raise InvalidConfig(f"model.config.{key} = {value} should be at least {smallest}", hint=_SEE)
