@@ -1,0 +1,338 @@
+"""Every Prometheus series of every process, with its names, labels and buckets.
+
+Base units, `_total` on counters, timestamps instead of ages. Labels are bounded: `job_id` to jobs that are open or ended
+less than an hour ago (`forget_job`), `peer` to ids that the scheduler issued, at most 2,000 at a time and `other` beyond
+that (`forget_peer`), the rest to closed sets. What a peer reports about itself never becomes a label as it is.
+
+Each class owns one registry, so tests and several processes in one interpreter do not meet. All methods may be called
+from any thread. Floats of the form `*_unix_s` are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+from swarm.types import JobState, PeerState
+
+# 1 ms to 120 s, factor 2.5.
+SECONDS_BUCKETS = (*(float(f"{0.001 * 2.5**k:.3g}") for k in range(13)), 120.0)
+PEERS_MAX = 2000
+OTHER = "other"
+
+DIRECTIONS = ("forward", "backward")
+TRAFFIC_DIRECTIONS = ("sent", "received")
+TRAFFIC_KINDS = ("activation", "gradient", "state")
+ROUND_OUTCOMES = ("averaged", "failed", "aborted")
+
+_PEER_STATES = tuple(state.value for state in PeerState)
+_JOB_STATES = tuple(state.value for state in JobState)
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+_VERSION = re.compile(r"^\d{1,4}(\.\d{1,4}){1,3}([a-z0-9.+-]{0,16})$")
+
+
+class ProcessMetrics:
+    """What every process shows: its build and its link to the broker; also `process_*` and `python_*`."""
+
+    def __init__(self, version: str, protocol: int) -> None:
+        disable_created_metrics()  # `_created` doubles the number of series for nothing that we use
+        self.registry = CollectorRegistry(auto_describe=True)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._linked_before = False
+        Gauge("swarm_build_info", "Build of this process", ("version", "protocol"), registry=self.registry).labels(
+            version, str(protocol)
+        ).set(1)
+        self._mqtt_connected = Gauge("swarm_mqtt_connected", "1 while linked to the broker", registry=self.registry)
+        self._mqtt_reconnects = Counter(
+            "swarm_mqtt_reconnects_total", "Links to the broker after the first", registry=self.registry
+        )
+
+    def mqtt_link(self, connected: bool) -> None:
+        """The link to the broker came up or went down; fits `Bus(on_connected=...)`."""
+        self._mqtt_connected.set(connected)
+        if connected and self._linked_before:
+            self._mqtt_reconnects.inc()
+        self._linked_before |= connected
+
+
+class SchedulerMetrics:
+    """What a scheduler knows of its jobs and peers."""
+
+    def __init__(self, version: str, protocol: int) -> None:
+        self.process = ProcessMetrics(version, protocol)
+        self.registry = registry = self.process.registry
+        job = ("job_id",)
+        self._job_info = Gauge("swarm_job_info", "Facts about a job", ("job_id", "family"), registry=registry)
+        self._job_state = Gauge("swarm_job_state", "Exactly one state is 1", ("job_id", "state"), registry=registry)
+        self._job_step = Gauge("swarm_job_step", "Steps committed", job, registry=registry)
+        self._last_progress = Gauge(
+            "swarm_job_last_progress_timestamp_seconds", "Time of the last commit", job, registry=registry
+        )
+        self._tokens = Counter("swarm_job_tokens_total", "Tokens applied", job, registry=registry)
+        self._nonfinite = Counter(
+            "swarm_job_nonfinite_steps_total", "Steps with NaN or Inf gradients", job, registry=registry
+        )
+        self._loss = Gauge("swarm_train_loss", "Loss of the last step in nats", job, registry=registry)
+        self._learning_rate = Gauge("swarm_learning_rate", "Current learning rate", job, registry=registry)
+        self._grad_norm = Gauge("swarm_grad_norm", "Gradient norm before clipping", job, registry=registry)
+        self._step_duration = Histogram(
+            "swarm_step_duration_seconds", "Commit to commit", job, buckets=SECONDS_BUCKETS, registry=registry
+        )
+        self._committed = Counter(
+            "swarm_microbatches_committed_total", "Microbatches in committed steps, once each", job, registry=registry
+        )
+        self._in_flight = Gauge(
+            "swarm_microbatches_in_flight", "Microbatches fed and not committed", job, registry=registry
+        )
+        self._violations = Counter(
+            "swarm_ledger_violations_total", "Refused set digests; 0 in health", job, registry=registry
+        )
+        self._routed = Counter(
+            "swarm_route_decisions_total", "Times a peer was picked for a hop", ("stage", "peer"), registry=registry
+        )
+        self._peers = Gauge(
+            "swarm_peers", "Peers by job, stage and state", ("job_id", "stage", "state"), registry=registry
+        )
+        self._peer_info = Gauge(
+            "swarm_peer_info", "Facts about a peer", ("peer", "version", "device"), registry=registry
+        )
+        self._last_heartbeat = Gauge(
+            "swarm_peer_last_heartbeat_timestamp_seconds", "Last sign of life", ("peer",), registry=registry
+        )
+        self._known_peers: set[str] = set()
+        self._peer_groups: set[tuple[str, str]] = set()
+        self._violations_seen: dict[str, int] = {}
+        self._last_commit_unix_s: dict[str, float] = {}
+
+    def job_opened(self, job_id: str, family: str) -> None:
+        """A job exists: its counters start at zero."""
+        self._job_info.labels(job_id, family).set(1)
+        self._job_step.labels(job_id).set(0)
+        self._in_flight.labels(job_id).set(0)
+        for counter in (self._tokens, self._nonfinite, self._committed, self._violations):
+            counter.labels(job_id)
+        self._step_duration.labels(job_id)
+
+    def job_state(self, job_id: str, state: JobState | str) -> None:
+        """The job is in `state` and in no other."""
+        for known in _JOB_STATES:
+            self._job_state.labels(job_id, known).set(known == str(state))
+
+    def step_committed(
+        self,
+        job_id: str,
+        *,
+        step: int,
+        time_unix_s: float,
+        loss: float,
+        learning_rate: float,
+        grad_norm: float,
+        tokens: int,
+        microbatches: int,
+        skipped: bool = False,
+    ) -> None:
+        """One more step is committed; `step` counts the commits so far. A skipped step applied no tokens."""
+        self._job_step.labels(job_id).set(step)
+        self._last_progress.labels(job_id).set(time_unix_s)
+        self._learning_rate.labels(job_id).set(learning_rate)
+        self._committed.labels(job_id).inc(microbatches)
+        if skipped:
+            self._nonfinite.labels(job_id).inc()
+        else:
+            self._loss.labels(job_id).set(loss)
+            self._grad_norm.labels(job_id).set(grad_norm)
+            self._tokens.labels(job_id).inc(tokens)
+        before = self._last_commit_unix_s.get(job_id)
+        if before is not None:
+            self._step_duration.labels(job_id).observe(max(0.0, time_unix_s - before))
+        self._last_commit_unix_s[job_id] = time_unix_s
+
+    def in_flight(self, job_id: str, microbatches: int) -> None:
+        """So many microbatches are fed and not committed."""
+        self._in_flight.labels(job_id).set(microbatches)
+
+    def ledger_violations(self, job_id: str, total: int) -> None:
+        """The ledger counted `total` violations so far; a smaller number than before changes nothing."""
+        before = self._violations_seen.get(job_id, 0)
+        if total > before:
+            self._violations.labels(job_id).inc(total - before)
+            self._violations_seen[job_id] = total
+
+    def route_decided(self, stage: int, peer: str) -> None:
+        """`peer` was picked for a hop at `stage`."""
+        self._routed.labels(str(stage), self._bounded(peer)).inc()
+
+    def peers(self, counts: Mapping[tuple[str, int | None, str], int], stages: Mapping[str, int]) -> None:
+        """How many peers are in each (job id, stage, state); peers without a job are ("", None, state).
+
+        `stages` has the stage count of every open job, so that an empty stage shows as zero instead of vanishing.
+        """
+        groups = {("", "")} | {(job, str(stage)) for job, count in stages.items() for stage in range(count)}
+        for job, stage in self._peer_groups - groups:
+            for state in _PEER_STATES:
+                self._peers.remove(job, stage, state)
+        self._peer_groups = groups
+        for job, stage in groups:
+            key = None if stage == "" else int(stage)
+            for state in _PEER_STATES:
+                self._peers.labels(job, stage, state).set(counts.get((job, key, state), 0))
+
+    def peer_attached(self, peer: str, version: str, device: str, time_unix_s: float) -> None:
+        """A peer said hello; what it calls its version and device is folded into known values."""
+        name = self._bounded(peer)
+        if name == OTHER:
+            return
+        _remove_series(self._peer_info, name, 0)
+        known_device = device.split(":", 1)[0].lower()
+        self._peer_info.labels(
+            name,
+            version if _VERSION.match(version) else OTHER,
+            known_device if known_device in _DEVICES else OTHER,
+        ).set(1)
+        self._last_heartbeat.labels(name).set(time_unix_s)
+
+    def peer_heard(self, peer: str, time_unix_s: float) -> None:
+        """A peer gave a sign of life."""
+        if peer in self._known_peers:
+            self._last_heartbeat.labels(peer).set(time_unix_s)
+
+    def forget_job(self, job_id: str) -> None:
+        """Remove all series of a job: call it an hour after the job ended."""
+        for metric in (
+            self._job_info,
+            self._job_state,
+            self._job_step,
+            self._last_progress,
+            self._tokens,
+            self._nonfinite,
+            self._loss,
+            self._learning_rate,
+            self._grad_norm,
+            self._step_duration,
+            self._committed,
+            self._in_flight,
+            self._violations,
+            self._peers,
+        ):
+            _remove_series(metric, job_id, 0)
+        self._peer_groups = {group for group in self._peer_groups if group[0] != job_id}
+        self._violations_seen.pop(job_id, None)
+        self._last_commit_unix_s.pop(job_id, None)
+
+    def forget_peer(self, peer: str) -> None:
+        """Remove all series of a peer: call it ten minutes after the peer left."""
+        if peer not in self._known_peers:
+            return
+        self._known_peers.discard(peer)
+        _remove_series(self._routed, peer, 1)
+        _remove_series(self._peer_info, peer, 0)
+        _remove_series(self._last_heartbeat, peer, 0)
+
+    def _bounded(self, peer: str) -> str:
+        if peer not in self._known_peers:
+            if len(self._known_peers) >= PEERS_MAX:
+                return OTHER
+            self._known_peers.add(peer)
+        return peer
+
+
+class StageServerMetrics:
+    """What a stage server does with its device and its links. No `peer` label: the scraper attaches it."""
+
+    def __init__(self, version: str, protocol: int) -> None:
+        self.process = ProcessMetrics(version, protocol)
+        self.registry = registry = self.process.registry
+        hop = ("stage", "direction")
+        traffic = ("direction", "kind")
+        self._compute = Histogram(
+            "swarm_stage_compute_seconds",
+            "Device time per microbatch",
+            hop,
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._queue_depth = Gauge("swarm_queue_depth", "Computations waiting for the device", hop, registry=registry)
+        self._queue_wait = Histogram(
+            "swarm_queue_wait_seconds",
+            "Wait of a computation for the device",
+            hop,
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._busy = Counter(
+            "swarm_device_busy_seconds_total", "Seconds the device computed; its rate is utilisation", registry=registry
+        )
+        self._network = Counter("swarm_network_bytes_total", "Tensor bytes on the wire", traffic, registry=registry)
+        self._uncompressed = Counter(
+            "swarm_network_uncompressed_bytes_total", "The same tensors before compression", traffic, registry=registry
+        )
+        self._averaging = Histogram(
+            "swarm_averaging_duration_seconds",
+            "Completed averaging rounds",
+            ("stage",),
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._rounds = Counter(
+            "swarm_averaging_rounds_total", "Averaging rounds by outcome", ("stage", "outcome"), registry=registry
+        )
+        for direction in TRAFFIC_DIRECTIONS:
+            for kind in TRAFFIC_KINDS:
+                self._network.labels(direction, kind)
+                self._uncompressed.labels(direction, kind)
+
+    def computed(self, stage: int, direction: str, seconds: float) -> None:
+        """The device computed one microbatch "forward" or "backward"."""
+        self._compute.labels(str(stage), direction).observe(seconds)
+        self._busy.inc(seconds)
+
+    def device_busy(self, seconds: float) -> None:
+        """The device was busy with something that is no microbatch, such as an optimizer step."""
+        self._busy.inc(seconds)
+
+    def queue_depth(self, stage: int, *, forward: int, backward: int) -> None:
+        """So many computations wait for the device."""
+        self._queue_depth.labels(str(stage), "forward").set(forward)
+        self._queue_depth.labels(str(stage), "backward").set(backward)
+
+    def waited(self, stage: int, direction: str, seconds: float) -> None:
+        """One computation waited so long for the device."""
+        self._queue_wait.labels(str(stage), direction).observe(seconds)
+
+    def transferred(self, direction: str, kind: str, wire_bytes: int, uncompressed_bytes: int | None = None) -> None:
+        """A tensor was "sent" or "received"; kind is "activation", "gradient" or "state"."""
+        assert direction in TRAFFIC_DIRECTIONS, direction
+        assert kind in TRAFFIC_KINDS, kind
+        self._network.labels(direction, kind).inc(wire_bytes)
+        self._uncompressed.labels(direction, kind).inc(wire_bytes if uncompressed_bytes is None else uncompressed_bytes)
+
+    def round_finished(self, stage: int, outcome: str, duration_s: float) -> None:
+        """An averaging round ended as "averaged", "failed" or "aborted"; only complete ones count as durations."""
+        assert outcome in ROUND_OUTCOMES, outcome
+        self._rounds.labels(str(stage), outcome).inc()
+        if outcome == "averaged":
+            self._averaging.labels(str(stage)).observe(duration_s)
+
+    def forget_stage(self) -> None:
+        """Remove the series of the stage that was served: call it when the stage is released."""
+        metrics: Iterable[Gauge | Counter | Histogram] = (self._queue_depth,)
+        for metric in metrics:
+            metric.clear()
+
+
+def _remove_series(metric: Gauge | Counter | Histogram, value: str, position: int) -> None:
+    name = metric._labelnames[position]
+    metric.remove_by_labels({name: value})

@@ -1,0 +1,186 @@
+"""A broker on this machine, for `swarm up` and for tests: mosquitto where it is installed, else amqtt embedded.
+
+`python -m swarm.mqtt.broker --port P` is the second. Either runs as a child process, listens on loopback only, takes
+anonymous clients, and keeps nothing on disk: peers announce themselves again when they reconnect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+from swarm.children import dying_with_parent, end
+from swarm.errors import InvalidConfig, SwarmError
+from swarm.logs import get_logger
+
+HOST = "127.0.0.1"
+START_S_MAX = 20.0  # importing amqtt on a busy machine takes seconds
+ATTEMPTS = 3
+CONNECTIONS_MAX = 1000
+
+# Debian installs mosquitto where the path of an ordinary user does not lead.
+_SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/local/opt/mosquitto/sbin")
+_CONNECT = b"\x10\x13\x00\x04MQTT\x04\x02\x00\x05\x00\x07" + b"swarm-?"
+_ACCEPTED = b"\x20\x02\x00\x00"
+_DISCONNECT = b"\xe0\x00"
+
+_log = get_logger(__name__)
+
+
+@asynccontextmanager
+async def local_broker(
+    port: int = 0, *, kind: Literal["auto", "mosquitto", "amqtt"] = "auto", log: Path | None = None
+) -> AsyncIterator[str]:
+    """Start a broker on loopback and give its URL (mqtt://127.0.0.1:PORT); end it on exit.
+
+    Port 0 is any free one. `log` receives what the broker writes. Raises InvalidConfig if the port is busy or the
+    broker does not start.
+    """
+    binary = None if kind == "amqtt" else find_mosquitto()
+    if kind == "mosquitto" and binary is None:
+        raise InvalidConfig("mosquitto is not installed", hint="install it, or leave the choice to swarm")
+    with tempfile.TemporaryDirectory(prefix="swarm-broker-") as folder:
+        log = log or Path(folder, "broker.log")
+        child, bound = await _start(binary, port, Path(folder), log)
+        try:
+            _log.info("broker started", broker=f"mqtt://{HOST}:{bound}", kind="mosquitto" if binary else "amqtt")
+            yield f"mqtt://{HOST}:{bound}"
+        finally:
+            await end(child)
+
+
+def find_mosquitto() -> str | None:
+    """The mosquitto program on this machine."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(_SYSTEM_FOLDERS))
+
+
+async def _start(binary: str | None, port: int, folder: Path, log: Path) -> tuple[asyncio.subprocess.Process, int]:
+    # A free port is only free until someone takes it: try again with another.
+    for attempt in range(1 if port else ATTEMPTS):
+        bound = port or _free_port()
+        child = await _spawn(binary, bound, folder, log)
+        try:
+            if await _accepts(bound, child):
+                return child, bound
+        except BaseException:
+            await end(child)
+            raise
+        _log.info("broker did not start", port=bound, attempt=attempt + 1)
+        await end(child)
+    tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+    raise InvalidConfig(
+        f"the broker did not start at {HOST}:{bound}" + "".join(f": {line}" for line in tail),
+        hint="check that the port is free, or give the URL of a running broker with --broker",
+    )
+
+
+async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> asyncio.subprocess.Process:
+    if binary:
+        config = folder / "mosquitto.conf"
+        config.write_text(
+            f"listener {port} {HOST}\nallow_anonymous true\npersistence false\nmax_connections {CONNECTIONS_MAX}\n"
+            "message_size_limit 262144\n"
+        )
+        command = [binary, "-c", str(config)]
+    else:
+        command = [sys.executable, "-m", "swarm.mqtt.broker", "--port", str(port)]
+    with log.open("ab") as out:
+        return await asyncio.create_subprocess_exec(
+            *dying_with_parent(command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+
+
+async def _accepts(port: int, child: asyncio.subprocess.Process) -> bool:
+    """Whether the child speaks MQTT at `port` before it ends and within the time that a start may take."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(START_S_MAX):
+            while child.returncode is None:
+                with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                    async with asyncio.timeout(2.0):
+                        if await _greets(port):
+                            # Another broker may hold the port while our child is about to notice: give it the time.
+                            await asyncio.sleep(0.05)
+                            return child.returncode is None
+                await asyncio.sleep(0.05)
+    return False
+
+
+async def _greets(port: int) -> bool:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        writer.write(_CONNECT)
+        answer = await reader.readexactly(len(_ACCEPTED))
+        writer.write(_DISCONNECT)
+        return answer == _ACCEPTED
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+async def serve_amqtt(port: int) -> None:
+    """Run amqtt on loopback until SIGTERM or SIGINT; SwarmError if it does not start."""
+    # amqtt warns at import about plug-ins that we do not use, and is of no use to those who have mosquitto.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from amqtt.broker import Broker  # noqa: PLC0415  # slow to import
+        from amqtt.contexts import BrokerConfig, ListenerConfig  # noqa: PLC0415
+        from amqtt.errors import BrokerError  # noqa: PLC0415
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    config = BrokerConfig(
+        listeners={"default": ListenerConfig(bind=f"{HOST}:{port}", max_connections=CONNECTIONS_MAX)},
+        # Nothing but this one: passwords stall its loop, and $SYS topics tell strangers about us.
+        plugins={"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+    )
+    broker = Broker(config, loop=loop)
+    try:
+        await broker.start()
+    except BrokerError as error:
+        raise SwarmError(f"broker does not start at {HOST}:{port}: {error}") from error
+    await stop.wait()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await broker.shutdown()
+
+
+def main() -> None:
+    """Entry point of `python -m swarm.mqtt.broker`."""
+    arguments = argparse.ArgumentParser(prog="python -m swarm.mqtt.broker", description="amqtt on loopback")
+    arguments.add_argument("--port", type=int, required=True)
+    port = arguments.parse_args().port
+    logging.basicConfig(level=logging.ERROR)
+    try:
+        asyncio.run(serve_amqtt(port))
+    except SwarmError as error:
+        sys.exit(f"error[{error.code}]: {error.message}")
+
+
+if __name__ == "__main__":
+    main()

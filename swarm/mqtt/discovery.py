@@ -1,0 +1,90 @@
+"""Where is the scheduler? A joiner needs only the broker's address: the scheduler announces itself there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swarm.errors import IncompatibleVersion, SchedulerUnreachable
+from swarm.logs import get_logger
+from swarm.messages import PROTOCOL_VERSION
+from swarm.mqtt import topics
+from swarm.mqtt.bus import Bus
+
+ADDRESS_CHARACTERS_MAX = 255
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a scheduler says of itself: dial `address` (host:port); `epoch` counts its starts."""
+
+    address: str
+    epoch: int
+    product: str = ""
+    protocol: int = PROTOCOL_VERSION
+
+    def payload(self) -> dict[str, Any]:
+        """As it is announced on `topics.SCHEDULER`."""
+        return asdict(self)
+
+
+def parse_announcement(payload: Mapping[str, Any]) -> Announcement | None:
+    """The announcement in a message of a stranger; None if it is none."""
+    address, epoch = payload.get("address"), payload.get("epoch")
+    product, protocol = payload.get("product", ""), payload.get("protocol")
+    if not (isinstance(address, str) and len(address) <= ADDRESS_CHARACTERS_MAX and _is_address(address)):
+        return None
+    if not (_is_whole(epoch) and _is_whole(protocol) and isinstance(product, str)):
+        return None
+    return Announcement(address, epoch, product[:64], protocol)
+
+
+async def find_scheduler(url: str, *, timeout_s: float | None = None) -> Announcement:
+    """The scheduler that is announced at the broker `url`; waits until there is one.
+
+    Raises SchedulerUnreachable after `timeout_s` (None: never), IncompatibleVersion if it speaks another protocol,
+    InvalidConfig if the URL is none.
+    """
+    bus = Bus(url, "find-scheduler")
+    messages = bus.subscribe(topics.SCHEDULER)
+    link = asyncio.create_task(bus.run())
+    _log.info("waiting for the scheduler's announcement", broker=bus.endpoint.shown, topic=topics.SCHEDULER)
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for _, payload in messages:
+                found = parse_announcement(payload)
+                if found is None:
+                    _log.warning("announcement is not one", topic=topics.SCHEDULER)
+                    continue
+                if found.protocol != PROTOCOL_VERSION:
+                    raise IncompatibleVersion(
+                        f"the scheduler at {found.address} speaks protocol {found.protocol}, this process "
+                        f"{PROTOCOL_VERSION}",
+                        hint="install the same version of swarm on both sides",
+                    )
+                return found
+        raise AssertionError("the subscription ended")
+    except TimeoutError:
+        raise SchedulerUnreachable(
+            f"no scheduler announced itself at {bus.endpoint.shown} within {timeout_s:g} s"
+            if bus.connected
+            else f"the broker {bus.endpoint.shown} does not answer",
+            hint="check that the broker and the scheduler run, or give --scheduler HOST:PORT",
+        ) from None
+    finally:
+        link.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await link
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_address(text: str) -> bool:
+    host, colon, port = text.rpartition(":")
+    return bool(host and colon and port.isdecimal() and 0 < int(port) < 65536) and not any(c.isspace() for c in text)
