@@ -6,10 +6,29 @@ what was under way in both directions; the stage server attaches again and repor
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Protocol
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
+import grpc
+import grpc.aio
+
+from swarm.errors import CorruptFrame, PeerUnavailable, Refused
 from swarm.messages import Command, Event, StoreHeader
+from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, connect, public_error, translate
+from swarm.rpc.frames import CHUNK_BYTES
+from swarm.rpc.wire import from_command, from_event, from_message, parse, to_command, to_event, to_message
+from swarm.wire import session_pb2
+
+SERVICE: Final = "swarm.wire.Session"
+DRAIN_S: Final = 5.0  # how long a handler may take to notice that its peer is gone
+INBOX_LIMIT: Final = 64  # events that wait for the handler; then the stage server waits
+
+_Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
+_Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
+
+T = TypeVar("T")
 
 
 class SchedulerLink(Protocol):
@@ -49,7 +68,248 @@ class SessionHandler(Protocol):
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take one stage's weights; gives their sha256.
 
-        `chunks` adds up to exactly `header.total_bytes`, else it raises CorruptFrame, or PeerUnavailable if the
-        connection breaks; what arrived until then must be dropped.
+        `chunks` adds up to exactly `header.total_bytes`, else it raises CorruptFrame. If the connection breaks, the
+        call is cancelled. Either way what arrived until then must be dropped.
         """
         ...
+
+
+# The stage server's side ---------------------------------------------------------------------------------------------
+
+
+class GrpcSchedulerLink:
+    """SchedulerLink over gRPC to the scheduler at `address` ("host:port")."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = connect(address)
+
+    async def attach(self, events: AsyncIterator[Event]) -> AsyncGenerator[tuple[int, Command], None]:
+        call: _Call = self._channel.stream_stream(f"/{SERVICE}/Attach")()
+        sending = asyncio.create_task(_send_events(call, events), name=f"events to {self._address}")
+        try:
+            async for data in call:
+                yield from_command(parse(session_pb2.Command, data))
+        except grpc.RpcError as error:
+            raise translate(error, self._address) from None
+        except asyncio.CancelledError:
+            # gRPC raises this too where `_send_events` gave the call up because `events` failed: then say that.
+            task = asyncio.current_task()
+            if (task is None or not task.cancelling()) and sending.done() and not sending.cancelled():
+                sending.result()
+            raise
+        finally:
+            call.cancel()
+            sending.cancel()
+            await asyncio.wait({sending})
+
+    async def store(self, header: StoreHeader, payload: bytes | memoryview) -> str:
+        content = memoryview(payload)
+        if content.nbytes != header.total_bytes:
+            raise ValueError(f"the header says {header.total_bytes} bytes, the payload has {content.nbytes}")
+        method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(f"/{SERVICE}/Store")
+        try:
+            reply = parse(session_pb2.StoreReply, await method(_store_chunks(header, content)))
+        except grpc.RpcError as error:
+            raise translate(error, self._address) from None
+        return cast(session_pb2.StoreReply, reply).sha256
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+async def _send_events(call: _Call, events: AsyncIterator[Event]) -> None:
+    """Write events until they end or the call does."""
+    try:
+        async for event in events:
+            await call.write(_within_limit(to_event(event).SerializeToString()))
+        await call.done_writing()
+    except (grpc.RpcError, asyncio.InvalidStateError):
+        pass  # the call has ended; whoever reads from it learns why
+    except Exception:
+        call.cancel()
+        raise
+
+
+def _within_limit(data: bytes) -> bytes:
+    """gRPC would end the whole session over a message that is too long; this names it."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise Refused(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    return data
+
+
+def _store_chunks(header: StoreHeader, content: memoryview) -> Iterator[bytes]:
+    yield session_pb2.StoreChunk(header=to_message(header)).SerializeToString()
+    if content.nbytes:
+        content = content.cast("B")
+        for start in range(0, len(content), CHUNK_BYTES):
+            yield session_pb2.StoreChunk(payload=bytes(content[start : start + CHUNK_BYTES])).SerializeToString()
+
+
+# The scheduler's side ------------------------------------------------------------------------------------------------
+
+
+def add_session_service(server: grpc.aio.Server, handler: SessionHandler) -> None:
+    """Serve `handler` to stage servers that dial with `GrpcSchedulerLink`."""
+    service = _SessionService(handler)
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "Attach": grpc.stream_stream_rpc_method_handler(service.attach),
+        "Store": grpc.stream_unary_rpc_method_handler(service.store),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+class _SessionService:
+    def __init__(self, handler: SessionHandler) -> None:
+        self._handler = handler
+
+    async def attach(self, requests: AsyncIterator[bytes], context: _Context) -> None:
+        async def write(epoch: int, command: Command) -> None:
+            data = _within_limit(to_command(epoch, command).SerializeToString())
+            try:
+                await context.write(data)
+            except Exception:
+                if not context.done():
+                    raise
+                events.fail(_broken())
+
+        async with answering(context):
+            events: Pipe[Event] = Pipe(INBOX_LIMIT)
+            reading = asyncio.create_task(_read_events(requests, events), name="session events")
+            try:
+                # gRPC cancels this when the connection breaks.
+                await serve_session(self._handler, events, write)
+            finally:
+                reading.cancel()
+                await asyncio.wait({reading})
+
+    async def store(self, requests: AsyncIterator[bytes], context: _Context) -> bytes:
+        async with answering(context):
+            chunks = aiter(requests)
+            first = parse(session_pb2.StoreChunk, await anext(chunks, b""))
+            if not first.HasField("header"):
+                raise Refused("StoreChunk.header is missing in the first chunk")
+            header = from_message(StoreHeader, first.header)
+            sha256 = await self._handler.store(header, whole(header, _payloads(first, chunks)))
+            return session_pb2.StoreReply(sha256=sha256).SerializeToString()
+        raise AssertionError("answering returned after an error")
+
+
+async def serve_session(
+    handler: SessionHandler, events: Pipe[Event], write: Callable[[int, Command], Awaitable[None]]
+) -> None:
+    """Run `handler` for one session; to be cancelled when the connection breaks.
+
+    The handler then sees `events` fail, and has DRAIN_S to end by itself before it is cancelled too. `write` may call
+    `events.fail` instead of raising: what the handler yields from then on is dropped.
+    """
+
+    async def run() -> None:
+        commands = handler.attach(events)
+        try:
+            async for epoch, command in commands:
+                if events.error is None:
+                    await write(epoch, command)
+        finally:
+            if isinstance(commands, AsyncGenerator):
+                await commands.aclose()
+
+    serving = asyncio.create_task(run(), name="session")
+    try:
+        await asyncio.wait({serving})
+    except asyncio.CancelledError:
+        events.fail(_broken())
+        try:
+            await asyncio.wait({serving}, timeout=DRAIN_S)
+        finally:
+            serving.cancel()
+        await asyncio.wait({serving})
+        if not serving.cancelled() and isinstance(failure := serving.exception(), Exception):
+            public_error(failure)  # there is nobody to tell, but a fault of ours belongs in the log
+        raise
+    serving.result()
+
+
+async def whole(header: StoreHeader, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The chunks, if they add up to what the header says; else CorruptFrame as soon as that is sure."""
+    held_bytes = 0
+    async for chunk in chunks:
+        held_bytes += len(chunk)
+        if held_bytes > header.total_bytes:
+            break
+        yield chunk
+    if held_bytes != header.total_bytes:
+        raise CorruptFrame(f"the weights have {held_bytes} bytes or more, the header says {header.total_bytes}")
+
+
+async def _payloads(first: session_pb2.StoreChunk, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    if first.payload:
+        yield first.payload
+    async for data in chunks:
+        chunk = parse(session_pb2.StoreChunk, data)
+        if chunk.HasField("header"):
+            raise CorruptFrame("StoreChunk.header comes twice")
+        yield chunk.payload
+
+
+async def _read_events(requests: AsyncIterator[bytes], events: Pipe[Event]) -> None:
+    try:
+        async for data in requests:
+            await events.put(from_event(parse(session_pb2.Event, data)))
+        events.end()
+    except Exception as error:
+        events.fail(public_error(error))
+
+
+def _broken() -> PeerUnavailable:
+    return PeerUnavailable("the connection to the stage server broke")
+
+
+class Pipe(Generic[T]):
+    """A bounded queue from one writer to one reader that can end or fail; read it with `async for`.
+
+    What was put before the end or the failure is still read.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.error: Exception | None = None
+        self._limit = limit
+        self._items: deque[T] = deque()
+        self.ended = False
+        self._readable = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def put(self, item: T) -> None:
+        """Append an item once there is room; dropped if the pipe has ended or failed."""
+        while len(self._items) >= self._limit and not self.ended:
+            self._room.clear()
+            await self._room.wait()
+        if not self.ended:
+            self._items.append(item)
+            self._readable.set()
+
+    def end(self) -> None:
+        """Nothing comes any more."""
+        self.ended = True
+        self._readable.set()
+        self._room.set()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing comes any more, and the reader shall raise `error`; the first call counts."""
+        if not self.ended:
+            self.error = error
+        self.end()
+
+    def __aiter__(self) -> Pipe[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._items:
+            if self.error is not None:
+                raise self.error
+            if self.ended:
+                raise StopAsyncIteration
+            self._readable.clear()
+            await self._readable.wait()
+        self._room.set()
+        return self._items.popleft()

@@ -1,0 +1,173 @@
+"""An asyncio event loop whose time jumps: hours of protocol in seconds of test, the same every time.
+
+The loop's selector never waits. Where asyncio asks it to wait `timeout` seconds for files, it adds them to a counter,
+which is what `loop.time()` reads. Where asyncio would wait for ever, nothing can happen any more: the program is stuck,
+and `SimulationStuck` names who waits. Flows need no change: `asyncio.sleep`, `asyncio.timeout` and `loop.time()` ask the
+loop.
+
+Two runs with one seed do the same in the same order. Tasks and futures are numbered, because asyncio keeps them in sets
+and their default order is that of memory addresses (a TaskGroup cancels its children in it). Code under simulation must
+not iterate over sets of strings (their order changes from process to process) or read clocks.
+No files, no sockets, no threads: `run_in_executor` calls the function at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import selectors
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from contextvars import Context
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+LIMIT_S: Final = 7 * 24 * 3600.0
+
+
+class SimulationStuck(Exception):
+    """Nothing can happen any more, but tasks still wait; or the simulated time ran out."""
+
+
+def run(main: Coroutine[Any, Any, T], *, seed: int, limit_s: float = LIMIT_S) -> T:
+    """Run `main` on a virtual loop from time 0 and give its result.
+
+    `seed` feeds the generators of `rng`, and is noted on whatever exception comes out. SimulationStuck if all tasks
+    wait for something that cannot come, or if simulated time passes `limit_s`.
+    """
+    try:
+        with asyncio.Runner(loop_factory=lambda: VirtualLoop(seed, limit_s)) as runner:
+            return runner.run(main)
+    except Exception as error:
+        error.add_note(f"in a simulation with seed {seed}")
+        raise
+
+
+def rng(name: str) -> random.Random:
+    """The generator of the component `name` in the running simulation; each call starts it anew.
+
+    Components do not share generators: one that draws once more would change the dice of all others.
+    """
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop), "rng() belongs to a simulation"
+    return random.Random(f"{loop.seed}/{name}")
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """The loop that `run` uses."""
+
+    def __init__(self, seed: int, limit_s: float = LIMIT_S) -> None:
+        self.seed = seed
+        self._numbers = itertools.count(1)
+        self._clock = _JumpingSelector(limit_s, self._waiting)
+        self._thread = threading.get_ident()
+        super().__init__(self._clock)
+        self.set_task_factory(_numbered_task)
+
+    def time(self) -> float:
+        return self._clock.now_s
+
+    def next_number(self) -> int:
+        """A number that no task or future of this loop has."""
+        return next(self._numbers)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _NumberedFuture(loop=self)
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
+    ) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Context | None = None
+    ) -> asyncio.Handle:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("a thread called into a simulation; nothing there may run outside its loop")
+        return self.call_soon(callback, *args, context=context)
+
+    def _waiting(self) -> str:
+        tasks = sorted((task for task in asyncio.all_tasks(self) if not task.done()), key=hash)
+        return "; ".join(f"{task.get_name()} at {_place(task)}" for task in tasks) or "no task"
+
+
+class _NumberedTask(asyncio.Task[Any]):
+    """A task whose place in a set is its number."""
+
+    def __init__(self, coro: Any, *, loop: VirtualLoop, **options: Any) -> None:
+        self._number = loop.next_number()
+        options.setdefault("name", f"task-{self._number}")
+        super().__init__(coro, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _NumberedFuture(asyncio.Future[Any]):
+    """A future whose place in a set is its number."""
+
+    def __init__(self, *, loop: VirtualLoop) -> None:
+        self._number = loop.next_number()
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+def _numbered_task(loop: Any, coro: Any, **options: Any) -> _NumberedTask:
+    return _NumberedTask(coro, loop=loop, **options)
+
+
+def _place(task: asyncio.Task[Any]) -> str:
+    """Where a task waits: function and line of its innermost frame."""
+    stack = task.get_stack()
+    if not stack:
+        return "its start"
+    frame = stack[-1]
+    return f"{frame.f_code.co_name}:{frame.f_lineno}"
+
+
+class _JumpingSelector(selectors.BaseSelector):
+    """Never waits: adds the time that it should wait to `now_s`."""
+
+    def __init__(self, limit_s: float, waiting: Callable[[], str]) -> None:
+        self.now_s = 0.0
+        self._limit_s = limit_s
+        self._describe_waiting = waiting
+        self._keys: dict[int, selectors.SelectorKey] = {}
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise SimulationStuck(
+                f"nothing can happen any more at {self.now_s:.3f} s; waiting: {self._describe_waiting()}"
+            )
+        if timeout > 0:
+            self.now_s += timeout
+        if self.now_s > self._limit_s:
+            raise SimulationStuck(
+                f"simulated time passed its limit of {self._limit_s:g} s; waiting: {self._describe_waiting()}"
+            )
+        return []
+
+    # asyncio registers the pipe by which threads wake the loop; it is never used here. Nothing else has a file.
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        if self._keys:
+            raise RuntimeError("a simulation has no files and no sockets")
+        descriptor = fileobj.fileno() if hasattr(fileobj, "fileno") else fileobj
+        key = self._keys[descriptor] = selectors.SelectorKey(fileobj, descriptor, events, data)
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._keys.pop(fileobj.fileno() if hasattr(fileobj, "fileno") else fileobj)
+
+    def get_map(self) -> dict[int, selectors.SelectorKey]:  # type: ignore[override]  # a dict is the mapping it wants
+        return self._keys
