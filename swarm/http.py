@@ -12,7 +12,7 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from http.client import responses
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -34,7 +34,7 @@ PORTS_TRIED_MAX = 100
 class HttpEndpoint:
     """Serves metrics and health at `host:port`.
 
-    Port 0 is any free port. With `next_free`, a busy port is followed by the next one, as stage servers share a machine.
+    Port 0 is any free port. With `next_free`, a busy port is followed by the next one: stage servers share machines.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class HttpEndpoint:
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         match environ["PATH_INFO"], environ["REQUEST_METHOD"]:
             case "/metrics", "GET" | "HEAD":
-                return self._metrics(environ, start_response)
+                page: Iterable[bytes] = self._metrics(environ, start_response)
+                return page
             case "/healthz", "GET" | "HEAD":
                 healthy = self._ask_loop(list) is not None
                 return _text(start_response, *((200, "ok") if healthy else (503, "the event loop does not turn")))
@@ -184,7 +185,13 @@ class _Handler(WSGIRequestHandler):
             return
         if not self.parse_request():
             return
-        handler = _QuietServerHandler(self.rfile, self.wfile, self.get_stderr(), self.get_environ(), multithread=True)
+        handler = _QuietServerHandler(
+            cast(IO[bytes], self.rfile),
+            cast(IO[bytes], self.wfile),
+            self.get_stderr(),
+            self.get_environ(),
+            multithread=True,
+        )
         handler.request_handler = self  # type: ignore[attr-defined]  # wsgiref's own back reference
         assert isinstance(self.server, WSGIServer)
         app = self.server.get_app()

@@ -1,8 +1,8 @@
 """Every Prometheus series of every process, with its names, labels and buckets.
 
-Base units, `_total` on counters, timestamps instead of ages. Labels are bounded: `job_id` to jobs that are open or ended
-less than an hour ago (`forget_job`), `peer` to ids that the scheduler issued, at most 2,000 at a time and `other` beyond
-that (`forget_peer`), the rest to closed sets. What a peer reports about itself never becomes a label as it is.
+Base units, `_total` on counters, timestamps instead of ages. Labels are bounded: `job_id` to jobs that are open or
+ended less than an hour ago (`forget_job`), `peer` to ids that the scheduler issued, at most 2,000 at a time and `other`
+beyond that (`forget_peer`), the rest to closed sets. What a peer reports about itself never becomes a label as it is.
 
 Each class owns one registry, so tests and several processes in one interpreter do not meet. All methods may be called
 from any thread. Floats of the form `*_unix_s` are seconds since the epoch.
@@ -11,7 +11,7 @@ from any thread. Floats of the form `*_unix_s` are seconds since the epoch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -46,7 +46,7 @@ class ProcessMetrics:
     """What every process shows: its build and its link to the broker; also `process_*` and `python_*`."""
 
     def __init__(self, version: str, protocol: int) -> None:
-        disable_created_metrics()  # `_created` doubles the number of series for nothing that we use
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the number of series for nothing that we use
         self.registry = CollectorRegistry(auto_describe=True)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -327,10 +327,8 @@ class StageServerMetrics:
             self._averaging.labels(str(stage)).observe(duration_s)
 
     def forget_stage(self) -> None:
-        """Remove the series of the stage that was served: call it when the stage is released."""
-        metrics: Iterable[Gauge | Counter | Histogram] = (self._queue_depth,)
-        for metric in metrics:
-            metric.clear()
+        """Nothing waits any more: call it when the stage is released. Counters and histograms stay."""
+        self._queue_depth.clear()
 
 
 def _remove_series(metric: Gauge | Counter | Histogram, value: str, position: int) -> None:

@@ -80,9 +80,8 @@ async def _start(binary: str | None, port: int, folder: Path, log: Path) -> tupl
             raise
         _log.info("broker did not start", port=bound, attempt=attempt + 1)
         await end(child)
-    tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
     raise InvalidConfig(
-        f"the broker did not start at {HOST}:{bound}" + "".join(f": {line}" for line in tail),
+        f"the broker did not start at {HOST}:{bound}: {_last_line(log)}",
         hint="check that the port is free, or give the URL of a running broker with --broker",
     )
 
@@ -120,6 +119,11 @@ async def _accepts(port: int, child: asyncio.subprocess.Process) -> bool:
                             return child.returncode is None
                 await asyncio.sleep(0.05)
     return False
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line for line in reversed(lines) if line.strip()), "it ended without a word")
 
 
 async def _greets(port: int) -> bool:

@@ -38,7 +38,7 @@ def parse_announcement(payload: Mapping[str, Any]) -> Announcement | None:
     product, protocol = payload.get("product", ""), payload.get("protocol")
     if not (isinstance(address, str) and len(address) <= ADDRESS_CHARACTERS_MAX and _is_address(address)):
         return None
-    if not (_is_whole(epoch) and _is_whole(protocol) and isinstance(product, str)):
+    if not (type(epoch) is int and type(protocol) is int and epoch >= 0 and isinstance(product, str)):
         return None
     return Announcement(address, epoch, product[:64], protocol)
 
@@ -79,10 +79,6 @@ async def find_scheduler(url: str, *, timeout_s: float | None = None) -> Announc
         link.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await link
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_address(text: str) -> bool:
