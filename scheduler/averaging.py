@@ -8,10 +8,11 @@ A member's slice is the part that it sums for all; equal shares by default, meas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from swarm.messages import Member
+from swarm.messages import Member, ParameterNorm
 from swarm.types import PeerId
 
 ALIGNMENT = 64  # elements; slices begin at cache lines and vector widths of any dtype
@@ -69,3 +70,21 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
         quotients = [fraction / (part + 1) for fraction, part in zip(fractions, parts, strict=True)]
         parts[quotients.index(max(quotients))] += 1
     return parts
+
+
+def global_norm(norms: Iterable[ParameterNorm]) -> float:
+    """L2 norm of the whole gradient from squared norms per parameter; a name that comes twice (tied) counts once.
+
+    The sum is exact before it is rounded once (`math.fsum`), so neither the cut into stages nor the order matters.
+    Infinite or nan if any part is.
+    """
+    squared = {norm.name: norm.squared_norm for norm in norms}
+    try:
+        return math.sqrt(math.fsum(squared.values()))
+    except (OverflowError, ValueError):  # the sum leaves float64, or infinities of both signs met
+        return math.inf
+
+
+def clip_scale(norm: float, grad_clip_norm: float) -> float:
+    """Factor that brings a gradient of this norm to at most `grad_clip_norm`; 1 if that is 0 (off)."""
+    return min(1.0, grad_clip_norm / (norm + 1e-6)) if grad_clip_norm else 1.0

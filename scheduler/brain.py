@@ -1,14 +1,80 @@
-"""One job's decisions: event in, outputs out; the driver carries them out in order."""
+"""One job's decisions: an event in, outputs out; the driver carries them out in the given order.
+
+      start ──▶ LOADING ──all loaded, digests equal──▶ RUNNING ──last step agreed──▶ SAVING ──all saved──▶ ENDED
+                                                     feed microbatches, average full steps,
+                                                     write rows, commit, compare digests
+
+The brain composes ledger (what counts), step (what may overlap), wiring and pace (who computes) and averaging (who sums
+what). It never waits and never looks at a clock. Its rules of order are two: a row is written before any replica hears
+of the commit, and whatever abolishes work (AbortRound, Void) is sent to a replica before the work that replaces it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from random import Random
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
-from swarm.messages import Command, Event, ParameterHash
-from swarm.types import JobId, PeerId, Round, UnitName
+from scheduler.averaging import Participant, clip_scale, global_norm, plan_round
+from scheduler.ledger import Ledger, Verdict
+from scheduler.pace import Pace
+from scheduler.step import (
+    ROUNDS_MAX,
+    CommitRow,
+    Phase,
+    StepRun,
+    Turn,
+    UnitAveraging,
+    may_open,
+    may_write,
+    version_needed,
+)
+from scheduler.wiring import ReplicaLoad, StageLoad, choose_route
+from swarm.errors import GradientRange, JobFailed, PeerUnavailable, ReplicaDiverged, SetMismatch
+from swarm.messages import (
+    AbortRound,
+    Accumulated,
+    Average,
+    Averaged,
+    Command,
+    Commit,
+    Committed,
+    Event,
+    Failed,
+    Heartbeat,
+    Hello,
+    Leaving,
+    Loaded,
+    LoadStage,
+    Logged,
+    ParameterHash,
+    Release,
+    RoundFailed,
+    Route,
+    Saved,
+    SaveStage,
+    UnitRound,
+    Void,
+)
+from swarm.types import Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
+
+__all__ = [
+    "BrainSettings",
+    "CommitRow",
+    "Fail",
+    "Finish",
+    "JobBrain",
+    "Mode",
+    "Note",
+    "Output",
+    "Replica",
+    "Send",
+    "WriteCommit",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +107,6 @@ class Replica:
     incarnation: int
     address: str
     stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRow:
-    """The durable record of a step; `loss` is the mean in nats per token (nan if a loss was not finite)."""
-
-    timeline: int
-    step: int
-    rounds: Mapping[UnitName, Round]  # empty if skip
-    loss: float
-    norm: float  # before clipping; 0 if skip
-    scale: float
-    learning_rate: float
-    skip: bool
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,86 +149,558 @@ class Fail:
 Output: TypeAlias = Send | WriteCommit | Note | Finish | Fail
 
 
+class Mode(StrEnum):
+    """Where the job stands, as far as the brain is concerned."""
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    RUNNING = "running"
+    SAVING = "saving"
+    ENDED = "ended"
+
+
 class JobBrain:
     """All decisions of one job. After Finish, Fail or cancel every call gives nothing."""
 
-    parameters: dict[int, tuple[ParameterHash, ...]]  # by stage, once saved
+    def __init__(self, settings: BrainSettings, rng: Random) -> None:
+        self.settings = settings
+        self.stages = len(settings.split)
+        self.mode = Mode.WAITING
+        self.parameters: dict[int, tuple[ParameterHash, ...]] = {}  # by stage, once saved
+        self._rng = rng
+        self._ledger = Ledger(settings.timeline, self.stages, settings.microbatches)
+        self._pace = Pace()
+        self._replicas: dict[PeerId, Replica] = {}  # those that are not gone
+        self._pools: list[list[PeerId]] = [[] for _ in range(self.stages)]
+        self._suspects: set[PeerId] = set()
+        self._loaded: dict[PeerId, Loaded] = {}
+        self._elements: dict[UnitName, int] = {}
+        self._savers: dict[PeerId, int] = {}  # who was asked to save which stage
+        self._runs: dict[int, StepRun] = {}
+        self._next_step = 0
+        self._commits_sent = 0  # steps whose row is durable
+        self._agreed = 0  # steps on whose commit all replicas agree
+        self._round_number = 0
+        self._in_flight_max = 0
+        self._violations = 0
+        self._no_route = ""  # why a microbatch could not be given away
+        self._outputs: list[Output] = []
 
-    def __init__(self, settings: BrainSettings, rng: Random) -> None: ...
+    # What happens ------------------------------------------------------------------------------------------------
 
     def start(self, replicas: Sequence[Replica], now_s: float) -> list[Output]:
-        """Load every replica's stage."""
-        raise NotImplementedError
+        """Load every replica's stage; each stage has at least one."""
+        assert self.mode is Mode.WAITING
+        self.mode = Mode.LOADING
+        settings = self.settings
+        for replica in sorted(replicas, key=lambda one: one.peer):
+            self._replicas[replica.peer] = replica
+            self._pools[replica.stage].append(replica.peer)
+            load = LoadStage(settings.job, settings.timeline, replica.stage, settings.split, 0, settings.spec_json)
+            self._send(replica.peer, load)
+        assert all(self._pools), "each stage needs a replica"
+        # One microbatch at each replica of the largest pool and one on its way, at every stage.
+        window = settings.microbatches * (1 + settings.staleness)
+        self._in_flight_max = settings.max_in_flight or min(window, 2 * self.stages * max(map(len, self._pools)))
+        return self._go_on(now_s)
 
     def handle(self, peer: PeerId, event: Event, now_s: float) -> list[Output]:
-        """An event of a peer's present incarnation."""
-        raise NotImplementedError
+        """An event of a peer's present incarnation; events of peers outside the job change nothing."""
+        if self.mode is Mode.ENDED or peer not in self._replicas:
+            return []
+        self._ledger.now_s = now_s
+        match event:
+            case Accumulated():
+                self._on_accumulated(peer, event)
+            case Averaged():
+                self._on_averaged(peer, event)
+            case RoundFailed():
+                self._on_round_failed(peer, event)
+            case Committed():
+                self._on_committed(peer, event)
+            case Loaded():
+                self._on_loaded(peer, event)
+            case Saved():
+                self._on_saved(peer, event)
+            case Failed():
+                if event.job == self.settings.job:
+                    self._fail(event.code, f"{self._name(peer)} cannot go on: {event.message}", event.hint)
+            case Leaving():
+                self._note("warning", f"{self._name(peer)} wants to leave: {event.reason}")
+            case Hello() | Heartbeat() | Logged():
+                return []
+            case _:
+                assert_never(event)
+        return self._go_on(now_s)
 
     def row_written(self, step: int, now_s: float) -> list[Output]:
-        """The commit row is durable."""
-        raise NotImplementedError
+        """The commit row is durable: every replica applies the step."""
+        run = self._runs.get(step)
+        if self.mode is Mode.ENDED or run is None or run.row is None or run.phase is not Phase.WRITING:
+            return []
+        run.turn(Turn.DURABLE)
+        row = run.row
+        for replica in self._replicas.values():
+            units = [unit for unit, stages in self.settings.units.items() if replica.stage in stages]
+            rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in units if unit in row.rounds)
+            commit = Commit(row.timeline, step, step + 1, rounds, row.learning_rate, row.scale, row.skip)
+            self._send(replica.peer, commit)
+        self._ledger.close(step)
+        self._commits_sent = step + 1
+        return self._go_on(now_s)
 
     def peer_suspect(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
-        """Route the peer's unfinished hops around it (only with `recover`)."""
-        raise NotImplementedError
+        """Route the peer's unfinished hops around it (only with `recover`); it may still finish them."""
+        if self.mode is Mode.ENDED or peer not in self._replicas or peer in self._suspects:
+            return []
+        self._ledger.now_s = now_s
+        self._note("warning", f"{self._name(peer)} is suspect: {reason}")
+        if self.settings.recover:
+            self._suspects.add(peer)
+            for run in self._redoable():
+                self._ledger.withdraw(run.step, peer, f"suspect, {reason}")
+        return self._go_on(now_s)
 
     def peer_back(self, peer: PeerId, now_s: float) -> list[Output]:
-        """A suspect was heard again."""
-        raise NotImplementedError
+        """A suspect was heard again: it may be given work."""
+        self._suspects.discard(peer)
+        return self._go_on(now_s)
 
     def peer_gone(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
         """The peer is lost: the job fails, or (with `recover`) its uncommitted work is done again elsewhere."""
-        raise NotImplementedError
+        if self.mode is Mode.ENDED or peer not in self._replicas:
+            return []
+        self._ledger.now_s = now_s
+        name, replica = self._name(peer), self._replicas.pop(peer)
+        self._pools[replica.stage].remove(peer)
+        self._suspects.discard(peer)
+        self._pace.forget(peer)
+        if not self.settings.recover or not self._pools[replica.stage]:
+            alone = "" if self._pools[replica.stage] else "; the stage has no other replica"
+            hint = "start a stage server in its place, then submit the job again"
+            self._fail(PeerUnavailable.code, f"{name} is gone: {reason}{alone}", hint)
+            return self._go_on(now_s)
+        self._note("warning", f"{name} is gone: {reason}; its uncommitted work is done again")
+        for run in self._redoable():
+            self._reopen(run, f"{peer} is gone")
+        self._ledger.peer_gone(peer, [run.step for run in self._redoable()], f"gone, {reason}")
+        if (stage := self._savers.pop(peer, None)) is not None:
+            self._ask_to_save(stage)
+        return self._go_on(now_s)
 
     def cancel(self, now_s: float) -> list[Output]:
-        """Release all peers."""
-        raise NotImplementedError
+        """Release all peers; the job is over."""
+        if self.mode is not Mode.ENDED:
+            self._end("cancelled")
+        return self._go_on(now_s)
 
-    # Views, all cheap
+    # What is known -----------------------------------------------------------------------------------------------
+
     @property
     def committed_steps(self) -> int:
         """Steps whose commit row is durable."""
-        raise NotImplementedError
+        return self._commits_sent
 
     @property
     def in_flight(self) -> int:
         """Microbatches fed and not yet accumulated at every stage."""
-        raise NotImplementedError
+        return self._ledger.in_flight()
 
     @property
     def replayed(self) -> int:
-        """Accumulations that had to be done again."""
-        raise NotImplementedError
+        """Accumulations that were void and had to be done again."""
+        return self._ledger.replayed
 
     @property
     def duplicates(self) -> int:
         """Late repeats that were ignored."""
-        raise NotImplementedError
+        return self._ledger.duplicates
 
     @property
     def violations(self) -> int:
-        """Sets or digests that were not as expected; 0 in health."""
-        raise NotImplementedError
+        """Events that no healthy replica sends: sets, routes or digests other than expected."""
+        return self._violations + self._ledger.violations
 
     @property
     def stage_microbatches(self) -> tuple[int, ...]:
-        """Microbatches in committed steps, per stage."""
-        raise NotImplementedError
+        """Microbatches in committed steps, per stage: once each, so equal."""
+        return (self._commits_sent * self.settings.microbatches,) * self.stages
 
     def outstanding(self, peer: PeerId) -> int:
-        raise NotImplementedError
+        """Hops that the peer was given and has not finished."""
+        return self._ledger.outstanding(peer)
 
     def pace_s(self, peer: PeerId) -> float:
-        raise NotImplementedError
+        """Device seconds that the peer needs per microbatch; 0 if never measured."""
+        return self._pace.of(peer) if self._pace.is_known(peer) else 0.0
 
     def story(self, step: int, index: int) -> list[str]:
-        """Every transition of a microbatch, with its cause."""
-        raise NotImplementedError
+        """Every transition of a microbatch and of its step, with causes; for open and the newest closed steps."""
+        run = self._runs.get(step)
+        return self._ledger.story(step, index) + [f"step {step} {line}" for line in (run.history if run else [])]
 
     def waiting_for(self) -> str:
         """What the job waits for, for a person."""
-        raise NotImplementedError
+        match self.mode:
+            case Mode.LOADING:
+                return f"waits for {_listed(self._replicas.keys() - self._loaded)} to load"
+            case Mode.SAVING:
+                return f"waits for {_listed(self._savers)} to hand over the weights"
+            case Mode.RUNNING if self._runs:
+                return self._waiting_for_step(self._runs[min(self._runs)])
+        return f"is {self.mode}"
 
     def validate(self) -> None:
-        """Assert the invariants."""
-        raise NotImplementedError
+        """Assert what must hold between any two events."""
+        self._ledger.validate()
+        assert self._agreed <= self._commits_sent <= self._next_step <= self.settings.steps
+        assert sorted(self._runs) == list(range(self._agreed, self._next_step)) or self.mode is Mode.ENDED
+        assert self._ledger.open_steps() == [
+            step for step, run in sorted(self._runs.items()) if run.phase not in (Phase.COMMITTING, Phase.DONE)
+        ]
+        for run in self._runs.values():
+            if run.phase is Phase.AVERAGING:
+                assert set(run.rounds) == set(self.settings.units)
+                assert self._ledger.is_full(run.step) or self.mode is Mode.ENDED
+            for unit, averaging in run.rounds.items():
+                assert averaging.reports.keys() <= {member.peer for member in averaging.members}
+                assert averaging.members[-1].stop == self._elements[unit]
+        for peer, replica in self._replicas.items():
+            assert peer in self._pools[replica.stage]
+        assert sum(map(len, self._pools)) == len(self._replicas)
+
+    # Loading and saving ------------------------------------------------------------------------------------------
+
+    def _on_loaded(self, peer: PeerId, event: Loaded) -> None:
+        replica, settings = self._replicas[peer], self.settings
+        if self.mode is not Mode.LOADING or (event.job, event.timeline) != (settings.job, settings.timeline):
+            return
+        expected = {unit for unit, stages in settings.units.items() if replica.stage in stages}
+        sizes = {size.unit: size.elements for size in event.units}
+        if (event.stage, event.version, set(sizes)) != (replica.stage, 0, expected):
+            held = f"stage {event.stage}, version {event.version}, units {_listed(sizes)}"
+            wanted = f"stage {replica.stage}, version 0, units {_listed(expected)}"
+            self._fail(JobFailed.code, f"{self._name(peer)} loaded {held} instead of {wanted}", "")
+            return
+        for unit, elements in sizes.items():
+            if self._elements.setdefault(unit, elements) != elements:
+                message = f"{self._name(peer)} has {elements} elements in unit {unit}, others {self._elements[unit]}"
+                self._fail(ReplicaDiverged.code, message, "run the same release on every stage server")
+                return
+        self._loaded[peer] = event
+        digests = {other: one.digest for other, one in self._loaded.items() if one.stage == event.stage}
+        self._compare(digests, f"of stage {event.stage} after loading")
+
+    def _ask_to_save(self, stage: int) -> None:
+        saver = self._pools[stage][0]
+        self._savers[saver] = stage
+        self._send(saver, SaveStage(self.settings.job, self.settings.timeline, self.settings.steps))
+
+    def _on_saved(self, peer: PeerId, event: Saved) -> None:
+        expected = (self.settings.job, self.settings.timeline, self.settings.steps)
+        if self._savers.get(peer) != event.stage or (event.job, event.timeline, event.version) != expected:
+            self._violations += 1
+            return
+        del self._savers[peer]
+        self.parameters[event.stage] = event.parameters
+        if len(self.parameters) == self.stages:
+            self._end("finished")
+            self._outputs.append(Finish())
+
+    # Accumulating ------------------------------------------------------------------------------------------------
+
+    def _on_accumulated(self, peer: PeerId, event: Accumulated) -> None:
+        run = self._runs.get(event.microbatch.step)
+        if run is not None and not run.can_be_redone:
+            # All members proved their sets when they sealed; nothing can have been added to them since.
+            self._ledger.duplicates += 1
+            return
+        verdict = self._ledger.accumulated(peer, event)
+        if verdict in (Verdict.COUNTED, Verdict.SECOND):
+            self._pace.observe(peer, event.forward_s + event.backward_s)
+        if verdict is Verdict.UNASKED:
+            self._note("error", f"{self._name(peer)} accumulated {event.microbatch} without being asked")
+
+    def _settle_pairs(self, run: StepRun) -> None:
+        """Where two replicas hold one microbatch, the smaller contribution is void."""
+        while (peer := self._ledger.superfluous(run.step)) is not None:
+            self._void(run, peer, "another replica holds a microbatch of its set")
+
+    def _void(self, run: StepRun, peer: PeerId, cause: str) -> None:
+        self._reopen(run, f"{peer} is void")
+        struck = self._ledger.void(run.step, peer, cause)
+        self._send(peer, Void(self.settings.timeline, run.step, struck))
+
+    def _refill(self, run: StepRun) -> None:
+        """Give every orphan a new hop, those that some replica holds already to that replica."""
+        raised = False
+        for index, stages in self._ledger.orphans(run.step):
+            kept = self._ledger.hops(run.step, index)
+            fixed = [hop.peer if hop else self._ledger.holder(run.step, s, index) for s, hop in enumerate(kept)]
+            peers = self._choose(fixed)
+            if peers is None:
+                return  # tried again with the next event
+            if not raised:
+                self._ledger.next_attempt(run.step)
+                raised = True
+            for stage in stages:
+                self._ledger.reroute(run.step, stage, index, self._hop(peers[stage], run.step), "refill")
+            self._send_route(run.step, index)
+
+    def _feed(self) -> None:
+        """Feed microbatches in order, older steps first, while there is room in flight."""
+        while self._ledger.in_flight() < self._in_flight_max:
+            step = next((s for s in self._ledger.open_steps() if self._ledger.unfed(s) is not None), None)
+            if step is None:
+                step = self._next_step
+                limits = {"steps": self.settings.steps, "staleness": self.settings.staleness}
+                if not may_open(step, commits_sent=self._commits_sent, **limits):
+                    return
+                self._next_step += 1
+                self._runs[step] = StepRun(step)
+                self._ledger.open(step)
+            peers = self._choose([None] * self.stages)
+            if peers is None:
+                return
+            self._send_route(step, self._ledger.feed(step, [self._hop(peer, step) for peer in peers]))
+
+    def _choose(self, fixed: Sequence[PeerId | None]) -> tuple[PeerId, ...] | None:
+        """One replica per stage, the fixed ones kept."""
+        loads = []
+        for stage, keep in enumerate(fixed):
+            pool = self._pools[stage]
+            loads.append(StageLoad(stage, tuple(self._load(peer, pool) for peer in ([keep] if keep else pool))))
+        decision = choose_route(loads, self._ledger.now_s, self._rng)
+        self._no_route = "" if decision.plan else decision.reason
+        return decision.plan
+
+    def _load(self, peer: PeerId, pool: Sequence[PeerId]) -> ReplicaLoad:
+        credit = peer not in self._suspects
+        return ReplicaLoad(peer, self._ledger.outstanding(peer), self._pace.of(peer, pool), credit)
+
+    def _hop(self, peer: PeerId, step: int) -> Hop:
+        replica = self._replicas[peer]
+        return Hop(peer, replica.incarnation, self._ledger.attempt(step), replica.address)
+
+    def _send_route(self, step: int, index: int) -> None:
+        """Tell all on the route, and those that it displaced."""
+        hops = tuple(hop for hop in self._ledger.hops(step, index) if hop is not None)
+        assert len(hops) == self.stages
+        version = version_needed(step, self.settings.staleness)
+        route = Route(Microbatch(self.settings.timeline, step, index), version, hops)
+        for peer in dict.fromkeys([hop.peer for hop in hops] + self._ledger.displaced(step, index)):
+            self._send(peer, route)
+
+    # Averaging ---------------------------------------------------------------------------------------------------
+
+    def _start_rounds(self, run: StepRun) -> None:
+        sets = self._ledger.sets(run.step)
+        run.digests = {peer: set_digest(sets.get(peer, ())) for peer in self._replicas}
+        for unit in self.settings.units:
+            self._start_round(run, unit)
+
+    def _start_round(self, run: StepRun, unit: UnitName) -> None:
+        stages = set(self.settings.units[unit])
+        members = plan_round(
+            [
+                Participant(one.peer, one.incarnation, one.address, run.digests[one.peer])
+                for one in self._replicas.values()
+                if one.stage in stages
+            ],
+            self._elements[unit],
+        )
+        self._round_number += 1
+        number = Round(self.settings.epoch, self._round_number)
+        run.rounds[unit] = UnitAveraging(number, members)
+        timeline, timeout_s = self.settings.timeline, self.settings.averaging_timeout_s
+        command = Average(timeline, run.step, unit, number, members, self.settings.tokens_of(run.step), timeout_s)
+        for member in members:
+            self._send(member.peer, command)
+
+    def _abort(self, run: StepRun, unit: UnitName) -> None:
+        averaging = run.rounds.pop(unit)
+        for member in averaging.members:
+            self._send(member.peer, AbortRound(self.settings.timeline, run.step, unit, averaging.round))
+
+    def _reopen(self, run: StepRun, cause: str) -> None:
+        """Contributions of a step that is being averaged change: give its rounds up and accumulate again."""
+        if run.phase is Phase.AVERAGING:
+            for unit in list(run.rounds):
+                self._abort(run, unit)
+            run.turn(Turn.REOPENED, cause)
+
+    def _present_round(self, peer: PeerId, event: Averaged | RoundFailed) -> UnitAveraging | None:
+        """The round that the event is about, if it is still the unit's present one."""
+        run = self._runs.get(event.step)
+        averaging = run.rounds.get(event.unit) if run and run.phase is Phase.AVERAGING else None
+        current = averaging is not None and event.timeline == self.settings.timeline
+        if averaging is None or not current or averaging.round != event.round or not averaging.is_member(peer):
+            return None
+        return averaging
+
+    def _on_averaged(self, peer: PeerId, event: Averaged) -> None:
+        averaging = self._present_round(peer, event)
+        if averaging is None or peer in averaging.reports:
+            self._ledger.duplicates += 1
+            return
+        averaging.reports[peer] = event
+        digests = {other: report.digest for other, report in averaging.reports.items()}
+        self._compare(digests, f"of the averaged gradient of unit {event.unit}, step {event.step}")
+
+    def _on_round_failed(self, peer: PeerId, event: RoundFailed) -> None:
+        averaging, run = self._present_round(peer, event), self._runs.get(event.step)
+        if averaging is None or run is None:
+            return
+        if SetMismatch.code in event.reason:
+            self._violations += 1
+            self._note("error", f"{self._name(peer)} holds another set than the ledger: {event.reason}; done again")
+            self._void(run, peer, "its set is not the ledger's")
+            return
+        count = run.failures[event.unit] = run.failures.get(event.unit, 0) + 1
+        accused = f" (accuses {event.accused})" if event.accused else ""
+        message = f"round {averaging.round.number} of unit {event.unit}, step {event.step}, failed {count} times"
+        told = f"{message}: {self._name(peer)} says {event.reason}{accused}"
+        if count >= ROUNDS_MAX:
+            hint = "check the network between the two, or raise averaging.timeout_s"
+            self._fail(JobFailed.code, told, hint)
+            return
+        self._note("warning", told)
+        self._abort(run, event.unit)
+        self._start_round(run, event.unit)
+
+    # Committing --------------------------------------------------------------------------------------------------
+
+    def _decide(self, run: StepRun) -> None:
+        """Fix what the step's commit will say, and hand it to the store once the order of commits allows it."""
+        if run.phase is Phase.AVERAGING and run.is_averaged:
+            run.turn(Turn.AVERAGED)
+        if run.phase is not Phase.DECIDED or not may_write(run.step, agreed=self._agreed):
+            return
+        settings, tokens = self.settings, self.settings.tokens_of(run.step)
+        reports = {unit: averaging.reports[min(averaging.reports)] for unit, averaging in run.rounds.items()}
+        norm = global_norm(norm for report in reports.values() for norm in report.norms)
+        if not math.isfinite(norm):
+            run.skip = True
+        if run.skip:
+            if settings.fail_on_nonfinite:
+                hint = 'lower training.learning_rate, or set limits.on_nonfinite = "skip"'
+                self._fail(GradientRange.code, f"the gradient of step {run.step} is not finite", hint)
+                return
+            self._note("warning", f"the gradient of step {run.step} is not finite: the step changes no weight")
+        total = 0.0
+        for loss in self._ledger.losses(run.step):  # left to right, as the one-process reference adds
+            total += loss
+        run.row = CommitRow(
+            timeline=settings.timeline,
+            step=run.step,
+            rounds={} if run.skip else {unit: averaging.round for unit, averaging in run.rounds.items()},
+            loss=total / tokens,
+            norm=0.0 if run.skip else norm,
+            scale=0.0 if run.skip else clip_scale(norm, settings.grad_clip_norm),
+            learning_rate=settings.learning_rate(run.step),
+            skip=run.skip,
+            tokens=tokens,
+        )
+        run.turn(Turn.WRITTEN)
+        self._outputs.append(WriteCommit(run.row))
+
+    def _on_committed(self, peer: PeerId, event: Committed) -> None:
+        run, replica = self._runs.get(event.step), self._replicas[peer]
+        if run is None or run.phase is not Phase.COMMITTING or event.timeline != self.settings.timeline:
+            self._ledger.duplicates += 1
+            return
+        if (event.version, event.stage) != (event.step + 1, replica.stage):
+            self._violations += 1
+            message = f"{self._name(peer)} committed step {event.step} as version {event.version} of {event.stage}"
+            self._fail(ReplicaDiverged.code, message, "run the same release on every stage server")
+            return
+        run.commits[peer] = event
+        digests = {other: one.digest for other, one in run.commits.items() if one.stage == event.stage}
+        self._compare(digests, f"of stage {event.stage} after step {event.step}")
+
+    def _compare(self, digests: Mapping[PeerId, str], what: str) -> None:
+        """Replicas that must hold the same bytes: if they do not, the job fails and names the odd ones out."""
+        counts = Counter(digests.values())
+        if len(counts) == 1:
+            return
+        self._violations += 1
+        (common, most), (_, next_most), *_ = counts.most_common()
+        odd = sorted(peer for peer, digest in digests.items() if digest != common or most == next_most)
+        held = ", ".join(f"{peer} holds {digests[peer]}" for peer in sorted(digests))
+        message = f"replicas differ in the bytes {what}: {_listed(odd)} ({held})"
+        self._fail(ReplicaDiverged.code, message, "run the same release, device class and thread count on all of them")
+
+    # What follows ------------------------------------------------------------------------------------------------
+
+    def _go_on(self, now_s: float) -> list[Output]:
+        """Do all that has become possible, and hand out what was decided."""
+        self._ledger.now_s = now_s
+        if self.mode is Mode.LOADING and self._replicas.keys() <= self._loaded.keys():
+            self.mode = Mode.RUNNING
+            self._note("info", f"{len(self._replicas)} replicas of {self.stages} stages loaded: training starts")
+        if self.mode is Mode.RUNNING:
+            self._advance()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _advance(self) -> None:
+        for run in self._redoable():
+            self._settle_pairs(run)
+            self._refill(run)
+        self._feed()
+        for step in sorted(self._runs):
+            run = self._runs[step]
+            if run.phase is Phase.FEEDING and self._ledger.is_full(step):
+                run.turn(Turn.FULL if self._ledger.is_finite(step) else Turn.NOT_FINITE)
+                if not run.skip:
+                    self._start_rounds(run)
+            self._decide(run)
+            if run.phase is Phase.COMMITTING and self._agreed == step and self._replicas.keys() <= run.commits.keys():
+                run.turn(Turn.AGREED)
+                self._agreed = step + 1
+                del self._runs[step]
+            if self.mode is not Mode.RUNNING:
+                return
+        if self._agreed == self.settings.steps:
+            self.mode = Mode.SAVING
+            for stage in range(self.stages):
+                self._ask_to_save(stage)
+
+    def _redoable(self) -> list[StepRun]:
+        return [run for _, run in sorted(self._runs.items()) if run.can_be_redone]
+
+    def _waiting_for_step(self, run: StepRun) -> str:
+        match run.phase:
+            case Phase.FEEDING:
+                stuck = f"; {self._no_route}" if self._no_route else ""
+                return f"step {run.step}: {self.in_flight} microbatches in flight{stuck}"
+            case Phase.AVERAGING:
+                missing = [f"{_listed(one.missing())} ({unit})" for unit, one in run.rounds.items() if one.missing()]
+                return f"step {run.step}: waits for averaging at {'; '.join(missing)}"
+            case Phase.COMMITTING:
+                return f"step {run.step}: waits for {_listed(self._replicas.keys() - run.commits)} to commit"
+        return f"step {run.step}: {run.phase}"
+
+    def _send(self, peer: PeerId, command: Command) -> None:
+        if peer in self._replicas:
+            self._outputs.append(Send(peer, command))
+
+    def _note(self, level: str, message: str) -> None:
+        self._outputs.append(Note(level, message))
+
+    def _fail(self, code: str, message: str, hint: str) -> None:
+        if self.mode is not Mode.ENDED:
+            self._end(message)
+            self._outputs.append(Fail(code, message, hint))
+
+    def _end(self, reason: str) -> None:
+        self.mode = Mode.ENDED
+        for peer in self._replicas:
+            self._send(peer, Release(self.settings.job, reason))
+
+    def _name(self, peer: PeerId) -> str:
+        return f"stage server {peer} (stage {self._replicas[peer].stage})"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nobody"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from swarm.messages import Accumulated
-from swarm.types import Hop, PeerId, set_digest
+from swarm.types import Hop, PeerId
 
 STORY_LINES_MAX = 64
 
@@ -48,7 +48,7 @@ class Contribution:
 class Entry:
     """The ledger's line for one (step, stage, microbatch)."""
 
-    hop: Hop | None = None  # who shall do it; None: nobody yet, or lost
+    hop: Hop | None = None  # whom the newest route names; None: nobody yet, or lost
     offered: dict[PeerId, int] = field(default_factory=dict)  # newest attempt given to each replica ever asked
     holders: dict[PeerId, Contribution] = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class StepBook:
     held: int = 0  # entries with a holder
     open: int = 0  # microbatches that were fed and lack a holder at some stage
     left: list[int] = field(default_factory=list)  # stages that still lack a holder, per microbatch
-    orphans: dict[int, set[int]] = field(default_factory=dict)  # fed, without hop and holder: index -> stages
+    orphans: dict[int, set[int]] = field(default_factory=dict)  # fed, but without hop: index -> stages
     doubles: set[tuple[int, int]] = field(default_factory=set)  # (stage, index) with two holders
     floors: dict[PeerId, int] = field(default_factory=dict)  # what a replica did up to this attempt is void
     stories: list[list[str]] = field(default_factory=list)
@@ -79,6 +79,7 @@ class Ledger:
         self.replayed = 0
         self.duplicates = 0
         self.violations = 0
+        self.now_s = 0.0  # stamped on the lines of stories
         self._books: dict[int, StepBook] = {}
         self._outstanding: dict[PeerId, int] = {}
         self._closed: dict[int, list[list[str]]] = {}  # stories of the newest closed steps
@@ -127,11 +128,14 @@ class Ledger:
         return index
 
     def reroute(self, step: int, stage: int, index: int, hop: Hop, cause: str) -> None:
-        """Give one orphan a new hop, of the step's present attempt (raise it once before each batch)."""
+        """Give one orphan a new hop, of the step's present attempt (raise it once before each batch).
+
+        If a replica holds the contribution already, the hop is that replica's: its neighbours must know where to ask.
+        """
         book = self._books[step]
         entry = book.entries[stage][index]
         assert entry.hop is None
-        assert not entry.holders
+        assert not entry.holders or hop.peer in entry.holders
         assert hop.attempt == book.attempt
         self._give(book, stage, index, hop)
         self.tell(step, index, f"stage {stage} given to {hop.peer} (attempt {hop.attempt}): {cause}")
@@ -162,13 +166,12 @@ class Ledger:
             self.violations += 1
             return Verdict.UNASKED
         if peer in entry.holders:
-            self.duplicates += 1
+            self.duplicates += event.attempt <= entry.holders[peer].attempt  # else the answer to a newer route
             return Verdict.DUPLICATE
 
         entry.holders[peer] = Contribution(event.attempt, event.finite, event.loss)
         if entry.hop is not None and entry.hop.peer == peer:
             self._count_outstanding(peer, -1)
-        book.orphans.get(index, set()).discard(stage)
         finite = "" if event.finite else ", NOT finite"
         self.tell(step, index, f"stage {stage} accumulated at {peer} (attempt {event.attempt}{finite})")
         if len(entry.holders) > 1:
@@ -187,11 +190,9 @@ class Ledger:
         lost = []
         for stage, index, entry in self._entries(book):
             if entry.hop is not None and entry.hop.peer == peer and peer not in entry.holders:
-                self._take_hop(entry)
-                if not entry.holders:
-                    book.orphans.setdefault(index, set()).add(stage)
-                    lost.append((stage, index))
-                    self.tell(step, index, f"stage {stage} taken from {peer}: {cause}")
+                self._take_hop(book, stage, index)
+                lost.append((stage, index))
+                self.tell(step, index, f"stage {stage} taken from {peer}: {cause}")
         return lost
 
     def void(self, step: int, peer: PeerId, cause: str) -> int:
@@ -203,37 +204,34 @@ class Ledger:
         struck = book.attempt
         book.floors[peer] = struck
         for stage, index, entry in self._entries(book):
-            mine = entry.holders.pop(peer, None)
-            if entry.hop is not None and entry.hop.peer == peer:
-                if mine is not None:
-                    entry.hop = None  # its work was done: no longer outstanding
-                else:
-                    self._take_hop(entry)
-            elif mine is None:
-                continue
-            if mine is not None:
-                if entry.holders:
-                    book.doubles -= {(stage, index)} if len(entry.holders) == 1 else set()
-                else:
+            named = entry.hop is not None and entry.hop.peer == peer
+            if named:
+                self._take_hop(book, stage, index)
+            if entry.holders.pop(peer, None) is not None:
+                if len(entry.holders) == 1:
+                    book.doubles.discard((stage, index))
+                elif not entry.holders:
                     book.held -= 1
                     book.open += not book.left[index]
                     book.left[index] += 1
                     self.replayed += 1
+            elif not named:
+                continue
             self.tell(step, index, f"stage {stage}: {peer} is void up to attempt {struck}: {cause}")
-            if not entry.holders and entry.hop is None:
-                book.orphans.setdefault(index, set()).add(stage)
         book.attempt += 1
         return struck
 
-    def peer_gone(self, peer: PeerId, cause: str) -> list[int]:
-        """Strike the peer out of every open step; those steps in which it had a part."""
+    def peer_gone(self, peer: PeerId, steps: Iterable[int], cause: str) -> list[int]:
+        """Strike the peer out of those open steps whose work can still be done again; the steps that it had a part in.
+
+        Steps that are decided keep its contribution: it is in the averaged gradient that the others hold.
+        """
         touched = []
-        for step in self.open_steps():
+        for step in steps:
             book = self._books[step]
             if any(peer in entry.offered for _, _, entry in self._entries(book)):
                 self.void(step, peer, cause)
                 touched.append(step)
-        self._outstanding.pop(peer, None)
         return touched
 
     def superfluous(self, step: int) -> PeerId | None:
@@ -255,7 +253,26 @@ class Ledger:
     def orphans(self, step: int) -> list[tuple[int, list[int]]]:
         """Microbatches that lack a hop at some stages, in order: (index, stages)."""
         found = self._books[step].orphans
-        return [(index, sorted(found[index])) for index in sorted(found) if found[index]]
+        return [(index, sorted(found[index])) for index in sorted(found)]
+
+    def holder(self, step: int, stage: int, index: int) -> PeerId | None:
+        """The replica that holds the contribution; of two, the one that shall stay is not decided here."""
+        return next(iter(self._books[step].entries[stage][index].holders), None)
+
+    def displaced(self, step: int, index: int) -> list[PeerId]:
+        """Replicas that were asked for the microbatch, are not named by its newest route and have not accumulated it.
+
+        They may still be at work on it, and must hear of the newest route.
+        """
+        book = self._books[step]
+        found = []
+        for entries in book.entries:
+            entry = entries[index]
+            for peer, attempt in entry.offered.items():
+                named = entry.hop is not None and entry.hop.peer == peer
+                if not named and peer not in entry.holders and attempt > book.floors.get(peer, 0):
+                    found.append(peer)
+        return found
 
     # What is known -----------------------------------------------------------------------------------------------
 
@@ -268,17 +285,14 @@ class Ledger:
         """No contribution of the step was reported as not finite."""
         return all(one.finite for _, _, entry in self._entries(self._books[step]) for one in entry.holders.values())
 
-    def members_set(self, step: int, peer: PeerId) -> frozenset[int]:
-        """Indexes that must be in the peer's sum for the step."""
-        return frozenset(
-            index
-            for _, index, entry in self._entries(self._books[step])
-            if peer in entry.holders and entry.holders[peer].finite
-        )
-
-    def digest(self, step: int, peer: PeerId) -> str:
-        """Name of `members_set`."""
-        return set_digest(self.members_set(step, peer))
+    def sets(self, step: int) -> dict[PeerId, frozenset[int]]:
+        """Indexes that must be in the sum of each replica that holds any."""
+        found: dict[PeerId, set[int]] = {}
+        for _, index, entry in self._entries(self._books[step]):
+            for peer, one in entry.holders.items():
+                if one.finite:
+                    found.setdefault(peer, set()).add(index)
+        return {peer: frozenset(indexes) for peer, indexes in found.items()}
 
     def losses(self, step: int) -> list[float]:
         """Loss sums of a full step in order of the microbatches."""
@@ -296,9 +310,9 @@ class Ledger:
     def close(self, step: int) -> None:
         """The step is committed (or given up): later words about it are stale."""
         book = self._books.pop(step)
-        for _, _, entry in self._entries(book):
-            if entry.hop is not None and entry.hop.peer not in entry.holders:
-                self._take_hop(entry)
+        for stage, index, entry in self._entries(book):
+            if entry.hop is not None:
+                self._take_hop(book, stage, index)
         self._closed[step] = book.stories
         for old in sorted(self._closed)[:-2]:
             del self._closed[old]
@@ -307,7 +321,7 @@ class Ledger:
         """Add a line to the story of a microbatch; a story keeps its beginning and a bounded number of lines."""
         story = self._books[step].stories[index]
         if len(story) < STORY_LINES_MAX:
-            story.append(line)
+            story.append(f"{self.now_s:.3f} s {line}")
 
     def story(self, step: int, index: int) -> list[str]:
         """All transitions of a microbatch of an open step or of the two last closed ones, with their causes."""
@@ -329,8 +343,8 @@ class Ledger:
                     assert entry.hop.attempt > book.floors.get(entry.hop.peer, 0), entry
                     if entry.hop.peer not in entry.holders:
                         outstanding[entry.hop.peer] = outstanding.get(entry.hop.peer, 0) + 1
-                lost = index < book.fed and entry.hop is None and not entry.holders
-                assert (stage in book.orphans.get(index, ())) == lost, (stage, index, entry)
+                orphan = index < book.fed and entry.hop is None
+                assert (stage in book.orphans.get(index, ())) == orphan, (stage, index, entry)
             for index, left in enumerate(book.left):
                 assert left == sum(1 for stage in range(self.stages) if not book.entries[stage][index].holders)
         assert outstanding == {peer: count for peer, count in self._outstanding.items() if count}
@@ -342,13 +356,20 @@ class Ledger:
         assert hop.attempt > book.floors.get(hop.peer, 0), "a void attempt cannot be given"
         entry.hop = hop
         entry.offered[hop.peer] = hop.attempt
-        book.orphans.get(index, set()).discard(stage)
-        self._count_outstanding(hop.peer, +1)
+        if stages := book.orphans.get(index):
+            stages.discard(stage)
+            if not stages:
+                del book.orphans[index]
+        if hop.peer not in entry.holders:
+            self._count_outstanding(hop.peer, +1)
 
-    def _take_hop(self, entry: Entry) -> None:
+    def _take_hop(self, book: StepBook, stage: int, index: int) -> None:
+        entry = book.entries[stage][index]
         assert entry.hop is not None
-        self._count_outstanding(entry.hop.peer, -1)
+        if entry.hop.peer not in entry.holders:
+            self._count_outstanding(entry.hop.peer, -1)
         entry.hop = None
+        book.orphans.setdefault(index, set()).add(stage)
 
     def _count_outstanding(self, peer: PeerId, change: int) -> None:
         self._outstanding[peer] = self._outstanding.get(peer, 0) + change

@@ -3,7 +3,7 @@
       FEEDING ──full──▶ AVERAGING ──averaged──▶ DECIDED ──written──▶ WRITING ──durable──▶ COMMITTING ──agreed──▶ DONE
          │  ▲               │                      ▲
          │  └───reopened────┘                      │
-         └──────────────────── not finite ─────────┘        a step that is not finite is committed as skip, without rounds
+         └──────────────────── not finite ─────────┘   skip: no rounds, no change
 
 Up to DECIDED everything can be done again; the durable row makes the step a fact. Two steps overlap in their ends only:
 a step opens once the commit of step t - 1 - staleness was sent, and its row is not written before the replicas agree on
@@ -12,6 +12,7 @@ the commit of step t - 2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -55,6 +56,21 @@ TRANSITIONS: dict[tuple[Phase, Turn], Phase] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class CommitRow:
+    """The durable record of a step; `loss` is the mean in nats per token (nan if a loss was not finite)."""
+
+    timeline: int
+    step: int
+    rounds: Mapping[UnitName, Round]  # empty if skip
+    loss: float
+    norm: float  # before clipping; 0 if skip
+    scale: float
+    learning_rate: float
+    skip: bool
+    tokens: int
+
+
 @dataclass(slots=True)
 class UnitAveraging:
     """The present round of one unit."""
@@ -86,6 +102,8 @@ class StepRun:
     skip: bool = False
     rounds: dict[UnitName, UnitAveraging] = field(default_factory=dict)
     failures: dict[UnitName, int] = field(default_factory=dict)  # of rounds, since the set last changed
+    digests: dict[PeerId, str] = field(default_factory=dict)  # of the sets that the rounds average
+    row: CommitRow | None = None  # once decided
     commits: dict[PeerId, Committed] = field(default_factory=dict)
     history: list[str] = field(default_factory=list)
 
