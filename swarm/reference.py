@@ -1,0 +1,287 @@
+"""The one-process trainer: the twin that every claim about a swarm is compared with.
+
+`python -m swarm.reference JOB.toml --out DIR` (the command `swarm train-local`) trains a job here and now: the same
+stages, the wire codec at the same cuts, the same data, sums, clipping, schedule and optimizer, one microbatch after the
+other. There is no network, no replica and no recovery in it, so it is short enough to be believed; with
+`training.reproducible` the swarm must end with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import torch
+import typer
+from torch import Tensor
+
+from swarm.codec import round_trip
+from swarm.config import JobSpec, load_job
+from swarm.data import Batches, ByteTokenizer, TokenData, TokenManifest, tokenise
+from swarm.errors import JobFailed, NotAllowed, OutOfMemory, SwarmError, UsageError
+from swarm.fixedpoint import mean_of_parts
+from swarm.model.runtime import choose_device, configure
+from swarm.model.stage import Stage
+from swarm.partition import resolve, unit_names
+from swarm.schedule import clip, learning_rate
+from swarm.types import Microbatch, UnitName
+from swarm.weights import INDEX_NAME, model_folder_files, safetensors_index, shard_name, weights_sha256
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One committed step. `loss` is nats per token, `norm` the global gradient norm before clipping (skipped: NaN)."""
+
+    step: int
+    loss: float
+    norm: float
+    scale: float
+    learning_rate: float
+    skipped: bool
+    tokens: int
+
+
+OnStep: TypeAlias = Callable[[StepReport], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The end of a run: loss per step, the stages with the final weights, their sha256."""
+
+    losses: tuple[float, ...]
+    stages: tuple[Stage, ...]
+    sha256: str
+
+
+def train_local(
+    spec: JobSpec, batches: Batches, *, device: torch.device | None = None, on_step: OnStep | None = None
+) -> Trained:
+    """Train all steps of a resolved spec in this thread.
+
+    JobFailed if a step is not finite and `limits.on_nonfinite` is "fail".
+    """
+    stages = build_stages(spec, device or torch.device("cpu"))
+    losses = []
+    for step in range(spec.training.steps):
+        report = train_step(stages, spec, batches, step)
+        losses.append(report.loss)
+        if on_step is not None:
+            on_step(report)
+    return Trained(tuple(losses), tuple(stages), sha256_of(stages))
+
+
+def build_stages(spec: JobSpec, device: torch.device) -> list[Stage]:
+    """All stages of a resolved spec with their initial weights."""
+    assert spec.pipeline.split != "auto", "resolve the spec first"
+    return [Stage(spec, stage, device) for stage in range(len(spec.pipeline.split))]
+
+
+def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, step: int) -> StepReport:
+    """Compute, average and apply one step on all stages."""
+    training = spec.training
+    loss, finite = 0.0, True
+    for index in range(training.microbatches):
+        microbatch_loss, microbatch_finite = _run(stages, spec, batches, Microbatch(0, step, index))
+        loss += microbatch_loss
+        finite = finite and microbatch_finite
+    tokens = batches.tokens_of(step)
+
+    means = _means(stages, spec, step, tokens) if finite else {}
+    norms = [
+        parameter.squared_norm
+        for unit, members in unit_names(len(stages), spec.tied).items()
+        if finite
+        for parameter in stages[members[0]].squared_norms(unit, means[unit])
+    ]
+    norm, scale = clip(norms, training.grad_clip_norm) if finite else (math.nan, 1.0)
+    skip = not math.isfinite(norm)  # finite float32 contributions may still add up to infinity
+    if skip and spec.limits.on_nonfinite == "fail":
+        raise JobFailed(
+            f"the gradient of step {step} is not finite",
+            hint='lower training.learning_rate, or set limits.on_nonfinite = "skip"',
+        )
+    rate = learning_rate(training, step)
+    for stage in stages:
+        stage.apply(step, means, learning_rate=rate, scale=scale, skip=skip)
+    return StepReport(step, loss / tokens, norm, scale, rate, skip, tokens)
+
+
+def sha256_of(stages: Sequence[Stage]) -> str:
+    """The hash that names the weights of these stages, whatever their number."""
+    return weights_sha256(parameter for stage in stages for parameter in stage.parameter_hashes())
+
+
+def save_folder(stages: Sequence[Stage], spec: JobSpec, out_dir: Path) -> None:
+    """Write a folder that `from_pretrained` loads; it appears whole or not at all.
+
+    NotAllowed if `out_dir` exists and is not an empty folder.
+    """
+    check_out_dir(out_dir)
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    part = out_dir.parent / f".{out_dir.name}.part-{os.getpid()}"
+    part.mkdir()
+    try:
+        files = model_folder_files(spec) | ByteTokenizer().tokenizer_files()
+        hashes = {shard_name(stage.stage, len(stages)): stage.parameter_hashes() for stage in stages}
+        if len(stages) > 1:
+            files[INDEX_NAME] = safetensors_index(hashes)
+        for stage in stages:
+            _write(part / shard_name(stage.stage, len(stages)), stage.export())
+        for name, content in files.items():
+            _write(part / name, content)
+        part.replace(out_dir)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def check_out_dir(out_dir: Path) -> None:
+    """NotAllowed if writing a model to `out_dir` would mix with what is there."""
+    if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
+        raise NotAllowed(f"{out_dir} exists already", hint="choose another --out, or remove it")
+
+
+def _run(stages: Sequence[Stage], spec: JobSpec, batches: Batches, microbatch: Microbatch) -> tuple[float, bool]:
+    """One microbatch through all stages and back: (sum of token losses, whether all gradients were finite)."""
+    version = max(0, microbatch.step - spec.pipeline.staleness)
+    codec = spec.pipeline.compression
+    tokens, targets = (torch.from_numpy(array) for array in batches.microbatch(microbatch.step, microbatch.index))
+    x: Tensor | None = None
+    loss = 0.0
+    for stage in stages:
+        y, loss = stage.forward(microbatch, version, x=x, tokens=tokens, targets=targets)
+        x = None if y is None else round_trip(y, codec)
+    g: Tensor | None = None
+    finite = True
+    for stage in reversed(stages):
+        dx, stage_finite = stage.backward(microbatch, g)
+        g = None if dx is None else round_trip(dx, codec)
+        finite = finite and stage_finite
+    return loss, finite
+
+
+def _means(stages: Sequence[Stage], spec: JobSpec, step: int, tokens: int) -> dict[UnitName, Tensor]:
+    """The averaged gradient of every unit; one process is the only replica of all stages."""
+    bits = spec.training.fixed_point_bits if spec.training.reproducible else None
+    return {
+        unit: mean_of_parts([stages[member].part(step, unit) for member in members], tokens, bits)
+        for unit, members in unit_names(len(stages), spec.tied).items()
+    }
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# Command line --------------------------------------------------------------------------------------------------------
+
+
+def _command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Job file (TOML).")],
+    out: Annotated[Path | None, typer.Option(help="Where the model folder goes; the job's name if left out.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
+    ] = None,
+    threads: Annotated[
+        str, typer.Option(metavar="N|auto", help="torch threads; bits agree between equal numbers only.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or mps.")] = "auto",
+) -> None:
+    """Train a job in this one process and write the model folder; prints the sha256 of its weights."""
+    spec = resolve(load_job(file, overrides or ()), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    out_dir = out or Path(spec.name)
+    check_out_dir(out_dir)
+    where = choose_device(device)
+    configure(where, threads=_threads(threads), reproducible=spec.training.reproducible)
+    with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
+        manifest = tokenise(spec, Path(folder))
+        data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
+        batches = Batches(data, spec.training, spec.data.sequence_length, spec.data.shuffle, spec.training.seed)
+        _say(_opening(spec, manifest, batches))
+        trained = train_local(spec, batches, device=where, on_step=_Progress(spec.training.steps))
+    save_folder(trained.stages, spec, out_dir)
+    _say(f"model written to {out_dir}")
+    print(f"weights_sha256 {trained.sha256}")
+
+
+def main() -> None:
+    """Entry point of `python -m swarm.reference` and of `swarm train-local`."""
+    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+    app.command()(_command)
+    try:
+        app(prog_name="swarm train-local")  # exits: 0, 2 (usage) or 130 (interrupted)
+    except SwarmError as error:
+        sys.exit(_fail(error))
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        hint = "lower training.microbatch_sequences or data.sequence_length, or set model.recompute = true"
+        sys.exit(_fail(OutOfMemory("the model or a microbatch does not fit the device", hint=hint)))
+
+
+def _fail(error: SwarmError) -> int:
+    _say(f"error[{error.code}]: {error.message}")
+    if error.hint:
+        _say(f"hint: {error.hint}")
+    return error.exit_code
+
+
+def _opening(spec: JobSpec, manifest: TokenManifest, batches: Batches) -> str:
+    assert spec.pipeline.split != "auto", "resolve the spec first"
+    passes = spec.training.steps * spec.training.global_batch_sequences / batches.samples
+    split = "+".join(str(layers) for layers in spec.pipeline.split)
+    return (
+        f"{manifest.tokens} tokens, {passes:.2f} passes; split {split} layers; "
+        f"{spec.training.microbatches} microbatches of {spec.training.microbatch_sequences} sequences; "
+        f"unigram entropy {manifest.unigram_entropy:.3f} nats"
+    )
+
+
+class _Progress:
+    """A line per second at most, and one for the last step."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._start_s = self._said_s = time.monotonic()
+        self._tokens = 0
+
+    def __call__(self, report: StepReport) -> None:
+        now_s = time.monotonic()
+        self._tokens += report.tokens
+        done = report.step + 1
+        if now_s - self._said_s < 1.0 and done not in (1, self._steps):
+            return
+        self._said_s = now_s
+        elapsed_s = max(now_s - self._start_s, 1e-9)
+        skipped = "  skipped: not finite" if report.skipped else ""
+        _say(
+            f"step {done}/{self._steps}  loss {report.loss:.4f}  norm {report.norm:.3f}  "
+            f"lr {report.learning_rate:.2e}  {self._tokens / elapsed_s:.0f} tokens/s  ETA {elapsed_s / done * (self._steps - done):.0f} s{skipped}"
+        )
+
+
+def _threads(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if text.isdecimal() and 1 <= int(text) <= 1024:
+        return int(text)
+    raise UsageError(f'--threads {text}: give a number of at least 1, or "auto"')
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
