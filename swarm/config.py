@@ -124,8 +124,6 @@ class LimitsSection(Section):
     """When to start, when to give up."""
 
     min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
-    heartbeat_s: Annotated[float, Field(ge=0.1, le=10)] = 1.0
-    grace_s: Annotated[float, Field(ge=0, le=60)] = 10.0
     no_progress_s: Annotated[float, Field(ge=10, le=86400)] = 300.0
     max_runtime_s: Annotated[float, Field(ge=0)] = 0.0
     on_nonfinite: Literal["skip", "fail"] = "skip"

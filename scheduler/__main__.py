@@ -1,0 +1,45 @@
+"""`python -m scheduler`, also `swarm scheduler`: the control plane."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import platformdirs
+import typer
+
+from scheduler.app import Options, serve
+from swarm.logs import configure
+from swarm.process import http_port_of, log_format_of, run_cli, run_process
+
+DATA_DIR = platformdirs.user_data_path("swarm") / "scheduler"
+
+cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@cli.command()
+def scheduler(
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT for clients and stage servers; port 0 = any.")
+    ] = "127.0.0.1:7950",
+    http_host: Annotated[str, typer.Option(help="Address of /metrics and /healthz.")] = "127.0.0.1",
+    http_port: Annotated[str, typer.Option(help="Port of /metrics and /healthz; 0 = any, none = off.")] = "9464",
+    db: Annotated[str, typer.Option(help="Database: sqlite (a file in --data-dir) or an SQLAlchemy URL.")] = "sqlite",
+    broker: Annotated[
+        str, typer.Option(help="MQTT broker: mqtt://HOST:PORT, embedded (starts one on loopback) or none.")
+    ] = "none",
+    data_dir: Annotated[
+        Path, typer.Option(help="Where jobs, token shards and checkpoints are kept.", show_default="user data folder")
+    ] = DATA_DIR,
+    insecure: Annotated[bool, typer.Option(help="Allow plaintext off loopback.")] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="auto, json or text.")] = "auto",
+) -> None:
+    """Run the scheduler: it routes microbatches, counts gradients, commits steps and answers `swarm`."""
+    configure(log_level, log_format_of(log_format))
+    options = Options(listen, http_host, http_port_of(http_port), db, broker, data_dir, insecure)
+    run_process(serve(options))
+
+
+if __name__ == "__main__":
+    run_cli(cli, "swarm scheduler")

@@ -1,0 +1,45 @@
+"""Hints for followers on the broker; nothing depends on their arrival."""
+
+from __future__ import annotations
+
+import math
+
+from scheduler.jobs import Progress
+from scheduler.membership import Peer
+from scheduler.store import JobRecord
+from swarm.mqtt import topics
+from swarm.mqtt.bus import Bus
+
+
+class BusAnnouncer:
+    """Retains one message per job: its state and how far it is."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def job_changed(self, record: JobRecord, progress: Progress) -> None:
+        self._bus.announce(
+            topics.job(record.id),
+            {
+                "id": record.id,
+                "name": record.name,
+                "state": record.state.value,
+                "reason": record.reason,
+                "since_unix_s": record.since_unix_s,
+                "step": progress.steps_done,
+                "loss": None if math.isnan(progress.loss) else progress.loss,
+            },
+        )
+
+    def peer_changed(self, peer: Peer) -> None:
+        """Peers announce themselves."""
+
+
+class NoAnnouncer:
+    """For a scheduler without a broker."""
+
+    def job_changed(self, record: JobRecord, progress: Progress) -> None:
+        pass
+
+    def peer_changed(self, peer: Peer) -> None:
+        pass

@@ -1,0 +1,127 @@
+"""The scheduler process: everything is made here, handed down, and ends with one TaskGroup."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from random import SystemRandom
+
+from scheduler.announcer import BusAnnouncer, NoAnnouncer
+from scheduler.jobs import Announcer, Jobs
+from scheduler.membership import Membership
+from scheduler.service import JobService
+from scheduler.sessions import Sessions
+from scheduler.store import Store
+from swarm.errors import InvalidConfig
+from swarm.http import HttpEndpoint
+from swarm.logs import get_logger
+from swarm.messages import PROTOCOL_VERSION
+from swarm.metrics import SchedulerMetrics
+from swarm.mqtt import topics
+from swarm.mqtt.broker import local_broker
+from swarm.mqtt.bus import Bus
+from swarm.mqtt.discovery import Announcement
+from swarm.process import check_loopback, say_ready
+from swarm.rpc.channel import bind, new_server
+from swarm.rpc.session import add_session_service
+from swarm.wire import jobs_pb2_grpc
+
+STOP_S_MAX = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The scheduler's flags, checked."""
+
+    listen: str
+    http_host: str
+    http_port: int | None  # None = off
+    db: str  # SQLAlchemy URL, or "sqlite" for a file in data_dir
+    broker: str  # "embedded" | "none" | mqtt URL
+    data_dir: Path
+    insecure: bool
+
+
+async def serve(options: Options) -> None:
+    """Run until cancelled. Raises InvalidConfig if an address, folder or database cannot be used."""
+    check_loopback(options.listen, options.insecure)
+    product = metadata.version("swarm-stages")
+    log = get_logger("scheduler")
+    try:
+        options.data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"--data-dir {options.data_dir} cannot be used: {error}") from error
+    async with AsyncExitStack() as stack:
+        executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="store"))
+        url = f"sqlite:///{options.data_dir / 'scheduler.db'}" if options.db == "sqlite" else options.db
+        store = await Store.open(url, executor)
+        stack.push_async_callback(store.close)
+        metrics = SchedulerMetrics(product, PROTOCOL_VERSION)
+        membership = Membership()
+
+        broker = await stack.enter_async_context(local_broker()) if options.broker == "embedded" else options.broker
+        announcer: Announcer = NoAnnouncer()
+        bus: Bus | None = None
+        if broker != "none":
+            bus = Bus(
+                broker,
+                f"swarm-scheduler-{store.epoch}-{SystemRandom().randbytes(4).hex()}",
+                will=None,
+                on_connected=metrics.process.mqtt_link,
+            )
+            announcer = BusAnnouncer(bus)
+
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        sessions: Sessions
+        jobs = Jobs(
+            store,
+            membership,
+            options.data_dir,
+            executor,
+            lambda peer, command: sessions.send(peer, command),
+            announcer,
+            metrics,
+            tasks,
+            SystemRandom(),
+            time.time,
+            log,
+        )
+        sessions = Sessions(store.epoch, membership, jobs, jobs.store_stage, tasks, log)
+        await jobs.load()
+
+        server = new_server()
+        add_session_service(server, sessions)
+        service = JobService(jobs, membership, store.epoch, product, executor, time.time)
+        jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+        host = options.listen.rpartition(":")[0]
+        address = f"{host}:{bind(server, options.listen)}"
+        await server.start()
+        stack.push_async_callback(server.stop, STOP_S_MAX)
+        stack.callback(sessions.close)
+
+        http_address = ""
+        if options.http_port is not None:
+            endpoint = HttpEndpoint(
+                options.http_host,
+                options.http_port,
+                metrics.registry,
+                list,
+                asyncio.get_running_loop(),
+                next_free=False,
+            )
+            http_address = f"{options.http_host}:{endpoint.start()}"
+            stack.callback(endpoint.close)
+
+        if bus is not None:
+            bus.announce(topics.scheduler(), Announcement(address, store.epoch, product).payload())
+            tasks.create_task(bus.run())
+        tasks.create_task(jobs.dispatch())
+        tasks.create_task(sessions.watch())
+        log.info("scheduler started", address=address, http=http_address, broker=broker, epoch=store.epoch)
+        say_ready("scheduler", address=address, http=http_address, broker=broker)
+        await asyncio.Event().wait()

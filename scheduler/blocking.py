@@ -1,0 +1,17 @@
+"""Blocking work (database, files) on one worker thread; inline where there is none, as in simulation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def run_blocking(executor: ThreadPoolExecutor | None, work: Callable[[], T]) -> T:
+    """The result of `work`, done on the executor's thread."""
+    if executor is None:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(executor, work)

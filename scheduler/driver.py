@@ -1,0 +1,213 @@
+"""One job at work: feeds the brain what happened and carries out what it decides.
+
+Everything goes through one inbox, so the brain sees one thing at a time and a commit's row is on disk before any other
+decision is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, assert_never
+
+from scheduler.brain import CommitRow, Fail, Finish, JobBrain, Note, Output, Replica, Send, WriteCommit
+from scheduler.membership import Transition
+from swarm.data import Batches
+from swarm.errors import SwarmError
+from swarm.messages import Command, Event, ParameterHash, Route
+from swarm.types import JobState, PeerId, PeerState
+
+
+class NoProgress(SwarmError):
+    """No step was committed for limits.no_progress_s."""
+
+    code = "E0101"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended."""
+
+    state: JobState
+    reason: str
+    error_code: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Happened:
+    peer: PeerId
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    transition: Transition
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    reason: str
+
+
+_Item: TypeAlias = _Happened | _Changed | _Cancel
+
+
+class CommitWriter(Protocol):
+    """Makes a commit row durable before it returns."""
+
+    async def __call__(self, row: CommitRow) -> None: ...
+
+
+class JobDriver:
+    """Runs one placed job to its end."""
+
+    def __init__(
+        self,
+        brain: JobBrain,
+        batches: Batches,
+        send: Callable[[PeerId, Command], None],
+        write_commit: CommitWriter,
+        on_commit: Callable[[CommitRow], None],
+        say: Callable[[str, str], None],
+        *,
+        no_progress_s: float,
+        runtime_s_max: float,
+    ) -> None:
+        self.brain = brain
+        self._batches = _Recent(batches)
+        self._send = send
+        self._write_commit = write_commit
+        self._on_commit = on_commit
+        self._say = say
+        self._no_progress_s = no_progress_s
+        self._runtime_s_max = runtime_s_max
+        self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
+
+    def on_event(self, peer: PeerId, event: Event) -> None:
+        """An event of one of the job's peers."""
+        self._inbox.put_nowait(_Happened(peer, event))
+
+    def on_transition(self, transition: Transition) -> None:
+        """One of the job's peers changed state."""
+        self._inbox.put_nowait(_Changed(transition))
+
+    def cancel(self, reason: str) -> None:
+        """End the job soon; asking twice is the same as once."""
+        self._inbox.put_nowait(_Cancel(reason))
+
+    async def run(self, replicas: list[Replica]) -> Outcome:
+        """Train until the job succeeds, fails or is cancelled. StoreUnavailable and Fenced pass through."""
+        loop = asyncio.get_running_loop()
+        started_s = progress_s = loop.time()
+        committed = self.brain.committed_steps
+        outcome = await self._carry_out(self.brain.start(replicas, loop.time()))
+        while outcome is None:
+            if self.brain.committed_steps != committed:
+                committed, progress_s = self.brain.committed_steps, loop.time()
+            deadline_s = progress_s + self._no_progress_s
+            if self._runtime_s_max:
+                deadline_s = min(deadline_s, started_s + self._runtime_s_max)
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    item = await self._inbox.get()
+            except TimeoutError:
+                return await self._give_up(loop.time() - progress_s >= self._no_progress_s)
+            outcome = await self._carry_out(self._decide(item, loop.time())) or (
+                Outcome(JobState.CANCELLED, item.reason) if isinstance(item, _Cancel) else None
+            )
+        return outcome
+
+    def _decide(self, item: _Item, now_s: float) -> list[Output]:
+        match item:
+            case _Happened(peer=peer, event=event):
+                return self.brain.handle(peer, event, now_s)
+            case _Changed(transition=transition):
+                return self._peer_changed(transition, now_s)
+            case _Cancel():
+                return self.brain.cancel(now_s)
+            case _:
+                assert_never(item)
+
+    def _peer_changed(self, transition: Transition, now_s: float) -> list[Output]:
+        match transition.after:
+            case PeerState.GONE:
+                return self.brain.peer_gone(transition.peer, transition.reason, now_s)
+            case PeerState.SUSPECT:
+                return self.brain.peer_suspect(transition.peer, transition.reason, now_s)
+            case _ if transition.before is PeerState.SUSPECT:
+                return self.brain.peer_back(transition.peer, now_s)
+            case _:
+                return []
+
+    async def _carry_out(self, outputs: list[Output]) -> Outcome | None:
+        for output in outputs:
+            match output:
+                case Send(peer=peer, command=command):
+                    self._send(peer, self._with_tokens(peer, command) if isinstance(command, Route) else command)
+                case WriteCommit(row=row):
+                    await self._write_commit(row)
+                    self._on_commit(row)
+                    now_s = asyncio.get_running_loop().time()
+                    outcome = await self._carry_out(self.brain.row_written(row.step, now_s))
+                    if outcome is not None:
+                        return outcome
+                case Note(level=level, message=message):
+                    self._say(level, message)
+                case Finish():
+                    return Outcome(JobState.SUCCEEDED, "all steps committed, weights saved")
+                case Fail(code=code, message=message, hint=hint):
+                    return Outcome(JobState.FAILED, message, code, hint)
+                case _:
+                    assert_never(output)
+        return None
+
+    def _with_tokens(self, peer: PeerId, route: Route) -> Route:
+        """The route with token ids for the first hop and targets for the last; a stage in between needs neither."""
+        first, last = route.hops[0].peer == peer, route.hops[-1].peer == peer
+        if not first and not last:
+            return route
+        tokens, targets = self._batches.microbatch(route.microbatch.step, route.microbatch.index)
+        return Route(route.microbatch, route.version, route.hops, tokens if first else b"", targets if last else b"")
+
+    async def _give_up(self, stuck: bool) -> Outcome:
+        waiting = self.brain.waiting_for()
+        await self._carry_out(self.brain.cancel(asyncio.get_running_loop().time()))
+        if stuck:
+            return Outcome(
+                JobState.FAILED,
+                f"no step was committed for {self._no_progress_s:g} s; waiting for {waiting}",
+                NoProgress.code,
+                "look at the logs of that stage: swarm logs JOB; raise limits.no_progress_s if it is only slow",
+            )
+        return Outcome(
+            JobState.FAILED,
+            f"limits.max_runtime_s = {self._runtime_s_max:g} has passed",
+            NoProgress.code,
+            "raise limits.max_runtime_s, or set it to 0 for no limit",
+        )
+
+    @property
+    def parameters(self) -> dict[int, tuple[ParameterHash, ...]]:
+        """Hashes of the final weights per stage, once the job succeeded."""
+        return self.brain.parameters
+
+
+class _Recent:
+    """Token and target bytes of the microbatches routed last: first and last hop ask one after the other."""
+
+    def __init__(self, batches: Batches, size: int = 64) -> None:
+        self._batches = batches
+        self._size = size
+        self._recent: OrderedDict[tuple[int, int], tuple[bytes, bytes]] = OrderedDict()
+
+    def microbatch(self, step: int, index: int) -> tuple[bytes, bytes]:
+        key = (step, index)
+        if key not in self._recent:
+            tokens, targets = self._batches.microbatch(step, index)
+            self._recent[key] = (tokens.astype("<i4").tobytes(), targets.astype("<i4").tobytes())
+            if len(self._recent) > self._size:
+                self._recent.popitem(last=False)
+        return self._recent[key]

@@ -1,0 +1,526 @@
+"""All jobs of one scheduler: submitted, placed when peers allow, driven, ended, shown.
+
+    submit ─▶ queued ─▶ placing ─▶ loading ─▶ running ─▶ succeeded | failed | cancelled
+
+Every change of state is written to the database first, then shown to watchers, metrics and the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+
+from scheduler.blocking import run_blocking
+from scheduler.brain import BrainSettings, CommitRow, JobBrain, Replica
+from scheduler.checkpoints import CheckpointFailed, CheckpointFolder
+from scheduler.driver import JobDriver, Outcome
+from scheduler.joblog import JobLogs, LogLine
+from scheduler.membership import Membership, Peer, Transition
+from scheduler.placement import Candidate, place
+from scheduler.store import JobRecord, JobTokens, Store, StoreUnavailable
+from swarm.config import JobSpec, spec_from_json
+from swarm.data import Batches, TokenData
+from swarm.errors import InvalidData, NotAllowed, NotFound, Refused, SwarmError
+from swarm.logs import Logger
+from swarm.messages import (
+    Command,
+    Event,
+    Hello,
+    Leaving,
+    Loaded,
+    Logged,
+    Release,
+    Route,
+    StoreHeader,
+)
+from swarm.metrics import SchedulerMetrics
+from swarm.partition import resolve, unit_names
+from swarm.schedule import learning_rate
+from swarm.types import JobId, JobState, PeerId, PeerState
+
+# A job takes the peers that are there when it starts: wait until nobody new has come for this long.
+SETTLE_S = 2.0
+# Speed is shown over about this many steps.
+SPEED_STEPS = 8
+
+
+class Announcer(Protocol):
+    """Tells followers on the broker; a hint that may get lost."""
+
+    def job_changed(self, record: JobRecord, progress: Progress) -> None: ...
+
+    def peer_changed(self, peer: Peer) -> None: ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a job is, from its commit rows."""
+
+    steps_done: int = 0
+    tokens: int = 0
+    loss: float = math.nan
+    norm: float = 0.0
+    learning_rate: float = 0.0
+    step_s: float = math.nan  # smoothed
+    tokens_per_s: float = 0.0
+    eta_s: float = math.nan
+
+    def committed(self, row: CommitRow, step_s: float, steps: int) -> None:
+        """Take in a commit that came `step_s` after the one before."""
+        first = math.isnan(self.step_s)
+        self.step_s = step_s if first else self.step_s + (step_s - self.step_s) / SPEED_STEPS
+        self.steps_done = row.step + 1
+        self.tokens += row.tokens
+        self.loss, self.norm, self.learning_rate = row.loss, row.norm, row.learning_rate
+        self.tokens_per_s = row.tokens / self.step_s if self.step_s else 0.0
+        self.eta_s = (steps - self.steps_done) * self.step_s
+
+
+@dataclass(slots=True)
+class Job:
+    """A job and what is known of it now."""
+
+    record: JobRecord
+    spec: JobSpec
+    progress: Progress = field(default_factory=Progress)
+    driver: JobDriver | None = None
+    folder: CheckpointFolder | None = None
+    stages: dict[int, list[PeerId]] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Jobs:
+    """The scheduler's jobs; told by `Sessions` what stage servers do."""
+
+    def __init__(
+        self,
+        store: Store,
+        membership: Membership,
+        root: Path,
+        executor: ThreadPoolExecutor | None,
+        send: Callable[[PeerId, Command], None],
+        announcer: Announcer,
+        metrics: SchedulerMetrics,
+        tasks: asyncio.TaskGroup,
+        rng: Random,
+        wall_s: Callable[[], float],
+        log: Logger,
+        *,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        self._store = store
+        self._membership = membership
+        self._root = root
+        self._executor = executor
+        self._send = send
+        self._announcer = announcer
+        self._metrics = metrics
+        self._tasks = tasks
+        self._rng = rng
+        self._wall_s = wall_s
+        self._log = log
+        self._settle_s = settle_s
+        self._jobs: dict[JobId, Job] = {}
+        self._wake = asyncio.Event()
+        self._pool_changed_s = -math.inf
+        self.logs = JobLogs(root / "jobs")
+
+    async def load(self) -> None:
+        """Read what an earlier start left; jobs that were at work cannot go on and are marked so."""
+        for record in await self._store.jobs():
+            job = Job(record, spec_from_json(record.spec_json))
+            self._jobs[record.id] = job
+            for row in await self._store.commits(record.id):
+                job.progress.steps_done = row["step"] + 1
+                job.progress.tokens += row["tokens"]
+                job.progress.loss, job.progress.norm = row["loss"], row["norm"]
+                job.progress.learning_rate = row["learning_rate"]
+            if not record.state.is_final and record.state is not JobState.QUEUED:
+                await self._enter(
+                    job,
+                    JobState.FAILED,
+                    f"the scheduler was restarted while the job was {record.state.value}",
+                    error_code="E0102",
+                    hint="submit the job again: swarm submit FILE",
+                )
+
+    # What clients ask --------------------------------------------------------------------------------------------
+
+    def all(self) -> list[Job]:
+        """All jobs, newest first."""
+        return sorted(self._jobs.values(), key=lambda job: job.record.created_unix_s, reverse=True)
+
+    def find(self, reference: str) -> Job:
+        """The job with this id, else the newest with this name, else the only one whose id begins so; NotFound."""
+        if (exact := self._jobs.get(JobId(reference))) is not None:
+            return exact
+        jobs = self.all()
+        named = [job for job in jobs if job.record.name == reference]
+        if named:
+            return named[0]
+        begins = [job for job in jobs if job.record.id.startswith(reference)] if reference else []
+        if len(begins) == 1:
+            return begins[0]
+        if begins:
+            ids = ", ".join(job.record.id for job in begins[:5])
+            raise NotFound(f'"{reference}" fits several jobs: {ids}', hint="give more of the id")
+        raise NotFound(f'there is no job "{reference}"', hint="list them with: swarm ls -a")
+
+    async def submit(self, spec: JobSpec, tokens: JobTokens, tokenizer_files: dict[str, bytes]) -> Job:
+        """Accept a job: resolve what is still "auto", check its data, store it. InvalidConfig, InvalidData."""
+        idle = len(self._membership.idle_peers())
+        resolved = resolve(spec, vocabulary_size=tokens.vocabulary_size, stages_if_auto=max(1, idle // 2))
+        self._open_batches(resolved, tokens)
+        job_id = JobId(f"{spec.name}-{self._rng.randbytes(3).hex()}")
+        now_unix_s = self._wall_s()
+        record = JobRecord(
+            id=job_id,
+            name=spec.name,
+            state=JobState.QUEUED,
+            reason="waits for peers",
+            since_unix_s=now_unix_s,
+            created_unix_s=now_unix_s,
+            spec_json=resolved.model_dump_json(),
+            tokens=tokens,
+        )
+        await run_blocking(self._executor, lambda: _write_files(self._tokenizer_folder(job_id), tokenizer_files))
+        await self._store.put_job(record)
+        job = self._jobs[job_id] = Job(record, resolved)
+        self._metrics.job_opened(job_id, resolved.model.family)
+        self._say(
+            job, "info", f"job {job_id} accepted: {len(resolved.pipeline.split)} stages, split {_split(resolved)}"
+        )
+        self._changed(job)
+        self._wake.set()
+        return job
+
+    async def cancel(self, job: Job, reason: str) -> None:
+        """End the job; idempotent. NotAllowed if it has ended otherwise."""
+        state = job.record.state
+        if state in (JobState.CANCELLED, JobState.CANCELLING):
+            return
+        if state.is_final:
+            raise NotAllowed(f"job {job.record.id} has {state.value} already", hint="there is nothing to cancel")
+        if job.driver is None:
+            await self._enter(job, JobState.CANCELLED, reason)
+        else:
+            await self._enter(job, JobState.CANCELLING, reason)
+            job.driver.cancel(reason)
+
+    async def watch(self, job: Job) -> AsyncIterator[Job]:
+        """The job now and after every change, until it has ended."""
+        while True:
+            changed = job.changed
+            yield job
+            if job.record.state.is_final:
+                return
+            await changed.wait()
+
+    def peers_of(self, job: Job) -> dict[int, list[PeerId]]:
+        return job.stages
+
+    def checkpoints(self, job: JobId) -> Path:
+        """Where the job's checkpoints are."""
+        return self._root / "jobs" / job / "checkpoints"
+
+    def shard_path(self, sha256: str) -> Path:
+        """Where the token shard with this hash is, or would be."""
+        return self._root / "shards" / f"{sha256}.bin"
+
+    # What stage servers do ---------------------------------------------------------------------------------------
+
+    def on_event(self, peer: PeerId, event: Event) -> None:
+        known = self._membership.get(peer)
+        if known is None:
+            return
+        self._metrics.peer_heard(peer, self._wall_s())
+        job = self._jobs.get(known.job)
+        match event:
+            case Hello():
+                self._attached(known, event)
+            case Logged():
+                if event.job in self._jobs:
+                    line = LogLine(event.time_unix_s, event.level, peer, known.stage, event.message)
+                    self.logs.of(event.job).append(line)
+            case Leaving():
+                for transition in self._membership.leaving(peer, _now_s(), event.reason):
+                    self.on_transition(transition)
+            case _:
+                if job is None or job.driver is None:
+                    return
+                if isinstance(event, Loaded) and event.job == known.job:
+                    for transition in self._membership.serving(peer, _now_s()):
+                        self.on_transition(transition)
+                    self._tasks.create_task(self._perhaps_running(job))
+                job.driver.on_event(peer, event)
+
+    def on_transition(self, transition: Transition) -> None:
+        peer = self._membership.get(transition.peer)
+        self._pool_changed_s = _now_s()
+        self._wake.set()
+        if peer is None:
+            return
+        self._log.info(
+            "peer changed state", peer=transition.peer, state=transition.after.value, reason=transition.reason
+        )
+        self._count_peers()
+        self._announcer.peer_changed(peer)
+        job = self._jobs.get(peer.job)
+        if job is not None and job.driver is not None:
+            job.driver.on_transition(transition)
+
+    async def store_stage(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        """Take a stage's weights for the job's checkpoint."""
+        job = self._jobs.get(header.job)
+        folder = job.folder if job is not None else None
+        if folder is None or (folder.timeline, folder.version) != (header.timeline, header.version):
+            raise Refused(f"job {header.job} collects no weights of version {header.version}")
+        return await folder.put_stage(header, chunks)
+
+    def _attached(self, peer: Peer, hello: Hello) -> None:
+        """A peer that lost its job with the session is lost to the job, though it is here again."""
+        job = self._jobs.get(peer.job)
+        if job is not None and job.driver is not None and hello.job != peer.job:
+            reason = "it lost its session and with it the job's state"
+            gone = Transition(hello.peer, hello.incarnation, peer.state, PeerState.GONE, reason)
+            job.driver.on_transition(gone)
+        self._metrics.peer_attached(hello.peer, hello.product, hello.device, self._wall_s())
+
+    # Placing and driving -----------------------------------------------------------------------------------------
+
+    async def dispatch(self) -> None:
+        """Start queued jobs, oldest first, whenever there are peers for one; for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            settled_s = self._pool_changed_s + self._settle_s
+            if _now_s() < settled_s:
+                await asyncio.sleep(settled_s - _now_s())
+            for job in reversed(self.all()):
+                if job.record.state in (JobState.QUEUED, JobState.PLACING):
+                    await self._try_to_start(job)
+
+    async def _try_to_start(self, job: Job) -> None:
+        idle = {peer.hello.peer: peer for peer in self._membership.idle_peers()}
+        candidates = [Candidate(peer, known.hello.pinned_stage) for peer, known in idle.items()]
+        stages = len(_split(job.spec))
+        decision = place(candidates, stages, job.spec.limits.min_replicas)
+        if decision.plan is None:
+            if (job.record.state, job.record.reason) != (JobState.PLACING, decision.reason):
+                await self._enter(job, JobState.PLACING, decision.reason)
+            return
+        try:
+            batches = self._open_batches(job.spec, job.record.tokens)
+        except SwarmError as error:
+            await self._enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
+            return
+        replicas = [
+            Replica(peer, idle[peer].hello.incarnation, idle[peer].hello.address, stage)
+            for peer, stage in decision.plan.items()
+        ]
+        await self._enter(job, JobState.LOADING, f"{len(replicas)} peers build {stages} stages")
+        if any((now := self._membership.get(r.peer)) is None or now.state is not PeerState.IDLE for r in replicas):
+            self._wake.set()  # somebody left while the row was written
+            return
+        for replica in replicas:
+            for transition in self._membership.assign(replica.peer, job.record.id, replica.stage, _now_s()):
+                self.on_transition(transition)
+            job.stages.setdefault(replica.stage, []).append(replica.peer)
+        self._say(job, "info", f"placed: {_describe(job.stages)}")
+        job.driver = self._make_driver(job, batches)
+        self._tasks.create_task(self._drive(job, job.driver, replicas))
+
+    def _make_driver(self, job: Job, batches: Batches) -> JobDriver:
+        spec, record = job.spec, job.record
+        training, pipeline = spec.training, spec.pipeline
+        settings = BrainSettings(
+            job=record.id,
+            epoch=self._store.epoch,
+            timeline=record.timeline,
+            steps=training.steps,
+            microbatches=training.microbatches,
+            split=_split(spec),
+            spec_json=record.spec_json,
+            staleness=pipeline.staleness,
+            max_in_flight=None if pipeline.max_in_flight == "auto" else pipeline.max_in_flight,
+            units=unit_names(len(_split(spec)), spec.tied),
+            grad_clip_norm=training.grad_clip_norm,
+            averaging_timeout_s=spec.averaging.timeout_s,
+            fail_on_nonfinite=spec.limits.on_nonfinite == "fail",
+            learning_rate=lambda step: learning_rate(training, step),
+            tokens_of=batches.tokens_of,
+        )
+        last_s = [_now_s()]
+
+        async def write_commit(row: CommitRow) -> None:
+            retrying = AsyncRetrying(
+                retry=retry_if_exception_type(StoreUnavailable),
+                wait=wait_exponential_jitter(initial=0.1, max=5.0),
+                stop=stop_after_delay(spec.limits.no_progress_s),
+                reraise=True,
+            )
+            async for attempt in retrying:
+                with attempt:
+                    await self._store.put_commit(record.id, row, self._wall_s())
+
+        def on_commit(row: CommitRow) -> None:
+            now_s = _now_s()
+            step_s, last_s[0] = now_s - last_s[0], now_s
+            job.progress.committed(row, step_s, training.steps)
+            self._metrics.step_committed(
+                record.id,
+                step=row.step + 1,
+                time_unix_s=self._wall_s(),
+                loss=row.loss,
+                learning_rate=row.learning_rate,
+                grad_norm=row.norm,
+                tokens=row.tokens,
+                microbatches=training.microbatches,
+                skipped=row.skip,
+            )
+            if row.step == training.steps - 1:
+                self._say(job, "info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}")
+            self._changed(job)
+
+        brain = JobBrain(settings, Random(self._rng.getrandbits(64)))
+        return JobDriver(
+            brain,
+            batches,
+            self._send_counted,
+            write_commit,
+            on_commit,
+            lambda level, text: self._say(job, level, text),
+            no_progress_s=spec.limits.no_progress_s,
+            runtime_s_max=spec.limits.max_runtime_s,
+        )
+
+    async def _drive(self, job: Job, driver: JobDriver, replicas: list[Replica]) -> None:
+        training = job.spec.training
+        job.folder = CheckpointFolder(
+            self.checkpoints(job.record.id),
+            job.record.id,
+            job.spec,
+            job.record.timeline,
+            training.steps,
+            self._executor,
+        )
+        sha256 = ""
+        try:
+            await job.folder.begin()
+            outcome = await driver.run(replicas)
+            if outcome.state is JobState.SUCCEEDED:
+                sha256 = await self._publish(job, driver)
+            else:
+                await job.folder.discard()
+        except (CheckpointFailed, StoreUnavailable) as error:
+            outcome = Outcome(JobState.FAILED, error.message, error.code, error.hint)
+        job.driver = job.folder = None
+        for replica in replicas:
+            self._send(replica.peer, Release(job.record.id, outcome.reason))
+            for transition in self._membership.release(replica.peer, _now_s(), outcome.reason):
+                self.on_transition(transition)
+        await self._enter(
+            job,
+            outcome.state,
+            outcome.reason,
+            error_code=outcome.error_code,
+            hint=outcome.hint,
+            weights_sha256=sha256,
+        )
+        self._wake.set()
+
+    async def _publish(self, job: Job, driver: JobDriver) -> str:
+        assert job.folder is not None
+        folder = self._tokenizer_folder(job.record.id)
+        tokenizer_files = await run_blocking(self._executor, lambda: _read_files(folder))
+        facts = {"loss": job.progress.loss, "tokens": job.progress.tokens, "epoch": self._store.epoch}
+        return await job.folder.publish(driver.parameters, tokenizer_files, facts)
+
+    async def _perhaps_running(self, job: Job) -> None:
+        peers = [self._membership.get(peer) for pool in job.stages.values() for peer in pool]
+        all_serve = all(peer is not None and peer.state is PeerState.SERVING for peer in peers)
+        if all_serve and job.record.state is JobState.LOADING:
+            await self._enter(job, JobState.RUNNING, f"all {len(peers)} replicas are loaded")
+
+    async def _enter(self, job: Job, state: JobState, reason: str, **changes: str) -> None:
+        record = job.record.entered(state, reason, self._wall_s(), **changes)
+        job.record = record  # shown at once: nobody may act on the old state while the row is written
+        await self._store.put_job(record)
+        self._say(job, "error" if state is JobState.FAILED else "info", f"job is {state.value}: {reason}")
+        self._changed(job)
+        if state.is_final:
+            self.logs.of(record.id).close()
+
+    def _changed(self, job: Job) -> None:
+        job.changed.set()
+        job.changed = asyncio.Event()
+        self._metrics.job_state(job.record.id, job.record.state)
+        if job.driver is not None:
+            brain = job.driver.brain
+            self._metrics.in_flight(job.record.id, brain.in_flight)
+            self._metrics.ledger_violations(job.record.id, brain.violations)
+        self._announcer.job_changed(job.record, job.progress)
+
+    def _count_peers(self) -> None:
+        counts: dict[tuple[str, int | None, str], int] = {}
+        for peer in self._membership.peers():
+            key = (peer.job, peer.stage if peer.job else None, peer.state.value)
+            counts[key] = counts.get(key, 0) + 1
+        stages: dict[str, int] = {
+            job.record.id: len(_split(job.spec)) for job in self._jobs.values() if job.driver is not None
+        }
+        self._metrics.peers(counts, stages)
+
+    def _send_counted(self, peer: PeerId, command: Command) -> None:
+        if isinstance(command, Route):
+            for stage, hop in enumerate(command.hops):
+                if hop.peer == peer:
+                    self._metrics.route_decided(stage, peer)
+        self._send(peer, command)
+
+    def _say(self, job: Job, level: str, text: str) -> None:
+        getattr(self._log, level)(text, job_id=job.record.id)
+        self.logs.of(job.record.id).append(LogLine(self._wall_s(), level, "", -1, text))
+
+    def _tokenizer_folder(self, job: JobId) -> Path:
+        return self._root / "jobs" / job / "tokenizer"
+
+    def _open_batches(self, spec: JobSpec, tokens: JobTokens) -> Batches:
+        missing = [sha256 for sha256 in tokens.shards if not self.shard_path(sha256).exists()]
+        if missing:
+            raise InvalidData(
+                f"{len(missing)} of {len(tokens.shards)} token shards are not here", hint="submit again to upload them"
+            )
+        data = TokenData.open([self.shard_path(sha256) for sha256 in tokens.shards], tokens.token_dtype)
+        return Batches(data, spec.training, spec.data.sequence_length, spec.data.shuffle, spec.training.seed)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _split(spec: JobSpec) -> tuple[int, ...]:
+    assert spec.pipeline.split != "auto", "resolved at submit"
+    return spec.pipeline.split
+
+
+def _describe(stages: dict[int, list[PeerId]]) -> str:
+    return "; ".join(f"stage {stage}: {', '.join(peers)}" for stage, peers in sorted(stages.items()))
+
+
+def _write_files(folder: Path, files: dict[str, bytes]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def _read_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

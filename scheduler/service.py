@@ -1,0 +1,307 @@
+"""What the `swarm` command asks: the Jobs service, a thin translation between the wire and `Jobs`."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import re
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from scheduler.blocking import run_blocking
+from scheduler.checkpoints import newest_model, read_chunks
+from scheduler.joblog import LogLine
+from scheduler.jobs import Job, Jobs
+from scheduler.membership import Membership, Peer
+from scheduler.store import JobTokens
+from swarm.config import spec_from_json
+from swarm.data import TOKEN_DTYPES
+from swarm.errors import InvalidConfig, InvalidData, NotFound, Refused
+from swarm.messages import PROTOCOL_VERSION
+from swarm.rpc.channel import answering
+from swarm.wire import jobs_pb2 as pb
+from swarm.wire import jobs_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+# Followers see at most this many views a second.
+WATCH_S_MIN = 0.2
+SHARD_BYTES_MAX = 1 << 30
+TOKENIZER_BYTES_MAX = 3 << 20  # all files together; they travel in one message
+LEVELS = ("debug", "info", "warning", "error")
+
+_SHA256 = re.compile(r"^[0-9a-f]{64}$")
+_FILE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
+
+
+class JobService(jobs_pb2_grpc.JobsServicer):
+    """Answers clients; every SwarmError travels with its code and hint."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        membership: Membership,
+        epoch: int,
+        product: str,
+        executor: ThreadPoolExecutor | None,
+        wall_s: Callable[[], float],
+    ) -> None:
+        self._jobs = jobs
+        self._membership = membership
+        self._epoch = epoch
+        self._product = product
+        self._executor = executor
+        self._wall_s = wall_s
+
+    async def Version(self, request: pb.VersionRequest, context: Context) -> pb.VersionReply:
+        return pb.VersionReply(product=self._product, protocol=PROTOCOL_VERSION, epoch=self._epoch)
+
+    # Submitting --------------------------------------------------------------------------------------------------
+
+    async def MissingShards(self, request: pb.ShardList, context: Context) -> pb.ShardList:
+        async with answering(context):
+            missing = [shard for shard in request.shards if not self._shard_path(shard.sha256).exists()]
+            return pb.ShardList(shards=missing)
+
+    async def PutShard(self, request_iterator: AsyncIterator[pb.ShardChunk], context: Context) -> pb.PutShardReply:
+        async with answering(context):
+            first = await anext(aiter(request_iterator), None)
+            if first is None or not first.HasField("shard"):
+                raise Refused("an upload begins with the shard's hash and size")
+            path = self._shard_path(first.shard.sha256)
+            if first.shard.size_bytes > SHARD_BYTES_MAX:
+                raise Refused(f"a shard has at most {SHARD_BYTES_MAX} bytes, not {first.shard.size_bytes}")
+            await self._write_shard(path, first, request_iterator)
+            return pb.PutShardReply(sha256=first.shard.sha256)
+        raise AssertionError
+
+    async def _write_shard(self, path: Path, first: pb.ShardChunk, rest: AsyncIterator[pb.ShardChunk]) -> None:
+        """Write beside `path`, check size and hash, then move into place: a broken upload leaves nothing."""
+        task = asyncio.current_task()
+        partial = path.with_suffix(f".{id(task):x}.part")
+        digest, size_bytes = hashlib.sha256(first.payload), len(first.payload)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                file.write(first.payload)
+                async for chunk in rest:
+                    digest.update(chunk.payload)
+                    size_bytes += len(chunk.payload)
+                    if size_bytes > first.shard.size_bytes:
+                        break
+                    payload = chunk.payload
+                    await run_blocking(self._executor, lambda payload=payload: file.write(payload))  # type: ignore[misc]
+            if (size_bytes, digest.hexdigest()) != (first.shard.size_bytes, first.shard.sha256):
+                raise InvalidData(
+                    f"the shard arrived as {size_bytes} bytes with sha256 {digest.hexdigest()[:12]}…, announced were "
+                    f"{first.shard.size_bytes} bytes with {first.shard.sha256[:12]}…",
+                    hint="submit again; if it happens again, the file changed while it was read",
+                )
+            partial.replace(path)
+        except OSError as error:
+            raise InvalidData(
+                f"the scheduler could not store the shard: {error}", hint="free disk space in its --data-dir"
+            ) from error
+        finally:
+            partial.unlink(missing_ok=True)
+
+    async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.JobView:
+        async with answering(context):
+            for shard in request.shards:
+                self._shard_path(shard.sha256)
+            if request.token_dtype not in TOKEN_DTYPES:
+                raise InvalidConfig(f"token_dtype is one of {', '.join(TOKEN_DTYPES)}, not {request.token_dtype!r}")
+            if not math.isfinite(request.unigram_entropy) or request.unigram_entropy < 0:
+                raise InvalidConfig(f"unigram_entropy is a number of nats, not {request.unigram_entropy}")
+            for name in request.tokenizer_files:
+                if not _FILE_NAME.match(name):
+                    raise InvalidConfig(f"{name!r} is no file name for a tokenizer file")
+            if sum(map(len, request.tokenizer_files.values())) > TOKENIZER_BYTES_MAX:
+                raise InvalidConfig(f"tokenizer files have more than {TOKENIZER_BYTES_MAX} bytes together")
+            tokens = JobTokens(
+                shards=tuple(shard.sha256 for shard in request.shards),
+                token_dtype=request.token_dtype,
+                vocabulary_size=request.vocabulary_size,
+                unigram_entropy=request.unigram_entropy,
+            )
+            spec = spec_from_json(request.spec_json)
+            return self._view(await self._jobs.submit(spec, tokens, dict(request.tokenizer_files)))
+        raise AssertionError
+
+    def _shard_path(self, sha256: str) -> Path:
+        if not _SHA256.match(sha256):
+            raise Refused(f"{sha256[:80]!r} is no sha256")
+        return self._jobs.shard_path(sha256)
+
+    # Looking -----------------------------------------------------------------------------------------------------
+
+    async def List(self, request: pb.ListRequest, context: Context) -> pb.JobList:
+        jobs = [
+            job
+            for job in self._jobs.all()
+            if (
+                job.record.state.value == request.state
+                if request.state
+                else request.all or not job.record.state.is_final
+            )
+        ]
+        return pb.JobList(jobs=[self._view(job) for job in jobs[: request.limit or None]])
+
+    async def Get(self, request: pb.JobRequest, context: Context) -> pb.JobView:
+        async with answering(context):
+            return self._view(self._jobs.find(request.job))
+        raise AssertionError
+
+    async def Watch(self, request: pb.JobRequest, context: Context) -> AsyncIterator[pb.JobView]:
+        async with answering(context):
+            async for job in self._jobs.watch(self._jobs.find(request.job)):
+                yield self._view(job)
+                if not job.record.state.is_final:
+                    await asyncio.sleep(WATCH_S_MIN)
+
+    async def Peers(self, request: pb.PeersRequest, context: Context) -> pb.PeerList:
+        peers = [
+            peer
+            for peer in self._membership.peers()
+            if (not request.state or peer.state.value == request.state)
+            and (request.stage < 0 or peer.stage == request.stage)
+        ]
+        return pb.PeerList(peers=[self._peer_view(peer) for peer in peers])
+
+    async def Logs(self, request: pb.LogsRequest, context: Context) -> AsyncIterator[pb.LogEntry]:
+        async with answering(context):
+            job = self._jobs.find(request.job)
+            wanted = _log_filter(request)
+            follow = request.follow and not job.record.state.is_final
+            tail = request.tail
+            log = self._jobs.logs.of(job.record.id)
+            lines, position = log.kept()
+            kept = [line for line in lines if wanted(line)]
+            for line in kept[-tail:] if tail else kept:
+                yield _entry(line)
+            if follow:
+                async for line in log.after(position):
+                    if wanted(line):
+                        yield _entry(line)
+
+    # Acting ------------------------------------------------------------------------------------------------------
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.JobView:
+        async with answering(context):
+            job = self._jobs.find(request.job)
+            await self._jobs.cancel(job, request.reason or "cancelled by its user")
+            return self._view(job)
+        raise AssertionError
+
+    async def Pull(self, request: pb.PullRequest, context: Context) -> AsyncIterator[pb.FileChunk]:
+        async with answering(context):
+            job = self._jobs.find(request.job)
+            root = self._jobs.checkpoints(job.record.id)
+            _, files = await run_blocking(self._executor, lambda: newest_model(root, job.record.id))
+            for file in files:
+                name = file.path.split("/model/", 1)[1]
+                yield pb.FileChunk(header=pb.FileHeader(path=name, size_bytes=file.size_bytes, sha256=file.sha256))
+                try:
+                    async for chunk in self._chunks(root / file.path):
+                        yield pb.FileChunk(payload=chunk)
+                except OSError as error:
+                    raise NotFound(f"{file.path} of job {job.record.id} cannot be read: {error}") from error
+
+    async def _chunks(self, path: Path) -> AsyncIterator[bytes]:
+        chunks = read_chunks(path)
+        while (chunk := await run_blocking(self._executor, lambda: next(chunks, None))) is not None:
+            yield chunk
+
+    # Views -------------------------------------------------------------------------------------------------------
+
+    def _view(self, job: Job) -> pb.JobView:
+        record, progress = job.record, job.progress
+        brain = job.driver.brain if job.driver is not None else None
+        split = job.spec.pipeline.split
+        assert split != "auto"
+        per_stage = brain.stage_microbatches if brain is not None else (0,) * len(split)
+        committed = progress.steps_done * job.spec.training.microbatches
+        return pb.JobView(
+            id=record.id,
+            name=record.name,
+            state=record.state.value,
+            reason=record.reason,
+            since_unix_s=record.since_unix_s,
+            created_unix_s=record.created_unix_s,
+            step=progress.steps_done,
+            steps=job.spec.training.steps,
+            loss=progress.loss,
+            learning_rate=progress.learning_rate,
+            grad_norm=progress.norm,
+            tokens_per_s=progress.tokens_per_s,
+            eta_s=progress.eta_s,
+            tokens=progress.tokens,
+            unigram_entropy=record.tokens.unigram_entropy,
+            stages=[
+                pb.StageView(
+                    stage=stage,
+                    layers=layers,
+                    peers=job.stages.get(stage, []),
+                    microbatches=per_stage[stage] if brain is not None else committed,
+                )
+                for stage, layers in enumerate(split)
+            ],
+            microbatches_committed=committed,
+            microbatches_in_flight=brain.in_flight if brain is not None else 0,
+            microbatches_replayed=brain.replayed if brain is not None else 0,
+            weights_sha256=record.weights_sha256,
+            spec_json=record.spec_json,
+            error_code=record.error_code,
+            hint=record.hint,
+        )
+
+    def _peer_view(self, peer: Peer) -> pb.PeerView:
+        hello = peer.hello
+        job = next((job for job in self._jobs.all() if job.record.id == peer.job), None)
+        brain = job.driver.brain if job is not None and job.driver is not None else None
+        since_s = asyncio.get_running_loop().time() - peer.since_s
+        return pb.PeerView(
+            id=hello.peer,
+            state=peer.state.value,
+            reason=peer.reason,
+            since_unix_s=self._wall_s() - since_s,
+            address=hello.address,
+            http_address=hello.http_address,
+            device=hello.device,
+            threads=hello.threads,
+            memory_bytes=hello.memory_bytes,
+            job=peer.job,
+            stage=peer.stage,
+            pace_s=brain.pace_s(hello.peer) if brain is not None else 0.0,
+            outstanding=brain.outstanding(hello.peer) if brain is not None else 0,
+            product=hello.product,
+            incarnation=hello.incarnation,
+        )
+
+
+def _log_filter(request: pb.LogsRequest) -> Callable[[LogLine], bool]:
+    level = request.level or "info"
+    if level not in LEVELS:
+        raise InvalidConfig(f"level is one of {', '.join(LEVELS)}, not {level!r}")
+    levels = LEVELS[LEVELS.index(level) :]
+
+    def wanted(line: LogLine) -> bool:
+        return (
+            line.level in levels
+            and (not request.peer or line.peer.startswith(request.peer))
+            and (request.stage < 0 or line.stage == request.stage)
+            and line.time_unix_s >= request.since_unix_s
+        )
+
+    return wanted
+
+
+def _entry(line: LogLine) -> pb.LogEntry:
+    return pb.LogEntry(
+        time_unix_s=line.time_unix_s, level=line.level, peer=line.peer, stage=line.stage, message=line.message
+    )

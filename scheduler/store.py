@@ -1,0 +1,247 @@
+"""What must survive the scheduler: jobs, and one row per committed step.
+
+The row of a commit is the commit point: before it a step can be done again, after it only a declared rollback undoes
+it. Every start takes epoch + 1 first, and every later write happens in a transaction that begins by claiming the epoch,
+so a scheduler that was superseded cannot write any more (`Fenced`).
+
+SQLAlchemy is synchronous; all of it runs on one worker thread (none in simulation, where the database is in memory).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
+from typing import Any, TypeVar
+
+import alembic.command
+import alembic.config
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from scheduler.blocking import run_blocking
+from scheduler.brain import CommitRow
+from swarm.errors import InvalidConfig, SwarmError
+from swarm.types import JobId, JobState
+
+T = TypeVar("T")
+
+_METADATA = sa.MetaData()
+_CONTROL = sa.Table(
+    "control",
+    _METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("epoch", sa.BigInteger),
+)
+_JOBS = sa.Table(
+    "jobs",
+    _METADATA,
+    sa.Column("id", sa.String(40), primary_key=True),
+    *(sa.Column(name, sa.Text) for name in ("name", "state", "reason", "error_code", "hint")),
+    sa.Column("since_unix_s", sa.Float),
+    sa.Column("created_unix_s", sa.Float),
+    *(sa.Column(name, sa.Text) for name in ("spec_json", "tokens_json")),
+    sa.Column("timeline", sa.Integer),
+    sa.Column("weights_sha256", sa.Text),
+)
+_COMMITS = sa.Table(
+    "commits",
+    _METADATA,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("timeline", sa.Integer, primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True),
+    sa.Column("epoch", sa.BigInteger),
+    sa.Column("rounds_json", sa.Text),
+    *(sa.Column(name, sa.Float) for name in ("loss", "norm", "scale", "learning_rate")),
+    sa.Column("skip", sa.Boolean),
+    sa.Column("tokens", sa.BigInteger),
+    sa.Column("committed_unix_s", sa.Float),
+)
+
+
+class StoreUnavailable(SwarmError):
+    """The database did not take the write; nothing was committed."""
+
+    code = "E1400"
+
+
+class Fenced(SwarmError):
+    """A newer scheduler has taken over this database; this one must stop."""
+
+    code = "E1401"
+
+
+@dataclass(frozen=True, slots=True)
+class JobTokens:
+    """The job's tokenised data: shards by hash, in order."""
+
+    shards: tuple[str, ...]
+    token_dtype: str
+    vocabulary_size: int
+    unigram_entropy: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as the database knows it."""
+
+    id: JobId
+    name: str
+    state: JobState
+    reason: str
+    since_unix_s: float
+    created_unix_s: float
+    spec_json: str
+    tokens: JobTokens
+    timeline: int = 0
+    weights_sha256: str = ""
+    error_code: str = ""
+    hint: str = ""
+
+    def entered(self, state: JobState, reason: str, now_unix_s: float, **changes: Any) -> JobRecord:
+        """The record in another state."""
+        return replace(self, state=state, reason=reason, since_unix_s=now_unix_s, **changes)
+
+
+class Store:
+    """The scheduler's database; `epoch` is this start's number."""
+
+    def __init__(self, engine: sa.Engine, epoch: int, executor: ThreadPoolExecutor | None) -> None:
+        self._engine = engine
+        self._executor = executor
+        self.epoch = epoch
+
+    @classmethod
+    async def open(cls, url: str, executor: ThreadPoolExecutor | None) -> Store:
+        """Migrate the database at `url` and take the next epoch; InvalidConfig if it cannot be used."""
+        try:
+            engine = sa.create_engine(url)
+            epoch = await run_blocking(executor, lambda: _take_epoch(engine))
+        except (SQLAlchemyError, OSError) as error:
+            raise InvalidConfig(
+                f"the database {sa.make_url(url).render_as_string()} cannot be used: {_cause(error)}",
+                hint="check --db and --data-dir; the folder must exist and be writable",
+            ) from error
+        return cls(engine, epoch, executor)
+
+    async def close(self) -> None:
+        await self._run(self._engine.dispose)
+
+    async def jobs(self) -> list[JobRecord]:
+        """All jobs, newest first."""
+
+        def read() -> list[JobRecord]:
+            with self._engine.connect() as connection:
+                rows = connection.execute(sa.select(_JOBS).order_by(_JOBS.c.created_unix_s.desc())).mappings()
+                return [_record(dict(row)) for row in rows]
+
+        return await self._run(read)
+
+    async def put_job(self, record: JobRecord) -> None:
+        """Insert or replace a job."""
+        values = asdict(record)
+        values["tokens_json"] = json.dumps(values.pop("tokens"))
+        values["state"] = record.state.value
+
+        def write(connection: sa.Connection) -> None:
+            changed = connection.execute(sa.update(_JOBS).where(_JOBS.c.id == record.id).values(values)).rowcount
+            if not changed:
+                connection.execute(sa.insert(_JOBS).values(values))
+
+        await self._write(write)
+
+    async def put_commit(self, job: JobId, row: CommitRow, now_unix_s: float) -> None:
+        """Write the commit point of a step; writing it again after an unknown outcome changes nothing."""
+        rounds = {unit: [round_.epoch, round_.number] for unit, round_ in row.rounds.items()}
+        values = {
+            "job": job,
+            "timeline": row.timeline,
+            "step": row.step,
+            "epoch": self.epoch,
+            "rounds_json": json.dumps(rounds),
+            "loss": row.loss,
+            "norm": row.norm,
+            "scale": row.scale,
+            "learning_rate": row.learning_rate,
+            "skip": row.skip,
+            "tokens": row.tokens,
+            "committed_unix_s": now_unix_s,
+        }
+        key = sa.and_(_COMMITS.c.job == job, _COMMITS.c.timeline == row.timeline, _COMMITS.c.step == row.step)
+
+        def write(connection: sa.Connection) -> None:
+            if (
+                connection.execute(sa.select(_COMMITS.c.step).where(key, _COMMITS.c.epoch == self.epoch)).first()
+                is None
+            ):
+                connection.execute(sa.insert(_COMMITS).values(values))
+
+        await self._write(write)
+
+    async def commits(self, job: JobId) -> list[dict[str, Any]]:
+        """The commit rows of a job in order, as plain values."""
+
+        def read() -> list[dict[str, Any]]:
+            query = sa.select(_COMMITS).where(_COMMITS.c.job == job).order_by(_COMMITS.c.timeline, _COMMITS.c.step)
+            with self._engine.connect() as connection:
+                return [dict(row) for row in connection.execute(query).mappings()]
+
+        return await self._run(read)
+
+    async def writable(self) -> None:
+        """Raise unless a write would be taken now."""
+        await self._write(lambda _connection: None)
+
+    async def _write(self, change: Callable[[sa.Connection], object]) -> None:
+        def transaction() -> None:
+            with self._engine.begin() as connection:
+                claim = sa.update(_CONTROL).where(_CONTROL.c.id == 1, _CONTROL.c.epoch == self.epoch)
+                if connection.execute(claim.values(epoch=self.epoch)).rowcount != 1:
+                    raise Fenced(
+                        f"another scheduler took this database over (mine was epoch {self.epoch})",
+                        hint="only one scheduler may run on a database: stop this one",
+                    )
+                change(connection)
+
+        try:
+            await self._run(transaction)
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(
+                f"the database did not take a write: {_cause(error)}", hint="check disk space and the database's log"
+            ) from error
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await run_blocking(self._executor, work)
+
+
+def _take_epoch(engine: sa.Engine) -> int:
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", _tune_sqlite)
+    with engine.begin() as connection:
+        config = alembic.config.Config()
+        config.set_main_option("script_location", str(resources.files("scheduler") / "migrations"))
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, "head")
+    with engine.begin() as connection:
+        if not connection.execute(sa.update(_CONTROL).values(epoch=_CONTROL.c.epoch + 1)).rowcount:
+            connection.execute(sa.insert(_CONTROL).values(id=1, epoch=1))
+        return int(connection.execute(sa.select(_CONTROL.c.epoch)).scalar_one())
+
+
+def _tune_sqlite(connection: Any, _record: object) -> None:
+    # WAL: readers do not wait for the writer. FULL: a committed row survives a power cut.
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _record(row: dict[str, Any]) -> JobRecord:
+    tokens = json.loads(row.pop("tokens_json"))
+    tokens["shards"] = tuple(tokens["shards"])
+    row["state"] = JobState(row["state"])
+    return JobRecord(tokens=JobTokens(**tokens), **row)
+
+
+def _cause(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error)

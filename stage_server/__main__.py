@@ -1,0 +1,71 @@
+"""`python -m stage_server`, also `swarm stage-server`: one process per device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import platformdirs
+import typer
+
+from stage_server.app import Options, serve
+from swarm.logs import configure
+from swarm.process import auto_int, http_port_of, log_format_of, run_cli, run_process
+
+DATA_DIR = platformdirs.user_data_path("swarm") / "stage-server"
+
+cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@cli.command()
+def stage_server(
+    broker: Annotated[str, typer.Option(help="MQTT broker where the scheduler is announced: mqtt://HOST:PORT.")] = "",
+    scheduler: Annotated[str, typer.Option(help="The scheduler's HOST:PORT, instead of --broker.")] = "",
+    listen: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT for other stage servers; port 0 = any.", show_default="127.0.0.1:7951 or next free"
+        ),
+    ] = "",
+    announce: Annotated[
+        str, typer.Option(help="HOST:PORT at which others reach this server.", show_default="where it listens")
+    ] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or mps.")] = "auto",
+    stage: Annotated[str, typer.Option(help="Serve only this stage: auto or its number.")] = "auto",
+    threads: Annotated[str, typer.Option(help="torch CPU threads: auto (all cores) or a number.")] = "auto",
+    http_host: Annotated[str, typer.Option(help="Address of /metrics and /healthz.")] = "127.0.0.1",
+    http_port: Annotated[
+        str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
+    ] = "9464",
+    data_dir: Annotated[
+        Path, typer.Option(help="Identity and cache of this server.", show_default="user data folder")
+    ] = DATA_DIR,
+    connect_retry_max: Annotated[float, typer.Option(min=0.1, help="Longest pause between dials, seconds.")] = 60.0,
+    insecure: Annotated[bool, typer.Option(help="Allow plaintext off loopback.")] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="auto, json or text.")] = "auto",
+) -> None:
+    """Serve a stage of whatever job the scheduler gives: compute microbatches, average gradients, hold weights."""
+    form = log_format_of(log_format)
+    configure(log_level, form)
+    options = Options(
+        broker=broker,
+        scheduler=scheduler,
+        listen=listen,
+        announce=announce,
+        device=device,
+        stage=auto_int("--stage", stage, auto=-1, least=0),
+        threads=auto_int("--threads", threads, auto=0, least=1),
+        http_host=http_host,
+        http_port=http_port_of(http_port),
+        data_dir=data_dir,
+        connect_retry_s_max=connect_retry_max,
+        insecure=insecure,
+        log_level=log_level,
+        log_format=form,
+    )
+    run_process(serve(options))
+
+
+if __name__ == "__main__":
+    run_cli(cli, "swarm stage-server")

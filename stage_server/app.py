@@ -1,0 +1,220 @@
+"""The stage-server process: everything is made here, handed down, and ends with one TaskGroup."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from random import SystemRandom
+
+import psutil
+import torch
+
+from stage_server.device import ThreadDevice, choose_device
+from stage_server.server import Identity, StageServer
+from swarm.errors import InvalidConfig
+from swarm.http import HttpEndpoint
+from swarm.logs import LogFormat, configure, get_logger
+from swarm.memory import tune_malloc
+from swarm.messages import PROTOCOL_VERSION
+from swarm.metrics import StageServerMetrics
+from swarm.mqtt import topics
+from swarm.mqtt.bus import Bus
+from swarm.mqtt.discovery import find_scheduler
+from swarm.process import check_loopback, say_ready
+from swarm.rpc.channel import bind, new_server
+from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
+from swarm.rpc.session import GrpcSchedulerLink
+from swarm.types import PeerId
+
+STOP_S_MAX = 2.0
+PORTS_TRIED_MAX = 100
+_KIND = {"activation": "activation", "gradient": "gradient"}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The stage server's flags, checked."""
+
+    broker: str  # "" = none
+    scheduler: str  # "" = find it through the broker
+    listen: str  # "" = 127.0.0.1:7951 or the next free port
+    announce: str  # "" = the address it listens at
+    device: str
+    stage: int  # -1 = any
+    threads: int  # 0 = auto
+    http_host: str
+    http_port: int | None  # None = off
+    data_dir: Path
+    connect_retry_s_max: float
+    insecure: bool
+    log_level: str
+    log_format: LogFormat
+
+
+async def serve(options: Options) -> None:
+    """Run until cancelled. Raises InvalidConfig if an address, folder or device cannot be used."""
+    if bool(options.broker) == bool(options.scheduler):
+        raise InvalidConfig(
+            "give either --broker or --scheduler",
+            hint="for example --scheduler 127.0.0.1:7950, or --broker mqtt://HOST:1883 to find it there",
+        )
+    check_loopback(options.listen or "127.0.0.1:0", options.insecure)
+    tune_malloc()
+    device_name = choose_device(options.device)
+    threads = options.threads or os.cpu_count() or 1
+    product = metadata.version("swarm-stages")
+    peer = _identity(options.data_dir)
+    metrics = StageServerMetrics(product, PROTOCOL_VERSION)
+    traffic = _Traffic(metrics)
+    loop = asyncio.get_running_loop()
+
+    async with AsyncExitStack() as stack:
+        device = ThreadDevice(device_name, threads)
+        stack.callback(device.close)
+        links = GrpcPeerLinks(traffic)
+        stack.push_async_callback(links.close)
+        server = new_server()
+        port = _bind_free(server) if not options.listen else bind(server, options.listen)
+        host = (options.listen or "127.0.0.1:0").rpartition(":")[0]
+        address = options.announce or f"{host}:{port}"
+
+        stage_server: StageServer | None = None
+        http_address = ""
+        if options.http_port is not None:
+            endpoint = HttpEndpoint(
+                options.http_host,
+                options.http_port,
+                metrics.registry,
+                lambda: [] if stage_server is not None and stage_server.is_attached else ["no scheduler"],
+                loop,
+                next_free=True,
+            )
+            http_address = f"{options.http_host}:{endpoint.start()}"
+            stack.callback(endpoint.close)
+
+        identity = Identity(
+            peer=peer,
+            incarnation=time.time_ns(),
+            product=product,
+            address=address,
+            http_address=http_address,
+            device=str(device_name),
+            threads=threads,
+            memory_bytes=_memory_bytes(device_name),
+            pinned_stage=options.stage,
+        )
+        bus: Bus | None = None
+        if options.broker:
+            will = (topics.peer(peer), {"peer": peer, "state": "gone", "incarnation": identity.incarnation})
+            bus = Bus(options.broker, f"swarm-{peer}", will=will, on_connected=metrics.process.mqtt_link)
+
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        stage_server = StageServer(
+            identity,
+            device,
+            links,
+            _finder(options),
+            GrpcSchedulerLink,
+            tasks,
+            metrics,
+            get_logger("stage-server"),
+            connect_retry_s_max=options.connect_retry_s_max,
+        )
+        forward = stage_server.forward_log
+        configure(
+            options.log_level,
+            options.log_format,
+            lambda time_s, level, text: _soon(loop, lambda: forward(time_s, level, text)),
+        )
+        log = get_logger("stage-server")
+        add_peer_service(server, stage_server, traffic)
+        await server.start()
+        stack.push_async_callback(server.stop, STOP_S_MAX)
+        if bus is not None:
+            bus.announce(
+                topics.peer(peer),
+                {
+                    "peer": peer,
+                    "state": "here",
+                    "incarnation": identity.incarnation,
+                    "address": address,
+                    "http": http_address,
+                    "device": identity.device,
+                },
+            )
+            tasks.create_task(bus.run())
+        log.info("stage server started", peer=peer, address=address, http=http_address, device=identity.device)
+        say_ready("stage-server", peer=peer, address=address, http=http_address)
+        await stage_server.serve()
+
+
+class _Traffic:
+    """Counts what passes the data plane."""
+
+    def __init__(self, metrics: StageServerMetrics) -> None:
+        self._metrics = metrics
+
+    def sent(self, address: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
+        self._metrics.transferred("sent", _KIND.get(kind, "state"), wire_bytes, tensor_bytes)
+
+    def received(self, peer: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
+        self._metrics.transferred("received", _KIND.get(kind, "state"), wire_bytes, tensor_bytes)
+
+
+def _finder(options: Options) -> Callable[[], Awaitable[str]]:
+    async def find() -> str:
+        if options.scheduler:
+            return options.scheduler
+        return (await find_scheduler(options.broker)).address
+
+    return find
+
+
+def _identity(data_dir: Path) -> PeerId:
+    """This stage server's id: made at the first start, kept in its data folder."""
+    path = data_dir / "peer.json"
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            peer = json.loads(path.read_text())["peer"]
+            if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", peer):
+                return PeerId(peer)
+        host = re.sub(r"[^a-z0-9]+", "-", platform.node().lower()).strip("-")[:40] or "peer"
+        peer = f"{host}-{SystemRandom().randbytes(3).hex()}"
+        path.write_text(json.dumps({"peer": peer}) + "\n")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidConfig(
+            f"{path} cannot be used: {error}", hint="give another --data-dir, or delete the file for a new identity"
+        ) from error
+    return PeerId(peer)
+
+
+def _bind_free(server: object) -> int:
+    """The default port, or the next free one: several stage servers share a machine."""
+    for port in range(7951, 7951 + PORTS_TRIED_MAX):
+        try:
+            return bind(server, f"127.0.0.1:{port}")  # type: ignore[arg-type]
+        except InvalidConfig:
+            continue
+    return bind(server, "127.0.0.1:0")  # type: ignore[arg-type]
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Log lines come from any thread, also while the loop is closing."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)

@@ -1,0 +1,199 @@
+"""One round: the members of a unit turn their sums into one averaged gradient that all of them hold, bit for bit.
+
+    member a    [ part a0 | part a1 ]        owner of slice 0 = a, of slice 1 = b
+    member b    [ part b0 | part b1 ]
+
+    a -> b: part a1     b -> a: part b0                      reduce-scatter
+    a: mean 0 = (a0 + b0) / tokens    b: mean 1 = (a1 + b1) / tokens
+    a -> b: mean 0      b -> a: mean 1                       all-gather
+
+The owner adds the parts in order of peer id and sends out the resulting bytes, so the result does not depend on who
+answered first, and all members hold the same bytes. Nothing here decides: members and slices come with the command,
+and a round that cannot be finished is reported, for the scheduler to abort.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import xxhash
+from torch import Tensor
+
+from stage_server.device import Device
+from stage_server.outbox import deliver, pack
+from swarm import codec
+from swarm.errors import Refused, StaleMessage
+from swarm.fixedpoint import mean_of_parts
+from swarm.messages import Average, Member, ParameterNorm, TensorHeader
+from swarm.model.stage import Stage
+from swarm.rpc.peers import PeerLinks
+from swarm.types import JobId, PeerId, Round, UnitName
+
+# A peer may run ahead of us by one step and repeat a round: more than this is not a slow neighbour but a fault.
+MAILBOX_BYTES_MAX = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class SliceKey:
+    """Names one slice on its way: `start` is the first element within the unit."""
+
+    timeline: int
+    step: int
+    unit: UnitName
+    round: Round
+    kind: str  # "part" | "mean"
+    sender: PeerId
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The averaged gradient of a unit as one round produced it."""
+
+    gradient: Tensor  # float32, 1-D, the unit's flat layout
+    digest: str
+    norms: tuple[ParameterNorm, ...]
+
+
+class Mailbox:
+    """Slices that arrived, by key, and those who wait for them; bounded in bytes.
+
+    A slice may come before the `Average` command that explains it: it waits here. Duplicates are ignored.
+    """
+
+    def __init__(self) -> None:
+        self._slices: dict[SliceKey, Tensor] = {}
+        self._waiting: dict[SliceKey, asyncio.Future[Tensor]] = {}
+        self._closed_step = -1
+        self._held_bytes = 0
+
+    def admit(self, header: TensorHeader) -> None:
+        """Refuse what is too old or too much, before any byte of it is read."""
+        if header.step <= self._closed_step:
+            raise StaleMessage(f"step {header.step} is committed; its slices are no longer needed")
+        if self._held_bytes + header.total_bytes > MAILBOX_BYTES_MAX:
+            raise Refused(f"{self._held_bytes} bytes of slices wait for their rounds already")
+
+    def put(self, header: TensorHeader, payload: memoryview) -> None:
+        key = SliceKey(
+            header.timeline, header.step, header.unit, header.round, header.kind, header.sender, header.start
+        )
+        if key in self._slices or header.step <= self._closed_step:
+            return
+        tensor = codec.decode(payload, header.dtype, header.shape, header.codec)
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(tensor)
+        self._slices[key] = tensor
+        self._held_bytes += tensor.nbytes
+
+    async def get(self, key: SliceKey) -> Tensor:
+        """The slice named `key`, once it is here."""
+        if key in self._slices:
+            return self._slices[key]
+        return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
+
+    def close(self, step: int) -> None:
+        """Forget all slices up to and including `step`: it is committed."""
+        self._closed_step = max(self._closed_step, step)
+        for key in [key for key in self._slices if key.step <= step]:
+            self._held_bytes -= self._slices.pop(key).nbytes
+        for key in [key for key in self._waiting if key.step <= step]:
+            self._waiting.pop(key).cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Self:
+    """Who takes part: this peer, on behalf of which job and stage."""
+
+    job: JobId
+    peer: PeerId
+    incarnation: int
+    stage: int
+
+
+async def run_round(
+    command: Average,
+    me: Self,
+    stage: Stage,
+    bits: int | None,
+    device: Device,
+    links: PeerLinks,
+    mailbox: Mailbox,
+) -> Mean:
+    """Carry out one round as a member; gives the averaged gradient of the unit.
+
+    `bits` is the fixed-point grid of the sums, None in ordinary mode. Raises PeerUnavailable if a member cannot be
+    reached, TimeoutError after `command.timeout_s`, Refused if the sizes contradict the unit's layout.
+    """
+    part = await device.run(lambda: stage.part(command.step, command.unit))
+    mine = _own(command.members, me.peer)
+    if command.members[-1].stop != part.numel():
+        raise Refused(f"the round covers {command.members[-1].stop} elements, unit {command.unit} has {part.numel()}")
+    others = [member for member in command.members if member.peer != me.peer]
+
+    async with asyncio.timeout(command.timeout_s):
+        async with asyncio.TaskGroup() as tasks:
+            for member in others:
+                tasks.create_task(_send(links, member, _header(command, me, "part", member.start), part[_span(member)]))
+            parts = [
+                part[_span(mine)] if member.peer == me.peer else await mailbox.get(_key(command, "part", member, mine))
+                for member in command.members
+            ]
+            mean = await device.run(lambda: mean_of_parts(parts, command.tokens, bits))
+            for member in others:
+                tasks.create_task(_send(links, member, _header(command, me, "mean", mine.start), mean))
+            slices = [
+                mean if member.peer == me.peer else await mailbox.get(_key(command, "mean", member, member))
+                for member in command.members
+            ]
+    return await device.run(lambda: _assemble(stage, command.unit, slices))
+
+
+def _assemble(stage: Stage, unit: UnitName, slices: Sequence[Tensor]) -> Mean:
+    gradient = slices[0] if len(slices) == 1 else torch.cat(list(slices))
+    digest = xxhash.xxh3_128_hexdigest(gradient.cpu().numpy().data)
+    return Mean(gradient, digest, stage.squared_norms(unit, gradient))
+
+
+def _own(members: Sequence[Member], peer: PeerId) -> Member:
+    for member in members:
+        if member.peer == peer:
+            return member
+    raise Refused(f"{peer} is no member of this round")
+
+
+def _span(member: Member) -> slice:
+    return slice(member.start, member.stop)
+
+
+def _key(command: Average, kind: str, sender: Member, owner: Member) -> SliceKey:
+    return SliceKey(command.timeline, command.step, command.unit, command.round, kind, sender.peer, owner.start)
+
+
+def _header(command: Average, me: Self, kind: str, start: int) -> TensorHeader:
+    return TensorHeader(
+        job=me.job,
+        kind=kind,
+        timeline=command.timeline,
+        step=command.step,
+        microbatch=0,
+        stage=me.stage,
+        attempt=0,
+        sender=me.peer,
+        incarnation=me.incarnation,
+        dtype="",
+        shape=(),
+        codec="none",
+        total_bytes=0,
+        unit=command.unit,
+        round=command.round,
+        start=start,
+    )
+
+
+async def _send(links: PeerLinks, to: Member, header: TensorHeader, values: Tensor) -> None:
+    await deliver(links, to.address, header, pack(values, "none"))

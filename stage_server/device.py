@@ -1,0 +1,116 @@
+"""The device port: one compute thread that runs everything which touches weights, graphs or sums.
+
+One thread means that the order in which work was handed over is the order in which it happens, which is what the rules
+about sealing and voiding lean on; and the event loop stays free to answer (measured: heartbeats late by 4 ms at most).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from swarm.errors import InvalidConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed(Generic[T]):
+    """A result and the seconds that the device worked for it."""
+
+    result: T
+    seconds: float
+
+
+class Device(Protocol):
+    """Where a replica computes. Work is done in the order of the calls, whether or not anyone awaits it."""
+
+    name: torch.device
+
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Do `work` after everything that was handed over before; gives its result."""
+        ...
+
+    def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
+        """Like `run`, with the seconds that it took."""
+        ...
+
+
+class ThreadDevice:
+    """The real device: a thread of its own with its own number of torch threads."""
+
+    def __init__(self, name: torch.device, threads: int) -> None:
+        self.name = name
+        # torch keeps the number of OpenMP threads per calling thread, so it is set where the work runs.
+        self._executor = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="compute", initializer=torch.set_num_threads, initargs=(threads,)
+        )
+
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
+        return self.run(lambda: _clocked(work))
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class InlineDevice:
+    """The simulated device: computes at once on the event loop, then lets `seconds()` of virtual time pass."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self.name = torch.device("cpu")
+        self._seconds = seconds
+        self._turn = asyncio.Lock()
+
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.ensure_future(self._after(work(), 0.0))
+
+    def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
+        seconds = self._seconds()
+        return asyncio.ensure_future(self._after(Timed(work(), seconds), seconds))
+
+    async def _after(self, result: T, seconds: float) -> T:
+        async with self._turn:  # asyncio locks are fair: first come, first served, as on the thread
+            await asyncio.sleep(seconds)
+        return result
+
+
+def _clocked(work: Callable[[], T]) -> Timed[T]:
+    started_s = time.perf_counter()
+    result = work()
+    return Timed(result, time.perf_counter() - started_s)
+
+
+def choose_device(name: str) -> torch.device:
+    """The torch device for `auto`, `cpu`, `cuda`, `cuda:N` or `mps`; InvalidConfig if this machine lacks it."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda:0")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InvalidConfig(f'"{name}" is not a device', hint="use auto, cpu, cuda:N or mps") from None
+    match device.type:
+        case "cpu":
+            return device
+        case "cuda" if torch.cuda.is_available():
+            count = torch.cuda.device_count()
+            if (device.index or 0) < count:
+                return torch.device("cuda", device.index or 0)
+            raise InvalidConfig(f"{name} does not exist: {count} CUDA device(s) here", hint="count from cuda:0")
+        case "mps" if torch.backends.mps.is_available():
+            return device
+        case "cuda" | "mps":
+            raise InvalidConfig(
+                f"{name} is not available to this torch ({torch.__version__})", hint="use --device cpu, or auto"
+            )
+    raise InvalidConfig(f'"{name}" is not supported', hint="use auto, cpu, cuda:N or mps")

@@ -1,0 +1,250 @@
+"""The stage server between its three doors: the session with the scheduler, tensors from neighbours, the device.
+
+It serves at most one job at a time. Without a session it has no job: until recovery exists, a broken session ends the
+job at the scheduler too, so the state is dropped and the server dials again, for ever, with growing pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import assert_never
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from stage_server.averaging import Self
+from stage_server.device import Device
+from stage_server.replica import Replica
+from swarm.config import spec_from_json
+from swarm.errors import SchedulerUnreachable, StaleMessage, SwarmError
+from swarm.logs import Logger
+from swarm.messages import (
+    PROTOCOL_VERSION,
+    AbortRound,
+    Average,
+    Command,
+    Commit,
+    Event,
+    Failed,
+    Heartbeat,
+    Hello,
+    LoadStage,
+    Logged,
+    Release,
+    Route,
+    SaveStage,
+    StoreHeader,
+    TensorHeader,
+    Void,
+    Welcome,
+)
+from swarm.metrics import StageServerMetrics
+from swarm.rpc.peers import PeerLinks
+from swarm.rpc.session import SchedulerLink
+from swarm.types import JobId, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What this stage server tells the scheduler of itself."""
+
+    peer: PeerId
+    incarnation: int
+    product: str
+    address: str
+    http_address: str
+    device: str
+    threads: int
+    memory_bytes: int
+    pinned_stage: int
+
+
+class StageServer:
+    """One stage-server process; also the receiver of its neighbours' tensors."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        device: Device,
+        links: PeerLinks,
+        find_scheduler: Callable[[], Awaitable[str]],
+        dial: Callable[[str], SchedulerLink],
+        tasks: asyncio.TaskGroup,
+        metrics: StageServerMetrics,
+        log: Logger,
+        *,
+        connect_retry_s_max: float = 60.0,
+    ) -> None:
+        self._identity = identity
+        self._device = device
+        self._links = links
+        self._find_scheduler = find_scheduler
+        self._dial = dial
+        self._tasks = tasks
+        self._metrics = metrics
+        self._log = log
+        self._connect_retry_s_max = connect_retry_s_max
+        self._outgoing: asyncio.Queue[Event] = asyncio.Queue()
+        self._link: SchedulerLink | None = None
+        self._replica: Replica | None = None
+        self._epoch = 0
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a scheduler knows this stage server now."""
+        return self._link is not None
+
+    async def serve(self) -> None:
+        """Stay attached to a scheduler, whatever happens to it; returns only by cancellation or IncompatibleVersion."""
+        while True:
+            retrying = AsyncRetrying(
+                retry=retry_if_exception_type(SchedulerUnreachable),
+                wait=wait_random_exponential(multiplier=0.2, max=self._connect_retry_s_max),
+                before_sleep=self._say_why,
+            )
+            async for attempt in retrying:
+                with attempt:
+                    await self._session()
+
+    def _say_why(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        self._log.warning("scheduler not reached", reason=str(error), attempt=state.attempt_number)
+
+    async def _session(self) -> None:
+        """One session from dialling to its end; SchedulerUnreachable only if it never began."""
+        address = await self._find_scheduler()
+        link = self._dial(address)
+        self._outgoing = asyncio.Queue()
+        welcomed = False
+        heart: asyncio.Task[None] | None = None
+        try:
+            async with aclosing(link.attach(self._events())) as commands:
+                async for epoch, command in commands:
+                    if epoch < self._epoch:
+                        self._log.warning("command of an older scheduler refused", epoch=epoch, newest=self._epoch)
+                        continue
+                    self._epoch = epoch
+                    if isinstance(command, Welcome):
+                        welcomed = True
+                        self._link = link
+                        heart = self._tasks.create_task(self._beat(command.heartbeat_s))
+                        self._log.info("attached to scheduler", scheduler=address, peer=command.peer, epoch=epoch)
+                    else:
+                        await self._handle(command)
+            self._log.warning("scheduler ended the session", scheduler=address)
+        except SchedulerUnreachable as error:
+            if not welcomed:
+                raise
+            self._log.warning("session lost", scheduler=address, reason=error.message)
+        except StaleMessage as error:
+            # A newer process with this peer's id is attached, or the scheduler still waits for the old session's end.
+            raise SchedulerUnreachable(f"the scheduler refused this peer: {error.message}") from error
+        finally:
+            self._link = None
+            if heart is not None:
+                heart.cancel()
+            await self._drop("the session ended")
+            await link.close()
+
+    async def _events(self) -> AsyncGenerator[Event, None]:
+        identity = self._identity
+        yield Hello(
+            peer=identity.peer,
+            incarnation=identity.incarnation,
+            protocol=PROTOCOL_VERSION,
+            product=identity.product,
+            address=identity.address,
+            http_address=identity.http_address,
+            device=identity.device,
+            threads=identity.threads,
+            memory_bytes=identity.memory_bytes,
+            pinned_stage=identity.pinned_stage,
+            job=JobId(""),
+            timeline=0,
+            version=0,
+        )
+        while True:
+            yield await self._outgoing.get()
+
+    async def _beat(self, heartbeat_s: float) -> None:
+        sequence = 0
+        while True:
+            self.emit(Heartbeat(sequence))
+            sequence += 1
+            await asyncio.sleep(heartbeat_s)
+
+    def emit(self, event: Event) -> None:
+        """Send an event to the scheduler, in order."""
+        self._outgoing.put_nowait(event)
+
+    def forward_log(self, time_unix_s: float, level: str, text: str) -> None:
+        """Let the scheduler have a log line of the present job."""
+        if self._replica is not None:
+            self.emit(Logged(self._replica.job, time_unix_s, level, text))
+
+    async def _handle(self, command: Command) -> None:
+        match command:
+            case LoadStage():
+                await self._load(command)
+            case Release():
+                if self._replica is not None and self._replica.job == command.job:
+                    await self._drop(command.reason)
+            case Route() | Void() | Average() | AbortRound() | Commit() | SaveStage():
+                if self._replica is None:
+                    self._log.warning("command without a job", command=type(command).__name__)
+                else:
+                    await self._replica.handle(command)
+            case Welcome():
+                self._log.warning("second welcome ignored")
+            case _:
+                assert_never(command)
+
+    async def _load(self, command: LoadStage) -> None:
+        await self._drop("another job")
+        identity = self._identity
+        me = Self(command.job, identity.peer, identity.incarnation, command.stage)
+        try:
+            spec = spec_from_json(command.spec_json)
+            self._replica = await Replica.load(
+                command,
+                spec,
+                me,
+                self._device,
+                self._links,
+                self.emit,
+                self._store,
+                self._tasks,
+                self._metrics,
+                self._log.bind(job_id=command.job, stage=command.stage),
+            )
+        except SwarmError as error:
+            self._log.error("stage not loaded", job_id=command.job, error_code=error.code, reason=error.message)
+            self.emit(Failed(command.job, error.code, error.message, error.hint))
+
+    async def _store(self, header: StoreHeader, payload: bytes) -> str:
+        if self._link is None:
+            raise SchedulerUnreachable("no session with a scheduler")
+        return await self._link.store(header, payload)
+
+    async def _drop(self, reason: str) -> None:
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            await replica.close()
+            self._log.info("stage released", job_id=replica.job, reason=reason)
+
+    # Tensors from neighbours --------------------------------------------------------------------------------------
+
+    def admit(self, header: TensorHeader) -> None:
+        """Refuse a tensor that is not for the present job."""
+        self._serving(header).admit(header)
+
+    async def receive(self, header: TensorHeader, payload: memoryview) -> None:
+        """Take in an admitted tensor."""
+        await self._serving(header).receive(header, payload)
+
+    def _serving(self, header: TensorHeader) -> Replica:
+        if self._replica is None:
+            raise StaleMessage(f"this stage server does not serve job {header.job}")
+        return self._replica
