@@ -272,10 +272,10 @@ class Pipe(Generic[T]):
     """
 
     def __init__(self, limit: int) -> None:
-        self.error: Exception | None = None
+        self.error: Exception | None = None  # what it failed with
+        self.ended = False  # or failed
         self._limit = limit
         self._items: deque[T] = deque()
-        self.ended = False
         self._readable = asyncio.Event()
         self._room = asyncio.Event()
 

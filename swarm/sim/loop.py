@@ -2,8 +2,7 @@
 
 The loop's selector never waits. Where asyncio asks it to wait `timeout` seconds for files, it adds them to a counter,
 which is what `loop.time()` reads. Where asyncio would wait for ever, nothing can happen any more: the program is stuck,
-and `SimulationStuck` names who waits. Flows need no change: `asyncio.sleep`, `asyncio.timeout` and `loop.time()` ask the
-loop.
+and `SimulationStuck` names who waits. Flows need no change: `asyncio.sleep` and `asyncio.timeout` ask the loop.
 
 Two runs with one seed do the same in the same order. Tasks and futures are numbered, because asyncio keeps them in sets
 and their default order is that of memory addresses (a TaskGroup cancels its children in it). Code under simulation must
@@ -21,7 +20,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextvars import Context
-from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -78,9 +77,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return _NumberedFuture(loop=self)
 
-    def run_in_executor(
-        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
-    ) -> asyncio.Future[T]:
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -89,7 +86,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return future
 
     def call_soon_threadsafe(
-        self, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Context | None = None
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         if threading.get_ident() != self._thread:
             raise RuntimeError("a thread called into a simulation; nothing there may run outside its loop")
