@@ -1,28 +1,51 @@
-"""What one replica knows of each microbatch, and what it does next (signatures first; see the class).
+"""What one replica knows of each microbatch of a stage, and what follows from it.
+
+      previous hop ── x ──▶ ┌──────┐ ── y ──▶ next hop          stage 0: x is the tokens, which come with the Route
+                            │ cell │                            last stage: g comes from the loss, with the targets
+      previous hop ◀── dx ─ └──────┘ ◀── g ── next hop
+
+A cell is not driven step by step. Whenever something happened to it, `_advance` asks what the cell is still wanted for
+(its gradient in the sum, its y, its dx), and returns the one computation, the sends or the questions that bring it
+nearer. Repair is therefore the same path as the first run. The rules, R1 to R7, are those of ARCHITECTURE.md:
+
+  R1 an input is accepted once                    R5 what is missing is asked of the neighbour that has it
+  R2 x and the weights -> forward, y is pushed    R6 Void forgets; a cell that is no longer on its route is dropped
+  R3 g and the graph -> backward, added once      R7 a new timeline forgets everything
+  R4 y and dx are held until the commit
+
+What a microbatch's numbers are does not depend on who computes them, so an input that is held stays good whatever route
+comes later; only *sums* must be told apart, by attempts: the greatest attempt that was void is the step's floor.
 
 Rules for the flow that carries the actions out
 -----------------------------------------------
-* Actions are carried out in the order given. `Forget` and `ForgetSums` run on the compute thread: after whatever runs
-  there now, before any `Compute` that was returned later.
-* Before a `Compute` is put on the device, the flow asks `begin(work)`; None means: no longer wanted, do not run it.
-  What begin() returns is what to run (`accumulate` may have become False since). Whatever was begun ends in exactly one
-  `computed_forward(work, ...)` or `computed_backward(work, ...)`.
-* `Emit` sends the output that the flow holds (y: FORWARD, dx: BACKWARD); outputs are held until the microbatch is
-  forgotten or the flow tells `evicted`. A finished backward consumes graph, x and g; tokens and targets stay.
-* `Average` -> `seal(step)`; only when the action `Sealed(step)` comes (at once, or after a backward that was on the
-  device) may the parts be read and `set_digest(step)` be compared.
-* `Commit` -> queue the optimizer on the compute thread, then `commit(step, version)` and carry out what it returns.
-* Every few seconds the flow may send what `lacking()` returns: repairs whatever got lost between peers.
+1. Actions are carried out in the order given. `Forget` and `ForgetSums` run on the compute thread: after whatever runs
+   there now and before any `Compute` that was returned later. So a Void that meets a running backward cannot leave a
+   contribution in the sums, and the result of that backward is recognised by its ticket and dropped.
+2. Before an order is put on the device the flow asks `begin(work)`; None means: withdrawn, do not run it. What begin
+   returns is what to run (`accumulate` may have changed). Whatever was begun ends in exactly one `computed_forward` or
+   `computed_backward` with what begin returned. An order that was not begun can always be withdrawn; a backward that
+   accumulates and was begun cannot: the cell stays and reports, and the ledger settles two holders.
+3. The flow keeps y or dx first and then carries out what `computed_*` returned. Outputs are held until `Forget`,
+   `DropOutput`, or until the flow says `evicted`. A finished backward consumes graph, x and g, not tokens and targets.
+4. `Average` -> `seal(step)`. The parts may be read, and `accumulated(step)` compared with the digest of the command,
+   once the action `Sealed(step)` came: at once, or after a backward that was on the device.
+5. `Commit` -> queue the optimizer on the compute thread, call `commit`, then carry out what it returned.
+6. Every few seconds the flow sends what `lacking()` returns: it repairs whatever was lost between two peers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from swarm.messages import Accumulated, ReportedCell, Route
-from swarm.types import Direction, Hop, Microbatch, PeerId
+from swarm.types import Direction, Hop, Microbatch, PeerId, set_digest
+
+EARLY_CELLS_MAX = 4096  # cells that hold inputs or askers, but have no route yet
+STORY_LINES_MAX = 64
+STORIES_KEPT = 2  # committed steps whose stories can still be told
+
+FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +66,7 @@ class Emit:
     microbatch: Microbatch
     direction: Direction
     to: Hop
+    attempt: int  # ours, for the header
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +76,22 @@ class Ask:
     microbatch: Microbatch
     direction: Direction
     to: Hop
+    attempt: int  # ours, for the header
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop graph, inputs and outputs of the microbatch."""
+    """Drop graph, inputs, outputs, tokens and targets of the microbatch, and its order if the device has not begun."""
 
     microbatch: Microbatch
+
+
+@dataclass(frozen=True, slots=True)
+class DropOutput:
+    """The result that just came was withdrawn meanwhile: do not hold its y (FORWARD) or dx (BACKWARD)."""
+
+    microbatch: Microbatch
+    direction: Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +115,7 @@ class Report:
     event: Accumulated
 
 
-Action: TypeAlias = Compute | Emit | Ask | Forget | ForgetSums | Sealed | Report
+Action: TypeAlias = Compute | Emit | Ask | Forget | DropOutput | ForgetSums | Sealed | Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,84 +131,455 @@ class Arrival:
     actions: tuple[Action, ...] = ()
 
 
+@dataclass(slots=True)
+class Cell:
+    """One microbatch at this replica. `input[FORWARD]` is x, `output[FORWARD]` is y; BACKWARD: g and dx."""
+
+    microbatch: Microbatch
+    route: Route | None = None
+    newest: int = 0  # greatest attempt of any hop of `route`
+    mine: bool = False  # `route` names this replica
+    attempt: int = 0  # of our newest hop
+    input: dict[Direction, bool] = field(default_factory=lambda: dict.fromkeys(Direction, False))
+    used: dict[Direction, bool] = field(default_factory=lambda: dict.fromkeys(Direction, False))  # had once, consumed
+    asked: dict[Direction, tuple[PeerId, int]] = field(default_factory=dict)  # of whom, and their attempt
+    graph: bool = False
+    output: dict[Direction, bool] = field(default_factory=lambda: dict.fromkeys(Direction, False))
+    pushed: dict[Direction, int] = field(default_factory=lambda: dict.fromkeys(Direction, 0))  # our attempt then
+    askers: dict[Direction, dict[PeerId, Hop]] = field(default_factory=lambda: {side: {} for side in Direction})
+    order: Compute | None = None
+    begun: bool = False
+    reported: bool = False  # accumulated, or found not finite
+    finite: bool = True
+    loss: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    wait_s: float = 0.0
+
+    @property
+    def is_adding(self) -> bool:
+        """A backward that will add to the sums is on the device."""
+        return self.begun and self.order is not None and self.order.accumulate
+
+
 class CellTable:
-    """All cells of one replica of `stage`; every method gives the actions to carry out, in order."""
+    """All cells of one replica of `stage`; every method gives the actions to carry out, in order.
+
+    `version` is what the replica holds (commits applied); with `staleness` 1 it holds the version before it as well.
+    """
 
     def __init__(
-        self, stage: int, stages: int, timeline: int, version: int, staleness: int, *, peer: PeerId, incarnation: int = 0
-    ) -> None: ...
+        self,
+        stage: int,
+        stages: int,
+        timeline: int,
+        version: int,
+        staleness: int,
+        *,
+        peer: PeerId,
+        incarnation: int = 0,
+    ) -> None:
+        assert 0 <= stage < stages
+        self.stage = stage
+        self.stages = stages
+        self.timeline = timeline
+        self.version = version
+        self.staleness = staleness
+        self.duplicates = 0
+        self._me = (peer, incarnation)
+        self._cells: dict[int, dict[int, Cell]] = {}
+        self._floors: dict[int, int] = {}
+        self._sealed: dict[int, bool] = {}  # step -> whether `Sealed` was given
+        self._tickets = 0
+        self._stories: dict[int, dict[int, list[str]]] = {}
+
+    # Commands ----------------------------------------------------------------------------------------------------
 
     def route(self, route: Route) -> tuple[Action, ...]:
-        """Take part as the route says, or learn that another replica does now."""
-        raise NotImplementedError
-
-    def arrived(self, microbatch: Microbatch, direction: Direction, attempt: int) -> Arrival:
-        """A boundary tensor came: FORWARD is x, BACKWARD is g; `attempt` is the sender's."""
-        raise NotImplementedError
-
-    def begin(self, work: Compute) -> Compute | None:
-        """What to run now for an order; None if it was withdrawn."""
-        raise NotImplementedError
-
-    def computed_forward(self, work: Compute, loss: float, seconds: float, wait_s: float = 0.0) -> tuple[Action, ...]:
-        """The forward that was begun is done; y (if any) is held by the flow; `loss` in nats (last stage)."""
-        raise NotImplementedError
-
-    def computed_backward(self, work: Compute, finite: bool, seconds: float, wait_s: float = 0.0) -> tuple[Action, ...]:
-        """The backward that was begun is done; dx (if any) is held by the flow."""
-        raise NotImplementedError
-
-    def need(self, microbatch: Microbatch, direction: Direction, asker: Hop) -> tuple[Action, ...]:
-        """A neighbour lacks our output: FORWARD y, BACKWARD dx."""
-        raise NotImplementedError
+        """Take part as the route says, or learn that another replica does now; older routes change nothing."""
+        microbatch, hop = route.microbatch, route.hops[self.stage]
+        mine = (hop.peer, hop.incarnation) == self._me
+        newest = max(one.attempt for one in route.hops)
+        if not self._is_open(microbatch) or (mine and hop.attempt <= self._floors.get(microbatch.step, 0)):
+            self.duplicates += 1
+            return ()
+        cell = self._cell(microbatch)
+        if newest <= cell.newest:
+            self.duplicates += 1
+            return ()
+        cell.route, cell.newest, cell.mine = route, newest, mine
+        if not mine:
+            self._tell(microbatch, f"route names {hop.peer} instead (attempt {hop.attempt})")
+            return self._displaced(cell)
+        self._tell(microbatch, f"routed here (attempt {hop.attempt})")
+        again = cell.reported and hop.attempt > cell.attempt
+        cell.attempt = hop.attempt
+        if self.stage == 0:
+            cell.input[FORWARD] = True
+        report = (Report(self._event(cell)),) if again else ()  # the scheduler has not heard, or has forgotten
+        return (*report, *self._advance(cell))
 
     def void(self, step: int, attempt: int) -> tuple[Action, ...]:
-        """Forget the cells and sums of the step up to and including the attempt."""
-        raise NotImplementedError
+        """Forget the cells and sums of the step up to and including the attempt; a repeated Void changes nothing."""
+        if step < self.version or attempt <= self._floors.get(step, 0):
+            self.duplicates += 1
+            return ()
+        self._floors[step] = attempt
+        cells = self._cells.setdefault(step, {})
+        forgotten: list[Action] = []
+        renewed: list[Cell] = []
+        for index, cell in list(cells.items()):
+            if 0 < cell.attempt <= attempt:
+                del cells[index]
+            elif cell.reported or cell.is_adding:
+                # Newer than the Void, yet in the sum that it abolishes: a sum cannot be divided, so it is done again.
+                cells[index] = self._anew(cell)
+                renewed.append(cells[index])
+            else:
+                continue
+            self._tell(cell.microbatch, f"void up to attempt {attempt}")
+            forgotten.append(Forget(cell.microbatch))
+        again = [action for cell in renewed for action in self._advance(cell)]
+        return (*forgotten, ForgetSums(step), *self._settle(step), *again)
 
     def seal(self, step: int) -> tuple[Action, ...]:
         """Freeze the sums; `Sealed` follows at once or after the backward that is on the device."""
-        raise NotImplementedError
+        if step < self.version:
+            return ()
+        self._sealed[step] = False
+        return self._settle(step)
 
     def unseal(self, step: int) -> tuple[Action, ...]:
         """The round was aborted: the step accumulates again."""
-        raise NotImplementedError
+        self._sealed.pop(step, None)
+        return tuple(action for cell in list(self._of(step)) for action in self._advance(cell))
 
     def commit(self, step: int, version: int) -> tuple[Action, ...]:
         """Close all cells of the step; the replica holds `version` for whatever is computed from now on."""
-        raise NotImplementedError
+        if version <= self.version:
+            self.duplicates += 1
+            return ()
+        self.version = version
+        closed: list[Action] = []
+        for old in [known for known in self._cells if known <= step]:
+            closed += [Forget(cell.microbatch) for cell in self._cells.pop(old).values()]
+            self._floors.pop(old, None)
+            self._sealed.pop(old, None)
+        for old in [known for known in self._stories if known < version - STORIES_KEPT]:
+            del self._stories[old]
+        waiting = [cell for cells in self._cells.values() for cell in cells.values()]
+        return (*closed, *(action for cell in waiting for action in self._advance(cell)))
 
     def enter(self, timeline: int, version: int) -> tuple[Action, ...]:
-        """Drop all cells and sums: a new timeline starts."""
-        raise NotImplementedError
+        """Drop all cells and sums: a new timeline starts at `version`."""
+        if timeline <= self.timeline:
+            return ()
+        steps = sorted(self._cells)
+        cells = [cell for step in steps for cell in self._of(step)]
+        self.timeline, self.version = timeline, version
+        for book in (self._cells, self._floors, self._sealed, self._stories):
+            book.clear()
+        return (*(Forget(cell.microbatch) for cell in cells), *(ForgetSums(step) for step in steps))
+
+    # Neighbours --------------------------------------------------------------------------------------------------
+
+    def arrived(self, microbatch: Microbatch, direction: Direction, attempt: int) -> Arrival:
+        """A boundary tensor came: FORWARD is x, BACKWARD is g; `attempt` is the sender's."""
+        if microbatch.timeline == self.timeline and microbatch.step < self.version:
+            return self._repeated(f"step {microbatch.step} is committed")
+        if not self._is_open(microbatch):
+            return Arrival(
+                False, False, f"{microbatch} is not open here: timeline {self.timeline}, version {self.version}"
+            )
+        if self._is_end(direction):
+            return Arrival(False, False, f"stage {self.stage} takes no {direction} input from a peer")
+        if self._is_crowded(microbatch):
+            return Arrival(False, False, f"{EARLY_CELLS_MAX} microbatches wait for their route")
+        cell = self._cell(microbatch)
+        if cell.route is not None:
+            sender = self._neighbour(cell.route, direction)
+            if attempt < sender.attempt:
+                return Arrival(False, False, f"attempt {attempt} is older than the route's ({sender.attempt})")
+            if not self._lacks(cell, direction):
+                return self._repeated(f"{direction} input of {microbatch} is here or used")
+        elif cell.input[direction]:
+            return self._repeated(f"{direction} input of {microbatch} is here")
+        cell.input[direction] = True
+        self._tell(microbatch, f"{direction} input came (attempt {attempt})")
+        return Arrival(True, False, "", self._advance(cell))
+
+    def need(self, microbatch: Microbatch, direction: Direction, asker: Hop) -> tuple[Action, ...]:
+        """A neighbour lacks our output: FORWARD y, BACKWARD dx. It is sent now, or once it is there."""
+        towards = BACKWARD if direction is FORWARD else FORWARD  # the side on which the asker's stage lies
+        if not self._is_open(microbatch) or self._is_end(towards) or self._is_crowded(microbatch):
+            return ()
+        cell = self._cell(microbatch)
+        if cell.route is not None and asker.attempt < self._neighbour(cell.route, towards).attempt:
+            return ()
+        self._tell(microbatch, f"{asker.peer} asks for the {direction} output")
+        cell.askers[direction][asker.peer] = asker
+        return self._advance(cell)
 
     def evicted(self, microbatch: Microbatch, direction: Direction) -> tuple[Action, ...]:
-        """The flow dropped a held output to save memory; it is computed again if somebody asks."""
-        raise NotImplementedError
+        """The flow dropped a held output to save memory; it is computed again when somebody asks."""
+        cell = self._cells.get(microbatch.step, {}).get(microbatch.index)
+        if cell is None or microbatch.timeline != self.timeline:
+            return ()
+        cell.output[direction] = False
+        self._tell(microbatch, f"{direction} output evicted")
+        return self._advance(cell)
 
     def lacking(self) -> tuple[Ask, ...]:
-        """A Need for every input that a cell on its route still lacks."""
-        raise NotImplementedError
+        """A Need for every input that a cell waits for, whether it was asked for before or not."""
+        cells = [cell for step in sorted(self._cells) for cell in self._of(step)]
+        return tuple(ask for cell in cells for side in Direction if (ask := self._ask(cell, side)) is not None)
+
+    # The device --------------------------------------------------------------------------------------------------
+
+    def begin(self, work: Compute) -> Compute | None:
+        """What to run now for an order; None if it was withdrawn."""
+        cell = self._ordered(work)
+        if cell is None or cell.begun:
+            return None
+        if work.direction is BACKWARD:
+            accumulate = self._wants_sum(cell)
+            if not accumulate and not self._wants_output(cell, BACKWARD):
+                cell.order = None
+                return None
+            cell.order = Compute(work.microbatch, BACKWARD, work.version, accumulate, work.ticket)
+        cell.begun = True
+        return cell.order
+
+    def computed_forward(self, work: Compute, loss: float, seconds: float, wait_s: float = 0.0) -> tuple[Action, ...]:
+        """The forward that was begun is done, y (if any) is held; `loss` is the sum in nats (last stage, else 0)."""
+        cell = self._ordered(work)
+        if cell is None:
+            return (DropOutput(work.microbatch, FORWARD),)
+        cell.order, cell.begun = None, False
+        cell.graph = True
+        cell.output[FORWARD] = self.stage < self.stages - 1
+        cell.loss, cell.forward_s, cell.wait_s = loss, cell.forward_s + seconds, cell.wait_s + wait_s
+        self._tell(work.microbatch, f"forward done with version {work.version}")
+        return self._advance(cell)
+
+    def computed_backward(self, work: Compute, finite: bool, seconds: float, wait_s: float = 0.0) -> tuple[Action, ...]:
+        """The backward that was begun is done, dx (if any) is held; not finite: nothing was added."""
+        cell = self._ordered(work)
+        if cell is None:
+            return (DropOutput(work.microbatch, BACKWARD),)
+        cell.order, cell.begun = None, False
+        cell.graph = False
+        cell.output[BACKWARD] = self.stage > 0
+        for side in Direction:
+            cell.used[side] = True
+            cell.input[side] = self.stage == 0 and side is FORWARD  # tokens stay
+        cell.asked.clear()
+        cell.backward_s, cell.wait_s = cell.backward_s + seconds, cell.wait_s + wait_s
+        report: tuple[Action, ...] = ()
+        if work.accumulate:
+            assert not cell.reported, f"{cell.microbatch} would be added twice"
+            cell.reported, cell.finite = True, finite
+            report = (Report(self._event(cell)),)
+        word = "not finite" if not finite else "accumulated" if work.accumulate else "not accumulated"
+        self._tell(work.microbatch, f"backward done, {word}")
+        return (*report, *self._settle(work.microbatch.step), *self._advance(cell))
+
+    # What is known -----------------------------------------------------------------------------------------------
 
     def accumulated(self, step: int) -> frozenset[int]:
         """Indexes whose gradient is in the sums of the step."""
-        raise NotImplementedError
+        return frozenset(cell.microbatch.index for cell in self._of(step) if cell.reported and cell.finite)
 
     def set_digest(self, step: int) -> str:
         """Digest of `accumulated(step)`, to be compared with the one in `Average`."""
-        raise NotImplementedError
+        return set_digest(self.accumulated(step))
 
     def is_sealed(self, step: int) -> bool:
-        raise NotImplementedError
+        """Nothing is added to the step, and nothing that was begun before will be."""
+        return self._sealed.get(step, False)
 
     def open_cells(self) -> tuple[ReportedCell, ...]:
         """What is reported when the session is dialled again."""
-        raise NotImplementedError
+        cells = [cell for step in sorted(self._cells) for cell in self._of(step) if cell.mine or cell.reported]
+        return tuple(
+            ReportedCell(cell.microbatch, cell.attempt, cell.reported, cell.finite, cell.loss) for cell in cells
+        )
 
-    def story(self, step: int, index: int) -> Iterable[str]:
-        """Every transition of the cell, with its cause."""
-        raise NotImplementedError
+    def story(self, step: int, index: int) -> list[str]:
+        """Every transition of a microbatch here with its cause, of open and of the newest committed steps."""
+        return list(self._stories.get(step, {}).get(index, ()))
 
     def validate(self) -> None:
-        """Assert the invariants."""
-        raise NotImplementedError
+        """Assert what must hold between any two events."""
+        for step, cells in self._cells.items():
+            assert step >= self.version, f"step {step} is committed"
+            for index, cell in cells.items():
+                assert cell.microbatch == Microbatch(self.timeline, step, index)
+                assert cell.attempt == 0 or cell.attempt > self._floors.get(step, 0), cell
+                assert cell.order is None or cell.mine or cell.reported or cell.is_adding, cell
+                assert cell.order is not None or not cell.begun, cell
+                assert not (cell.is_adding and cell.reported), cell
+                assert not (cell.is_adding and self.is_sealed(step)), cell
+                assert not (cell.mine and cell.route is None), cell
+                if cell.order is not None:
+                    assert self._has_weights(cell.order.version), cell
+                    assert cell.input[FORWARD] if cell.order.direction is FORWARD else cell.graph, cell
+                if cell.mine or cell.reported:
+                    for side in Direction:
+                        assert not (cell.output[side] and cell.askers[side]), f"unanswered: {cell}"
+
+    # Below: what a cell is still wanted for ----------------------------------------------------------------------
+
+    def _advance(self, cell: Cell) -> tuple[Action, ...]:
+        """Send what is held and wanted; then order the next computation, or ask for the input that it lacks."""
+        if cell.route is None or not (cell.mine or cell.reported):
+            return ()
+        actions: list[Action] = [*self._send(cell, FORWARD), *self._send(cell, BACKWARD)]
+        if cell.order is not None:
+            return tuple(actions)
+        if self._wants_forward(cell):
+            if cell.input[FORWARD] and self._has_weights(cell.route.version):
+                actions.append(self._place_order(cell, FORWARD))
+        elif self._wants_backward(cell) and (cell.input[BACKWARD] or self.stage == self.stages - 1):
+            actions.append(self._place_order(cell, BACKWARD))
+        for side in Direction:
+            actions += self._ask_once(cell, side)
+        return tuple(actions)
+
+    def _wants_sum(self, cell: Cell) -> bool:
+        return cell.mine and not cell.reported and cell.microbatch.step not in self._sealed
+
+    def _wants_output(self, cell: Cell, side: Direction) -> bool:
+        """Whether y (FORWARD) or dx (BACKWARD) is to be computed: the neighbour was not sent it, or somebody asks."""
+        if self._is_end(BACKWARD if side is FORWARD else FORWARD) or cell.output[side]:
+            return False
+        return bool(cell.askers[side]) or (cell.mine and cell.pushed[side] < cell.attempt)
+
+    def _wants_backward(self, cell: Cell) -> bool:
+        return self._wants_sum(cell) or self._wants_output(cell, BACKWARD)
+
+    def _wants_forward(self, cell: Cell) -> bool:
+        return self._wants_output(cell, FORWARD) or (self._wants_backward(cell) and not cell.graph)
+
+    def _lacks(self, cell: Cell, side: Direction) -> bool:
+        """Whether the cell waits for x (FORWARD) or g (BACKWARD)."""
+        if cell.route is None or cell.input[side] or self._is_end(side) or not (cell.mine or cell.reported):
+            return False
+        return self._wants_forward(cell) if side is FORWARD else self._wants_backward(cell)
+
+    def _place_order(self, cell: Cell, side: Direction) -> Compute:
+        assert cell.route is not None
+        self._tickets += 1
+        accumulate = side is BACKWARD and self._wants_sum(cell)
+        cell.order = Compute(cell.microbatch, side, cell.route.version, accumulate, self._tickets)
+        return cell.order
+
+    def _send(self, cell: Cell, side: Direction) -> list[Action]:
+        """The held output, to the neighbour on the route (once per attempt of ours) and to all who asked."""
+        if not cell.output[side]:
+            return []
+        assert cell.route is not None
+        targets = cell.askers[side]
+        if cell.mine and cell.pushed[side] < cell.attempt:
+            neighbour = self._neighbour(cell.route, BACKWARD if side is FORWARD else FORWARD)
+            targets = {**targets, neighbour.peer: neighbour}
+            cell.pushed[side] = cell.attempt
+        cell.askers[side] = {}
+        return [Emit(cell.microbatch, side, hop, cell.attempt) for hop in targets.values()]
+
+    def _ask_once(self, cell: Cell, side: Direction) -> list[Action]:
+        """A Need, if the neighbour will not send by itself: it had sent before, to us or to those before us.
+
+        A neighbour whose attempt is not older than ours sends by itself as soon as it has the tensor.
+        """
+        ask = self._ask(cell, side)
+        if ask is None or not (cell.used[side] or cell.attempt > ask.to.attempt):
+            return []
+        if cell.asked.get(side) == (ask.to.peer, ask.to.attempt):
+            return []
+        cell.asked[side] = (ask.to.peer, ask.to.attempt)
+        self._tell(cell.microbatch, f"asks {ask.to.peer} for the {side} input")
+        return [ask]
+
+    def _ask(self, cell: Cell, side: Direction) -> Ask | None:
+        if not self._lacks(cell, side):
+            return None
+        assert cell.route is not None
+        return Ask(cell.microbatch, side, self._neighbour(cell.route, side), cell.attempt)
+
+    def _displaced(self, cell: Cell) -> tuple[Action, ...]:
+        """Another replica has the hop now: drop the cell, unless its gradient is in the sum or on its way there."""
+        if cell.reported or cell.is_adding:
+            return ()
+        anew = self._anew(cell)
+        anew.asked.clear()
+        self._cells[cell.microbatch.step][cell.microbatch.index] = anew
+        return (Forget(cell.microbatch),)
+
+    def _anew(self, cell: Cell) -> Cell:
+        """The cell with its route and nothing else; what was ordered is withdrawn, since its ticket is gone."""
+        anew = Cell(cell.microbatch, cell.route, cell.newest, cell.mine, cell.attempt)
+        anew.input[FORWARD] = self.stage == 0 and cell.mine
+        anew.used = dict.fromkeys(Direction, True)  # the neighbours have sent before
+        return anew
+
+    def _settle(self, step: int) -> tuple[Action, ...]:
+        """`Sealed`, if that was asked for and no backward on the device will add any more."""
+        if step not in self._sealed or any(cell.is_adding for cell in self._of(step)):
+            return ()
+        self._sealed[step] = True
+        return (Sealed(step),)
+
+    # Below: small things -----------------------------------------------------------------------------------------
+
+    def _of(self, step: int) -> list[Cell]:
+        return [cell for _, cell in sorted(self._cells.get(step, {}).items())]
+
+    def _cell(self, microbatch: Microbatch) -> Cell:
+        return self._cells.setdefault(microbatch.step, {}).setdefault(microbatch.index, Cell(microbatch))
+
+    def _ordered(self, work: Compute) -> Cell | None:
+        cell = self._cells.get(work.microbatch.step, {}).get(work.microbatch.index)
+        current = cell is not None and cell.order is not None and cell.order.ticket == work.ticket
+        return cell if current and work.microbatch.timeline == self.timeline else None
+
+    def _is_open(self, microbatch: Microbatch) -> bool:
+        """A step may be open here while others are one commit ahead of us, with staleness 1 two."""
+        return microbatch.timeline == self.timeline and 0 <= microbatch.step - self.version <= 1 + self.staleness
+
+    def _is_crowded(self, microbatch: Microbatch) -> bool:
+        cells = self._cells.get(microbatch.step, {})
+        if microbatch.index in cells or len(cells) < EARLY_CELLS_MAX:
+            return False
+        return sum(1 for cell in cells.values() if cell.route is None) >= EARLY_CELLS_MAX
+
+    def _is_end(self, side: Direction) -> bool:
+        """Whether no stage lies on that side: FORWARD inputs come from before us, BACKWARD inputs from behind."""
+        return self.stage == 0 if side is FORWARD else self.stage == self.stages - 1
+
+    def _neighbour(self, route: Route, side: Direction) -> Hop:
+        return route.hops[self.stage - 1 if side is FORWARD else self.stage + 1]
+
+    def _has_weights(self, version: int) -> bool:
+        return self.version - self.staleness <= version <= self.version
+
+    def _event(self, cell: Cell) -> Accumulated:
+        return Accumulated(
+            microbatch=cell.microbatch,
+            stage=self.stage,
+            attempt=cell.attempt,
+            finite=cell.finite,
+            loss=cell.loss if self.stage == self.stages - 1 else 0.0,
+            forward_s=cell.forward_s,
+            backward_s=cell.backward_s,
+            wait_s=cell.wait_s,
+        )
+
+    def _repeated(self, reason: str) -> Arrival:
+        self.duplicates += 1
+        return Arrival(False, True, reason)
+
+    def _tell(self, microbatch: Microbatch, line: str) -> None:
+        story = self._stories.setdefault(microbatch.step, {}).setdefault(microbatch.index, [])
+        if len(story) < STORY_LINES_MAX:
+            story.append(line)
