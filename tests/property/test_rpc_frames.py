@@ -1,0 +1,362 @@
+"""Frames: what was sent comes out, damaged or invented frames never do, and plain protobuf speaks the same language."""
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.errors import CorruptFrame, Refused, StaleMessage
+from swarm.messages import TensorHeader
+from swarm.rpc.frames import (
+    CHUNK_BYTES,
+    MAX_OPEN_TENSORS,
+    Assembler,
+    Tensor,
+    decode,
+    split,
+    uncompressed_bytes,
+)
+from swarm.rpc.wire import to_message
+from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.wire import frame_pb2
+
+SIZES = [1, 3, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES + 17]
+
+
+def header_of(size_bytes: int, **changes: object) -> TensorHeader:
+    header = TensorHeader(
+        job=JobId("job-1"),
+        kind="activation" if size_bytes else "need",
+        timeline=0,
+        step=3,
+        microbatch=1,
+        stage=1,
+        attempt=2,
+        sender=PeerId("peer-a"),
+        incarnation=7,
+        dtype="uint8",
+        shape=(size_bytes,) if size_bytes else (),
+        codec="none",
+        total_bytes=size_bytes,
+        wanted="" if size_bytes else "activation",
+    )
+    return replace(header, **changes)  # type: ignore[arg-type]
+
+
+def content_of(size_bytes: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size_bytes)
+
+
+def accept(header: TensorHeader) -> None:
+    pass
+
+
+def feed(assembler: Assembler, chunks: Iterator[bytes] | list[bytes]) -> list[Tensor]:
+    tensors = (assembler.add(decode(chunk)) for chunk in chunks)
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+@pytest.mark.parametrize("size_bytes", [0, *SIZES])
+def test_a_tensor_comes_out_as_it_went_in(size_bytes: int) -> None:
+    header, content = header_of(size_bytes), content_of(size_bytes)
+    chunks = list(split(9, header, content))
+    assert len(chunks) == max(1, -(-size_bytes // CHUNK_BYTES))
+    assembler = Assembler(accept)
+    (tensor,) = feed(assembler, chunks)
+    assert (tensor.sequence, tensor.header, bytes(tensor.payload)) == (9, header, content)
+    assert tensor.payload.readonly
+    assert tensor.wire_bytes == sum(map(len, chunks))
+    assert assembler.open_tensors == 0
+
+
+@pytest.mark.parametrize("size_bytes", [0, *SIZES])
+def test_plain_protobuf_reads_our_frames(size_bytes: int) -> None:
+    header, content = header_of(size_bytes), content_of(size_bytes)
+    frames = [frame_pb2.Frame.FromString(chunk) for chunk in split(5, header, content)]
+    assert frames[0].header == to_message(header)
+    assert not any(frame.HasField("header") for frame in frames[1:])
+    assert b"".join(frame.payload for frame in frames) == content
+    assert [frame.offset for frame in frames] == [index * CHUNK_BYTES for index in range(len(frames))]
+    assert all(frame.sequence == 5 for frame in frames)
+    # Nothing more on the wire than protobuf itself would write.
+    assert all(len(frame.SerializeToString()) == frame.ByteSize() for frame in frames)
+
+
+def plain_frames(sequence: int, header: TensorHeader, content: bytes, chunk_bytes: int) -> list[bytes]:
+    """What a client that knows only the proto files writes, from the comments there."""
+    frames = []
+    for offset in range(0, max(1, len(content)), chunk_bytes):
+        payload = content[offset : offset + chunk_bytes]
+        frame = frame_pb2.Frame(sequence=sequence, offset=offset, payload=payload)
+        opening = b""
+        if offset == 0:
+            frame.header.CopyFrom(to_message(header))
+            opening = frame.header.SerializeToString()
+        frame.checksum = xxhash.xxh3_64_intdigest(opening + payload, sequence + offset)
+        frames.append(frame.SerializeToString())
+    return frames
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 1000, 4096])
+@pytest.mark.parametrize("sequence", [0, 1, 2**40])
+def test_we_read_plain_protobufs_frames(size_bytes: int, sequence: int) -> None:
+    header, content = header_of(size_bytes), content_of(size_bytes)
+    (tensor,) = feed(Assembler(accept), plain_frames(sequence, header, content, 1000))
+    assert (tensor.sequence, tensor.header, bytes(tensor.payload)) == (sequence, header, content)
+
+
+def test_any_buffer_can_be_sent() -> None:
+    content = bytearray(content_of(64))
+    view = memoryview(content).cast("f").cast("B").cast("f", (4, 4))
+    (tensor,) = feed(Assembler(accept), split(1, header_of(64), view))
+    assert bytes(tensor.payload) == content
+
+
+@given(st.lists(st.integers(0, 3 * CHUNK_BYTES), min_size=1, max_size=5), st.randoms(use_true_random=False))
+@settings(max_examples=30, deadline=None)
+def test_tensors_of_one_stream_may_alternate(sizes: list[int], dice: random.Random) -> None:
+    contents = [content_of(size, index) for index, size in enumerate(sizes)]
+    streams = [split(index, header_of(len(content)), content) for index, content in enumerate(contents)]
+    assembler, received = Assembler(accept), {}
+    while streams:
+        stream = dice.choice(streams)
+        chunk = next(stream, None)
+        if chunk is None:
+            streams.remove(stream)
+        elif (tensor := assembler.add(decode(chunk))) is not None:
+            received[tensor.sequence] = bytes(tensor.payload)
+    assert received == dict(enumerate(contents))
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_a_typed_error(data: bytes) -> None:
+    with suppress(CorruptFrame):
+        frame = decode(data)
+        with suppress(Refused):
+            Assembler(accept).add(frame)
+
+
+def bent(data: bytes, dice: st.DataObject) -> bytes:
+    """`data` with some bits flipped, a piece cut out, doubled or put in."""
+    damaged = bytearray(data)
+    for _ in range(dice.draw(st.integers(1, 3))):
+        if not damaged:
+            break
+        place = dice.draw(st.integers(0, len(damaged) - 1))
+        length = dice.draw(st.integers(1, 8))
+        match dice.draw(st.integers(0, 3)):
+            case 0:
+                damaged[place] ^= 1 << dice.draw(st.integers(0, 7))
+            case 1:
+                del damaged[place : place + length]
+            case 2:
+                damaged[place:place] = damaged[place : place + length]
+            case 3:
+                damaged[place:place] = dice.draw(st.binary(min_size=1, max_size=8))
+    return bytes(damaged)
+
+
+@given(st.integers(0, 300), st.integers(0, 2**64 - 1), st.data())
+@settings(max_examples=300)
+def test_a_damaged_frame_never_becomes_a_wrong_tensor(size_bytes: int, sequence: int, data: st.DataObject) -> None:
+    header, content = header_of(size_bytes), content_of(size_bytes)
+    (frame,) = split(sequence, header, content)
+    try:
+        tensor = Assembler(accept).add(decode(bent(frame, data)))
+    except (CorruptFrame, Refused):
+        return
+    if tensor is not None:  # the damage undid itself, or sits in a field that no one reads
+        assert (tensor.header, bytes(tensor.payload)) == (header, content)
+
+
+@given(st.permutations(range(6)), st.lists(st.integers(0, 5), max_size=4))
+def test_chunks_in_any_other_order_never_become_a_tensor(order: list[int], repeated: list[int]) -> None:
+    content = content_of(600)
+    chunks = plain_frames(1, header_of(600), content, 100)
+    assembler, tensors = Assembler(accept), []
+    for index in [*order, *repeated]:
+        with suppress(CorruptFrame):
+            tensor = assembler.add(decode(chunks[index]))
+            tensors += [tensor] if tensor is not None else []
+    assert all(bytes(tensor.payload) == content for tensor in tensors)
+    if order != sorted(order) and not repeated:
+        assert tensors == []
+
+
+@pytest.mark.parametrize("place", [0, 10, -1])
+def test_one_flipped_bit_is_seen(place: int) -> None:
+    content = bytearray(content_of(1000))
+    (frame,) = split(1, header_of(1000), content)
+    damaged = bytearray(frame)
+    damaged[len(frame) - 1000 + place if place >= 0 else place] ^= 1
+    with pytest.raises(CorruptFrame, match="checksum"):
+        Assembler(accept).add(decode(bytes(damaged)))
+
+
+def chunks_of_three() -> list[bytes]:
+    return plain_frames(1, header_of(300), content_of(300), 100)
+
+
+def test_a_gap_is_seen() -> None:
+    first, _, third = chunks_of_three()
+    with pytest.raises(CorruptFrame, match="continues at byte 200, expected byte 100"):
+        feed(Assembler(accept), [first, third])
+
+
+def test_an_overlap_is_seen() -> None:
+    first, second, _ = chunks_of_three()
+    with pytest.raises(CorruptFrame, match="continues at byte 100, expected byte 200"):
+        feed(Assembler(accept), [first, second, second])
+
+
+def test_a_second_opening_is_seen() -> None:
+    first, *_ = chunks_of_three()
+    with pytest.raises(CorruptFrame, match="opened twice"):
+        feed(Assembler(accept), [first, first])
+
+
+def test_a_chunk_of_a_tensor_that_was_never_opened_is_seen() -> None:
+    _, second, _ = chunks_of_three()
+    with pytest.raises(CorruptFrame, match="not opened"):
+        feed(Assembler(accept), [second])
+
+
+def test_more_bytes_than_the_header_says_are_seen() -> None:
+    first, second, _ = plain_frames(1, header_of(250, shape=(250,)), content_of(300), 100)[:3]
+    third = plain_frames(1, header_of(300), content_of(300), 100)[2]
+    with pytest.raises(CorruptFrame, match="50 bytes more"):
+        feed(Assembler(accept), [first, second, third])
+
+
+def test_a_tensor_does_not_go_on_for_ever_without_payload() -> None:
+    first, *_ = chunks_of_three()
+    frame = frame_pb2.Frame(sequence=1, offset=100, checksum=xxhash.xxh3_64_intdigest(b"", 101))
+    with pytest.raises(CorruptFrame, match="without payload"):
+        feed(Assembler(accept), [first, frame.SerializeToString()])
+
+
+def test_a_chunk_that_is_too_long_is_seen() -> None:
+    size_bytes = CHUNK_BYTES + 1
+    (frame,) = plain_frames(1, header_of(size_bytes), content_of(size_bytes), size_bytes)
+    with pytest.raises(CorruptFrame, match="the limit is"):
+        Assembler(accept).add(decode(frame))
+
+
+def test_a_frame_of_many_small_fields_is_refused_without_scanning_it() -> None:
+    with pytest.raises(CorruptFrame, match="more than 32 fields"):
+        decode(b"\x78\x01" * 2_000_000)
+
+
+BROKEN = [
+    (b"\x08", "inside a number"),
+    (b"\x08" + b"\xff" * 10, "more than 64 bits"),
+    (b"\x08" + b"\xff" * 9 + b"\x7f", "more than 64 bits"),
+    (b"\x22\x05ab", "inside field 4"),
+    (b"\x29\x00", "inside field 5"),
+    (b"\x08\x01\x08\x02", "comes twice"),
+    (b"\x0a\x00", "wrong type"),
+    (b"\x00\x01", "without a number"),
+    (b"\x0b", "wire type 3"),
+]
+
+
+@pytest.mark.parametrize(("data", "reason"), BROKEN)
+def test_what_is_no_frame_is_corrupt(data: bytes, reason: str) -> None:
+    with pytest.raises(CorruptFrame, match=reason):
+        decode(data)
+
+
+def test_unknown_fields_are_skipped() -> None:
+    (frame,) = split(1, header_of(3), b"abc")
+    newer = frame + b"\x78\x01" + b"\x7a\x03xyz" + b"\x7d1234" + b"\x7912345678"
+    tensor = Assembler(accept).add(decode(newer))
+    assert tensor is not None
+    assert bytes(tensor.payload) == b"abc"
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_header_is_asked_about_before_any_more_is_taken_and_the_rest_is_skipped() -> None:
+    asked = []
+
+    def refuse(header: TensorHeader) -> None:
+        asked.append(header)
+        raise StaleMessage("step 3 is over")
+
+    first, second, third = chunks_of_three()
+    assembler = Assembler(refuse)
+    with pytest.raises(StaleMessage, match="step 3 is over"):
+        assembler.add(decode(first))
+    assert assembler.add(decode(second)) is assembler.add(decode(third)) is None
+    assert asked == [header_of(300)]
+    assert assembler.open_tensors == 0
+
+
+def test_a_tensor_may_be_sent_again_under_its_number() -> None:
+    first, second, third = chunks_of_three()
+    assembler = Assembler(accept)
+    with pytest.raises(CorruptFrame):
+        feed(assembler, [first, third])
+    assert len(feed(assembler, [first, second, third])) == 1
+
+
+def test_open_tensors_are_bounded_and_small_ones_still_pass() -> None:
+    assembler = Assembler(accept)
+    for sequence in range(MAX_OPEN_TENSORS):
+        assembler.add(decode(plain_frames(sequence, header_of(300), content_of(300), 100)[0]))
+    with pytest.raises(Refused, match="are open"):
+        assembler.add(decode(plain_frames(99, header_of(300), content_of(300), 100)[0]))
+    assert len(feed(assembler, split(100, header_of(3), b"abc"))) == 1
+    assert assembler.open_tensors == MAX_OPEN_TENSORS
+
+
+HEADERS = [
+    (header_of(4, shape=()), "does not fit"),
+    (header_of(4, shape=(0,)), "does not fit"),
+    (header_of(4, shape=(2**62, 2**62)), "too many"),
+    (header_of(4, shape=(1,) * 65), "65 dimensions"),
+    (header_of(4, kind="need"), "carries no payload"),
+    (header_of(4, kind="poison"), r"TensorHeader\.kind"),
+    (header_of(4, sender="../x"), r"TensorHeader\.sender"),
+    (header_of(4, codec="x" * 10_000), "header has"),
+]
+
+
+@pytest.mark.parametrize(("header", "reason"), HEADERS)
+def test_a_header_that_cannot_be_true_is_refused_by_both_sides(header: TensorHeader, reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        split(1, header, b"abcd")
+    fields = {name: getattr(header, name) for name in ("kind", "sender", "shape", "codec", "total_bytes")}
+    frame = frame_pb2.Frame(header=fields, payload=b"abcd")
+    frame.checksum = xxhash.xxh3_64_intdigest(frame.header.SerializeToString() + b"abcd", 0)
+    with pytest.raises(Refused, match=reason):
+        Assembler(accept).add(decode(frame.SerializeToString()))
+
+
+def test_a_header_that_promises_too_much_is_refused() -> None:
+    frame = plain_frames(1, header_of(2000), content_of(2000), 1000)[0]
+    with pytest.raises(Refused, match="over the limit of 1999"):
+        Assembler(accept, max_tensor_bytes=1999).add(decode(frame))
+
+
+def test_a_payload_of_another_length_than_the_headers_is_a_mistake_of_the_sender() -> None:
+    with pytest.raises(ValueError, match="the header says 4 bytes, the payload has 3"):
+        split(1, header_of(4), b"abc")
+
+
+def test_uncompressed_bytes_count_the_type_that_is_computed_in() -> None:
+    assert uncompressed_bytes(header_of(6, dtype="bfloat16", shape=(1, 3))) == 12
+    assert (
+        uncompressed_bytes(header_of(24, dtype="float64", shape=(3,), unit=UnitName("stage-0"), round=Round(1, 1)))
+        == 24
+    )
+    assert uncompressed_bytes(header_of(0)) == 0
