@@ -267,7 +267,8 @@ class _Progress:
         skipped = "  skipped: not finite" if report.skipped else ""
         _say(
             f"step {done}/{self._steps}  loss {report.loss:.4f}  norm {report.norm:.3f}  "
-            f"lr {report.learning_rate:.2e}  {self._tokens / elapsed_s:.0f} tokens/s  ETA {elapsed_s / done * (self._steps - done):.0f} s{skipped}"
+            f"lr {report.learning_rate:.2e}  {self._tokens / elapsed_s:.0f} tokens/s  "
+            f"ETA {elapsed_s / done * (self._steps - done):.0f} s{skipped}"
         )
 
 

@@ -24,7 +24,7 @@ def sample(folder: Path, prompt: str, *, tokens: int, seed: int) -> str:
     """
     if not (folder / "config.json").is_file():
         raise NotFound(f"{folder} holds no model", hint="fetch one with: swarm pull JOB DIR")
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # the library has no annotation here
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     ids = tokenizer(prompt, return_tensors="pt").input_ids if prompt else torch.tensor([[tokenizer.eos_token_id]])
