@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from scheduler.blocking import run_blocking
 from scheduler.brain import BrainSettings, CommitRow, JobBrain, Replica
@@ -363,7 +363,7 @@ class Jobs:
         async def write_commit(row: CommitRow) -> None:
             retrying = AsyncRetrying(
                 retry=retry_if_exception_type(StoreUnavailable),
-                wait=wait_exponential_jitter(initial=0.1, max=5.0),
+                wait=wait_random_exponential(multiplier=0.1, max=5.0),
                 stop=stop_after_delay(spec.limits.no_progress_s),
                 reraise=True,
             )

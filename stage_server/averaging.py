@@ -23,7 +23,7 @@ import xxhash
 from torch import Tensor
 
 from stage_server.device import Device
-from stage_server.outbox import deliver, pack
+from stage_server.outbox import deliver, pack_slice
 from swarm import codec
 from swarm.errors import Refused, StaleMessage
 from swarm.fixedpoint import mean_of_parts
@@ -83,7 +83,7 @@ class Mailbox:
         )
         if key in self._slices or header.step <= self._closed_step:
             return
-        tensor = codec.decode(payload, header.dtype, header.shape, header.codec)
+        tensor = codec.decode_slice(payload, header.dtype, header.shape[0])
         waiting = self._waiting.pop(key, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(tensor)
@@ -134,21 +134,28 @@ async def run_round(
     if command.members[-1].stop != part.numel():
         raise Refused(f"the round covers {command.members[-1].stop} elements, unit {command.unit} has {part.numel()}")
     others = [member for member in command.members if member.peer != me.peer]
+    owners = [member for member in command.members if member.stop > member.start]
 
     async with asyncio.timeout(command.timeout_s):
         async with asyncio.TaskGroup() as tasks:
-            for member in others:
-                tasks.create_task(_send(links, member, _header(command, me, "part", member.start), part[_span(member)]))
-            parts = [
-                part[_span(mine)] if member.peer == me.peer else await mailbox.get(_key(command, "part", member, mine))
-                for member in command.members
-            ]
-            mean = await device.run(lambda: mean_of_parts(parts, command.tokens, bits))
-            for member in others:
-                tasks.create_task(_send(links, member, _header(command, me, "mean", mine.start), mean))
+            for owner in owners:
+                if owner.peer != me.peer:
+                    header = _header(command, me, "part", owner.start)
+                    tasks.create_task(_send(links, owner, header, part[_span(owner)]))
+            mean = torch.empty(0)
+            if mine in owners:
+                parts = [
+                    part[_span(mine)]
+                    if member.peer == me.peer
+                    else await mailbox.get(_key(command, "part", member, mine))
+                    for member in command.members
+                ]
+                mean = await device.run(lambda: mean_of_parts(parts, command.tokens, bits))
+                for member in others:
+                    tasks.create_task(_send(links, member, _header(command, me, "mean", mine.start), mean))
             slices = [
-                mean if member.peer == me.peer else await mailbox.get(_key(command, "mean", member, member))
-                for member in command.members
+                mean if owner.peer == me.peer else await mailbox.get(_key(command, "mean", owner, owner))
+                for owner in owners
             ]
     return await device.run(lambda: _assemble(stage, command.unit, slices))
 
@@ -196,4 +203,4 @@ def _header(command: Average, me: Self, kind: str, start: int) -> TensorHeader:
 
 
 async def _send(links: PeerLinks, to: Member, header: TensorHeader, values: Tensor) -> None:
-    await deliver(links, to.address, header, pack(values, "none"))
+    await deliver(links, to.address, header, pack_slice(values))

@@ -12,6 +12,8 @@ from swarm.errors import PeerUnavailable
 from swarm.messages import TensorHeader
 from swarm.rpc.peers import PeerLinks
 
+# Slices are never compressed: their bits are what the members agree on.
+SLICE_CODEC = "slice"
 # How long a neighbour may be out of reach before it is reported. A dead neighbour is known to the scheduler sooner.
 DELIVERY_S_MAX = 5.0
 
@@ -30,6 +32,12 @@ def pack(tensor: Tensor, codec_name: str) -> Packed:
     """Encode a tensor for the wire; to be called where computing is allowed."""
     payload, dtype, shape = codec.encode(tensor, codec_name)
     return Packed(payload, dtype, shape, codec_name)
+
+
+def pack_slice(values: Tensor) -> Packed:
+    """A 1-D slice of a unit as it is, float32 or float64; it shares the tensor's memory."""
+    payload, dtype = codec.encode_slice(values)
+    return Packed(payload, dtype, tuple(values.shape), SLICE_CODEC)
 
 
 def describe(header: TensorHeader, packed: Packed) -> TensorHeader:

@@ -32,7 +32,7 @@ from stage_server.cell import (
 )
 from stage_server.device import Device
 from stage_server.intake import Intake
-from stage_server.outbox import Packed, deliver, pack
+from stage_server.outbox import SLICE_CODEC, Packed, deliver, pack
 from swarm import codec
 from swarm.config import JobSpec
 from swarm.errors import (
@@ -304,6 +304,8 @@ class Replica:
                 layout = self._stage.units.get(header.unit)
                 if layout is None:
                     raise Refused(f"stage {self.me.stage} has no unit {header.unit!r}")
+                if header.codec != SLICE_CODEC:
+                    raise CorruptFrame(f"slices travel as {SLICE_CODEC}, not {header.codec!r}")
                 if len(header.shape) != 1 or header.start + header.shape[0] > layout.elements:
                     raise Refused(f"slice {header.start}+{header.shape} leaves unit {header.unit}")
                 self._mailbox.admit(header)

@@ -1,0 +1,176 @@
+"""The whole system in one process: real brain, flows and torch; simulated time, network and sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from scheduler.announcer import NoAnnouncer
+from scheduler.jobs import Job, Jobs
+from scheduler.membership import Membership
+from scheduler.sessions import Sessions
+from scheduler.store import JobTokens, Store
+from stage_server.device import InlineDevice
+from stage_server.server import Identity, StageServer
+from swarm.config import JobSpec
+from swarm.data import Batches, ByteTokenizer, TokenData, TokenManifest, tokenise
+from swarm.logs import get_logger
+from swarm.messages import PROTOCOL_VERSION
+from swarm.metrics import SchedulerMetrics, StageServerMetrics
+from swarm.sim.network import SimNetwork
+from swarm.types import PeerId
+
+SCHEDULER = "scheduler"
+WALL_START_UNIX_S = 1_700_000_000.0
+
+
+def small_spec(source: Path, **changes: object) -> JobSpec:
+    """A tiny Llama job on the text in `source`; changes are "section__key" values."""
+    values: dict[str, dict[str, object]] = {
+        "model": {
+            "config": {
+                "num_hidden_layers": 3,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+            },
+            "dtype": "float32",
+        },
+        "data": {"source": str(source), "sequence_length": 16},
+        "training": {
+            "steps": 4,
+            "global_batch_sequences": 12,
+            "microbatch_sequences": 2,
+            "warmup_steps": 1,
+            "learning_rate": 1e-2,
+            "reproducible": True,
+            "fixed_point_bits": 24,
+        },
+        "pipeline": {"compression": "none"},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if section == "config":
+            values["model"]["config"][name] = value  # type: ignore[index]
+        else:
+            values[section][name] = value
+    return JobSpec.model_validate({"name": "rig", **values})
+
+
+def write_text(folder: Path) -> Path:
+    """Text with structure, so that training has something to learn."""
+    path = folder / "text.txt"
+    path.write_text("".join(f"line {n}: the square of {n} is {n * n}.\n" for n in range(400)))
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokenised data in a scheduler's data folder."""
+
+    root: Path
+    manifest: TokenManifest
+
+    @classmethod
+    def make(cls, root: Path, spec: JobSpec) -> Tokens:
+        made = cls(root, tokenise(spec, root / "tokens"))
+        (root / "shards").mkdir(exist_ok=True)
+        for shard in made.manifest.shards:
+            shutil.copy(shard.path, root / "shards" / f"{shard.sha256}.bin")
+        return made
+
+    def batches(self, spec: JobSpec) -> Batches:
+        paths = [shard.path for shard in self.manifest.shards]
+        data = TokenData.open(paths, self.manifest.token_dtype)
+        return Batches(data, spec.training, spec.data.sequence_length, spec.data.shuffle, spec.training.seed)
+
+    def of_job(self) -> JobTokens:
+        return JobTokens(
+            tuple(shard.sha256 for shard in self.manifest.shards),
+            self.manifest.token_dtype,
+            ByteTokenizer.vocabulary_size,
+            self.manifest.unigram_entropy,
+        )
+
+
+@dataclass(slots=True)
+class Rig:
+    """A running system; made by `start`, within a TaskGroup of the caller."""
+
+    network: SimNetwork
+    jobs: Jobs
+    membership: Membership
+    sessions: Sessions
+    servers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
+
+    @classmethod
+    async def start(
+        cls, tokens: Tokens, peers: int, tasks: asyncio.TaskGroup, rng: Random, *, duplicate_ratio: float = 0.2
+    ) -> Rig:
+        network = SimNetwork(rng, duplicate_ratio=duplicate_ratio)
+        store = await Store.open("sqlite://", None)
+        membership = Membership()
+        log = get_logger("rig")
+        metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
+        loop = asyncio.get_running_loop()
+        sessions: Sessions
+        jobs = Jobs(
+            store,
+            membership,
+            tokens.root,
+            None,
+            lambda peer, command: sessions.send(peer, command),
+            NoAnnouncer(),
+            metrics,
+            tasks,
+            Random(rng.random()),
+            lambda: WALL_START_UNIX_S + loop.time(),
+            log,
+        )
+        sessions = Sessions(store.epoch, membership, jobs, jobs.store_stage, tasks, log)
+        network.add_handler(SCHEDULER, sessions)
+        rig = cls(network, jobs, membership, sessions)
+        tasks.create_task(jobs.dispatch())
+        tasks.create_task(sessions.watch())
+        for number in range(peers):
+            rig.add_peer(PeerId(f"peer-{number}"), tasks, Random(rng.random()))
+        return rig
+
+    def add_peer(self, peer: PeerId, tasks: asyncio.TaskGroup, rng: Random, *, stage: int = -1) -> None:
+        """Start a stage server whose computations take a random while."""
+        device = InlineDevice(lambda: rng.uniform(0.001, 0.03))
+        identity = Identity(peer, 1, "0", f"address-of-{peer}", "", "cpu", 1, 1 << 30, stage)
+
+        async def find() -> str:
+            return SCHEDULER
+
+        server = StageServer(
+            identity,
+            device,
+            self.network.peer_links(identity.address),
+            find,
+            lambda address: self.network.scheduler_link(identity.address, address),
+            tasks,
+            StageServerMetrics("0", PROTOCOL_VERSION),
+            get_logger("rig"),
+        )
+        self.network.add_receiver(identity.address, server)
+        self.servers[peer] = tasks.create_task(server.serve())
+
+    def kill(self, peer: PeerId) -> None:
+        """The process is gone, as with kill -9."""
+        self.servers.pop(peer).cancel()
+        self.network.kill(f"address-of-{peer}")
+
+    async def finished(self, job: Job) -> None:
+        """Wait until the job has ended."""
+        async for _ in self.jobs.watch(job):
+            pass
+
+
+class Done(Exception):
+    """Ends the rig's TaskGroup when the test has what it wanted."""

@@ -1,0 +1,111 @@
+"""The claim: whatever the wiring, the order of arrival and the number of replicas, the weights are those of one process.
+
+Real flows, brain and torch; the transport delays and reorders every tensor at random and delivers some twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from swarm.config import JobSpec
+from swarm.data import ByteTokenizer
+from swarm.partition import resolve
+from swarm.reference import train_local
+from swarm.sim import loop as sim
+from swarm.types import JobState
+from tests.rig import Done, Rig, Tokens, small_spec, write_text
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> tuple[str, Rig]:
+    """Train in simulation; gives the sha256 of the weights and the rig, to see what was done to the traffic."""
+
+    async def main() -> tuple[str, Rig]:
+        result: tuple[str, Rig] | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, peers, tasks, Random(seed))
+                while len(rig.membership.idle_peers()) < peers:
+                    await asyncio.sleep(0.1)
+                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+                await rig.finished(job)
+                assert job.record.state is JobState.SUCCEEDED, job.record.reason
+                result = job.record.weights_sha256, rig
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+        assert result is not None
+        return result
+
+    return sim.run(main(), seed=seed, limit_s=3600.0)
+
+
+# (stages, replicas, tied, compression, recompute, microbatch_sequences, max_in_flight): each pair of values occurs
+SHAPES = [
+    (1, 1, False, "none", False, 2, "auto"),
+    (1, 2, True, "none", True, 3, 1),
+    (1, 3, False, "none", False, 1, 4),
+    (2, 1, True, "bfloat16", False, 3, "auto"),
+    (2, 2, False, "none", True, 2, 4),
+    (2, 3, True, "none", False, 2, 1),
+    (3, 1, False, "float16", True, 1, 4),
+    (3, 2, True, "none", False, 1, "auto"),
+    (3, 3, False, "bfloat16", True, 2, "auto"),
+]
+
+
+@pytest.mark.parametrize(
+    ("stages", "replicas", "tied", "compression", "recompute", "size", "in_flight"),
+    SHAPES,
+    ids=lambda value: str(value),
+)
+def test_the_swarm_ends_with_the_weights_of_one_process(
+    tmp_path: Path,
+    stages: int,
+    replicas: int,
+    tied: bool,
+    compression: str,
+    recompute: bool,
+    size: int,
+    in_flight: int | str,
+) -> None:
+    source = write_text(tmp_path)
+    spec = small_spec(
+        source,
+        pipeline__stages=stages,
+        pipeline__compression=compression,
+        pipeline__max_in_flight=in_flight,
+        model__recompute=recompute,
+        config__tie_word_embeddings=tied,
+        training__microbatch_sequences=size,
+    )
+    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    tokens = Tokens.make(tmp_path, resolved)
+    expected = train_local(resolved, tokens.batches(resolved), device=torch.device("cpu"))
+    sha256, rig = run_swarm(resolved, tokens, stages * replicas, seed=stages * 100 + replicas * 10 + size)
+    assert sha256 == expected.sha256
+    if stages > 1:
+        assert rig.network.counts.reordered > 0
+        assert rig.network.counts.duplicated > 0
+
+
+def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
+    source = write_text(tmp_path)
+    seen = set()
+    for stages in (1, 2, 3):
+        spec = small_spec(source, pipeline__stages=stages, config__tie_word_embeddings=True)
+        resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+        tokens = Tokens.make(tmp_path, resolved)
+        sha256, _ = run_swarm(resolved, tokens, 2 * stages, seed=stages)
+        seen.add(sha256)
+    assert len(seen) == 1
