@@ -25,6 +25,8 @@ SERVICE: Final = "swarm.wire.Session"
 DRAIN_S: Final = 5.0  # how long a handler may take to notice that its peer is gone
 INBOX_LIMIT: Final = 64  # events that wait for the handler; then the stage server waits
 
+_BREAK_SHOWS_S: Final = 0.05
+
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 _Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -256,6 +258,8 @@ async def _read_events(requests: AsyncIterator[bytes], events: Pipe[Event]) -> N
     try:
         async for data in requests:
             await events.put(from_event(parse(session_pb2.Event, data)))
+        # gRPC shows a broken stream as ended first and cancels the call right after: wait for that.
+        await asyncio.sleep(_BREAK_SHOWS_S)
         events.end()
     except Exception as error:
         events.fail(public_error(error))

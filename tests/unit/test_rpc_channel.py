@@ -1,0 +1,211 @@
+"""Errors keep their class, text and hint across a connection; limits and liveness are set on both sides."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+
+from swarm.errors import (
+    ERROR_BY_CODE,
+    CorruptFrame,
+    DeadlinePassed,
+    IncompatibleVersion,
+    InvalidConfig,
+    NotFound,
+    PeerUnavailable,
+    Refused,
+    SchedulerUnreachable,
+    StaleMessage,
+    SwarmError,
+)
+from swarm.rpc.channel import (
+    MAX_MESSAGE_BYTES,
+    answering,
+    bind,
+    client_options,
+    connect,
+    connect_sync,
+    new_server,
+    server_options,
+    status_of,
+    translate,
+)
+
+Body = Callable[[bytes], Awaitable[bytes]]
+METHOD = "/test.Service/Call"
+
+
+@asynccontextmanager
+async def serving(body: Body) -> AsyncIterator[str]:
+    """A server whose only method runs `body` within `answering`; gives its address."""
+
+    async def call(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        async with answering(context):
+            return await body(request)
+        raise AssertionError
+
+    server = new_server()
+    handlers = {"Call": grpc.unary_unary_rpc_method_handler(call)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(None)
+
+
+async def failure(address: str, request: bytes = b"", **options: float) -> grpc.RpcError:
+    """The error of a call that must fail."""
+    async with connect(address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            await channel.unary_unary(METHOD)(request, **options)
+    return caught.value
+
+
+@pytest.mark.parametrize("code", ERROR_BY_CODE)
+async def test_every_error_crosses_a_connection_as_itself(code: str) -> None:
+    async def body(request: bytes) -> bytes:
+        raise ERROR_BY_CODE[code]("größer als erlaubt", hint="nimm 3 statt 4 – oder warte")
+
+    async with serving(body) as address:
+        error = translate(await failure(address), address)
+    assert type(error) is ERROR_BY_CODE[code]
+    assert (error.message, error.hint) == ("größer als erlaubt", "nimm 3 statt 4 – oder warte")
+
+
+async def test_a_blocking_client_sees_the_same() -> None:
+    async def body(request: bytes) -> bytes:
+        raise NotFound("no job j", hint="swarm list")
+
+    async with serving(body) as address:
+
+        def call() -> SwarmError:
+            with connect_sync(address) as channel:
+                try:
+                    channel.unary_unary(METHOD)(b"", timeout=5)
+                except grpc.RpcError as error:
+                    return translate(error, address)
+            raise AssertionError("the call did not fail")
+
+        error = await asyncio.to_thread(call)
+    assert type(error) is NotFound
+    assert (error.message, error.hint) == ("no job j", "swarm list")
+
+
+async def test_very_long_texts_are_cut_so_that_the_error_still_arrives() -> None:
+    async def body(request: bytes) -> bytes:
+        raise Refused("ü" * 100_000, hint="ö" * 100_000)
+
+    async with serving(body) as address:
+        error = translate(await failure(address), address)
+    assert type(error) is Refused
+    assert error.message.startswith("üüü")
+    assert error.hint.endswith("…")
+
+
+async def test_a_fault_of_ours_leaves_no_trace_on_the_wire(capsys: pytest.CaptureFixture[str]) -> None:
+    async def body(request: bytes) -> bytes:
+        raise ZeroDivisionError("secret")
+
+    async with serving(body) as address:
+        error = await failure(address)
+    assert "secret" not in repr(error)
+    assert type(translate(error, address)) is SwarmError
+    assert "secret" in capsys.readouterr().out
+
+
+async def test_an_error_from_within_a_task_group_is_found() -> None:
+    async def body(request: bytes) -> bytes:
+        async def fail() -> None:
+            raise StaleMessage("old epoch")
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail())
+            tasks.create_task(asyncio.sleep(10))
+        raise AssertionError
+
+    async with serving(body) as address:
+        assert type(translate(await failure(address), address)) is StaleMessage
+
+
+async def test_nobody_listening_is_the_callers_kind_of_unavailable() -> None:
+    error = await failure("127.0.0.1:1")
+    assert type(translate(error, "127.0.0.1:1")) is SchedulerUnreachable
+    unavailable = translate(error, "127.0.0.1:1", unavailable=PeerUnavailable)
+    assert type(unavailable) is PeerUnavailable
+    assert "127.0.0.1:1" in unavailable.message
+
+
+async def test_a_deadline_and_an_unknown_method_have_their_own_errors() -> None:
+    async def body(request: bytes) -> bytes:
+        await asyncio.sleep(30)
+        return b""
+
+    async with serving(body) as address:
+        assert type(translate(await failure(address, timeout=0.05), address)) is DeadlinePassed
+        async with connect(address) as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                await channel.unary_unary("/test.Service/Other")(b"")
+        assert type(translate(caught.value, address)) is IncompatibleVersion
+
+
+async def test_a_message_over_the_limit_is_refused_and_the_largest_allowed_passes() -> None:
+    async def body(request: bytes) -> bytes:
+        return request
+
+    async with serving(body) as address:
+        async with connect(address) as channel:
+            content = bytes(MAX_MESSAGE_BYTES)
+            assert await channel.unary_unary(METHOD)(content) == content
+        assert type(translate(await failure(address, bytes(MAX_MESSAGE_BYTES + 1)), address)) is Refused
+
+
+async def test_an_error_code_that_we_do_not_know_falls_back_to_the_status() -> None:
+    async def call(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        metadata = (("swarm-code", "E9999"), ("swarm-hint-bin", b"\xff\xfe"))
+        await context.abort(grpc.StatusCode.DATA_LOSS, "newer than us", metadata)
+        raise AssertionError
+
+    server = new_server()
+    handlers = {"Call": grpc.unary_unary_rpc_method_handler(call)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    error = translate(await failure(address), address)
+    await server.stop(None)
+    assert type(error) is CorruptFrame
+    assert "newer than us" in error.message
+
+
+async def test_a_busy_port_is_a_configuration_error() -> None:
+    first, second = new_server(), new_server()
+    port = bind(first, "127.0.0.1:0")
+    with pytest.raises(InvalidConfig, match=f"127.0.0.1:{port}"):
+        bind(second, f"127.0.0.1:{port}")
+    await first.stop(None)
+    await second.stop(None)
+
+
+def test_both_sides_notice_a_frozen_peer() -> None:
+    needed = {
+        "grpc.keepalive_time_ms",
+        "grpc.keepalive_timeout_ms",
+        "grpc.keepalive_permit_without_calls",
+        "grpc.http2.max_pings_without_data",
+        "grpc.http2.ping_timeout_ms",
+    }
+    client, server = dict(client_options()), dict(server_options())
+    assert needed <= client.keys()
+    assert needed <= server.keys()
+    # A server that allows fewer pings than its clients send would close their connections as abusive.
+    assert int(server["grpc.http2.min_recv_ping_interval_without_data_ms"]) <= int(client["grpc.keepalive_time_ms"])
+    assert server["grpc.http2.max_ping_strikes"] == 0
+
+
+def test_every_error_class_has_a_status() -> None:
+    for error in ERROR_BY_CODE.values():
+        assert status_of(error("x")) not in (grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN)
