@@ -1,0 +1,205 @@
+"""The cut into stages changes nothing: training at 1, 2 and 3 stages gives the same bits as the unsplit model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swarm.config import JobSpec, parse_job
+from swarm.data import Batches, ByteTokenizer, TokenData
+from swarm.errors import JobFailed, NotAllowed
+from swarm.model.families import EMBEDDING, HEAD
+from swarm.partition import resolve
+from swarm.reference import Trained, build_stages, save_folder, sha256_of, train_local, train_step
+from swarm.types import Microbatch
+
+CPU = torch.device("cpu")
+T = 16
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def spec_of(
+    stages: int, *, tied: bool = False, dtype: str = "float32", compression: str = "none", **training: Any
+) -> JobSpec:
+    # Odd sizes on purpose: no tensor ends where a vector register does. One key/value head for three query heads.
+    config = {
+        "hidden_size": 36,
+        "intermediate_size": 50,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": tied,
+    }
+    return resolve(
+        parse_job(
+            {
+                "name": "t",
+                "model": {"dtype": dtype, "config": config},
+                "data": {"source": "x", "sequence_length": T},
+                "training": {
+                    "steps": 3,
+                    "warmup_steps": 0,
+                    "global_batch_sequences": 6,
+                    "microbatch_sequences": 2,
+                    "learning_rate": 1e-2,
+                    "reproducible": True,
+                }
+                | training,
+                "pipeline": {"stages": stages, "compression": compression},
+            }
+        ),
+        vocabulary_size=257,
+        stages_if_auto=1,
+    )
+
+
+def batches_of(spec: JobSpec) -> Batches:
+    text = np.random.default_rng(0).integers(0, 257, size=40 * T + 1).astype(np.uint16)
+    return Batches(TokenData([text]), spec.training, T, spec.data.shuffle, spec.training.seed)
+
+
+def train(spec: JobSpec) -> Trained:
+    return train_local(spec, batches_of(spec))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("tied", "reproducible"), [(False, True), (True, True), (False, False)])
+def test_losses_and_weights_are_the_same_bits_at_any_number_of_stages(
+    dtype: str, tied: bool, reproducible: bool
+) -> None:
+    runs = [train(spec_of(stages, tied=tied, dtype=dtype, reproducible=reproducible)) for stages in (1, 2, 3)]
+    assert runs[0].losses == runs[1].losses == runs[2].losses
+    assert runs[0].sha256 == runs[1].sha256 == runs[2].sha256
+    assert runs[0].sha256 != sha256_of(build_stages(spec_of(1, tied=tied), CPU))
+
+
+def test_tied_copies_stay_equal() -> None:
+    stages = train(spec_of(3, tied=True)).stages
+    first, last = (dict(stages[index].module.named_parameters()) for index in (0, 2))
+    assert torch.equal(first[EMBEDDING], last[HEAD])
+
+
+def test_lossy_codec_acts_at_the_cuts_and_only_there() -> None:
+    exact, rounded = (train(spec_of(1, compression=codec)) for codec in ("none", "bfloat16"))
+    assert exact.sha256 == rounded.sha256
+    cut = train(spec_of(2, compression="bfloat16"))
+    assert cut.sha256 != exact.sha256
+    assert cut.losses == pytest.approx(exact.losses, rel=1e-3)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_loss_and_gradients_are_those_of_the_unsplit_model(tied: bool, tmp_path: Path) -> None:
+    spec = spec_of(3, tied=tied, reproducible=False)
+    stages = build_stages(spec, CPU)
+    save_folder(stages, spec, tmp_path / "model")
+    twin: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
+
+    tokens, targets = (torch.from_numpy(array) for array in batches_of(spec).microbatch(0, 0))
+    with torch.no_grad():
+        hidden: Tensor = tokens.long()
+        for stage in stages:
+            hidden = stage.module(hidden)
+        assert torch.equal(hidden, twin(input_ids=tokens.long()).logits)
+
+    logits = twin(input_ids=tokens.long()).logits
+    expected = nn.functional.cross_entropy(logits.flatten(0, 1), targets.long().flatten(), reduction="sum")
+    expected.backward()
+
+    microbatch, x, g, loss = Microbatch(0, 0, 0), None, None, 0.0
+    for stage in stages:
+        x, loss = stage.forward(microbatch, 0, x=x, tokens=tokens, targets=targets)
+    for stage in reversed(stages):
+        g, _ = stage.backward(microbatch, g)
+    assert loss == float(expected.detach())
+
+    sums: dict[str, Tensor] = {}
+    for stage in stages:
+        for unit, layout in stage.units.items():
+            part = stage.part(0, unit)
+            for name, offset, shape in layout.parameters:
+                gradient = part[offset : offset + torch.Size(shape).numel()].view(shape)
+                sums[name] = sums[name] + gradient if name in sums else gradient
+    gradients = {name: parameter.grad for name, parameter in twin.named_parameters()}
+    assert gradients.keys() == sums.keys()
+    for name, gradient in gradients.items():
+        assert gradient is not None
+        if tied and name == EMBEDDING:  # autograd adds the two uses in its own order
+            torch.testing.assert_close(sums[name], gradient)
+        else:
+            assert torch.equal(sums[name], gradient), name
+
+
+def test_the_order_of_microbatches_does_not_change_a_bit() -> None:
+    spec = spec_of(2, tied=True)
+    batches = batches_of(spec)
+
+    class Reversed(Batches):
+        def microbatch(self, step: int, microbatch: int) -> Any:
+            return batches.microbatch(step, spec.training.microbatches - 1 - microbatch)
+
+    backwards = batches_of(spec)
+    backwards.__class__ = Reversed
+    assert train_local(spec, backwards).sha256 == train_local(spec, batches).sha256
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_model_folder_gives_the_loss_of_the_trained_stages(stages: int, tmp_path: Path) -> None:
+    spec = spec_of(stages, tied=True)
+    trained = train(spec)
+    save_folder(trained.stages, spec, tmp_path / "model")
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
+    tokens, targets = (torch.from_numpy(array) for array in batches_of(spec).microbatch(7, 0))
+    microbatch, x, loss = Microbatch(0, 3, 0), None, 0.0
+    for stage in trained.stages:
+        x, loss = stage.forward(microbatch, 3, x=x, tokens=tokens, targets=targets)
+    with torch.no_grad():
+        logits = model(input_ids=tokens.long()).logits.float().flatten(0, 1)
+        again = nn.functional.cross_entropy(logits, targets.long().flatten(), reduction="sum")
+    assert float(again) == loss
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", local_files_only=True)
+    assert tokenizer.eos_token_id == 256
+    for text in ("def f():\n    return 'naïve 🙂'\n", " a  b <|endoftext|>", "\x7f\x80ÿ\r\n"):
+        ids = tokenizer(text).input_ids
+        assert ids == ByteTokenizer().encode(text).tolist()
+        assert tokenizer.decode(ids) == text
+
+
+def test_a_model_folder_is_never_mixed_with_what_is_there(tmp_path: Path) -> None:
+    spec = spec_of(1)
+    stages = build_stages(spec, CPU)
+    (tmp_path / "empty").mkdir()
+    save_folder(stages, spec, tmp_path / "empty")
+    with pytest.raises(NotAllowed):
+        save_folder(stages, spec, tmp_path / "empty")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_a_step_that_is_not_finite_is_skipped_or_ends_the_job() -> None:
+    spec = spec_of(2, fixed_point_bits=40)
+    stages = build_stages(spec, CPU)
+    with torch.no_grad():
+        stages[1].module.lm_head.weight[3, 3] = torch.inf
+    before = sha256_of(stages)
+    report = train_step(stages, spec, batches_of(spec), 0)
+    assert report.skipped
+    assert sha256_of(stages) == before
+    assert [stage.version for stage in stages] == [1, 1]
+
+    failing = spec.model_copy(update={"limits": spec.limits.model_copy(update={"on_nonfinite": "fail"})})
+    with pytest.raises(JobFailed, match="step 1 is not finite"):
+        train_step(stages, failing, batches_of(spec), 1)

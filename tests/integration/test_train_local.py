@@ -1,0 +1,125 @@
+"""`swarm train-local`: the command as a user runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarm.model.sample import sample
+from swarm.reference import main
+
+JOB = """
+name = "tiny"
+[model]
+dtype = "float32"
+config = {hidden_size = 32, intermediate_size = 48, num_hidden_layers = 2, num_attention_heads = 4}
+[data]
+source = "corpus.txt"
+sequence_length = 16
+[training]
+steps = 40
+global_batch_sequences = 4
+microbatch_sequences = 2
+learning_rate = 1e-2
+warmup_steps = 2
+"""
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    yield tmp_path
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def train_local(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """The command in this process: to load torch anew for every case would take most of a minute."""
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["swarm train-local", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        code = caught.value.code
+        return Done(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    return call
+
+
+def test_a_job_is_trained_written_hashed_and_can_be_sampled(folder: Path, train_local: Callable[..., Done]) -> None:
+    done = train_local("job.toml", "--out", "out/model", "--threads", "1")
+    assert done.code == 0, done.err
+    key, sha256 = done.out.split()
+    assert (key, len(sha256)) == ("weights_sha256", 64)
+    lines = [line for line in done.err.splitlines() if line.startswith("step ")]
+    assert lines[-1].startswith("step 40/40")
+    first, last = (float(line.split()[3]) for line in (lines[0], lines[-1]))
+    assert last < first - 1.5
+    assert [path.name for path in (folder / "out").iterdir()] == ["model"]
+    text = sample(folder / "out" / "model", "the quick", tokens=20, seed=1)
+    assert text.startswith("the quick")
+    assert text == sample(folder / "out" / "model", "the quick", tokens=20, seed=1)
+
+
+def test_the_hash_is_that_of_the_weights_not_of_the_cut(folder: Path, train_local: Callable[..., Done]) -> None:
+    few = ["--threads", "1", "--set", "training.steps=2", "--set", "pipeline.compression=none"]
+    one, two = (
+        train_local("job.toml", "--out", f"m{stages}", *few, "--set", f"pipeline.stages={stages}").out
+        for stages in (1, 2)
+    )
+    assert one == two
+    assert one.startswith("weights_sha256 ")
+    assert (folder / "m2" / "model.safetensors.index.json").exists()
+
+
+def test_every_mistake_is_one_line_with_a_hint_and_its_exit_code(
+    folder: Path, train_local: Callable[..., Done]
+) -> None:
+    (folder / "full").mkdir()
+    (folder / "full" / "x").touch()
+    cases = [
+        (["nothing.toml"], 3, "error[E0300]: job file nothing.toml does not exist"),
+        (["job.toml", "--set", "data.source=none.txt"], 3, 'error[E0301]: data.source = "none.txt" matches no file'),
+        (["job.toml", "--set", "model.config.hiden_size=3"], 3, "error[E0300]: unknown key model.config.hiden_size"),
+        (["job.toml", "--out", "full"], 10, "error[E1000]: full exists already"),
+        (["job.toml", "--device", "cuda:77"], 3, 'error[E0300]: device "cuda:77" is not on this machine'),
+        (["job.toml", "--threads", "0"], 2, "error[E0200]: --threads 0"),
+        (["job.toml", "--set", "nonsense"], 2, "error[E0200]: --set needs KEY=VALUE"),
+    ]
+    for arguments, code, message in cases:
+        done = train_local(*arguments)
+        assert done.code == code, (arguments, done.err)
+        assert done.err.startswith(message), (arguments, done.err)
+        assert "Traceback" not in done.err
+        assert done.out == ""
+    assert train_local().code == 2
+    assert train_local("-h").code == 0
+    assert not (folder / "tiny").exists()
+
+
+def test_the_module_runs_as_a_program(folder: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "swarm.reference", "nothing.toml"]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(root), "PATH": ""}
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("error[E0300]: job file nothing.toml does not exist\nhint: ")
