@@ -1,0 +1,17 @@
+"""Entry point of `swarm` and of `python -m client`."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from client.cli import run
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The scheduler as the client sees it: the calls of the Jobs service, with deadlines and errors for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from swarm.errors import IncompatibleVersion, SchedulerUnreachable
+from swarm.messages import PROTOCOL_VERSION
+from swarm.rpc.channel import connect_sync, translate
+from swarm.wire import jobs_pb2 as pb
+from swarm.wire import jobs_pb2_grpc
+
+# Beyond the deadline of a plain call: sending a shard or hearing a stream takes as long as it takes, but each such call
+# ends when its connection does, which keep-alive notices within seconds.
+CHUNK_BYTES = 1 << 20
+# A shard may take this long per MiB (64 kbit/s), and never less than the deadline.
+SECONDS_PER_MIB = 128.0
+
+
+class Scheduler:
+    """A connection to the scheduler at `address`; use it as a context manager.
+
+    Every method raises SchedulerUnreachable, DeadlinePassed, or what the scheduler answered.
+    """
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._channel = connect_sync(address)
+        self._stub: Any = jobs_pb2_grpc.JobsStub(self._channel)  # generated code has no types
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def version(self) -> pb.VersionReply:
+        reply: pb.VersionReply = self._call(self._stub.Version, pb.VersionRequest())
+        return reply
+
+    def check_protocol(self) -> pb.VersionReply:
+        """The scheduler's version; IncompatibleVersion if it speaks another protocol than this client."""
+        reply = self.version()
+        if reply.protocol != PROTOCOL_VERSION:
+            raise IncompatibleVersion(
+                f"the scheduler at {self.address} ({reply.product}) speaks protocol {reply.protocol}, this client "
+                f"{PROTOCOL_VERSION}",
+                hint="install the same version of swarm on both sides",
+            )
+        return reply
+
+    def missing_shards(self, shards: Sequence[pb.Shard]) -> list[pb.Shard]:
+        reply: pb.ShardList = self._call(self._stub.MissingShards, pb.ShardList(shards=shards))
+        return list(reply.shards)
+
+    def put_shard(self, shard: pb.Shard, payload: Iterable[bytes]) -> None:
+        """Send one shard; `payload` are its bytes in chunks of at most 1 MiB."""
+
+        def chunks() -> Iterator[pb.ShardChunk]:
+            yield pb.ShardChunk(shard=shard)
+            for piece in payload:
+                yield pb.ShardChunk(payload=piece)
+
+        timeout_s = max(self.timeout_s, SECONDS_PER_MIB * shard.size_bytes / CHUNK_BYTES)
+        with self._translated():
+            self._stub.PutShard(chunks(), timeout=timeout_s)
+
+    def submit(self, request: pb.SubmitRequest) -> pb.JobView:
+        view: pb.JobView = self._call(self._stub.Submit, request)
+        return view
+
+    def jobs(self, *, all: bool, state: str, limit: int) -> list[pb.JobView]:
+        reply: pb.JobList = self._call(self._stub.List, pb.ListRequest(all=all, state=state, limit=limit))
+        return list(reply.jobs)
+
+    def get(self, job: str) -> pb.JobView:
+        view: pb.JobView = self._call(self._stub.Get, pb.JobRequest(job=job))
+        return view
+
+    def watch(self, job: str) -> Iterator[pb.JobView]:
+        """The job now and after every change, until it ends."""
+        with self._translated():
+            yield from self._stub.Watch(pb.JobRequest(job=job))
+
+    def cancel(self, job: str, reason: str) -> pb.JobView:
+        view: pb.JobView = self._call(self._stub.Cancel, pb.CancelRequest(job=job, reason=reason))
+        return view
+
+    def peers(self, *, state: str = "", stage: int = -1) -> list[pb.PeerView]:
+        reply: pb.PeerList = self._call(self._stub.Peers, pb.PeersRequest(state=state, stage=stage))
+        return list(reply.peers)
+
+    def logs(self, request: pb.LogsRequest) -> Iterator[pb.LogEntry]:
+        with self._translated():
+            yield from self._stub.Logs(request, timeout=None if request.follow else self.timeout_s)
+
+    def pull(self, job: str) -> Iterator[pb.FileChunk]:
+        with self._translated():
+            yield from self._stub.Pull(pb.PullRequest(job=job))
+
+    def _call(self, method: Any, request: Any) -> Any:
+        with self._translated():
+            return method(request, timeout=self.timeout_s)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            found = translate(error, self.address)
+            if isinstance(found, SchedulerUnreachable) and not found.hint:
+                found = SchedulerUnreachable(
+                    f"no scheduler answers at {self.address}",
+                    hint="start one with: swarm up, or name another: --scheduler HOST:PORT",
+                )
+            raise found from error

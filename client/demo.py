@@ -1,0 +1,102 @@
+"""The built-in job of `swarm up --demo`: a tiny Llama that reads Python's standard library."""
+
+from __future__ import annotations
+
+import json
+import math
+import sysconfig
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from swarm.wire import jobs_pb2 as pb
+
+NAME = "demo"
+FOLDER = "swarm-demo-model"
+LAYERS = 4
+WIDTH = 128
+STEPS = 300
+SEQUENCES = 32
+SEQUENCE_LENGTH = 128
+
+_JOB = """\
+schema_version = 1
+name = "{name}"
+
+[model]
+family = "llama"
+config = {{ hidden_size = {width}, intermediate_size = {wide}, num_hidden_layers = {layers}, num_attention_heads = 4 }}
+dtype = "float32"
+tokenizer = "byte"
+
+[data]
+source = {source}
+sequence_length = {sequence_length}
+
+[training]
+steps = {steps}
+global_batch_sequences = {sequences}
+microbatch_sequences = 4
+learning_rate = 3e-3
+schedule = "cosine"
+warmup_steps = 20
+reproducible = true
+
+[pipeline]
+stages = {stages}
+compression = "bfloat16"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoJob:
+    """A job file and what it is about, in words."""
+
+    name: str
+    text: str
+    story: str
+
+
+def demo_job(stages: int) -> DemoJob:
+    """The job for a swarm of so many stages (layers grow with them, one each at least)."""
+    layers = max(LAYERS, stages)
+    source = f"{sysconfig.get_paths()['stdlib']}/[a-p]*.py"
+    text = _JOB.format(
+        name=NAME,
+        width=WIDTH,
+        wide=3 * WIDTH,
+        layers=layers,
+        source=json.dumps(source, ensure_ascii=False),
+        sequence_length=SEQUENCE_LENGTH,
+        steps=STEPS,
+        sequences=SEQUENCES,
+        stages=stages,
+    )
+    story = (
+        f"A Llama of {layers} layers is cut into {stages} stages; the stage servers find the scheduler through the "
+        "broker.\n"
+        f"It reads the source of Python's standard library, byte by byte: {STEPS} steps of {SEQUENCES} sequences of "
+        f"{SEQUENCE_LENGTH} bytes.\n"
+        "Every microbatch goes through one replica of each stage and back; replicas of a stage average their gradients."
+    )
+    return DemoJob(NAME, text, story)
+
+
+def report(view: pb.JobView) -> tuple[bool, str]:
+    """Whether the job learned more than how often each byte occurs, and the sentence that says so."""
+    learned = math.isfinite(view.loss) and view.loss < view.unigram_entropy
+    words = (
+        f"Loss {view.loss:.3f} nats per byte. Knowing only how often each byte occurs would give "
+        f"{view.unigram_entropy:.3f}: the model has learned {'what follows what' if learned else 'nothing yet'}."
+    )
+    work = "; ".join(
+        f"stage {stage.stage}: {stage.microbatches} microbatches, each counted once, by {len(stage.peers)} peers"
+        for stage in view.stages
+    )
+    return learned, f"{words}\n{work}." if work else words
+
+
+def free_name(folder: Path) -> Path:
+    """Where the model goes: a name in `folder` that nothing has."""
+    names = (FOLDER, *(f"{FOLDER}-{number}" for number in range(2, 1000)))
+    return next((folder / name for name in names if not (folder / name).exists()), folder / f"{FOLDER}-{next(count())}")

@@ -1,0 +1,78 @@
+"""The job file that `swarm submit --example` prints: every key, explained, ready to run."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+
+_EXAMPLE = """\
+# A job for swarm. Start a small swarm on this machine with `swarm up`, then `swarm submit job.toml`.
+# Every key is here; those marked "required" have no default, the others may be left out.
+# Sizes are bytes or "64MiB", times are seconds (_s).
+
+schema_version = 1
+name = "example"                # required: a-z, 0-9 and -, at most 40 characters
+
+[model]
+family    = "llama"
+config    = {config}
+                                # required: fields of the family's Hugging Face config; weights start at random
+dtype     = "float32"           # default bfloat16: float32, or bfloat16 autocast; master weights stay float32
+recompute = false               # keep only a stage's input, compute its forward again in backward: less memory
+tokenizer = "byte"              # UTF-8 bytes, no files needed
+
+[data]
+source   = {source}
+                                # required: your text files, such as "corpus/**/*.txt"; here Python's own library
+format   = "auto"               # auto or text: each file is one document
+sequence_length = 128           # default 1024; tokens, 8 to 1048576
+shuffle  = true                 # the order depends on training.seed and the step alone
+upload_shard_bytes = "64MiB"    # 1MiB to 1GiB: the unit of upload
+
+[training]
+steps = 200                     # default 1000: optimizer steps
+global_batch_sequences = 32     # default 256: sequences per step
+microbatch_sequences   = "auto" # or a divisor of the global batch
+optimizer     = "adamw"
+learning_rate = 1e-3            # default 3e-4
+betas         = [0.9, 0.95]
+eps           = 1e-8
+weight_decay  = 0.1
+schedule      = "cosine"        # constant, linear or cosine
+warmup_steps  = 20              # default 100, at most steps
+min_lr_ratio  = 0.1             # the schedule ends at this share of learning_rate
+grad_clip_norm = 1.0            # global norm; 0 = off
+seed          = 0
+reproducible  = false           # fixed-point gradient sums: the same bits as one process, whatever the swarm does
+fixed_point_bits = 30           # 16 to 40: the grid of those sums
+
+[pipeline]
+stages      = "auto"            # or a number, at most one per decoder layer
+split       = "auto"            # or layers per stage, such as [2, 2]
+routing     = "least_completion"
+max_in_flight = "auto"          # or 1 to 4096 microbatches
+compression = "bfloat16"        # none, bfloat16 or float16: what travels between stages
+staleness   = 0                 # synchronous training
+
+[averaging]
+timeout_s = 60.0                # 1 to 3600: one averaging round
+
+[limits]
+min_replicas  = 1               # stage servers per stage before the job starts
+heartbeat_s   = 1.0             # 0.1 to 10
+grace_s       = 10.0            # 0 to 60: silence of a peer before its uncommitted work is void
+no_progress_s = 300.0           # 10 to 86400: no step committed for so long ends the job
+max_runtime_s = 0.0             # 0 = no limit
+on_nonfinite  = "skip"          # skip or fail: a step with NaN or infinite gradients
+"""
+
+_CONFIG = (
+    "{ hidden_size = 128, intermediate_size = 384, num_hidden_layers = 4, num_attention_heads = 4, "
+    "tie_word_embeddings = true }"
+)
+
+
+def example_job() -> str:
+    """A complete, commented job file that runs as it is: it trains on the files of Python's standard library."""
+    source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
+    return _EXAMPLE.format(config=_CONFIG, source=json.dumps(source, ensure_ascii=False))

@@ -1,0 +1,111 @@
+"""Following a job: one line that redraws on a terminal, plain lines elsewhere, JSON Lines for programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, Progress, TextColumn
+
+from client.connection import Scheduler
+from client.shell import JobEnded, Shell, duration
+from client.views import has_ended, job_values, number
+from swarm.errors import SchedulerUnreachable
+from swarm.types import JobState
+from swarm.wire import jobs_pb2 as pb
+
+# Without a terminal: a line per state, and one per this many seconds.
+PLAIN_LINE_S = 5.0
+REDIAL_S = 0.5
+
+
+def follow(shell: Shell, scheduler: Scheduler, job: str) -> pb.JobView:
+    """Show the job until it ends and give its last view.
+
+    A scheduler that does not answer is dialled again for --timeout seconds, then SchedulerUnreachable.
+    """
+    view: pb.JobView | None = None
+    with _display(shell) as show:
+        for view in _views(scheduler, job):
+            show(view)
+    if view is None or not has_ended(view):
+        raise SchedulerUnreachable(
+            f"the scheduler at {scheduler.address} ended the stream", hint=f"look again with: swarm status {job}"
+        )
+    return view
+
+
+def raise_unless_succeeded(view: pb.JobView) -> None:
+    """JobEnded if the job failed or was cancelled."""
+    if view.state != JobState.SUCCEEDED:
+        raise JobEnded(
+            f"job {view.id} {view.state}: {view.reason}",
+            hint=view.hint or f"see what happened with: swarm logs {view.id}",
+            job_code=view.error_code,
+        )
+
+
+def progress_line(view: pb.JobView) -> str:
+    """Step, loss, tokens/s and time left."""
+    if view.state != JobState.RUNNING and not has_ended(view):
+        return f"{view.state}: {view.reason}" if view.reason else view.state
+    text = f"step {view.step}/{view.steps}"
+    if view.step:
+        text += f"  loss {number(view.loss)}  {view.tokens_per_s:.0f} tokens/s"
+    if view.step and not has_ended(view):
+        text += f"  ETA {duration(view.eta_s)}"
+    return text
+
+
+def _views(scheduler: Scheduler, job: str) -> Iterator[pb.JobView]:
+    """Views until the job ends, over as many connections as it takes."""
+    lost_s: float | None = None
+    while True:
+        try:
+            for view in scheduler.watch(job):
+                lost_s = None
+                yield view
+                if has_ended(view):
+                    return
+            return
+        except SchedulerUnreachable:
+            now_s = time.monotonic()
+            lost_s = now_s if lost_s is None else lost_s
+            if now_s - lost_s > scheduler.timeout_s:
+                raise
+            time.sleep(REDIAL_S)
+
+
+@contextmanager
+def _display(shell: Shell) -> Iterator[Callable[[pb.JobView], None]]:
+    if shell.json:
+        yield lambda view: shell.data(job_values(view))
+    elif shell.live:
+        columns = (TextColumn("{task.fields[name]}"), BarColumn(bar_width=30), TextColumn("{task.description}"))
+        with Progress(*columns, console=shell.err, transient=False) as progress:
+            task = progress.add_task("", total=None, name="")
+
+            def redraw(view: pb.JobView) -> None:
+                progress.update(
+                    task, total=view.steps, completed=view.step, name=view.id, description=progress_line(view)
+                )
+
+            yield redraw
+    else:
+        yield _plain(shell)
+
+
+def _plain(shell: Shell) -> Callable[[pb.JobView], None]:
+    said, said_s = "", -PLAIN_LINE_S
+
+    def show(view: pb.JobView) -> None:
+        nonlocal said, said_s
+        line, now_s = progress_line(view), time.monotonic()
+        stepping = view.state == JobState.RUNNING and said.startswith("step ")
+        if line == said or (stepping and now_s - said_s < PLAIN_LINE_S):
+            return
+        said, said_s = line, now_s
+        shell.say(line)
+
+    return show

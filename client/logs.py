@@ -1,0 +1,60 @@
+"""What the processes of a job said."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+
+from rich.text import Text
+
+from client.connection import Scheduler
+from client.shell import Shell, utc
+from swarm.errors import UsageError
+from swarm.wire import jobs_pb2 as pb
+
+_STYLE = {"debug": "dim", "info": "", "warning": "yellow", "error": "red", "critical": "bold red"}
+_SPAN = re.compile(r"^(\d+(?:\.\d+)?)([smhd])$")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def show_logs(shell: Shell, request: pb.LogsRequest) -> None:
+    """Print the lines as they come; with `follow` until the job ends or Ctrl-C."""
+    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+        for entry in scheduler.logs(request):
+            if shell.json:
+                shell.data(
+                    {
+                        "time": utc(entry.time_unix_s),
+                        "level": entry.level,
+                        "peer": entry.peer or None,
+                        "stage": entry.stage if entry.peer and entry.stage >= 0 else None,
+                        "message": entry.message,
+                    }
+                )
+            else:
+                shell.out.print(log_line(entry), soft_wrap=True)
+
+
+def log_line(entry: pb.LogEntry) -> Text:
+    """One line for people, in local time."""
+    moment = time.strftime("%H:%M:%S", time.localtime(entry.time_unix_s))
+    who = "scheduler" if not entry.peer else entry.peer + (f" stage {entry.stage}" if entry.stage >= 0 else "")
+    # What peers say must not move the cursor.
+    message = "".join(character if character.isprintable() else " " for character in entry.message)
+    return Text.assemble(
+        (moment, "dim"), " ", (f"{entry.level:<7}", _STYLE.get(entry.level, "")), " ", (f"{who}: ", "cyan"), message
+    )
+
+
+def since_unix_s(text: str, now_unix_s: float) -> float:
+    """The moment that --since means: 90s, 10m, 2h, 1d, or an ISO-8601 time (UTC unless it says otherwise)."""
+    if span := _SPAN.match(text):
+        return now_unix_s - float(span.group(1)) * _SECONDS[span.group(2)]
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f'--since is a time span or an ISO-8601 time, not "{text}"', hint="for example: --since 10m"
+        ) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,168 @@
+"""How a call of `swarm` was asked for, and how it speaks: data to stdout, messages to stderr.
+
+With `-o json` data is one JSON object per call, or one per line of a stream: {"schema": "swarm.cli/1", "data": …}, or
+"error" in the place of "data". Keys are only ever added.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from swarm.errors import JobFailed, SwarmError, UsageError
+from swarm.logs import configure
+
+SCHEMA = "swarm.cli/1"
+DEFAULT_SCHEDULER = "127.0.0.1:7950"
+DEFAULT_TIMEOUT_S = 30.0
+
+Advance: TypeAlias = Callable[[int, int | None], None]  # bytes done, of
+OutputFormat: TypeAlias = Literal["table", "json"]
+
+
+class JobEnded(JobFailed):
+    """A followed job ended without success; `job_code` is the code that the scheduler gave."""
+
+    def __init__(self, message: str, *, hint: str = "", job_code: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.job_code = job_code
+
+
+@dataclass(slots=True)
+class Shell:
+    """The global flags and the two streams."""
+
+    scheduler: str = DEFAULT_SCHEDULER
+    output: OutputFormat = "table"
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    verbosity: int = 0
+    quiet: bool = False
+    yes: bool = False
+    no_color: bool = False
+    _out: Console | None = field(default=None, repr=False)
+    _err: Console | None = field(default=None, repr=False)
+
+    def settle(self) -> None:
+        """Check the flags, once all are known; UsageError names the wrong one."""
+        host, colon, port = self.scheduler.rpartition(":")
+        if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+            raise UsageError(
+                f'--scheduler is HOST:PORT, not "{self.scheduler}"',
+                hint=f"for example: --scheduler {DEFAULT_SCHEDULER}",
+            )
+        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
+            raise UsageError(f"--timeout is a number of seconds above 0, not {self.timeout_s:g}", hint="--timeout 30")
+        configure(("error", "info", "debug")[min(self.verbosity, 2)])
+
+    @property
+    def json(self) -> bool:
+        return self.output == "json"
+
+    @property
+    def out(self) -> Console:
+        """For data."""
+        if self._out is None:
+            self._out = self._console(stderr=False)
+        return self._out
+
+    @property
+    def err(self) -> Console:
+        """For messages and progress."""
+        if self._err is None:
+            self._err = self._console(stderr=True)
+        return self._err
+
+    @property
+    def live(self) -> bool:
+        """Whether progress may redraw lines."""
+        return self.err.is_terminal and not self.quiet and not self.json
+
+    def say(self, text: str) -> None:
+        """A message for a person."""
+        if not self.quiet:
+            self.err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def data(self, data: Any) -> None:
+        """The answer as JSON."""
+        print(json.dumps({"schema": SCHEMA, "data": data}, allow_nan=False), flush=True)
+
+    def error(self, error: SwarmError) -> None:
+        """What went wrong, and the next move."""
+        code = getattr(error, "job_code", "") or error.code
+        if self.json:
+            fault = {"code": code, "message": error.message, "hint": error.hint}
+            print(json.dumps({"schema": SCHEMA, "error": fault}), flush=True)
+        style = "bold red" if self.err.is_terminal else None
+        self.err.print(f"error[{code}]:", style=style, markup=False, highlight=False, end=" ")
+        self.err.print(error.message, markup=False, highlight=False, soft_wrap=True)
+        if error.hint:
+            self.err.print(f"hint: {error.hint}", markup=False, highlight=False, soft_wrap=True)
+
+    def _console(self, *, stderr: bool) -> Console:
+        stream = sys.stderr if stderr else sys.stdout
+        # Without a terminal rich would wrap tables at 80 columns.
+        width = None if stream.isatty() else 240
+        no_color = self.no_color or bool(os.environ.get("NO_COLOR"))
+        return Console(stderr=stderr, no_color=no_color or None, width=width, highlight=False)
+
+
+@contextmanager
+def bytes_bar(shell: Shell, what: str) -> Iterator[Advance]:
+    """A progress bar in bytes; nothing where lines cannot be redrawn."""
+    if not shell.live:
+        yield lambda done, total: None
+        return
+    columns = (TextColumn(what), BarColumn(bar_width=30), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    with Progress(*columns, console=shell.err, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def utc(unix_s: float) -> str | None:
+    """ISO-8601 in UTC; None for 0."""
+    if not unix_s or not math.isfinite(unix_s):
+        return None
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(unix_s))
+    return f"{whole}.{int(unix_s % 1 * 1000):03d}Z"
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where JSON has no word for it."""
+    return value if math.isfinite(value) else None
+
+
+def duration(seconds: float) -> str:
+    """A time span for people: 4.2s, 3m05s, 2h10m, 3d04h."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "-"
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def size(count: float) -> str:
+    """A number of bytes for people: 512 B, 1.5 MiB."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"

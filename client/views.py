@@ -1,0 +1,189 @@
+"""How jobs and peers look: as JSON values, as tables."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from client.shell import duration, finite, size, utc
+from swarm.types import JobState
+from swarm.wire import jobs_pb2 as pb
+
+_STATE_STYLE = {
+    "succeeded": "green",
+    "running": "cyan",
+    "serving": "cyan",
+    "failed": "red",
+    "gone": "red",
+    "suspect": "yellow",
+    "cancelled": "yellow",
+    "cancelling": "yellow",
+}
+
+
+def has_ended(view: pb.JobView) -> bool:
+    """Whether the job is in a final state; one that this client does not know is not."""
+    return view.state in [state.value for state in JobState] and JobState(view.state).is_final
+
+
+def job_values(view: pb.JobView, *, spec: bool = False) -> dict[str, Any]:
+    """A job as JSON values."""
+    stepped = view.step > 0
+    values: dict[str, Any] = {
+        "id": view.id,
+        "name": view.name,
+        "state": view.state,
+        "reason": view.reason,
+        "since": utc(view.since_unix_s),
+        "created": utc(view.created_unix_s),
+        "step": view.step,
+        "steps": view.steps,
+        "loss": finite(view.loss) if stepped else None,
+        "learning_rate": finite(view.learning_rate) if stepped else None,
+        "grad_norm": finite(view.grad_norm) if stepped else None,
+        "tokens": view.tokens,
+        "tokens_per_s": finite(view.tokens_per_s),
+        "eta_s": finite(view.eta_s),
+        "unigram_entropy": finite(view.unigram_entropy),
+        "stages": [
+            {
+                "stage": stage.stage,
+                "layers": stage.layers,
+                "peers": list(stage.peers),
+                "microbatches": stage.microbatches,
+            }
+            for stage in view.stages
+        ],
+        "ledger": {
+            "committed": view.microbatches_committed,
+            "in_flight": view.microbatches_in_flight,
+            "replayed": view.microbatches_replayed,
+        },
+        "weights_sha256": view.weights_sha256 or None,
+        "error_code": view.error_code or None,
+        "hint": view.hint or None,
+    }
+    if spec and view.spec_json:
+        values["spec"] = json.loads(view.spec_json)
+    return values
+
+
+def peer_values(view: pb.PeerView) -> dict[str, Any]:
+    """A peer as JSON values."""
+    return {
+        "id": view.id,
+        "incarnation": view.incarnation,
+        "state": view.state,
+        "reason": view.reason,
+        "since": utc(view.since_unix_s),
+        "address": view.address,
+        "http_address": view.http_address or None,
+        "device": view.device,
+        "threads": view.threads,
+        "memory_bytes": view.memory_bytes,
+        "job": view.job or None,
+        "stage": view.stage if view.job else None,
+        "pace_s": finite(view.pace_s),
+        "outstanding": view.outstanding,
+        "product": view.product,
+    }
+
+
+def state(name: str) -> Text:
+    """A state in its colour."""
+    return Text(name, style=_STATE_STYLE.get(name, ""))
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A measurement, or a dash where there is none."""
+    return "-" if finite(value) is None else f"{value:.{digits}f}"
+
+
+def jobs_table(views: Sequence[pb.JobView]) -> RenderableType:
+    """One line per job."""
+    table = _table("ID", "STATE", "STEP", "LOSS", "TOKENS/S", "ETA", "AGE", "REASON")
+    now_unix_s = time.time()
+    for view in views:
+        running = view.state == JobState.RUNNING
+        table.add_row(
+            view.id,
+            state(view.state),
+            f"{view.step}/{view.steps}",
+            number(view.loss) if view.step else "-",
+            f"{view.tokens_per_s:.0f}" if running and view.step else "-",
+            duration(view.eta_s) if running and view.step else "-",
+            duration(now_unix_s - view.created_unix_s),
+            Text(view.reason),
+        )
+    return table
+
+
+def job_table(view: pb.JobView) -> RenderableType:
+    """Everything about one job."""
+    outer = Table.grid(padding=(0, 2))
+    since = f" (for {duration(time.time() - view.since_unix_s)})" if view.since_unix_s else ""
+    rows: list[tuple[str, RenderableType]] = [
+        ("job", Text(view.id)),
+        ("state", Text.assemble(state(view.state), since)),
+        ("reason", Text(view.reason or "-")),
+        ("step", Text(f"{view.step} of {view.steps}")),
+    ]
+    if view.hint:
+        rows.append(("hint", Text(view.hint)))
+    if view.step:
+        rows += [
+            ("loss", Text(f"{number(view.loss)} nats (unigram entropy of the data: {number(view.unigram_entropy)})")),
+            ("gradient norm", Text(number(view.grad_norm))),
+            ("learning rate", Text(f"{view.learning_rate:.3e}")),
+            ("tokens", Text(f"{view.tokens} ({view.tokens_per_s:.0f} per second)")),
+        ]
+    if view.state == JobState.RUNNING:
+        rows.append(("time left", Text(duration(view.eta_s) if view.step else "-")))
+    ledger = f"{view.microbatches_committed} committed, {view.microbatches_in_flight} in flight, "
+    rows.append(("microbatches", Text(f"{ledger}{view.microbatches_replayed} done again")))
+    for stage in view.stages:
+        peers = ", ".join(stage.peers) or "no peers"
+        facts = f"{stage.layers} layers, {stage.microbatches} microbatches: {peers}"
+        rows.append((f"stage {stage.stage}", Text(facts)))
+    if view.weights_sha256:
+        rows.append(("weights sha256", Text(view.weights_sha256)))
+    for name, value in rows:
+        outer.add_row(Text(name, style="dim"), value)
+    return outer
+
+
+def peers_table(views: Sequence[pb.PeerView]) -> RenderableType:
+    """One line per peer."""
+    table = _table(
+        "PEER", "STATE", "STAGE", "JOB", "DEVICE", "THREADS", "MEMORY", "PACE", "WORK", "ADDRESS", "SINCE", "REASON"
+    )
+    now_unix_s = time.time()
+    for view in views:
+        table.add_row(
+            view.id,
+            state(view.state),
+            str(view.stage) if view.job else "-",
+            view.job or "-",
+            view.device,
+            str(view.threads),
+            size(view.memory_bytes) if view.memory_bytes else "-",
+            f"{view.pace_s * 1000:.0f} ms" if view.pace_s else "-",
+            str(view.outstanding),
+            view.address,
+            duration(now_unix_s - view.since_unix_s) if view.since_unix_s else "-",
+            Text(view.reason),
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, no_wrap=column != "REASON")
+    return table
