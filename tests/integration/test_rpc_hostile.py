@@ -1,0 +1,370 @@
+"""What gRPC alone shows: dead processes, peers that speak nonsense, and the bounds of what is under way."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+import xxhash
+
+from swarm.errors import CorruptFrame, PeerUnavailable, Refused, SchedulerUnreachable, SwarmError
+from swarm.messages import Command, Event, Heartbeat, StoreHeader, TensorHeader, Void
+from swarm.rpc.channel import answering, bind, connect, new_server, translate
+from swarm.rpc.frames import decode, split
+from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
+from swarm.rpc.session import GrpcSchedulerLink, add_session_service
+from swarm.rpc.wire import to_event, to_message
+from swarm.types import JobId, PeerId
+from swarm.wire import frame_pb2, frame_pb2_grpc, session_pb2
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def header_of(size_bytes: int, index: int = 0) -> TensorHeader:
+    return TensorHeader(
+        job=JobId("j"),
+        kind="activation",
+        timeline=0,
+        step=0,
+        microbatch=index,
+        stage=1,
+        attempt=0,
+        sender=PeerId("a"),
+        incarnation=1,
+        dtype="uint8",
+        shape=(size_bytes,),
+        codec="none",
+        total_bytes=size_bytes,
+    )
+
+
+class Receiver:
+    """Holds every tensor until the gate opens; knows the most that it held at once."""
+
+    def __init__(self, *, opened: bool = True) -> None:
+        self.gate = asyncio.Event()
+        if opened:
+            self.gate.set()
+        self.inside_bytes = self.most_bytes = 0
+        self.got: list[int] = []
+        self.arrived = asyncio.Event()
+
+    def admit(self, header: TensorHeader) -> None:
+        pass
+
+    async def receive(self, header: TensorHeader, payload: memoryview) -> None:
+        self.inside_bytes += payload.nbytes
+        self.most_bytes = max(self.most_bytes, self.inside_bytes)
+        self.arrived.set()
+        await self.gate.wait()
+        self.inside_bytes -= payload.nbytes
+        self.got.append(header.microbatch)
+
+
+@asynccontextmanager
+async def listening(receiver: Receiver) -> AsyncIterator[str]:
+    server = new_server()
+    add_peer_service(server, receiver)
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(None)
+
+
+PROCESS = """
+import asyncio
+from swarm.rpc.channel import bind, new_server
+from swarm.rpc.peers import add_peer_service
+from swarm.rpc.session import add_session_service
+class Silent:
+    def admit(self, header): pass
+    async def receive(self, header, payload):
+        print("tensor", flush=True)
+        await asyncio.Event().wait()
+    async def attach(self, events):
+        print("session", flush=True)
+        await asyncio.Event().wait()
+        yield
+async def main():
+    server = new_server()
+    add_peer_service(server, Silent())
+    add_session_service(server, Silent())
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    print(port, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def test_kill_minus_9_is_seen_at_once_by_tensors_and_by_the_session() -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROCESS, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    address = f"127.0.0.1:{int(await process.stdout.readline())}"
+    links, link = GrpcPeerLinks(), GrpcSchedulerLink(address)
+
+    async def beats() -> AsyncIterator[Event]:
+        yield Heartbeat(1)
+        await asyncio.Event().wait()
+
+    sending = asyncio.create_task(links.send(address, header_of(4), b"abcd"))
+    attached = asyncio.ensure_future(anext(aiter(link.attach(beats()))))
+    arrived = {await process.stdout.readline() for _ in range(2)}
+    assert arrived == {b"tensor\n", b"session\n"}
+    assert not sending.done()
+    assert not attached.done()
+    os.kill(process.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    with pytest.raises(PeerUnavailable):
+        await sending
+    with pytest.raises(SchedulerUnreachable):
+        await attached
+    assert time.monotonic() - killed < 2
+    with pytest.raises(PeerUnavailable):
+        await links.send(address, header_of(4), b"abcd")
+    await process.wait()
+    await links.close()
+    await link.close()
+
+
+async def test_bytes_under_way_to_one_neighbour_are_bounded() -> None:
+    receiver = Receiver(opened=False)
+    async with listening(receiver) as address:
+        links = GrpcPeerLinks(max_bytes_in_flight=100_000)
+        sending = [asyncio.create_task(links.send(address, header_of(30_000, i), bytes(30_000))) for i in range(20)]
+        while receiver.inside_bytes < 90_000:
+            await asyncio.sleep(0.001)
+        receiver.gate.set()
+        await asyncio.gather(*sending)
+        assert receiver.most_bytes <= 90_000
+        await links.send(address, header_of(200_000, 20), bytes(200_000))  # larger than the bound: alone
+        assert sorted(receiver.got) == list(range(21))
+        await links.close()
+
+
+async def test_cancelled_sends_free_their_place() -> None:
+    receiver = Receiver(opened=False)
+    async with listening(receiver) as address:
+        links = GrpcPeerLinks(max_bytes_in_flight=100_000)
+        sending = [asyncio.create_task(links.send(address, header_of(60_000, i), bytes(60_000))) for i in range(5)]
+        await receiver.arrived.wait()
+        for task in sending:
+            task.cancel()
+        await asyncio.wait(sending)
+        receiver.gate.set()
+        await links.send(address, header_of(60_000, 5), bytes(60_000))
+        assert receiver.got == [0, 5]  # the first was on its way, the others never left
+        await links.close()
+
+
+async def test_a_tensor_is_not_held_up_by_a_large_one_before_it() -> None:
+    receiver = Receiver()
+    async with listening(receiver) as address:
+        links = GrpcPeerLinks()
+        large = asyncio.create_task(links.send(address, header_of(60 << 20, 0), bytes(60 << 20)))
+        await asyncio.sleep(0.005)
+        await links.send(address, header_of(4, 1), b"abcd")
+        assert receiver.got == [1]
+        await large
+        await links.close()
+
+
+async def test_a_frame_that_cannot_be_read_ends_the_stream_with_the_reason() -> None:
+    receiver = Receiver()
+    async with listening(receiver) as address, connect(address) as channel:
+        call = channel.stream_stream("/swarm.wire.Peer/Exchange")()
+        await call.write(b"\xff\xff\xff")
+        with pytest.raises(grpc.RpcError) as caught:
+            await call.read()
+        assert type(translate(caught.value, address)) is CorruptFrame
+    assert receiver.got == []
+
+
+async def test_a_generated_client_can_send_tensors() -> None:
+    receiver = Receiver()
+    async with listening(receiver) as address, connect(address) as channel:
+        frame = frame_pb2.Frame(sequence=3, header=to_message(header_of(4)), payload=b"abcd")
+        frame.checksum = xxhash.xxh3_64_intdigest(frame.header.SerializeToString() + b"abcd", 3)
+        broken = frame_pb2.Frame(sequence=4, header=to_message(header_of(4)), payload=b"abcd", checksum=1)
+        call = frame_pb2_grpc.PeerStub(channel).Exchange()
+        await call.write(frame)
+        assert await call.read() == frame_pb2.Receipt(sequence=3)
+        await call.write(broken)
+        assert (await call.read()).error_code == CorruptFrame.code
+    assert receiver.got == [0]
+
+
+class DamagingServer:
+    """A peer service in front of which some frames lose a bit: the first `damaged` of them."""
+
+    def __init__(self, damaged: int) -> None:
+        self.damaged = damaged
+        self.frames = 0
+
+    async def exchange(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        async for data in requests:
+            self.frames += 1
+            receipt = frame_pb2.Receipt(sequence=decode(data).sequence)
+            if self.frames <= self.damaged:
+                receipt.error_code = CorruptFrame.code
+            await context.write(receipt.SerializeToString())
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+async def test_one_damaged_frame_costs_one_resend_two_are_an_error(damaged: int) -> None:
+    service, server = DamagingServer(damaged), new_server()
+    handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(service.exchange)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("swarm.wire.Peer", handlers),))
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    links = GrpcPeerLinks()
+    if damaged < 2:
+        await links.send(address, header_of(4), b"abcd")
+    else:
+        with pytest.raises(CorruptFrame):
+            await links.send(address, header_of(4), b"abcd")
+    assert service.frames == min(damaged, 1) + 1
+    await links.close()
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("answer", [b"\x08\x63", b"\x08", b"\xff\xff"])
+async def test_a_receiver_that_answers_nonsense_loses_the_link(answer: bytes) -> None:
+    async def exchange(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        async with answering(context):
+            async for _ in requests:
+                await context.write(answer)
+
+    server = new_server()
+    handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(exchange)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("swarm.wire.Peer", handlers),))
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    links = GrpcPeerLinks()
+    with pytest.raises(CorruptFrame):
+        await links.send(address, header_of(4), b"abcd")
+    await links.close()
+    await server.stop(None)
+
+
+class Handler:
+    def __init__(self) -> None:
+        self.seen: list[Event] = []
+        self.stored = b""
+
+    async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
+        async for event in events:
+            self.seen.append(event)
+            yield 1, Void(0, 0, 0)
+
+    async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        async for chunk in chunks:
+            self.stored += chunk
+        return "stored"
+
+
+@asynccontextmanager
+async def scheduling(handler: Handler) -> AsyncIterator[grpc.aio.Channel]:
+    server = new_server()
+    add_session_service(server, handler)
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    try:
+        async with connect(address) as channel:
+            yield channel
+    finally:
+        await server.stop(None)
+
+
+BAD_EVENTS = [
+    (b"", Refused, "Event.body"),
+    (b"\xff", CorruptFrame, "no Event"),
+    (session_pb2.Event(hello={"peer": "../x"}).SerializeToString(), Refused, "Hello.peer"),
+]
+
+
+@pytest.mark.parametrize(("data", "kind", "reason"), BAD_EVENTS)
+async def test_a_bad_event_ends_the_session_with_the_reason(data: bytes, kind: type[SwarmError], reason: str) -> None:
+    handler = Handler()
+    async with scheduling(handler) as channel:
+        call = channel.stream_stream("/swarm.wire.Session/Attach")()
+        await call.write(to_event(Heartbeat(1)).SerializeToString())
+        await call.read()
+        await call.write(data)
+        with pytest.raises(grpc.RpcError) as caught:
+            await call.read()
+    error = translate(caught.value, "scheduler")
+    assert type(error) is kind
+    assert reason in error.message
+    assert handler.seen == [Heartbeat(1)]
+
+
+def store_chunks(*chunks: session_pb2.StoreChunk) -> list[bytes]:
+    return [chunk.SerializeToString() for chunk in chunks]
+
+
+HEADER = to_message(StoreHeader(JobId("j"), PeerId("a"), 1, 0, 1, 0, 4))
+BAD_STORES = [
+    ([], Refused, "header is missing"),
+    (store_chunks(session_pb2.StoreChunk(payload=b"ab")), Refused, "header is missing"),
+    ([b"\xff"], CorruptFrame, "no StoreChunk"),
+    (store_chunks(session_pb2.StoreChunk(header=HEADER, payload=b"abc")), CorruptFrame, "the header says 4"),
+    (store_chunks(session_pb2.StoreChunk(header=HEADER, payload=b"abcde")), CorruptFrame, "the header says 4"),
+    (store_chunks(*[session_pb2.StoreChunk(header=HEADER, payload=b"ab")] * 2), CorruptFrame, "comes twice"),
+]
+
+
+@pytest.mark.parametrize(("chunks", "kind", "reason"), BAD_STORES)
+async def test_weights_that_do_not_fit_their_header_are_not_stored(
+    chunks: list[bytes], kind: type[SwarmError], reason: str
+) -> None:
+    async with scheduling(Handler()) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            await channel.stream_unary("/swarm.wire.Session/Store")(iter(chunks))
+    error = translate(caught.value, "scheduler")
+    assert type(error) is kind
+    assert reason in error.message
+
+
+async def test_ten_thousand_metadata_keys_are_refused_and_the_server_lives_on() -> None:
+    receiver = Receiver()
+    async with listening(receiver) as address:
+        async with connect(address) as channel:
+            metadata = tuple((f"key-{index}", "x" * 20) for index in range(10_000))
+            with pytest.raises(grpc.RpcError):
+                await channel.stream_stream("/swarm.wire.Peer/Exchange")(metadata=metadata).read()
+        links = GrpcPeerLinks()
+        await links.send(address, header_of(4), b"abcd")
+        await links.close()
+    assert receiver.got == [0]
+
+
+async def test_frames_of_one_sender_never_reach_another_ones_tensor() -> None:
+    """Sequence numbers are per stream: two senders use the same ones at the same time."""
+    receiver = Receiver()
+    size_bytes = (1 << 20) + 4
+    async with listening(receiver) as address:
+        first, second = GrpcPeerLinks(), GrpcPeerLinks()
+        await asyncio.gather(
+            *(
+                links.send(address, header_of(size_bytes, index), bytes([index]) * size_bytes)
+                for links, start in ((first, 0), (second, 10))
+                for index in range(start, start + 10)
+            )
+        )
+        assert sorted(receiver.got) == list(range(20))
+        await first.close()
+        await second.close()
+
+
+def test_a_frame_says_its_sequence_whatever_the_number() -> None:
+    for sequence in (0, 1, 127, 128, 2**63, 2**64 - 1):
+        assert [decode(chunk).sequence for chunk in split(sequence, header_of(4), b"abcd")] == [sequence]
