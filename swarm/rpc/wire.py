@@ -183,11 +183,15 @@ def _checker(where: str, name: str, kind: type[Any]) -> Callable[[Any], None]:
         least = -1 if name == "pinned_stage" else 0
         return lambda value: _check_integer(where, value, least)
     if kind is float:
-        if name in ("loss", "squared_norm"):  # may tell of an overflow: `_check_together` and the ledger look at them
-            return _nothing
-        return lambda value: _check_number(where, value)
+        # A loss or a norm may tell of an overflow: `_check_together` and the ledger look at them.
+        return _nothing if name in ("loss", "squared_norm") else lambda value: _check_number(where, value)
+    if name in _IDS:
+        return lambda value: _check_id(where, value)
+    if name in _ONE_OF:
+        return lambda value: _check_word(where, value, _ONE_OF[name])
     if kind in (str, bytes):
-        return lambda value: _check_text(where, name, value)
+        limit = _SIZES.get(name, TEXT_BYTES_MAX)
+        return lambda value: _check_size(where, value, limit)
     return _nothing
 
 
@@ -205,17 +209,22 @@ def _check_number(where: str, value: float) -> None:
         raise Refused(f"{where} = {value} is not a number within 0 .. {NUMBER_MAX:g}")
 
 
-def _check_text(where: str, name: str, value: str | bytes) -> None:
-    limit = _SIZES.get(name, TEXT_BYTES_MAX)
+def _check_id(where: str, value: str) -> None:
+    if len(value) > ID_LENGTH_MAX or ".." in value or not _ID.fullmatch(value):
+        raise Refused(f"{where} = {value[:40]!r} is no name: up to {ID_LENGTH_MAX} of A-Z a-z 0-9 _ . : @ -, no '..'")
+
+
+def _check_word(where: str, value: str, known: frozenset[str]) -> None:
+    if value not in known:
+        raise Refused(f"{where} = {value[:40]!r} is none of {', '.join(sorted(known))}")
+
+
+def _check_size(where: str, value: str | bytes, limit: int) -> None:
+    if len(value) * 4 <= limit:  # no character has more bytes in UTF-8
+        return
     size_bytes = len(value) if isinstance(value, bytes) else len(value.encode(errors="replace"))
     if size_bytes > limit:
         raise Refused(f"{where} has {size_bytes} bytes, the limit is {limit}")
-    if isinstance(value, bytes):
-        return
-    if name in _IDS and (len(value) > ID_LENGTH_MAX or ".." in value or not _ID.fullmatch(value)):
-        raise Refused(f"{where} = {value[:40]!r} is no name: up to {ID_LENGTH_MAX} of A-Z a-z 0-9 _ . : @ -, no '..'")
-    if name in _ONE_OF and value not in _ONE_OF[name]:
-        raise Refused(f"{where} = {value[:40]!r} is none of {', '.join(sorted(_ONE_OF[name]))}")
 
 
 def _check_together(value: Any) -> None:
