@@ -218,9 +218,9 @@ class Jobs:
     async def watch(self, job: Job) -> AsyncIterator[Job]:
         """The job now and after every change, until it has ended."""
         while True:
-            changed = job.changed
+            changed, ended = job.changed, job.record.state.is_final
             yield job
-            if job.record.state.is_final:
+            if ended:
                 return
             await changed.wait()
 

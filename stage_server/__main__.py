@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,8 @@ def stage_server(
     log_format: Annotated[str, typer.Option(help="auto, json or text.")] = "auto",
 ) -> None:
     """Serve a stage of whatever job the scheduler gives: compute microbatches, average gradients, hold weights."""
+    # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     form = log_format_of(log_format)
     configure(log_level, form)
     options = Options(

@@ -18,7 +18,7 @@ from random import SystemRandom
 import psutil
 import torch
 
-from stage_server.device import ThreadDevice, choose_device
+from stage_server.device import ThreadDevice
 from stage_server.server import Identity, StageServer
 from swarm.errors import InvalidConfig
 from swarm.http import HttpEndpoint
@@ -26,6 +26,7 @@ from swarm.logs import LogFormat, configure, get_logger
 from swarm.memory import tune_malloc
 from swarm.messages import PROTOCOL_VERSION
 from swarm.metrics import StageServerMetrics
+from swarm.model.runtime import choose_device
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import find_scheduler

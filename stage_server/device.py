@@ -15,8 +15,6 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from swarm.errors import InvalidConfig
-
 T = TypeVar("T")
 
 
@@ -87,30 +85,3 @@ def _clocked(work: Callable[[], T]) -> Timed[T]:
     started_s = time.perf_counter()
     result = work()
     return Timed(result, time.perf_counter() - started_s)
-
-
-def choose_device(name: str) -> torch.device:
-    """The torch device for `auto`, `cpu`, `cuda`, `cuda:N` or `mps`; InvalidConfig if this machine lacks it."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda:0")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InvalidConfig(f'"{name}" is not a device', hint="use auto, cpu, cuda:N or mps") from None
-    match device.type:
-        case "cpu":
-            return device
-        case "cuda" if torch.cuda.is_available():
-            count = torch.cuda.device_count()
-            if (device.index or 0) < count:
-                return torch.device("cuda", device.index or 0)
-            raise InvalidConfig(f"{name} does not exist: {count} CUDA device(s) here", hint="count from cuda:0")
-        case "mps" if torch.backends.mps.is_available():
-            return device
-        case "cuda" | "mps":
-            raise InvalidConfig(
-                f"{name} is not available to this torch ({torch.__version__})", hint="use --device cpu, or auto"
-            )
-    raise InvalidConfig(f'"{name}" is not supported', hint="use auto, cpu, cuda:N or mps")

@@ -24,6 +24,7 @@ from stage_server.cell import (
     Ask,
     CellTable,
     Compute,
+    DropOutput,
     Emit,
     Forget,
     ForgetSums,
@@ -65,6 +66,7 @@ from swarm.messages import (
     Void,
 )
 from swarm.metrics import StageServerMetrics
+from swarm.model.runtime import configure
 from swarm.model.stage import Stage
 from swarm.rpc.peers import PeerLinks
 from swarm.types import Direction, Hop, Microbatch, Round, UnitName
@@ -161,6 +163,7 @@ class Replica:
     ) -> Replica:
         """Build the stage on the device and report it; raises OutOfMemory if it does not fit."""
         try:
+            await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
             stage = await device.run(lambda: Stage(spec, command.stage, device.name))
             digest = await device.run(stage.digest)
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -358,6 +361,8 @@ class Replica:
                     self._start(self._deliver(to, header, Packed(b"", "", (), "none")))
                 case Forget(microbatch=microbatch):
                     self._forget(microbatch)
+                case DropOutput(microbatch=microbatch, direction=direction):
+                    self._outputs.pop((microbatch, direction), None)
                 case ForgetSums(step=step):
                     self._device.run(lambda step=step: self._stage.void(step))  # type: ignore[misc]
                 case Sealed(step=step):

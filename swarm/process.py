@@ -10,7 +10,6 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, NoReturn, cast
 
-import click
 import typer
 
 from swarm.errors import InvalidConfig, SwarmError, UsageError
@@ -21,10 +20,11 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
     """Run a command; wrong flags and our errors are one line and a hint, never a traceback."""
     try:
         app(auto_envvar_prefix="SWARM", prog_name=name, standalone_mode=False)
-    except click.UsageError as error:
-        print_error(UsageError(error.format_message(), hint=f"see: {name} --help"))
+    except typer.TyperException as error:
+        message = " ".join(error.format_message().split())
+        print_error(UsageError(message[:1].lower() + message[1:], hint=f"see: {name} --help"))
         sys.exit(UsageError.exit_code)
-    except click.Abort:
+    except typer.Abort:
         sys.exit(130)
     except SwarmError as error:
         print_error(error)

@@ -36,7 +36,7 @@ T = TypeVar("T")
 class SchedulerLink(Protocol):
     """The stage server's side."""
 
-    def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
+    def attach(self, events: AsyncIterator[Event]) -> AsyncGenerator[tuple[int, Command], None]:
         """Open a session: sends `events` as they come, gives (epoch, command) as they arrive.
 
         Ends when the scheduler ends the session. Raises SchedulerUnreachable if it does not answer or the connection
