@@ -399,7 +399,7 @@ class JobBrain:
     def _on_saved(self, peer: PeerId, event: Saved) -> None:
         expected = (self.settings.job, self.settings.timeline, self.settings.steps)
         if self._savers.get(peer) != event.stage or (event.job, event.timeline, event.version) != expected:
-            self._violations += 1
+            self._ledger.duplicates += 1
             return
         del self._savers[peer]
         self.parameters[event.stage] = event.parameters
@@ -574,7 +574,8 @@ class JobBrain:
         """Fix what the step's commit will say, and hand it to the store once the order of commits allows it."""
         if run.phase is Phase.AVERAGING and run.is_averaged:
             run.turn(Turn.AVERAGED)
-        if run.phase is not Phase.DECIDED or not may_write(run.step, agreed=self._agreed):
+        in_order = may_write(run.step, commits_sent=self._commits_sent, agreed=self._agreed)
+        if run.phase is not Phase.DECIDED or not in_order:
             return
         settings, tokens = self.settings, self.settings.tokens_of(run.step)
         reports = {unit: averaging.reports[min(averaging.reports)] for unit, averaging in run.rounds.items()}

@@ -6,8 +6,8 @@
          └──────────────────── not finite ─────────┘   skip: no rounds, no change
 
 Up to DECIDED everything can be done again; the durable row makes the step a fact. Two steps overlap in their ends only:
-a step opens once the commit of step t - 1 - staleness was sent, and its row is not written before the replicas agree on
-the commit of step t - 2.
+a step opens once the commit of step t - 1 - staleness was sent, and its row is not written before that of step t - 1 is
+durable and the replicas agree on the commit of step t - 2.
 """
 
 from __future__ import annotations
@@ -140,6 +140,9 @@ def may_open(step: int, *, steps: int, commits_sent: int, staleness: int) -> boo
     return step < steps and version_needed(step, staleness) <= commits_sent
 
 
-def may_write(step: int, *, agreed: int) -> bool:
-    """Whether the step's row may be written; `agreed` counts the steps on whose commit all replicas agree."""
-    return step - 2 < agreed
+def may_write(step: int, *, commits_sent: int, agreed: int) -> bool:
+    """Whether the step's row may be written: rows come in order, one at a time.
+
+    `agreed` counts the steps on whose commit all replicas agree; a divergence must not be two commits old when it shows.
+    """
+    return step == commits_sent and step - 2 < agreed

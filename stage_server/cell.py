@@ -512,7 +512,6 @@ class CellTable:
         if cell.reported or cell.is_adding:
             return ()
         anew = self._anew(cell)
-        anew.asked.clear()
         self._cells[cell.microbatch.step][cell.microbatch.index] = anew
         return (Forget(cell.microbatch),)
 
