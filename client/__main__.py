@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import NoReturn
 
@@ -10,6 +11,8 @@ from client.cli import run
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
+    # Like Ctrl-C, SIGTERM unwinds: temporary files go, the cursor comes back.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(run(sys.argv[1:]))
 
 

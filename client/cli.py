@@ -50,7 +50,8 @@ app = typer.Typer(
 
 def run(arguments: list[str]) -> int:
     """Run one command line and give its exit code; errors are lines on stderr, tracebacks only with -vv."""
-    if arguments and arguments[0] in PROGRAMS:
+    arguments = arguments or ["--help"]
+    if arguments[0] in PROGRAMS:
         _become(arguments[0], arguments[1:])
     shell = Shell(verbosity=_count_v(arguments), output="json" if _wants_json(arguments) else "table")
     try:
@@ -112,13 +113,17 @@ def _become(verb: str, arguments: list[str]) -> NoReturn:
 
 _SchedulerFlag = Annotated[
     str | None,
-    typer.Option("--scheduler", metavar="HOST:PORT", help="Scheduler to use.", show_default=DEFAULT_SCHEDULER),
+    typer.Option(
+        "--scheduler", metavar="HOST:PORT", help=f"Scheduler to use (default {DEFAULT_SCHEDULER}).", show_default=False
+    ),
 ]
 _OutputFlag = Annotated[
-    Literal["table", "json"] | None, typer.Option("--output", "-o", help="How to print data.", show_default="table")
+    Literal["table", "json"] | None,
+    typer.Option("--output", "-o", help="How to print data (default table).", show_default=False),
 ]
 _TimeoutFlag = Annotated[
-    float | None, typer.Option("--timeout", help="Seconds per call.", show_default=f"{DEFAULT_TIMEOUT_S:g}")
+    float | None,
+    typer.Option("--timeout", help=f"Seconds per call (default {DEFAULT_TIMEOUT_S:g}).", show_default=False),
 ]
 _VerboseFlag = Annotated[
     int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Say more; -vv: tracebacks.")
@@ -198,18 +203,23 @@ def _root(
             "--scheduler",
             metavar="HOST:PORT",
             envvar="SWARM_SCHEDULER",
-            help="Scheduler to use.",
-            show_default=DEFAULT_SCHEDULER,
+            help=f"Scheduler to use (default {DEFAULT_SCHEDULER}).",
+            show_default=False,
         ),
     ] = None,
     output: Annotated[
         Literal["table", "json"] | None,
-        typer.Option("--output", "-o", envvar="SWARM_OUTPUT", help="How to print data.", show_default="table"),
+        typer.Option(
+            "--output", "-o", envvar="SWARM_OUTPUT", help="How to print data (default table).", show_default=False
+        ),
     ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(
-            "--timeout", envvar="SWARM_TIMEOUT", help="Seconds per call.", show_default=f"{DEFAULT_TIMEOUT_S:g}"
+            "--timeout",
+            envvar="SWARM_TIMEOUT",
+            help=f"Seconds per call (default {DEFAULT_TIMEOUT_S:g}).",
+            show_default=False,
         ),
     ] = None,
     verbose: _VerboseFlag = 0,
@@ -265,6 +275,7 @@ def _submit(
         bool, typer.Option("--dry-run", help="Show the values and where each came from; send nothing.")
     ] = False,
     example: Annotated[bool, typer.Option("--example", help="Print a complete job file.")] = False,
+    managed: Annotated[bool, typer.Option("--managed", hidden=True, help="Started by swarm up.")] = False,
 ) -> int:
     """Check a job file, tokenise and upload its data, start the job and follow it; Ctrl-C detaches."""
     if example:
@@ -276,7 +287,7 @@ def _submit(
     if dry_run_:
         dry_run(shell, file, overrides)
         return 0
-    return submit(shell, file, overrides, detach=detach)
+    return submit(shell, file, overrides, detach=detach, managed=managed)
 
 
 @_verb("ls")

@@ -32,7 +32,8 @@ class Scheduler:
         self.address = address
         self.timeout_s = timeout_s
         self._channel = connect_sync(address)
-        self._stub: Any = jobs_pb2_grpc.JobsStub(self._channel)  # generated code has no types
+        # generated code has no types
+        self._stub: Any = jobs_pb2_grpc.JobsStub(self._channel)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Scheduler:
         return self

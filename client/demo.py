@@ -15,7 +15,7 @@ NAME = "demo"
 FOLDER = "swarm-demo-model"
 LAYERS = 4
 WIDTH = 128
-STEPS = 300
+STEPS = 150
 SEQUENCES = 32
 SEQUENCE_LENGTH = 128
 
@@ -98,5 +98,5 @@ def report(view: pb.JobView) -> tuple[bool, str]:
 
 def free_name(folder: Path) -> Path:
     """Where the model goes: a name in `folder` that nothing has."""
-    names = (FOLDER, *(f"{FOLDER}-{number}" for number in range(2, 1000)))
-    return next((folder / name for name in names if not (folder / name).exists()), folder / f"{FOLDER}-{next(count())}")
+    names = (FOLDER if number == 1 else f"{FOLDER}-{number}" for number in count(1))
+    return next(folder / name for name in names if not (folder / name).exists())

@@ -59,8 +59,6 @@ timeout_s = 60.0                # 1 to 3600: one averaging round
 
 [limits]
 min_replicas  = 1               # stage servers per stage before the job starts
-heartbeat_s   = 1.0             # 0.1 to 10
-grace_s       = 10.0            # 0 to 60: silence of a peer before its uncommitted work is void
 no_progress_s = 300.0           # 10 to 86400: no step committed for so long ends the job
 max_runtime_s = 0.0             # 0 = no limit
 on_nonfinite  = "skip"          # skip or fail: a step with NaN or infinite gradients

@@ -22,12 +22,13 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import grpc
 
 from client.demo import demo_job, free_name, report
 from client.shell import DEFAULT_SCHEDULER, Shell
+from client.submit import check_job
 from swarm.children import dying_with_parent, end, kill
 from swarm.errors import DeadlinePassed, InvalidConfig, NotAllowed, SwarmError
 from swarm.mqtt.broker import local_broker
@@ -45,6 +46,8 @@ END_S_MAX = 5.0
 VERDICT_S_MAX = 20.0
 TAIL_LINES = 15
 READY_SCHEMA = "swarm.ready/1"
+
+Result = TypeVar("Result")
 
 
 class ProcessEnded(SwarmError):
@@ -121,13 +124,15 @@ async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | Non
 
 
 async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet) -> int:
+    if options.job is not None:
+        check_job(options.job, ())  # before half a minute of starting things
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_data_folder(shell, options.data_dir))
         fleet.logs = folder / "logs"
         fleet.logs.mkdir(exist_ok=True)
-        stack.push_async_callback(fleet.end)
         shell.say(f"starting {options.stages} stages x {options.replicas} replicas; logs in {fleet.logs}")
         broker = await stack.enter_async_context(local_broker(log=fleet.logs / "broker.log"))
+        stack.push_async_callback(fleet.end)  # before the broker ends: peers say farewell there
         scheduler, servers = await _start(options, programs, fleet, broker, folder)
         address = scheduler.ready["address"]
         jobs = await stack.enter_async_context(_jobs(address))
@@ -136,7 +141,7 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         if options.demo:
             return await fleet.guard(_demo(shell, programs, fleet, jobs, address, folder, options), shell)
         if options.job is not None:
-            submit = [*programs.client, "submit", str(options.job), *_flags(shell, address)]
+            submit = [*programs.client, "submit", "--managed", str(options.job), *_flags(shell, address)]
             code, _ = await fleet.guard(fleet.run(submit), shell)
             return code
         shell.say("Ctrl-C stops everything")
@@ -234,7 +239,7 @@ async def _demo(
     path.write_text(job.text, encoding="utf-8")
     shell.say(f"\n{job.story}\n")
     flags = _flags(shell, address)
-    code, out = await fleet.run([*programs.client, "submit", str(path), *flags], capture=True)
+    code, out = await fleet.run([*programs.client, "submit", "--managed", str(path), *flags], capture=True)
     if code:
         return code
     job_id = _first_word(out) if not shell.json else ""
@@ -363,7 +368,7 @@ class Fleet:
                 raise _ended(child)
         raise DeadlinePassed(f"{child.name} is not ready after {START_S_MAX:.0f} s", hint=f"see why in {child.log}")
 
-    async def guard(self, work: Coroutine[Any, Any, Any], shell: Shell | None = None) -> Any:
+    async def guard(self, work: Coroutine[Any, Any, Result], shell: Shell | None = None) -> Result:
         """Do `work` while all servers run; ProcessEnded if one ends.
 
         With a `shell` the work is a job: when a stage server dies the scheduler is given time to say what that means

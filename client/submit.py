@@ -34,11 +34,22 @@ class Value:
     origin: str
 
 
-def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool) -> int:
-    """Send the job in `path` to the scheduler and follow it; gives the exit code."""
+def check_job(path: Path, overrides: Sequence[str]) -> JobSpec:
+    """The spec in `path`, after every check that needs no scheduler: InvalidConfig, InvalidData, UsageError."""
     spec = load_job(path, overrides)
     # For its checks only: "auto" is resolved by the scheduler, which knows the peers.
     resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    if not read_documents(spec.data.source, spec.data.format):
+        raise InvalidData(f'data.source = "{spec.data.source}" matches only empty files', hint="add text to them")
+    return spec
+
+
+def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, managed: bool = False) -> int:
+    """Send the job in `path` to the scheduler and follow it; gives the exit code.
+
+    `managed`: `swarm up` started this and stops it, so there is nothing to say about detaching.
+    """
+    spec = check_job(path, overrides)
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         scheduler.check_protocol()
         with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
@@ -51,10 +62,10 @@ def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool) 
             )
             _upload(shell, scheduler, manifest)
         view = scheduler.submit(_request(spec, manifest))
-        return _after_submit(shell, scheduler, view, detach=detach)
+        return _after_submit(shell, scheduler, view, detach=detach, managed=managed)
 
 
-def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detach: bool) -> int:
+def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detach: bool, managed: bool) -> int:
     if shell.json:
         shell.data(job_values(view))
     else:
@@ -65,7 +76,8 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detac
     if detach:
         shell.say(commands)
         return 0
-    shell.say(f"Ctrl-C detaches, the job goes on.   {commands}")
+    if not managed:
+        shell.say(f"Ctrl-C detaches, the job goes on.   {commands}")
     try:
         ended = follow(shell, scheduler, view.id)
     except KeyboardInterrupt:
@@ -73,7 +85,8 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detac
         return INTERRUPTED
     raise_unless_succeeded(ended)
     shell.say(f"job {ended.id} succeeded: weights sha256 {ended.weights_sha256}")
-    shell.say(f"fetch the model: swarm pull {ended.id} DIR{where}")
+    if not managed:
+        shell.say(f"fetch the model: swarm pull {ended.id} DIR{where}")
     return 0
 
 
@@ -122,12 +135,10 @@ def _wire(shard: ShardInfo) -> pb.Shard:
 
 def dry_run(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     """Show what `submit` would send and where each value came from; sends nothing. Raises as `submit` does."""
-    spec = load_job(path, overrides)
+    spec = check_job(path, overrides)
     values = origins(spec, path, overrides)
     documents = read_documents(spec.data.source, spec.data.format)
     data_bytes = sum(document.size_bytes for document in documents)
-    if not documents:
-        raise InvalidData(f'data.source = "{spec.data.source}" matches only empty files', hint="add text to them")
     if shell.json:
         shell.data(
             {

@@ -29,6 +29,7 @@ from swarm.logs import get_logger
 HOST = "127.0.0.1"
 START_S_MAX = 20.0  # importing amqtt on a busy machine takes seconds
 ATTEMPTS = 3
+RESTART_S = 0.5
 CONNECTIONS_MAX = 1000
 
 # Debian installs mosquitto where the path of an ordinary user does not lead.
@@ -55,11 +56,13 @@ async def local_broker(
     with tempfile.TemporaryDirectory(prefix="swarm-broker-") as folder:
         log = log or Path(folder, "broker.log")
         child, bound = await _start(binary, port, Path(folder), log)
+        keeper = asyncio.create_task(_keep(child, binary, bound, Path(folder), log))
         try:
             _log.info("broker started", broker=f"mqtt://{HOST}:{bound}", kind="mosquitto" if binary else "amqtt")
             yield f"mqtt://{HOST}:{bound}"
         finally:
-            await end(child)
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
 
 
 def find_mosquitto() -> str | None:
@@ -84,6 +87,18 @@ async def _start(binary: str | None, port: int, folder: Path, log: Path) -> tupl
         f"the broker did not start at {HOST}:{bound}: {_last_line(log)}",
         hint="check that the port is free, or give the URL of a running broker with --broker",
     )
+
+
+async def _keep(child: asyncio.subprocess.Process, binary: str | None, port: int, folder: Path, log: Path) -> None:
+    """Start the broker again whenever it ends; its clients come back by themselves. Cancelled: end it."""
+    try:
+        while True:
+            code = await child.wait()
+            _log.warning("broker ended", port=port, exit_code=code)
+            await asyncio.sleep(RESTART_S)
+            child = await _spawn(binary, port, folder, log)
+    finally:
+        await end(child)
 
 
 async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> asyncio.subprocess.Process:
