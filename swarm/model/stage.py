@@ -189,7 +189,8 @@ class Stage:
         """This replica's sums of a unit, 1-D on the CPU: float64 grid integers (reproducible mode) or float32.
 
         Zeros if nothing was accumulated. It may share memory with the sums: read it while the step is sealed, write
-        never. Where one stage holds both uses of the tied weight it is the sum of the two.
+        never. Where one stage holds both uses of the tied weight it is the sum of the two (in float32 this addition
+        rounds, so without reproducible mode one stage and several agree on tied weights to rounding only).
         """
         sums = self._sums.get(step, {})
         uses = [use for use in self._places if use.unit == unit]
