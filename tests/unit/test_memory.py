@@ -25,9 +25,8 @@ agreed = tune_malloc()
 faults()
 print(agreed, untuned, faults())
 """
-    agreed, _untuned, tuned = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout.split()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    agreed, _untuned, tuned = done.stdout.split()
     assert agreed == "True"
     assert int(tuned) < 1000  # 50 buffers of 2048 pages each
 
