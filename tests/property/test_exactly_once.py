@@ -15,7 +15,7 @@ really added and what the commits make effective, `Twin` is a ledger too simple 
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import assert_never
 
@@ -505,7 +505,9 @@ class World:
 
     def fault(self, rng: Random) -> None:
         server = rng.choice(list(self.servers.values()))
-        match rng.choice(["lose", "repeat frame", "repeat command", "repeat event", "suspect", "back", "evict", "link"]):
+        match rng.choice(
+            ["lose", "repeat frame", "repeat command", "repeat event", "suspect", "back", "evict", "link"]
+        ):
             case "lose" if self.frames:
                 self.frames.pop(rng.randrange(len(self.frames)))
             case "repeat frame" if self.old_frames:
@@ -538,7 +540,7 @@ class World:
         for server in self.servers.values():
             self.heed(self.brain.peer_back(server.peer, self.now_s))
         idle = 0
-        for _ in range(200_000):
+        for _ in range(30_000):
             if self.act(self.rng, 0.0):
                 idle = 0
                 continue
