@@ -15,7 +15,7 @@ NAME = "demo"
 FOLDER = "swarm-demo-model"
 LAYERS = 4
 WIDTH = 128
-STEPS = 150
+STEPS = 220
 SEQUENCES = 32
 SEQUENCE_LENGTH = 128
 

@@ -56,13 +56,15 @@ async def local_broker(
     with tempfile.TemporaryDirectory(prefix="swarm-broker-") as folder:
         log = log or Path(folder, "broker.log")
         child, bound = await _start(binary, port, Path(folder), log)
-        keeper = asyncio.create_task(_keep(child, binary, bound, Path(folder), log))
+        children = [child]
+        keeper = asyncio.create_task(_keep(children, binary, bound, Path(folder), log))
         try:
             _log.info("broker started", broker=f"mqtt://{HOST}:{bound}", kind="mosquitto" if binary else "amqtt")
             yield f"mqtt://{HOST}:{bound}"
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
+            await end(*children)
 
 
 def find_mosquitto() -> str | None:
@@ -89,16 +91,15 @@ async def _start(binary: str | None, port: int, folder: Path, log: Path) -> tupl
     )
 
 
-async def _keep(child: asyncio.subprocess.Process, binary: str | None, port: int, folder: Path, log: Path) -> None:
-    """Start the broker again whenever it ends; its clients come back by themselves. Cancelled: end it."""
-    try:
-        while True:
-            code = await child.wait()
-            _log.warning("broker ended", port=port, exit_code=code)
-            await asyncio.sleep(RESTART_S)
-            child = await _spawn(binary, port, folder, log)
-    finally:
-        await end(child)
+async def _keep(
+    children: list[asyncio.subprocess.Process], binary: str | None, port: int, folder: Path, log: Path
+) -> None:
+    """Start the broker again whenever the last of `children` ends; its clients come back by themselves."""
+    while True:
+        code = await children[-1].wait()
+        _log.warning("broker ended", port=port, exit_code=code)
+        await asyncio.sleep(RESTART_S)
+        children.append(await _spawn(binary, port, folder, log))
 
 
 async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> asyncio.subprocess.Process:
@@ -106,7 +107,8 @@ async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> asyn
         config = folder / "mosquitto.conf"
         config.write_text(
             f"listener {port} {HOST}\nallow_anonymous true\npersistence false\nmax_connections {CONNECTIONS_MAX}\n"
-            "message_size_limit 262144\n"
+            "message_size_limit 262144\n" + ("user root\n" if os.geteuid() == 0 else "")
+            # Started by root, mosquitto becomes another user, and the kernel then forgets that it dies with its parent.
         )
         command = [binary, "-c", str(config)]
     else:
@@ -127,7 +129,7 @@ async def _accepts(port: int, child: asyncio.subprocess.Process) -> bool:
         async with asyncio.timeout(START_S_MAX):
             while child.returncode is None:
                 with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-                    async with asyncio.timeout(2.0):
+                    async with asyncio.timeout(1.0):
                         if await _greets(port):
                             # Another broker may hold the port while our child is about to notice: give it the time.
                             await asyncio.sleep(0.05)

@@ -1,0 +1,298 @@
+"""The bus over real brokers: amqtt always, mosquitto where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiomqtt
+import psutil
+import pytest
+
+from swarm.errors import IncompatibleVersion, InvalidConfig, SchedulerUnreachable
+from swarm.messages import PROTOCOL_VERSION
+from swarm.mqtt import broker, topics
+from swarm.mqtt.broker import find_mosquitto, local_broker
+from swarm.mqtt.bus import Bus, parse_url
+from swarm.mqtt.discovery import Announcement, find_scheduler
+
+KINDS = ["amqtt", *(["mosquitto"] if find_mosquitto() else [])]
+PEER = topics.peer("p1")
+
+
+@pytest.fixture(params=KINDS)
+async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    async with local_broker(kind=request.param) as url:
+        yield url
+
+
+@asynccontextmanager
+async def _linked(url: str, name: str, **options: Any) -> AsyncIterator[Bus]:
+    """A bus at work; the link is there when the block begins."""
+    up = asyncio.Event()
+    bus = Bus(url, name, on_connected=lambda connected: up.set() if connected else up.clear(), **options)
+    running = asyncio.create_task(bus.run())
+    try:
+        async with asyncio.timeout(20):
+            await up.wait()
+            yield bus
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def _port(url: str) -> int:
+    return parse_url(url).port
+
+
+def _child_of_ours(command: str) -> psutil.Process:
+    return next(child for child in psutil.Process().children() if command in " ".join(child.cmdline()))
+
+
+# The broker ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_broker_ends_with_its_block(kind: Any) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    async with local_broker(kind=kind) as url:
+        pass
+    assert {child.pid for child in psutil.Process().children()} <= before
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", _port(url)), timeout=5).close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_broker_listens_on_loopback_only(kind: Any) -> None:
+    async with local_broker(kind=kind) as url:
+        listening = {
+            address.laddr.ip
+            for child in psutil.Process().children()
+            for address in child.net_connections()
+            if address.status == psutil.CONN_LISTEN and address.laddr.port == _port(url)
+        }
+    assert listening == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_busy_port_is_an_error(kind: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        with pytest.raises(InvalidConfig, match="did not start"):
+            async with local_broker(holder.getsockname()[1], kind=kind):
+                pass
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_broker_does_not_outlive_a_killed_parent(kind: str) -> None:
+    script = textwrap.dedent(f"""
+        import asyncio
+        from swarm import logs
+        from swarm.mqtt.broker import local_broker
+        logs.configure("error")
+        async def main():
+            async with local_broker(kind="{kind}") as url:
+                print(url, flush=True)
+                await asyncio.sleep(600)
+        asyncio.run(main())
+    """)
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline().startswith("mqtt://")
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert children
+    parent.kill()
+    parent.communicate()
+    _, left = psutil.wait_procs(children, timeout=10)
+    assert not left
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_broker_that_died_comes_back_at_its_port_and_its_clients_with_it(kind: Any) -> None:
+    async with local_broker(kind=kind) as url, _linked(url, "announcer") as announcer, _linked(url, "reader") as reader:
+        announcer.announce(PEER, {"n": 1})
+        messages = reader.subscribe(topics.PEERS)
+        assert await anext(messages) == (PEER, {"n": 1})
+        _child_of_ours("mosquitto" if kind == "mosquitto" else "swarm.mqtt.broker").send_signal(signal.SIGKILL)
+        announcer.announce(topics.scheduler(), {"said": "while away"})
+        announcer.announce(PEER, {"n": 2})
+        assert await anext(messages) == (PEER, {"n": 2})
+        late = reader.subscribe(topics.SCHEDULER)
+        assert await anext(late) == (topics.SCHEDULER, {"said": "while away"})
+
+
+async def test_without_mosquitto_the_embedded_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "_SYSTEM_FOLDERS", ())
+    monkeypatch.setenv("PATH", "/nonexistent")
+    async with local_broker() as url:
+        assert "swarm.mqtt.broker" in " ".join(_child_of_ours("swarm.mqtt.broker").cmdline())
+        async with _linked(url, "any") as bus:
+            assert bus.connected
+
+
+# The bus -------------------------------------------------------------------------------------------------------------
+
+
+async def test_who_comes_later_hears_the_last_announcement(url: str) -> None:
+    async with _linked(url, "announcer") as announcer:
+        for number in range(5):
+            announcer.announce(PEER, {"n": number})
+        async with _linked(url, "reader") as reader:
+            messages = reader.subscribe(topics.PEERS)
+            seen = -1
+            while seen < 4:
+                topic, payload = await anext(messages)
+                assert topic == PEER
+                assert payload["n"] > seen
+                seen = payload["n"]
+
+
+async def test_what_was_announced_before_the_link_is_sent_with_it(url: str) -> None:
+    early = Bus(url, "early")
+    early.announce(PEER, {"early": True})
+    running = asyncio.create_task(early.run())
+    async with _linked(url, "reader") as reader:
+        assert await anext(reader.subscribe(PEER)) == (PEER, {"early": True})
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_hints_reach_followers_and_are_counted_as_dropped_without_a_link(url: str) -> None:
+    topic = topics.job("j1")
+    async with _linked(url, "sender") as sender, _linked(url, "reader") as reader:
+        messages = reader.subscribe(topics.JOBS)
+        sender.announce(topic, {"ready": True})  # retained: arrives as soon as the subscription stands
+        assert await anext(messages) == (topic, {"ready": True})
+        await sender.publish(topic, {"step": 1})
+        assert await anext(messages) == (topic, {"step": 1})
+    await sender.publish(topic, {"step": 2})
+    assert sender.dropped == 1
+
+
+async def test_the_will_speaks_for_a_client_that_was_killed_or_stopped(url: str) -> None:
+    will = (PEER, {"state": "gone"})
+    async with _linked(url, "reader") as reader:
+        messages = reader.subscribe(topics.PEERS)
+        async with _linked(url, "stopped", will=will) as stopped:
+            stopped.announce(PEER, {"state": "here"})
+            assert await anext(messages) == (PEER, {"state": "here"})
+        assert await anext(messages) == (PEER, {"state": "gone"})
+
+        script = textwrap.dedent(f"""
+            import asyncio
+            from swarm.mqtt.bus import Bus
+            async def main():
+                bus = Bus("{url}", "killed", will=("{PEER}", {{"state": "gone"}}))
+                bus.announce("{PEER}", {{"state": "here"}})
+                await bus.run()
+            asyncio.run(main())
+        """)
+        killed = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+        assert await anext(messages) == (PEER, {"state": "here"})
+        killed.kill()
+        await killed.wait()
+        assert await anext(messages) == (PEER, {"state": "gone"})
+
+
+async def test_strange_messages_are_left_out(url: str) -> None:
+    parts = parse_url(url)
+    async with aiomqtt.Client(parts.host, parts.port) as stranger, _linked(url, "reader") as reader:
+        messages = reader.subscribe(topics.PEERS)
+        reader.announce(PEER, {"ready": True})
+        assert await anext(messages) == (PEER, {"ready": True})
+        for junk in (b"\xff\xfe", b"[1]", b"7", b"", b"{", b'{"a": "' + b"x" * (64 << 10) + b'"}', b"[" * 5000):
+            await stranger.publish(PEER, junk, qos=1)
+        await stranger.publish("swarm/v1/peers/p1/deeper", b'{"outside": 1}', qos=1)
+        await stranger.publish("elsewhere", b'{"outside": 1}', qos=1)
+        await stranger.publish(PEER, b'{"good": 1}', qos=1)
+        assert await anext(messages) == (PEER, {"good": 1})
+    assert reader.refused == 7
+
+
+async def test_retained_messages_of_other_topics_and_repeats_do_not_arrive(url: str) -> None:
+    async with _linked(url, "announcer") as announcer:
+        announcer.announce(topics.scheduler(), {"address": "elsewhere"})
+        announcer.announce(topics.peer("p2"), {"n": 2})
+        announcer.announce(PEER, {"n": 1})
+        async with _linked(url, "reader") as reader:
+            messages = reader.subscribe(PEER)
+            assert await anext(messages) == (PEER, {"n": 1})
+            announcer.announce(PEER, {"n": 1})
+            announcer.announce(PEER, {"n": 3})
+            assert await anext(messages) == (PEER, {"n": 3})
+
+
+async def test_the_link_is_told_as_it_comes_and_goes(url: str) -> None:
+    told: list[bool] = []
+    bus = Bus(url, "told", on_connected=told.append)
+    running = asyncio.create_task(bus.run())
+    async with asyncio.timeout(10):
+        while not told:
+            await asyncio.sleep(0.01)
+    assert bus.connected
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert told == [True, False]
+
+
+async def test_a_broker_that_is_away_is_no_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"mqtt://127.0.0.1:{closed.getsockname()[1]}"
+    bus = Bus(url, "patient")
+    running = asyncio.create_task(bus.run())
+    await asyncio.sleep(0.5)  # several attempts
+    assert not running.done()
+    assert not bus.connected
+    await bus.publish(PEER, {})
+    assert bus.dropped == 1
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+# Finding the scheduler -----------------------------------------------------------------------------------------------
+
+
+async def test_a_scheduler_that_is_announced_is_found(url: str) -> None:
+    said = Announcement("10.0.0.5:7950", epoch=3, product="0.1.0")
+    async with _linked(url, "scheduler") as scheduler:
+        scheduler.announce(topics.scheduler(), said.payload())
+        assert await find_scheduler(url, timeout_s=10) == said
+
+
+async def test_a_joiner_waits_for_a_scheduler_that_comes_later(url: str) -> None:
+    finding = asyncio.create_task(find_scheduler(url, timeout_s=20))
+    async with _linked(url, "scheduler") as scheduler:
+        scheduler.announce(topics.scheduler(), {"address": "not an address", "epoch": 1, "protocol": 1})
+        await asyncio.sleep(0.1)
+        assert not finding.done()
+        scheduler.announce(topics.scheduler(), Announcement("127.0.0.1:7950", epoch=1).payload())
+        assert (await finding).address == "127.0.0.1:7950"
+
+
+async def test_nobody_announced_is_told_apart_from_no_broker(url: str) -> None:
+    with pytest.raises(SchedulerUnreachable, match="no scheduler announced itself"):
+        await find_scheduler(url, timeout_s=1.0)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        gone = f"mqtt://127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(SchedulerUnreachable, match="does not answer"):
+        await find_scheduler(gone, timeout_s=0.3)
+
+
+async def test_another_protocol_is_refused_by_name(url: str) -> None:
+    async with _linked(url, "scheduler") as scheduler:
+        other = Announcement("127.0.0.1:7950", epoch=1, protocol=PROTOCOL_VERSION + 1)
+        scheduler.announce(topics.scheduler(), other.payload())
+        with pytest.raises(IncompatibleVersion, match=f"protocol {PROTOCOL_VERSION + 1}"):
+            await find_scheduler(url, timeout_s=10)
+
+
+def test_this_file_leaves_no_broker_behind() -> None:
+    commands = [" ".join(child.cmdline()) for child in psutil.Process(os.getpid()).children()]
+    assert not [command for command in commands if "mosquitto" in command or "swarm.mqtt.broker" in command]
