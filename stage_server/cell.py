@@ -524,7 +524,7 @@ class CellTable:
 
     def _settle(self, step: int) -> tuple[Action, ...]:
         """`Sealed`, if that was asked for and no backward on the device will add any more."""
-        if step not in self._sealed or any(cell.is_adding for cell in self._of(step)):
+        if self._sealed.get(step) is not False or any(cell.is_adding for cell in self._of(step)):
             return ()
         self._sealed[step] = True
         return (Sealed(step),)

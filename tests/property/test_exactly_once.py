@@ -176,6 +176,7 @@ class Server:
         self.averages: dict[tuple[int, UnitName], Average] = {}
         self.waiting: list[Average] = []
         self.digest = f"start {stage}"
+        self.weights = 0  # the version that the device holds
         self.commands: deque[Command] = deque()
         self.old_commands: list[Command] = []
         self.events: deque[Event] = deque()
@@ -289,12 +290,14 @@ class Server:
                 self.results.append((job, Counter(self.sums.get(step, Counter()))))
             case Commit(step=step):
                 self.sums.pop(step, None)
+                self.weights = job.version
                 self.digest = f"{self.digest}, {step} {job.skip}"
                 self.tell(Committed(0, step, job.version, self.stage, self.digest))
 
     def forward(self, work: Compute) -> tuple[Compute, str, float]:
         shape, microbatch = self.world.shape, work.microbatch
         assert work.version == max(0, microbatch.step - shape.staleness)
+        assert self.weights - shape.staleness <= work.version <= self.weights, "weights that the device does not hold"
         before = shape.y(self.stage - 1, microbatch.step, microbatch.index)
         if self.stage:
             # The input may have been forgotten since: then the result will be dropped as well.
