@@ -601,12 +601,24 @@ def test_a_suspect_loses_its_unfinished_hops_and_hears_of_it() -> None:
     swarm.answer(LoadStage)
     open_at_a = [route.microbatch.index for peer, route in swarm.inbox if peer == A and isinstance(route, Route)]
     routes = routes_in(swarm.take(swarm.brain.peer_suspect(A, "silent for 3 s", 2.0)))
-    assert [
-        one.command.microbatch.index for one in routes if one.peer == A and isinstance(one.command, Route)
-    ] == open_at_a
-    assert all(isinstance(one.command, Route) and one.command.hops[0].peer == B for one in routes)
+    assert [route.microbatch.index for peer, route in routes if peer == A] == open_at_a
+    assert all(route.hops[0].peer == B and route.hops[0].attempt == 2 for _, route in routes)
     assert swarm.brain.outstanding(A) == 0
     assert "stage 0 taken from a: suspect, silent for 3 s" in swarm.brain.story(0, open_at_a[0])[1]
+
+
+def test_a_late_word_about_a_decided_step_changes_nothing() -> None:
+    """A wrongly suspected replica says that it accumulated when its step is averaged without it."""
+    swarm = Swarm({A: 0, B: 0}, microbatches=1, recover=True)
+    swarm.answer(LoadStage)
+    ((first, route),) = swarm.pop(Route)
+    swarm.take(swarm.brain.peer_suspect(first, "silent", 2.0))
+    swarm.answer(Route)
+    swarm.answer(Average)
+    late = swarm.reply(first, route)
+    assert late is not None
+    assert swarm.hear(first, late) == []
+    assert (swarm.brain.duplicates, swarm.brain.violations, len(swarm.rows)) == (1, 0, 1)
 
 
 def test_a_stage_of_suspects_only_waits_and_says_so() -> None:
