@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from scheduler.jobs import Progress
-from scheduler.membership import Peer
 from scheduler.store import JobRecord
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
@@ -31,15 +30,9 @@ class BusAnnouncer:
             },
         )
 
-    def peer_changed(self, peer: Peer) -> None:
-        """Peers announce themselves."""
-
 
 class NoAnnouncer:
     """For a scheduler without a broker."""
 
     def job_changed(self, record: JobRecord, progress: Progress) -> None:
-        pass
-
-    def peer_changed(self, peer: Peer) -> None:
         pass

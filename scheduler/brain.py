@@ -249,10 +249,15 @@ class JobBrain:
         self._commits_sent = step + 1
         return self._go_on(now_s)
 
-    def peer_suspect(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
-        """Route the peer's unfinished hops around it (only with `recover`); it may still finish them."""
+    def peer_suspect(self, peer: PeerId, reason: str, now_s: float, *, session_lost: bool = False) -> list[Output]:
+        """Route the peer's unfinished hops around it (only with `recover`); it may still finish them.
+
+        Without `recover` a peer that lost its session is lost: it gives up its stage with the session.
+        """
         if self.mode is Mode.ENDED or peer not in self._replicas or peer in self._suspects:
             return []
+        if session_lost and not self.settings.recover:
+            return self.peer_gone(peer, reason, now_s)
         self._ledger.now_s = now_s
         self._note("warning", f"{self._name(peer)} is suspect: {reason}")
         if self.settings.recover:

@@ -136,7 +136,9 @@ class JobDriver:
             case PeerState.GONE:
                 return self.brain.peer_gone(transition.peer, transition.reason, now_s)
             case PeerState.SUSPECT:
-                return self.brain.peer_suspect(transition.peer, transition.reason, now_s)
+                return self.brain.peer_suspect(
+                    transition.peer, transition.reason, now_s, session_lost=transition.session_lost
+                )
             case _ if transition.before is PeerState.SUSPECT:
                 return self.brain.peer_back(transition.peer, now_s)
             case _:

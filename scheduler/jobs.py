@@ -57,8 +57,6 @@ class Announcer(Protocol):
 
     def job_changed(self, record: JobRecord, progress: Progress) -> None: ...
 
-    def peer_changed(self, peer: Peer) -> None: ...
-
 
 @dataclass(slots=True)
 class Progress:
@@ -263,17 +261,13 @@ class Jobs:
                 job.driver.on_event(peer, event)
 
     def on_transition(self, transition: Transition) -> None:
-        peer = self._membership.get(transition.peer)
         self._pool_changed_s = _now_s()
         self._wake.set()
-        if peer is None:
-            return
         self._log.info(
             "peer changed state", peer=transition.peer, state=transition.after.value, reason=transition.reason
         )
         self._count_peers()
-        self._announcer.peer_changed(peer)
-        job = self._jobs.get(peer.job)
+        job = self._jobs.get(transition.job)
         if job is not None and job.driver is not None:
             job.driver.on_transition(transition)
 

@@ -12,7 +12,7 @@ one replaces it, and the older is gone at once. A peer that was gone comes back 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from swarm.errors import NotAllowed, StaleMessage
@@ -66,6 +66,7 @@ class Transition:
     reason: str
     job: JobId = NO_JOB
     stage: int = NO_STAGE
+    session_lost: bool = False  # it became suspect because its session broke, not because it was silent
 
 
 @dataclass(slots=True)
@@ -133,7 +134,8 @@ class Membership:
         known = self._peers.get(peer)
         if known is None or known.hello.incarnation != incarnation:
             return []
-        return self._happen(known, Happening.LOST_SIGHT, reason or "session broke", now_s)
+        transitions = self._happen(known, Happening.LOST_SIGHT, reason or "session broke", now_s)
+        return [replace(transition, session_lost=True) for transition in transitions]
 
     def leaving(self, peer: PeerId, now_s: float, reason: str = "") -> list[Transition]:
         """The peer asked to hand its work over."""

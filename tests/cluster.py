@@ -84,16 +84,26 @@ class Cluster:
         self.servers: dict[str, Process] = {}
 
     def __enter__(self) -> Cluster:
+        self._start_scheduler("127.0.0.1:0")
+        return self
+
+    def _start_scheduler(self, listen: str) -> None:
         self.scheduler = Process.start(
             self.folder / "scheduler.log",
             "scheduler",
-            *("--listen", "127.0.0.1:0", "--http-port", "0", "--broker", self.broker),
+            *("--listen", listen, "--http-port", "0", "--broker", self.broker),
             *("--data-dir", str(self.folder / "scheduler")),
         )
         self.address = self.scheduler.wait_ready()["address"]
         self.channel = connect_sync(self.address)
         self.jobs = jobs_pb2_grpc.JobsStub(self.channel)  # type: ignore[no-untyped-call]
-        return self
+
+    def restart_scheduler(self) -> None:
+        """Kill the scheduler and start it again at the same address, on the same data."""
+        self.channel.close()
+        self.scheduler.kill()
+        self.scheduler.stop()
+        self._start_scheduler(self.address)
 
     def __exit__(self, *_: object) -> None:
         self.channel.close()
