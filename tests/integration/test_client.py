@@ -1,0 +1,628 @@
+"""The command line against a scheduler that is a fake of the wire: what it sends, prints and exits with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+
+from client.cli import run
+from client.connection import Scheduler
+from swarm.config import JobSpec, load_job, spec_from_json
+from swarm.errors import NotAllowed, NotFound, SwarmError
+from swarm.messages import PROTOCOL_VERSION, ParameterHash
+from swarm.rpc.channel import server_options, status_of
+from swarm.weights import weights_sha256
+from swarm.wire import jobs_pb2 as pb
+from swarm.wire import jobs_pb2_grpc
+
+JOB = """\
+name = "tiny"
+[model]
+config = { hidden_size = 16, intermediate_size = 32, num_hidden_layers = 2, num_attention_heads = 2 }
+[data]
+source = "text.txt"
+sequence_length = 8
+[training]
+steps = 20
+warmup_steps = 2
+global_batch_sequences = 4
+"""
+SHA = "ab" * 32
+
+
+def _view(**facts: Any) -> pb.JobView:
+    values: dict[str, Any] = {
+        "id": "tiny-1a2b3c",
+        "name": "tiny",
+        "state": "running",
+        "since_unix_s": 1_700_000_000.25,
+        "created_unix_s": 1_700_000_000.0,
+        "steps": 20,
+        "unigram_entropy": 3.0,
+        "loss": float("nan"),
+        "eta_s": float("nan"),
+        "stages": [pb.StageView(stage=0, layers=2, peers=["p1", "p2"], microbatches=8)],
+    }
+    return pb.JobView(**(values | facts))
+
+
+DONE = _view(state="succeeded", reason="trained", step=20, loss=2.25, tokens_per_s=100.0, eta_s=0.0, weights_sha256=SHA)
+
+
+@dataclass
+class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated code has no types
+    """Answers from values; remembers what it was sent."""
+
+    views: list[pb.JobView] = field(default_factory=lambda: [DONE])
+    protocol: int = PROTOCOL_VERSION
+    shards: dict[str, bytes] = field(default_factory=dict)
+    submitted: list[pb.SubmitRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    requests: list[Any] = field(default_factory=list)
+    files: list[pb.FileChunk] = field(default_factory=list)
+    error: SwarmError | None = None
+    pause_s: float = 0.0
+    hold: threading.Event | None = None  # Watch says this much and then waits
+    broken_streams: int = 0
+
+    def _perhaps_fail(self, context: grpc.ServicerContext) -> None:
+        time.sleep(self.pause_s)
+        if self.error is not None:
+            metadata = (("swarm-code", self.error.code), ("swarm-hint-bin", self.error.hint.encode()))
+            context.set_trailing_metadata(metadata)
+            context.abort(status_of(self.error), self.error.message)
+
+    def Version(self, request: pb.VersionRequest, context: grpc.ServicerContext) -> pb.VersionReply:
+        self._perhaps_fail(context)
+        return pb.VersionReply(product="9.9.9", protocol=self.protocol, epoch=4)
+
+    def MissingShards(self, request: pb.ShardList, context: grpc.ServicerContext) -> pb.ShardList:
+        return pb.ShardList(shards=[shard for shard in request.shards if shard.sha256 not in self.shards])
+
+    def PutShard(self, request: Iterator[pb.ShardChunk], context: grpc.ServicerContext) -> pb.PutShardReply:
+        shard = next(request).shard
+        content = b"".join(chunk.payload for chunk in request)
+        assert hashlib.sha256(content).hexdigest() == shard.sha256
+        assert len(content) == shard.size_bytes
+        self.shards[shard.sha256] = content
+        return pb.PutShardReply(sha256=shard.sha256)
+
+    def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.JobView:
+        self.submitted.append(request)
+        return _view(state="queued", reason="waits for peers")
+
+    def List(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.JobList:
+        self._perhaps_fail(context)
+        self.requests.append(request)
+        return pb.JobList(jobs=self.views)
+
+    def Get(self, request: pb.JobRequest, context: grpc.ServicerContext) -> pb.JobView:
+        self._perhaps_fail(context)
+        self.requests.append(request)
+        return self.views[-1]
+
+    def Watch(self, request: pb.JobRequest, context: grpc.ServicerContext) -> Iterator[pb.JobView]:
+        if self.broken_streams:
+            self.broken_streams -= 1
+            yield self.views[0]
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke")
+        yield from self.views
+        if self.hold is not None:
+            self.hold.wait(30)
+
+    def Cancel(self, request: pb.CancelRequest, context: grpc.ServicerContext) -> pb.JobView:
+        self._perhaps_fail(context)
+        self.cancelled.append(request.job)
+        return _view(state="cancelling", reason=request.reason)
+
+    def Peers(self, request: pb.PeersRequest, context: grpc.ServicerContext) -> pb.PeerList:
+        self.requests.append(request)
+        peer = pb.PeerView(id="p1", state="serving", job="tiny-1a2b3c", stage=1, device="cpu", threads=2, pace_s=0.02)
+        return pb.PeerList(peers=[peer, pb.PeerView(id="p2", state="idle", stage=-1, device="cpu")])
+
+    def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogEntry]:
+        self.requests.append(request)
+        yield pb.LogEntry(time_unix_s=1_700_000_000, level="info", stage=-1, message="job accepted")
+        yield pb.LogEntry(time_unix_s=1_700_000_001, level="warning", peer="p1", stage=1, message="slow\x1b[2J\n")
+
+    def Pull(self, request: pb.PullRequest, context: grpc.ServicerContext) -> Iterator[pb.FileChunk]:
+        yield from self.files
+
+
+@pytest.fixture
+def fake() -> FakeJobs:
+    return FakeJobs()
+
+
+@pytest.fixture
+def address(fake: FakeJobs) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(8), options=server_options())
+    jobs_pb2_grpc.add_JobsServicer_to_server(fake, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> Iterator[None]:
+    """In an empty folder with a job file, talking to the fake, without the settings of whoever runs the tests."""
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SWARM_SCHEDULER", address)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "text.txt").write_text("some words to learn from, " * 40)
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def swarm(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs `swarm …`: (exit code, stdout, stderr); no error may show a traceback."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err or "-vv" in arguments
+        return code, out, err
+
+    return call
+
+
+def _data(text: str) -> Any:
+    answer = json.loads(text)
+    assert answer["schema"] == "swarm.cli/1"
+    return answer["data"]
+
+
+# submit --------------------------------------------------------------------------------------------------------------
+
+
+def test_submit_sends_what_the_job_needs_and_follows_it(swarm: Any, fake: FakeJobs) -> None:
+    fake.views = [_view(state="loading", reason="2 peers build"), _view(step=10, loss=2.5, tokens_per_s=99.0), DONE]
+    code, out, err = swarm("submit", "job.toml")
+    assert code == 0
+    assert out == "tiny-1a2b3c\n"
+    assert "loading: 2 peers build" in err
+    assert "step 10/20  loss 2.5000  99 tokens/s" in err
+    assert f"weights sha256 {SHA}" in err
+    request = fake.submitted[0]
+    assert spec_from_json(request.spec_json) == load_job(Path("job.toml"))
+    assert [shard.sha256 for shard in request.shards] == list(fake.shards)
+    assert (request.token_dtype, request.vocabulary_size) == ("uint16", 257)
+    assert request.unigram_entropy > 0
+    assert "tokenizer.json" in request.tokenizer_files
+
+
+def test_data_that_the_scheduler_has_is_not_sent_again(swarm: Any, fake: FakeJobs) -> None:
+    swarm("submit", "job.toml")
+    sent = dict(fake.shards)
+    fake.PutShard = None  # type: ignore[method-assign,assignment]  # a second upload would fail
+    assert swarm("submit", "job.toml")[0] == 0
+    assert fake.shards == sent
+
+
+def test_a_large_file_travels_in_chunks(swarm: Any, fake: FakeJobs, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("0123456789" * 150_000)
+    assert swarm("submit", "-d", "job.toml", "--set", 'data.upload_shard_bytes="1MiB"')[0] == 0
+    assert len(fake.shards) == 3
+    assert sum(map(len, fake.shards.values())) == 2 * (1_500_000 + 1)
+
+
+def test_detached_submit_returns_at_once(swarm: Any, fake: FakeJobs) -> None:
+    fake.views = [_view(state="failed", reason="would be seen if followed")]
+    code, out, err = swarm("submit", "-d", "job.toml")
+    assert (code, out) == (0, "tiny-1a2b3c\n")
+    assert "swarm status -w tiny-1a2b3c" in err
+    assert "swarm cancel tiny-1a2b3c" in err
+
+
+def test_set_and_name_change_the_job(swarm: Any, fake: FakeJobs) -> None:
+    swarm("submit", "-d", "job.toml", "--set", "training.steps=7", "--name", "other")
+    spec = spec_from_json(fake.submitted[0].spec_json)
+    assert (spec.training.steps, spec.name) == (7, "other")
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled"])
+def test_the_exit_code_is_the_jobs_result(swarm: Any, fake: FakeJobs, state: str) -> None:
+    reason = "stage server p1 (stage 1) is gone"
+    fake.views = [_view(state=state, reason=reason, error_code="E0150", hint="start another")]
+    code, _, err = swarm("submit", "job.toml")
+    assert code == 1
+    assert f"error[E0150]: job tiny-1a2b3c {state}: {reason}" in err
+    assert "hint: start another" in err
+
+
+def test_json_output_is_one_object_per_line(swarm: Any, fake: FakeJobs) -> None:
+    fake.views = [_view(step=1, loss=float("nan")), DONE]
+    code, out, _ = swarm("submit", "job.toml", "-o", "json")
+    states = [_data(line)["state"] for line in out.splitlines()]
+    assert (code, states) == (0, ["queued", "running", "succeeded"])
+    assert _data(out.splitlines()[1])["loss"] is None
+
+
+def test_a_broken_stream_is_picked_up_again(swarm: Any, fake: FakeJobs) -> None:
+    fake.views = [_view(step=1, loss=2.9), DONE]
+    fake.broken_streams = 2
+    assert swarm("submit", "job.toml")[0] == 0
+
+
+def test_nothing_is_sent_when_the_file_is_wrong(swarm: Any, fake: FakeJobs, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text(JOB + "stepz = 3\n")
+    code, _, err = swarm("submit", "bad.toml")
+    assert code == 3
+    assert "unknown key training.stepz" in err
+    assert "hint:" in err
+    assert swarm("submit", "missing.toml")[0] == 3
+    assert swarm("submit", "job.toml", "--set", "nonsense")[0] == 2
+    assert swarm("submit", "job.toml", "--set", 'data.source="none/*.txt"')[0] == 3
+    assert not fake.submitted
+    assert not fake.shards
+
+
+def test_another_protocol_is_refused_before_any_work(swarm: Any, fake: FakeJobs) -> None:
+    fake.protocol = PROTOCOL_VERSION + 1
+    code, _, err = swarm("submit", "job.toml")
+    assert code == 6
+    assert "error[E0600]" in err
+    assert not fake.shards
+
+
+def test_ctrl_c_detaches_and_sigterm_ends(fake: FakeJobs, address: str) -> None:
+    fake.views = [_view(step=3, loss=2.5)]
+    fake.hold = threading.Event()
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        command = [sys.executable, "-m", "client", "submit", "job.toml"]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        seen = ""
+        while "step 3/20" not in seen:
+            line = process.stderr.readline()
+            assert line, seen
+            seen += line
+        process.send_signal(number)
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == code, seen + err
+        assert "Traceback" not in err
+        assert ("detached: job tiny-1a2b3c goes on" in err) == (number is signal.SIGINT)
+    fake.hold.set()
+
+
+# --dry-run and --example ---------------------------------------------------------------------------------------------
+
+
+def test_dry_run_names_the_origin_of_every_value(swarm: Any, fake: FakeJobs) -> None:
+    code, out, _ = swarm("submit", "--dry-run", "job.toml", "--set", "training.seed=5", "-o", "json")
+    assert code == 0
+    values = {value["key"]: (value["value"], value["origin"]) for value in _data(out)["values"]}
+    assert values["training.seed"] == (5, "--set")
+    assert values["training.steps"] == (20, "file")
+    assert values["training.eps"] == (1e-8, "default")
+    assert values["model.config.hidden_size"] == (16, "file")
+    assert values["training.microbatch_sequences"] == (1, "default, auto")
+    assert values["pipeline.stages"] == ("auto", "default, chosen when the job starts")
+    assert _data(out)["files"] == 1
+    table = swarm("submit", "--dry-run", "job.toml")[1]
+    assert re.search(r"training.steps +20 +file", table)
+    assert not fake.submitted
+
+
+def test_the_example_is_complete_and_works_as_it_is(swarm: Any, fake: FakeJobs, tmp_path: Path) -> None:
+    code, out, _ = swarm("submit", "--example")
+    assert code == 0
+    (tmp_path / "example.toml").write_text(out)
+    written = swarm("submit", "--dry-run", "example.toml", "-o", "json")
+    origins = {value["key"]: value["origin"] for value in _data(written[1])["values"]}
+    names = [f"{section}.{key}" for section, model in _sections() for key in model.model_fields if key != "config"]
+    assert [name for name in names if not origins[name].startswith("file")] == []
+    assert swarm("submit", "-d", "example.toml", "--set", 'data.source="text.txt"')[0] == 0
+
+
+def _sections() -> list[tuple[str, Any]]:
+    fields = JobSpec.model_fields.items()
+    return [(name, field.annotation) for name, field in fields if hasattr(field.annotation, "model_fields")]
+
+
+# Looking -------------------------------------------------------------------------------------------------------------
+
+
+def test_ls_lists_jobs(swarm: Any, fake: FakeJobs) -> None:
+    fake.views = [_view(step=5, loss=2.5, tokens_per_s=50.0, eta_s=61.0), DONE]
+    code, out, _ = swarm("ls", "-a", "--limit", "7")
+    assert code == 0
+    assert re.search(r"tiny-1a2b3c +running +5/20 +2.5000 +50 +1m01s", out)
+    assert (fake.requests[0].all, fake.requests[0].limit) == (True, 7)
+    rows = _data(swarm("ls", "-o", "json")[1])
+    assert [row["state"] for row in rows] == ["running", "succeeded"]
+    assert rows[0]["created"] == "2023-11-14T22:13:20.000Z"
+    assert rows[0]["since"] == "2023-11-14T22:13:20.250Z"
+
+
+def test_status_shows_state_reason_loss_and_peers(swarm: Any, fake: FakeJobs) -> None:
+    fake.views = [_view(step=5, loss=2.5, reason="training", spec_json='{"name": "tiny"}')]
+    code, out, _ = swarm("status", "tiny")
+    assert code == 0
+    for words in ("running", "training", "5 of 20", "2.5000 nats", "p1, p2", "3.0000"):
+        assert words in out
+    values = _data(swarm("status", "tiny", "-o", "json")[1])
+    assert values["spec"] == {"name": "tiny"}
+    assert values["stages"][0]["peers"] == ["p1", "p2"]
+
+
+def test_watching_ends_with_the_jobs_result(swarm: Any, fake: FakeJobs) -> None:
+    assert swarm("status", "-w", "tiny")[0] == 0
+    fake.views = [_view(state="failed", reason="no")]
+    assert swarm("status", "-w", "tiny")[0] == 1
+    assert swarm("status", "tiny")[0] == 0
+
+
+def test_peers_shows_stage_servers(swarm: Any, fake: FakeJobs) -> None:
+    code, out, _ = swarm("peers", "ls", "--stage", "1")
+    assert code == 0
+    assert re.search(r"p1 +serving +1 +tiny-1a2b3c", out)
+    assert re.search(r"p2 +idle +- +-", out)
+    assert fake.requests[0].stage == 1
+    assert [peer["stage"] for peer in _data(swarm("peers", "-o", "json")[1])] == [1, None]
+
+
+def test_logs_pass_the_filter_on_and_neutralise_control_characters(swarm: Any, fake: FakeJobs) -> None:
+    now_unix_s = time.time()
+    code, out, _ = swarm(
+        "logs", "tiny", "-n", "5", "--peer", "p1", "--stage", "1", "--level", "warning", "--since", "2m"
+    )
+    assert code == 0
+    assert "scheduler: job accepted" in out
+    assert "p1 stage 1: slow [2J" in out
+    assert "\x1b" not in out
+    request = fake.requests[0]
+    assert (request.job, request.tail, request.peer, request.stage, request.level) == ("tiny", 5, "p1", 1, "warning")
+    assert request.since_unix_s == pytest.approx(now_unix_s - 120, abs=20)
+    entries = [_data(line) for line in swarm("logs", "tiny", "-o", "json")[1].splitlines()]
+    assert [entry["stage"] for entry in entries] == [None, 1]
+
+
+def test_version_tells_both_sides(swarm: Any, fake: FakeJobs) -> None:
+    code, out, _ = swarm("version")
+    assert code == 0
+    assert "scheduler 9.9.9" in out
+    assert _data(swarm("version", "-o", "json")[1])["scheduler"]["epoch"] == 4
+    code, out, err = swarm("version", "--scheduler", "127.0.0.1:1")
+    assert code == 0
+    assert "swarm " in out
+    assert "no scheduler answers" in err
+    assert re.fullmatch(r"swarm \S+\n", swarm("-V")[1])
+
+
+def test_cancel_and_its_alias_stop(swarm: Any, fake: FakeJobs) -> None:
+    assert swarm("cancel", "tiny")[0] == 0
+    assert swarm("stop", "-y", "tiny", "tiny")[0] == 0
+    assert fake.cancelled == ["tiny-1a2b3c"] * 3
+
+
+# pull ----------------------------------------------------------------------------------------------------------------
+
+
+def _safetensors(**tensors: bytes) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, content in tensors.items():
+        header[name] = {"dtype": "F32", "shape": [len(content) // 4], "data_offsets": [start, start + len(content)]}
+        start += len(content)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + b"".join(tensors.values())
+
+
+def _parameters(**tensors: bytes) -> str:
+    return weights_sha256(
+        ParameterHash(name, "float32", (len(content) // 4,), hashlib.sha256(content).hexdigest())
+        for name, content in tensors.items()
+    )
+
+
+def _chunks(path: str, content: bytes, **faults: Any) -> list[pb.FileChunk]:
+    facts = {"path": path, "size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} | faults
+    middle = len(content) // 2
+    return [
+        pb.FileChunk(header=pb.FileHeader(**facts)),
+        pb.FileChunk(payload=content[:middle]),
+        pb.FileChunk(payload=content[middle:]),
+    ]
+
+
+WEIGHTS = {"b.weight": b"12345678", "a.weight": b"abcd" * 3}
+
+
+@pytest.fixture
+def trained(fake: FakeJobs) -> FakeJobs:
+    fake.files = [*_chunks("config.json", b"{}"), *_chunks("model.safetensors", _safetensors(**WEIGHTS))]
+    fake.views = [_view(state="succeeded", weights_sha256=_parameters(**WEIGHTS))]
+    return fake
+
+
+def test_pull_writes_the_folder_and_names_its_weights(swarm: Any, trained: FakeJobs, tmp_path: Path) -> None:
+    code, out, _ = swarm("pull", "tiny", "deep/model")
+    assert code == 0
+    assert out == f"path {tmp_path / 'deep/model'}\nweights_sha256 {_parameters(**WEIGHTS)}\n"
+    assert (tmp_path / "deep/model/config.json").read_bytes() == b"{}"
+    assert (tmp_path / "deep/model/model.safetensors").read_bytes() == _safetensors(**WEIGHTS)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["model"]
+
+
+def test_pull_replaces_a_folder_only_by_force(swarm: Any, trained: FakeJobs, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    assert swarm("pull", "tiny", "model")[0] == 0  # an empty folder is no loss
+    (tmp_path / "model/mine").write_text("precious")
+    code, _, err = swarm("pull", "tiny", "model")
+    assert code == 10
+    assert "--force" in err
+    assert (tmp_path / "model/mine").read_text() == "precious"
+    assert swarm("pull", "tiny", "model", "--force")[0] == 0
+    assert not (tmp_path / "model/mine").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml", "model", "text.txt"]
+    assert swarm("pull", "tiny", "text.txt", "--force")[0] == 10
+
+
+@pytest.mark.parametrize(
+    ("chunks", "word"),
+    [
+        (_chunks("a", b"xy", sha256="0" * 64), "did not arrive"),
+        (_chunks("a", b"xy", size_bytes=3), "did not arrive"),
+        (_chunks("a", b"xy", size_bytes=1), "longer than announced"),
+        (_chunks("../a", b"xy"), "named"),
+        (_chunks("/etc/a", b"xy"), "named"),
+        (_chunks("a/../../b", b"xy"), "named"),
+        (_chunks("a\\b", b"xy"), "named"),
+        (_chunks("", b"xy"), "named"),
+        (_chunks("a", b"xy") * 2, "twice"),
+        ([pb.FileChunk(payload=b"x")], "no file"),
+        ([], "no files"),
+        (_chunks("model.safetensors", b"\xff" * 16), "not a safetensors file"),
+        (_chunks("model.safetensors", _safetensors(**WEIGHTS)[:-1]), "not a safetensors file"),
+        (_chunks("model.safetensors", _safetensors(a=b"1234")), "arrived with sha256"),
+    ],
+)
+def test_a_pull_that_went_wrong_leaves_nothing(
+    swarm: Any, trained: FakeJobs, tmp_path: Path, chunks: list[pb.FileChunk], word: str
+) -> None:
+    trained.files = chunks
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/mine").write_text("precious")
+    code, _, err = swarm("pull", "tiny", "model", "--force")
+    assert code == 1
+    assert word in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml", "model", "text.txt"]
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["mine"]
+
+
+# Errors and flags ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(NotFound("there is no job tiny", hint="swarm ls"), 7), (NotAllowed("it has ended", hint="nothing to do"), 10)],
+)
+def test_errors_of_the_scheduler_keep_their_code_text_and_hint(
+    swarm: Any, fake: FakeJobs, error: SwarmError, code: int
+) -> None:
+    fake.error = error
+    exit_code, _, err = swarm("status", "tiny")
+    assert exit_code == code
+    assert err == f"error[{error.code}]: {error.message}\nhint: {error.hint}\n"
+    exit_code, out, _ = swarm("status", "tiny", "-o", "json")
+    assert exit_code == code
+    assert json.loads(out)["error"] == {"code": error.code, "message": error.message, "hint": error.hint}
+
+
+def test_no_scheduler_is_exit_4_and_says_what_to_do(swarm: Any) -> None:
+    for verb in (("ls",), ("submit", "job.toml"), ("status", "x"), ("peers",), ("pull", "x", "y"), ("logs", "x")):
+        code, _, err = swarm(*verb, "--scheduler", "127.0.0.1:1")
+        assert code == 4, verb
+        assert "no scheduler answers at 127.0.0.1:1" in err
+        assert "hint: start one with: swarm up" in err
+
+
+def test_a_slow_scheduler_is_exit_8(swarm: Any, fake: FakeJobs) -> None:
+    fake.pause_s = 1.0
+    code, _, err = swarm("ls", "--timeout", "0.2")
+    assert code == 8
+    assert "error[E0800]" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ls", "--bogus"),
+        ("ls", "--limit", "0"),
+        ("ls", "--state", "asleep"),
+        ("ls", "-o", "yaml"),
+        ("ls", "--timeout", "0"),
+        ("ls", "--scheduler", "nowhere"),
+        ("bogus",),
+        ("status",),
+        ("submit",),
+        ("logs", "x", "--level", "loud"),
+        ("logs", "x", "--since", "yesterday"),
+        ("up", "--stages", "0"),
+        ("up", "--demo", "--job", "x"),
+        ("peers", "eat"),
+    ],
+)
+def test_wrong_flags_are_exit_2_with_one_line_and_a_hint(swarm: Any, arguments: tuple[str, ...]) -> None:
+    code, out, err = swarm(*arguments)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error\[E0200\]: [^\n]+\nhint: [^\n]+\n", err)
+
+
+def test_global_flags_work_before_and_after_the_verb(swarm: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_SCHEDULER", "127.0.0.1:1")
+    assert swarm("--scheduler", address, "ls")[0] == 0
+    assert swarm("ls", "--scheduler", address)[0] == 0
+    assert swarm("--scheduler", "127.0.0.1:2", "ls", "--scheduler", address)[0] == 0
+    assert swarm("ls")[0] == 4
+    assert _data(swarm("-o", "json", "ls", "--scheduler", address)[1])
+
+
+def test_quiet_leaves_data_and_errors(swarm: Any) -> None:
+    assert swarm("submit", "-q", "job.toml")[1:] == ("tiny-1a2b3c\n", "")
+    assert "error[E0400]" in swarm("ls", "-q", "--scheduler", "127.0.0.1:1")[2]
+
+
+def test_tracebacks_come_with_vv_only(swarm: Any) -> None:
+    code, _, err = swarm("ls", "-vv", "--scheduler", "127.0.0.1:1")
+    assert code == 4
+    assert "Traceback" in err
+
+
+def test_a_fault_of_ours_is_one_line_too(swarm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("what is this")
+
+    monkeypatch.setattr(Scheduler, "jobs", broken)
+    code, _, err = swarm("ls")
+    assert code == 1
+    assert "error[E0000]: unexpected error: what is this" in err
+    assert "-vv" in err
+
+
+def test_help_is_exit_0(swarm: Any) -> None:
+    for arguments in ((), ("-h",), ("submit", "-h"), ("up", "--help")):
+        code, out, _ = swarm(*arguments)
+        assert code == 0
+        assert "Usage: swarm" in out
+
+
+def test_the_client_runs_without_torch_and_without_the_servers() -> None:
+    script = (
+        "import sys, client.cli; "
+        "print([m for m in ('torch', 'transformers', 'scheduler', 'stage_server', 'sqlalchemy') if m in sys.modules])"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == "[]\n"
+
+
+def test_programs_get_their_flags_untouched() -> None:
+    command = [sys.executable, "-m", "client", "scheduler", "--listen", "0.0.0.0:1"]
+    answer = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert answer.returncode == 3
+    assert "0.0.0.0:1" in answer.stderr

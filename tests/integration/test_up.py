@@ -1,0 +1,381 @@
+"""`swarm up` with stand-ins for its children: whatever happens, no process is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from client.demo import FOLDER, demo_job, free_name, report
+from client.local import UpOptions, up_and_wait
+from client.shell import Shell
+from swarm.config import parse_job
+from swarm.errors import InvalidConfig
+from swarm.wire import jobs_pb2 as pb
+
+REPOSITORY = Path(__file__).parents[2]
+
+# A scheduler of one call: it lists the stage servers whose data folders hold a file "here".
+SCHEDULER = """
+import argparse, json, pathlib, sys, time
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from swarm.wire import jobs_pb2 as pb, jobs_pb2_grpc
+flags = argparse.ArgumentParser()
+for name in ("--listen", "--http-port", "--broker", "--data-dir"):
+    flags.add_argument(name)
+flags = flags.parse_args()
+folder = pathlib.Path(flags.data_dir)
+folder.mkdir(parents=True, exist_ok=True)
+class Jobs(jobs_pb2_grpc.JobsServicer):
+    def Peers(self, request, context):
+        here = list(folder.parent.glob("peer-*/here"))
+        return pb.PeerList(peers=[pb.PeerView(id=path.parent.name, state="idle") for path in here])
+    def Get(self, request, context):
+        loss = json.loads((folder.parent.parent / "loss").read_text())
+        return pb.JobView(id=request.job, state="succeeded", loss=loss, unigram_entropy=3.0, steps=1, step=1)
+server = grpc.server(ThreadPoolExecutor(4))
+jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(), server)
+port = server.add_insecure_port(flags.listen)
+server.start()
+print("a line that is no news")
+ready = {"schema": "swarm.ready/1", "role": "scheduler", "address": f"127.0.0.1:{port}", "http": "127.0.0.1:1"}
+print(json.dumps(ready), flush=True)
+time.sleep(600)
+"""
+
+STAGE_SERVER = """
+import argparse, json, pathlib, signal, sys, time
+flags = argparse.ArgumentParser()
+for name in ("--listen", "--http-port", "--broker", "--threads", "--device", "--data-dir"):
+    flags.add_argument(name)
+flags = flags.parse_args()
+folder = pathlib.Path(flags.data_dir)
+folder.mkdir(parents=True, exist_ok=True)
+def asked_to_end(number, frame):
+    (folder / "ended").touch()
+    if not (folder.parent.parent / "stubborn").exists():
+        sys.exit(143)
+signal.signal(signal.SIGTERM, asked_to_end)
+if (folder.parent.parent / "broken").exists() and folder.name == "peer-1":
+    print("the device is on fire", file=sys.stderr)
+    sys.exit(9)
+(folder / "here").touch()
+peer = folder.name + "-id"
+ready = {"schema": "swarm.ready/1", "role": "stage-server", "address": "127.0.0.1:2", "http": "", "peer": peer}
+print(json.dumps(ready), flush=True)
+while not ((folder.parent.parent / "dies").exists() and folder.name == "peer-1"):
+    time.sleep(0.05)
+print("something gave way", file=sys.stderr)
+sys.exit(9)
+"""
+
+CLIENT = """
+import json, pathlib, sys, time
+here = pathlib.Path.cwd()
+verb = sys.argv[1]
+if verb == "submit":
+    print("following the job", file=sys.stderr, flush=True)
+    if (here / "slow").exists():
+        time.sleep(600)
+    if (here / "job-fails").exists():
+        (here / "dies").touch()
+        time.sleep(1.0)
+        print("error[E0100]: stage 1 lost its only replica", file=sys.stderr, flush=True)
+        sys.exit(1)
+    print("demo-123456")
+    sys.exit(int((here / "code").read_text()) if (here / "code").exists() else 0)
+if verb == "pull":
+    pathlib.Path(sys.argv[3]).mkdir()
+    print("path", sys.argv[3])
+"""
+
+# Runs `swarm up` with the stand-ins; its flags are those of UpOptions.
+DRIVER = """
+import asyncio, json, sys
+from pathlib import Path
+from client import local
+from client.shell import Shell
+from swarm.errors import SwarmError
+here = Path.cwd()
+def program(name):
+    return (sys.executable, str(here / f"{name}.py"))
+options = json.loads(sys.argv[1])
+for name in ("job", "data_dir"):
+    options[name] = Path(options[name]) if options.get(name) else None
+options = local.UpOptions(**({"stages": 2, "replicas": 1, "device": "cpu", "demo": False} | options))
+programs = local.Programs(program("scheduler"), program("stage"), program("client"), program("sample"))
+local.END_S_MAX = 2.0
+local.START_S_MAX = 30.0
+shell = Shell()
+try:
+    sys.exit(asyncio.run(local.up_and_wait(shell, options, programs)))
+except SwarmError as error:
+    shell.error(error)
+    sys.exit(error.exit_code)
+"""
+
+JOB = """\
+name = "tiny"
+[model]
+config = { hidden_size = 16, num_hidden_layers = 2, num_attention_heads = 2 }
+[data]
+source = "*.py"
+sequence_length = 8
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    programs = {
+        "scheduler.py": SCHEDULER,
+        "stage.py": STAGE_SERVER,
+        "client.py": CLIENT,
+        "driver.py": DRIVER,
+        "sample.py": "print('def sampled(): pass')",
+        "job.toml": JOB,
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    return tmp_path
+
+
+class Up:
+    """A running `swarm up`, and everything that it started, seen from outside."""
+
+    def __init__(self, here: Path, **options: object) -> None:
+        self.here = here
+        self.seen = ""
+        self._family: dict[int, psutil.Process] = {}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+        self.process = subprocess.Popen(
+            # -P: the stand-ins' names hide packages of ours otherwise.
+            [sys.executable, "-P", str(here / "driver.py"), json.dumps({"data_dir": str(here / "data")} | options)],
+            cwd=here,
+            env=environment | {"PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def until(self, words: str) -> None:
+        """Read what it says up to these words."""
+        assert self.process.stdout is not None
+        while words not in self.seen:
+            line = self.process.stdout.readline()
+            assert line, f"ended without saying {words!r}:\n{self.seen}"
+            self.seen += line
+        self.look()
+
+    def look(self) -> None:
+        """Remember who is there now."""
+        try:
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                self._family[child.pid] = child
+        except psutil.NoSuchProcess:
+            pass
+
+    def end(self) -> int:
+        """Its exit code, once it ended; asserts that it left nobody behind."""
+        out, _ = self.process.communicate(timeout=60)
+        self.seen += out
+        assert "Traceback" not in self.seen, self.seen
+        self.assert_nobody_left()
+        return self.process.returncode
+
+    def assert_nobody_left(self) -> None:
+        _, left = psutil.wait_procs(list(self._family.values()), timeout=10)
+        here = [process for process in psutil.process_iter() if self._is_here(process)]
+        for process in {*left, *here}:
+            process.kill()
+        assert not left
+        assert not here
+
+    def _is_here(self, process: psutil.Process) -> bool:
+        """By its working directory: also those that nobody saw being born."""
+        try:
+            return process.pid != self.process.pid and Path(process.cwd()) == self.here
+        except psutil.Error:
+            return False
+
+
+@pytest.fixture
+def made() -> Iterator[list[Up]]:
+    ups: list[Up] = []
+    yield ups
+    for up in ups:
+        if up.process.poll() is None:
+            up.process.kill()
+            up.process.communicate()
+
+
+def _started(here: Path, made: list[Up], **options: object) -> Up:
+    made.append(Up(here, **options))
+    return made[-1]
+
+
+def test_it_shows_what_runs_where_and_stops_on_ctrl_c(here: Path, made: list[Up]) -> None:
+    up = _started(here, made, stages=2, replicas=2)
+    up.until("Ctrl-C stops everything")
+    for words in ("mqtt://127.0.0.1:", "peer-0-id", "peer-3-id", "http://127.0.0.1:1/metrics", "swarm submit FILE"):
+        assert words in up.seen
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
+    assert len(list(here.glob("data/peer-*/ended"))) == 4
+
+
+def test_sigterm_is_143(here: Path, made: list[Up]) -> None:
+    up = _started(here, made)
+    up.until("Ctrl-C stops everything")
+    up.process.send_signal(signal.SIGTERM)
+    assert up.end() == 143
+
+
+def test_children_that_do_not_listen_are_killed(here: Path, made: list[Up]) -> None:
+    (here / "stubborn").touch()
+    up = _started(here, made)
+    up.until("Ctrl-C stops everything")
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
+    assert len(list(here.glob("data/peer-*/ended"))) == 2
+
+
+def test_a_second_ctrl_c_kills_at_once(here: Path, made: list[Up]) -> None:
+    (here / "stubborn").touch()
+    up = _started(here, made)
+    up.until("Ctrl-C stops everything")
+    began_s = time.monotonic()
+    up.process.send_signal(signal.SIGINT)
+    up.until("stopping")
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
+    assert time.monotonic() - began_s < 1.9  # less than what children are given
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.7, 1.2])
+def test_a_signal_while_it_starts_leaves_nobody(here: Path, made: list[Up], delay_s: float) -> None:
+    up = _started(here, made, data_dir="")
+    up.until("starting 2 stages")
+    time.sleep(delay_s)  # spread over the start, not for luck: any moment must do
+    up.look()
+    up.process.send_signal(signal.SIGTERM)
+    assert up.end() == 143
+    folder = re.search(r"logs in (\S+)/logs", up.seen)
+    assert folder is not None
+    assert not Path(folder[1]).exists()
+
+
+def test_children_die_with_a_killed_parent(here: Path, made: list[Up]) -> None:
+    up = _started(here, made)
+    up.until("Ctrl-C stops everything")
+    up.process.kill()
+    up.end()
+
+
+def test_a_child_that_cannot_start_is_named_with_the_end_of_its_log(here: Path, made: list[Up]) -> None:
+    (here / "broken").touch()
+    up = _started(here, made)
+    assert up.end() == 1
+    assert "error[E0110]: peer-1 ended with exit code 9; the end of its log:\n  | the device is on fire" in up.seen
+
+
+def test_a_child_that_dies_later_ends_everything(here: Path, made: list[Up]) -> None:
+    up = _started(here, made)
+    up.until("Ctrl-C stops everything")
+    (here / "dies").touch()
+    assert up.end() == 1
+    assert "something gave way" in up.seen
+
+
+def test_a_jobs_own_error_comes_before_that_of_the_child_it_lost(here: Path, made: list[Up]) -> None:
+    (here / "job-fails").touch()
+    up = _started(here, made, job=str(here / "job.toml"))
+    assert up.end() == 1
+    assert 0 < up.seen.index("stage 1 lost its only replica") < up.seen.index("something gave way")
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_with_a_job_the_exit_code_is_the_jobs(here: Path, made: list[Up], code: int) -> None:
+    (here / "code").write_text(str(code))
+    up = _started(here, made, job=str(here / "job.toml"))
+    assert up.end() == code
+    assert "following the job" in up.seen
+
+
+def test_ctrl_c_while_a_job_runs_ends_its_follower_too(here: Path, made: list[Up]) -> None:
+    (here / "slow").touch()
+    up = _started(here, made, job=str(here / "job.toml"))
+    up.until("following the job")
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
+
+
+def test_a_wrong_job_file_is_found_before_anything_starts(here: Path, made: list[Up]) -> None:
+    (here / "job.toml").write_text(JOB + "stepz = 1\n")
+    up = _started(here, made, job=str(here / "job.toml"))
+    assert up.end() == 3
+    assert "stepz" in up.seen
+    assert not (here / "data").exists()
+
+
+def test_two_swarms_do_not_share_a_folder(here: Path, made: list[Up]) -> None:
+    first = _started(here, made)
+    first.until("Ctrl-C stops everything")
+    second = Up(here)
+    made.append(second)
+    out, _ = second.process.communicate(timeout=30)
+    assert second.process.returncode == 10
+    assert "--data-dir" in out
+    first.process.send_signal(signal.SIGINT)
+    assert first.end() == 130
+
+
+@pytest.mark.parametrize(("loss", "code"), [(2.0, 0), (3.5, 1)])
+def test_the_demo_trains_pulls_and_samples_or_says_that_it_learned_nothing(
+    here: Path, made: list[Up], loss: float, code: int
+) -> None:
+    (here / "loss").write_text(str(loss))
+    up = _started(here, made, demo=True)
+    assert up.end() == code
+    assert f"Loss {loss:.3f}" in up.seen
+    assert ("def sampled(): pass" in up.seen) == (code == 0)
+    assert (here / FOLDER).exists() == (code == 0)
+
+
+# The demo's job ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stages", [1, 2, 6])
+def test_the_demo_job_is_valid_for_any_number_of_stages(stages: int) -> None:
+    spec = parse_job(tomllib.loads(demo_job(stages).text))
+    assert spec.pipeline.stages == stages
+
+
+def test_a_loss_that_is_no_number_is_nothing_learned() -> None:
+    assert report(pb.JobView(loss=float("nan"), unigram_entropy=3.0))[0] is False
+
+
+def test_the_demo_model_replaces_nothing(tmp_path: Path) -> None:
+    assert free_name(tmp_path) == tmp_path / FOLDER
+    (tmp_path / FOLDER).mkdir()
+    assert free_name(tmp_path) == tmp_path / f"{FOLDER}-2"
+
+
+async def test_a_folder_that_cannot_be_made_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    options = UpOptions(1, 1, "cpu", None, False, tmp_path / "file" / "data")
+    with pytest.raises(InvalidConfig, match="cannot be used") as caught:
+        await up_and_wait(Shell(quiet=True), options)
+    assert "--data-dir" in caught.value.hint
