@@ -375,7 +375,7 @@ async def listen_and_talk(handler: Handler, events: AsyncIterator[Event]) -> Asy
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that nobody announces; the mark's deadline ends it."""
-    while not condition():  # noqa: ASYNC110 - what is waited for is a fake's plain list
+    while not condition():
         await asyncio.sleep(0.001)
 
 

@@ -74,7 +74,7 @@ def test_a_deadlock_names_who_waits_and_where() -> None:
 
 def test_a_program_that_never_ends_hits_the_limit() -> None:
     async def main() -> None:
-        while True:  # noqa: ASYNC110 - this is the endless program
+        while True:
             await asyncio.sleep(1)
 
     with pytest.raises(SimulationStuck, match="limit of 100 s"):
