@@ -41,7 +41,7 @@ HOST = "127.0.0.1"
 HTTP_PORT = 9464
 START_S_MAX = 180.0  # importing torch four times on two busy cores takes a while
 POLL_S = 0.1
-END_S_MAX = 5.0
+END_S_MAX = 8.0  # stage servers at work take a few seconds to close their links
 # When a process died under a running job: so long may the scheduler take to say what that means for the job.
 VERDICT_S_MAX = 20.0
 TAIL_LINES = 15
@@ -124,8 +124,8 @@ async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | Non
 
 
 async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet) -> int:
-    if options.job is not None:
-        check_job(options.job, ())  # before half a minute of starting things
+    # Checked before half a minute of starting things.
+    spec = None if options.job is None else check_job(options.job, ())
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_data_folder(shell, options.data_dir))
         fleet.logs = folder / "logs"
@@ -140,8 +140,10 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         _show(shell, broker, scheduler, servers, fleet.logs)
         if options.demo:
             return await fleet.guard(_demo(shell, programs, fleet, jobs, address, folder, options), shell)
-        if options.job is not None:
+        if spec is not None:
             submit = [*programs.client, "submit", "--managed", str(options.job), *_flags(shell, address)]
+            if spec.pipeline.stages == "auto" and spec.pipeline.split == "auto":
+                submit += ["--set", f"pipeline.stages={min(options.stages, spec.layers)}"]  # as asked for
             code, _ = await fleet.guard(fleet.run(submit), shell)
             return code
         shell.say("Ctrl-C stops everything")

@@ -86,7 +86,7 @@ import json, pathlib, sys, time
 here = pathlib.Path.cwd()
 verb = sys.argv[1]
 if verb == "submit":
-    print("following the job", file=sys.stderr, flush=True)
+    print("following the job", *sys.argv[2:], file=sys.stderr, flush=True)
     if (here / "slow").exists():
         time.sleep(600)
     if (here / "job-fails").exists():
@@ -312,6 +312,12 @@ def test_with_a_job_the_exit_code_is_the_jobs(here: Path, made: list[Up], code: 
     up = _started(here, made, job=str(here / "job.toml"))
     assert up.end() == code
     assert "following the job" in up.seen
+
+
+def test_a_job_that_leaves_it_open_gets_the_stages_that_were_asked_for(here: Path, made: list[Up]) -> None:
+    up = _started(here, made, job=str(here / "job.toml"), stages=3)
+    assert up.end() == 0
+    assert "--set pipeline.stages=2" in up.seen  # the model has two layers
 
 
 def test_ctrl_c_while_a_job_runs_ends_its_follower_too(here: Path, made: list[Up]) -> None:
