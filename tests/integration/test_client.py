@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pty
 import re
 import signal
 import struct
@@ -305,6 +306,46 @@ def test_ctrl_c_detaches_and_sigterm_ends(fake: FakeJobs, address: str) -> None:
         assert "Traceback" not in err
         assert ("detached: job tiny-1a2b3c goes on" in err) == (number is signal.SIGINT)
     fake.hold.set()
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM])
+def test_on_a_terminal_one_line_redraws_and_the_cursor_comes_back(
+    fake: FakeJobs, address: str, number: signal.Signals | None
+) -> None:
+    fake.views = [_view(step=3, loss=2.5, tokens_per_s=77.0, eta_s=125.0)]
+    if number is None:
+        fake.views.append(DONE)
+    else:
+        fake.hold = threading.Event()
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "client", "submit", "job.toml"],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm", "COLUMNS": "120"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        seen += piece
+        if number is not None and b"step 3/20" in seen and b"77 tokens/s  ETA 2m05s" in seen:
+            process.send_signal(number)
+            number_sent, number = number, None
+    os.close(ours)
+    code = process.wait(timeout=20)
+    if fake.hold is None:
+        assert code == 0
+        assert b"step 20/20  loss 2.2500" in seen
+    else:
+        fake.hold.set()
+        assert code == 128 + number_sent
+    assert b"Traceback" not in seen
+    assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")
 
 
 # --dry-run and --example ---------------------------------------------------------------------------------------------
