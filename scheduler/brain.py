@@ -173,6 +173,9 @@ class JobBrain:
         self._replicas: dict[PeerId, Replica] = {}  # those that are not gone
         self._pools: list[list[PeerId]] = [[] for _ in range(self.stages)]
         self._suspects: set[PeerId] = set()
+        self._loads: list[dict[PeerId, ReplicaLoad]] = [{} for _ in range(self.stages)]
+        self._changed: set[PeerId] = set()  # whose load in `_loads` is out of date
+        self._unmeasured: list[set[PeerId]] = [set() for _ in range(self.stages)]
         self._loaded: dict[PeerId, Loaded] = {}
         self._elements: dict[UnitName, int] = {}
         self._savers: dict[PeerId, int] = {}  # who was asked to save which stage
@@ -196,6 +199,8 @@ class JobBrain:
         for replica in sorted(replicas, key=lambda one: one.peer):
             self._replicas[replica.peer] = replica
             self._pools[replica.stage].append(replica.peer)
+            self._changed.add(replica.peer)
+            self._unmeasured[replica.stage].add(replica.peer)
             load = LoadStage(settings.job, settings.timeline, replica.stage, settings.split, 0, settings.spec_json)
             self._send(replica.peer, load)
         assert all(self._pools), "each stage needs a replica"
@@ -262,6 +267,7 @@ class JobBrain:
         self._note("warning", f"{self._name(peer)} is suspect: {reason}")
         if self.settings.recover:
             self._suspects.add(peer)
+            self._changed.add(peer)
             for run in self._redoable():
                 self._ledger.withdraw(run.step, peer, f"suspect, {reason}")
         return self._go_on(now_s)
@@ -269,6 +275,7 @@ class JobBrain:
     def peer_back(self, peer: PeerId, now_s: float) -> list[Output]:
         """A suspect was heard again: it may be given work."""
         self._suspects.discard(peer)
+        self._changed.add(peer)
         return self._go_on(now_s)
 
     def peer_gone(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
@@ -278,8 +285,10 @@ class JobBrain:
         self._ledger.now_s = now_s
         name, replica = self._name(peer), self._replicas.pop(peer)
         self._pools[replica.stage].remove(peer)
+        self._loads[replica.stage].pop(peer, None)
         self._suspects.discard(peer)
         self._pace.forget(peer)
+        self._pace_changed(*self._pools[replica.stage])
         if not self.settings.recover or not self._pools[replica.stage]:
             alone = "" if self._pools[replica.stage] else "; the stage has no other replica"
             hint = "start a stage server in its place, then submit the job again"
@@ -372,6 +381,11 @@ class JobBrain:
                 assert averaging.members[-1].stop == self._elements[unit]
         for peer, replica in self._replicas.items():
             assert peer in self._pools[replica.stage]
+            assert (
+                peer in self._changed
+                or self._ledger.has_changed(peer)
+                or self._loads[replica.stage][peer] == self._load(peer)
+            )
         assert sum(map(len, self._pools)) == len(self._replicas)
 
     # Loading and saving ------------------------------------------------------------------------------------------
@@ -423,6 +437,7 @@ class JobBrain:
         verdict = self._ledger.accumulated(peer, event)
         if verdict in (Verdict.COUNTED, Verdict.SECOND):
             self._pace.observe(peer, event.forward_s + event.backward_s)
+            self._pace_changed(peer)
         if verdict is Verdict.UNASKED:
             self._note("error", f"{self._name(peer)} accumulated {event.microbatch} without being asked")
 
@@ -471,17 +486,28 @@ class JobBrain:
 
     def _choose(self, fixed: Sequence[PeerId | None]) -> tuple[PeerId, ...] | None:
         """One replica per stage, the fixed ones kept."""
-        loads = []
-        for stage, keep in enumerate(fixed):
-            pool = self._pools[stage]
-            loads.append(StageLoad(stage, tuple(self._load(peer, pool) for peer in ([keep] if keep else pool))))
+        self._changed |= self._ledger.take_changed()
+        for peer in self._changed & self._replicas.keys():
+            self._loads[self._replicas[peer].stage][peer] = self._load(peer)
+        self._changed.clear()
+        loads = [
+            StageLoad(stage, (self._load(keep),) if keep else tuple(self._loads[stage].values()))
+            for stage, keep in enumerate(fixed)
+        ]
         decision = choose_route(loads, self._ledger.now_s, self._rng)
         self._no_route = "" if decision.plan else decision.reason
         return decision.plan
 
-    def _load(self, peer: PeerId, pool: Sequence[PeerId]) -> ReplicaLoad:
-        credit = peer not in self._suspects
-        return ReplicaLoad(peer, self._ledger.outstanding(peer), self._pace.of(peer, pool), credit)
+    def _pace_changed(self, *peers: PeerId) -> None:
+        """Of those that were never measured we believe what the measured ones of their stage show."""
+        self._changed.update(peers)
+        for stage in {self._replicas[peer].stage for peer in peers}:
+            self._unmeasured[stage] = {peer for peer in self._unmeasured[stage] if not self._pace.is_known(peer)}
+            self._changed |= self._unmeasured[stage]
+
+    def _load(self, peer: PeerId) -> ReplicaLoad:
+        pace_s = self._pace.of(peer, self._pools[self._replicas[peer].stage])
+        return ReplicaLoad(peer, self._ledger.outstanding(peer), pace_s, peer not in self._suspects)
 
     def _hop(self, peer: PeerId, step: int) -> Hop:
         replica = self._replicas[peer]

@@ -82,6 +82,7 @@ class Ledger:
         self.now_s = 0.0  # stamped on the lines of stories
         self._books: dict[int, StepBook] = {}
         self._outstanding: dict[PeerId, int] = {}
+        self._changed: set[PeerId] = set()  # whose outstanding changed since `take_changed`
         self._closed: dict[int, list[list[str]]] = {}  # stories of the newest closed steps
 
     # Feeding -----------------------------------------------------------------------------------------------------
@@ -307,6 +308,15 @@ class Ledger:
         """Hops that the peer was given and has not finished."""
         return self._outstanding.get(peer, 0)
 
+    def has_changed(self, peer: PeerId) -> bool:
+        """Whether the peer's outstanding hops changed since `take_changed`."""
+        return peer in self._changed
+
+    def take_changed(self) -> set[PeerId]:
+        """The peers whose outstanding hops changed since the last call: loads are kept, not computed anew."""
+        changed, self._changed = self._changed, set()
+        return changed
+
     def close(self, step: int) -> None:
         """The step is committed (or given up): later words about it are stale."""
         book = self._books.pop(step)
@@ -374,6 +384,7 @@ class Ledger:
     def _count_outstanding(self, peer: PeerId, change: int) -> None:
         self._outstanding[peer] = self._outstanding.get(peer, 0) + change
         assert self._outstanding[peer] >= 0
+        self._changed.add(peer)
 
     def _share(self, book: StepBook, peer: PeerId) -> int:
         return sum(1 for _, _, entry in self._entries(book) if peer in entry.holders)

@@ -143,6 +143,7 @@ def may_open(step: int, *, steps: int, commits_sent: int, staleness: int) -> boo
 def may_write(step: int, *, commits_sent: int, agreed: int) -> bool:
     """Whether the step's row may be written: rows come in order, one at a time.
 
-    `agreed` counts the steps on whose commit all replicas agree; a divergence must not be two commits old when it shows.
+    `agreed` counts the steps on whose commit all replicas agree; a divergence must not be two commits old when it
+    shows.
     """
     return step == commits_sent and step - 2 < agreed
