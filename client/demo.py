@@ -15,8 +15,8 @@ NAME = "demo"
 FOLDER = "swarm-demo-model"
 LAYERS = 4
 WIDTH = 128
-STEPS = 220
-SEQUENCES = 32
+STEPS = 200
+SEQUENCES = 16
 SEQUENCE_LENGTH = 128
 
 _JOB = """\
@@ -25,9 +25,15 @@ name = "{name}"
 
 [model]
 family = "llama"
-config = {{ hidden_size = {width}, intermediate_size = {wide}, num_hidden_layers = {layers}, num_attention_heads = 4 }}
 dtype = "float32"
 tokenizer = "byte"
+
+[model.config]
+hidden_size = {width}
+intermediate_size = {wide}
+num_hidden_layers = {layers}
+num_attention_heads = 4
+initializer_range = 0.05
 
 [data]
 source = {source}
@@ -36,10 +42,10 @@ sequence_length = {sequence_length}
 [training]
 steps = {steps}
 global_batch_sequences = {sequences}
-microbatch_sequences = 4
+microbatch_sequences = 2
 learning_rate = 3e-3
 schedule = "cosine"
-warmup_steps = 20
+warmup_steps = 10
 reproducible = true
 
 [pipeline]

@@ -180,7 +180,7 @@ class JobDriver:
         if stuck:
             return Outcome(
                 JobState.FAILED,
-                f"no step was committed for {self._no_progress_s:g} s; waiting for {waiting}",
+                f"no step was committed for {self._no_progress_s:g} s: {waiting}",
                 NoProgress.code,
                 "look at the logs of that stage: swarm logs JOB; raise limits.no_progress_s if it is only slow",
             )

@@ -245,7 +245,8 @@ class Replica:
     def _round_failed(self, command: Average, error: SwarmError, accused: str) -> None:
         self._metrics.round_finished(self.me.stage, "failed", 0.0)
         self._log.warning("round failed", step=command.step, unit=command.unit, reason=str(error))
-        self._emit(RoundFailed(self.timeline, command.step, command.unit, command.round, str(error), accused))
+        reason = f"{error.code}: {error}"
+        self._emit(RoundFailed(self.timeline, command.step, command.unit, command.round, reason, accused))
 
     def _abort(self, command: AbortRound) -> None:
         waiting = self._sealing.get(command.step, [])

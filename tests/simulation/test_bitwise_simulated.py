@@ -1,4 +1,4 @@
-"""The claim: whatever the wiring, the order of arrival and the number of replicas, the weights are those of one process.
+"""The claim: whatever the wiring, the order of arrival and the replicas, the weights are those of one process.
 
 Real flows, brain and torch; the transport delays and reorders every tensor at random and delivers some twice.
 """
