@@ -637,6 +637,31 @@ def test_without_recovery_a_suspect_is_only_noted() -> None:
     assert note == Note("warning", "stage server a (stage 0) is suspect: silent")
 
 
+def test_without_recovery_a_lost_session_ends_the_job_with_recovery_it_does_not() -> None:
+    swarm = Swarm()
+    swarm.answer(LoadStage)
+    swarm.take(swarm.brain.peer_suspect(A, "session broke", 2.0, session_lost=True))
+    assert swarm.failure.message == "stage server a (stage 0) is gone: session broke"
+    swarm = Swarm(recover=True)
+    swarm.answer(LoadStage)
+    swarm.take(swarm.brain.peer_suspect(A, "session broke", 2.0, session_lost=True))
+    assert swarm.brain.mode is Mode.RUNNING
+
+
+def test_replicas_not_yet_measured_are_not_flooded_once_their_stage_is() -> None:
+    swarm = Swarm({A: 0, B: 0, C: 0}, microbatches=60, max_in_flight=6)
+    swarm.answer(LoadStage)
+    given = {A: 0, B: 0, C: 0}
+    for _ in range(60):  # c never answers, and must not be believed to be a hundred times as fast as the others
+        for peer, route in swarm.pop(Route):
+            given[peer] += 1
+            if peer != C:
+                attempt = route.hops[0].attempt
+                swarm.hear(peer, Accumulated(route.microbatch, 0, attempt, True, 0.0, 10.0, 0.0, 0.0))
+    assert given[C] <= 3
+    assert given[A] + given[B] == 60 - given[C]
+
+
 def test_the_story_of_a_microbatch_names_every_transition() -> None:
     swarm = Swarm({A: 0}, microbatches=1)
     swarm.until_written()

@@ -59,6 +59,7 @@ def test_silence_makes_suspect_and_grace_makes_gone_with_job_and_stage_named() -
     assert members.tick(2.9) == []
     (suspect,) = members.tick(3.0)
     assert (suspect.before, suspect.after, suspect.reason) == (SERVING, SUSPECT, "silent for 3.0 s")
+    assert not suspect.session_lost
     assert members.tick(12.9) == []
     (gone,) = members.tick(13.0)
     assert (gone.before, gone.after, gone.job, gone.stage) == (SUSPECT, GONE, JOB, 1)
@@ -69,7 +70,8 @@ def test_silence_makes_suspect_and_grace_makes_gone_with_job_and_stage_named() -
 def test_a_suspect_that_is_heard_is_back_where_it_was() -> None:
     members = pool()
     serving(members)
-    assert moves(members.disconnected(A, 1, 1.0, "connection reset")) == [(SERVING, SUSPECT)]
+    (suspect,) = members.disconnected(A, 1, 1.0, "connection reset")
+    assert (suspect.before, suspect.after, suspect.session_lost) == (SERVING, SUSPECT, True)
     assert moves(members.hello(hello(), 2.0)) == [(SUSPECT, SERVING)]
     known = members.get(A)
     assert known is not None
