@@ -26,8 +26,11 @@ def scheduler(
     http_port: Annotated[str, typer.Option(help="Port of /metrics and /healthz; 0 = any, none = off.")] = "9464",
     db: Annotated[str, typer.Option(help="Database: sqlite (a file in --data-dir) or an SQLAlchemy URL.")] = "sqlite",
     broker: Annotated[
-        str, typer.Option(help="MQTT broker: mqtt://HOST:PORT, embedded (starts one on loopback) or none.")
-    ] = "none",
+        str,
+        typer.Option(
+            help="MQTT broker where stage servers find this scheduler: mqtt://HOST:PORT, embedded (starts one on loopback) or none."
+        ),
+    ] = "embedded",
     data_dir: Annotated[
         Path, typer.Option(help="Where jobs, token shards and checkpoints are kept.", show_default="user data folder")
     ] = DATA_DIR,

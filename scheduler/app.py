@@ -31,7 +31,8 @@ from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import add_session_service
 from swarm.wire import jobs_pb2_grpc
 
-STOP_S_MAX = 2.0
+# Calls under way at the end get this long; streams to watchers and peers would stay open for ever.
+STOP_S_MAX = 0.5
 
 
 @dataclass(frozen=True, slots=True)

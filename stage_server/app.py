@@ -36,7 +36,7 @@ from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import PeerId
 
-STOP_S_MAX = 2.0
+STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
 PORTS_TRIED_MAX = 100
 _KIND = {"activation": "activation", "gradient": "gradient"}
 
