@@ -1,6 +1,6 @@
 """Tokens per second of a swarm on this machine, beside what it stands in for, in one run.
 
-    python -m benchmarks.throughput [--stages 2] [--replicas 1] [--steps 5] [--rounds 5] [--dtype float32] ...
+    python -m benchmarks.throughput [--stages 2] [--replicas 1] [--steps 3] [--rounds 5] [--dtype float32] ...
 
 Three ways train the same model on the same tokens, from the same weights, with as many threads per process:
 
@@ -107,8 +107,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--replicas", type=int, default=1, help="stage servers per stage")
-    parser.add_argument("--steps", type=int, default=5, help="measured steps of each way and round")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before them")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps of each way and round")
+    parser.add_argument("--warmup", type=int, default=1, help="steps before them")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", choices=tuple(LOSS_TOLERANCE), default="float32")
     parser.add_argument("--compression", choices=("none", "bfloat16", "float16"), default="none", help="swarm only")
