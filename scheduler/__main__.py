@@ -28,7 +28,7 @@ def scheduler(
     broker: Annotated[
         str,
         typer.Option(
-            help="MQTT broker where stage servers find this scheduler: mqtt://HOST:PORT, embedded (starts one on loopback) or none."
+            help="MQTT broker where stage servers find us: mqtt://HOST:PORT, embedded (starts one on loopback) or none."
         ),
     ] = "embedded",
     data_dir: Annotated[

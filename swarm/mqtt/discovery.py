@@ -15,6 +15,9 @@ from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 
 ADDRESS_CHARACTERS_MAX = 255
+# A broker sends what it retains once per subscription. amqtt was seen to send nothing to one of two clients that
+# subscribed at the same time, so a subscription that stays silent is made again.
+ASK_AGAIN_S = 2.0
 _log = get_logger(__name__)
 
 
@@ -50,24 +53,14 @@ async def find_scheduler(url: str, *, timeout_s: float | None = None) -> Announc
     InvalidConfig if the URL is none.
     """
     bus = Bus(url, "find-scheduler")
-    messages = bus.subscribe(topics.SCHEDULER)
     link = asyncio.create_task(bus.run())
     _log.info("waiting for the scheduler's announcement", broker=bus.endpoint.shown, topic=topics.SCHEDULER)
     try:
         async with asyncio.timeout(timeout_s):
-            async for _, payload in messages:
-                found = parse_announcement(payload)
-                if found is None:
-                    _log.warning("announcement is not one", topic=topics.SCHEDULER)
-                    continue
-                if found.protocol != PROTOCOL_VERSION:
-                    raise IncompatibleVersion(
-                        f"the scheduler at {found.address} speaks protocol {found.protocol}, this process "
-                        f"{PROTOCOL_VERSION}",
-                        hint="install the same version of swarm on both sides",
-                    )
-                return found
-        raise AssertionError("the subscription ended")
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ASK_AGAIN_S):
+                        return await _announced(bus)
     except TimeoutError:
         raise SchedulerUnreachable(
             f"no scheduler announced itself at {bus.endpoint.shown} within {timeout_s:g} s"
@@ -79,6 +72,27 @@ async def find_scheduler(url: str, *, timeout_s: float | None = None) -> Announc
         link.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await link
+
+
+async def _announced(bus: Bus) -> Announcement:
+    """The first announcement of a new subscription; IncompatibleVersion if it is of another protocol."""
+    messages = bus.subscribe(topics.SCHEDULER)
+    try:
+        async for _, payload in messages:
+            found = parse_announcement(payload)
+            if found is None:
+                _log.warning("announcement is not one", topic=topics.SCHEDULER)
+                continue
+            if found.protocol != PROTOCOL_VERSION:
+                raise IncompatibleVersion(
+                    f"the scheduler at {found.address} speaks protocol {found.protocol}, this process "
+                    f"{PROTOCOL_VERSION}",
+                    hint="install the same version of swarm on both sides",
+                )
+            return found
+        raise AssertionError("the subscription ended")
+    finally:
+        messages.close()
 
 
 def _is_address(text: str) -> bool:
