@@ -8,7 +8,6 @@ A member's slice is the part that it sums for all; equal shares by default, meas
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -72,19 +71,6 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     return parts
 
 
-def global_norm(norms: Iterable[ParameterNorm]) -> float:
-    """L2 norm of the whole gradient from squared norms per parameter; a name that comes twice (tied) counts once.
-
-    The sum is exact before it is rounded once (`math.fsum`), so neither the cut into stages nor the order matters.
-    Infinite or nan if any part is.
-    """
-    squared = {norm.name: norm.squared_norm for norm in norms}
-    try:
-        return math.sqrt(math.fsum(squared.values()))
-    except (OverflowError, ValueError):  # the sum leaves float64, or infinities of both signs met
-        return math.inf
-
-
-def clip_scale(norm: float, grad_clip_norm: float) -> float:
-    """Factor that brings a gradient of this norm to at most `grad_clip_norm`; 1 if that is 0 (off)."""
-    return min(1.0, grad_clip_norm / (norm + 1e-6)) if grad_clip_norm else 1.0
+def squared_norms(norms: Iterable[ParameterNorm]) -> list[float]:
+    """Squared norms of the whole gradient; a parameter that comes twice (tied) counts once."""
+    return list({norm.name: norm.squared_norm for norm in norms}.values())

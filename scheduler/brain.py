@@ -19,7 +19,7 @@ from enum import StrEnum
 from random import Random
 from typing import TypeAlias, assert_never
 
-from scheduler.averaging import Participant, clip_scale, global_norm, plan_round
+from scheduler.averaging import Participant, plan_round, squared_norms
 from scheduler.ledger import Ledger, Verdict
 from scheduler.pace import Pace
 from scheduler.step import (
@@ -60,6 +60,7 @@ from swarm.messages import (
     UnitRound,
     Void,
 )
+from swarm.schedule import clip
 from swarm.types import Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
 
 __all__ = [
@@ -610,7 +611,8 @@ class JobBrain:
             return
         settings, tokens = self.settings, self.settings.tokens_of(run.step)
         reports = {unit: averaging.reports[min(averaging.reports)] for unit, averaging in run.rounds.items()}
-        norm = global_norm(norm for report in reports.values() for norm in report.norms)
+        squared = squared_norms(norm for report in reports.values() for norm in report.norms)
+        norm, scale = clip(squared, settings.grad_clip_norm)
         if not math.isfinite(norm):
             run.skip = True
         if run.skip:
@@ -628,7 +630,7 @@ class JobBrain:
             rounds={} if run.skip else {unit: averaging.round for unit, averaging in run.rounds.items()},
             loss=total / tokens,
             norm=0.0 if run.skip else norm,
-            scale=0.0 if run.skip else clip_scale(norm, settings.grad_clip_norm),
+            scale=0.0 if run.skip else scale,
             learning_rate=settings.learning_rate(run.step),
             skip=run.skip,
             tokens=tokens,

@@ -138,7 +138,6 @@ class Replica:
         self._mailbox = Mailbox()
         self._queued_s: dict[int, float] = {}
         self._batches: dict[Microbatch, _Batch] = {}
-        self._attempts: dict[Microbatch, int] = {}
         self._inputs: dict[tuple[Microbatch, Direction], Tensor] = {}
         self._outputs: dict[tuple[Microbatch, Direction], Packed] = {}
         self._sealing: dict[int, list[Average]] = {}
@@ -208,7 +207,6 @@ class Replica:
         if (hop.peer, hop.incarnation) == (self.me.peer, self.me.incarnation):
             shape = (-1, self._spec.data.sequence_length)
             self._batches.setdefault(route.microbatch, _Batch(_ids(route.tokens, shape), _ids(route.targets, shape)))
-            self._attempts[route.microbatch] = hop.attempt
         self._carry_out(self.cells.route(route))
 
     def _average(self, command: Average) -> None:
@@ -259,7 +257,8 @@ class Replica:
     async def _commit(self, command: Commit) -> None:
         means = {made.unit: self._means[command.step, made.unit, made.round] for made in command.rounds}
         gradients = {unit: mean.gradient for unit, mean in means.items() if unit in self._stage.units}
-        digest = await self._device.run(
+        # Queued before any computation that the cells hand out from here on: those find the new weights.
+        applying = self._device.timed(
             lambda: self._stage.apply(
                 command.step,
                 gradients,
@@ -275,7 +274,9 @@ class Replica:
             del self._rounds[round_key]
         self._sealing.pop(command.step, None)
         self._carry_out(self.cells.commit(command.step, command.version))
-        self._emit(Committed(self.timeline, command.step, command.version, self.me.stage, digest))
+        applied = await applying
+        self._metrics.device_busy(applied.seconds)
+        self._emit(Committed(self.timeline, command.step, command.version, self.me.stage, applied.result))
 
     async def _save(self, command: SaveStage) -> None:
         payload = await self._device.run(self._stage.export)
@@ -355,10 +356,10 @@ class Replica:
             match action:
                 case Compute():
                     self._put(action)
-                case Emit(microbatch=microbatch, direction=direction, to=to):
-                    self._start(self._send(microbatch, direction, to))
-                case Ask(microbatch=microbatch, direction=direction, to=to):
-                    header = self._header("need", microbatch, self.me.stage, wanted=_KIND[direction])
+                case Emit():
+                    self._start(self._send(action))
+                case Ask(microbatch=microbatch, direction=direction, to=to, attempt=attempt):
+                    header = self._header("need", microbatch, self.me.stage, attempt, wanted=_KIND[direction])
                     self._start(self._deliver(to, header, Packed(b"", "", (), "none")))
                 case Forget(microbatch=microbatch):
                     self._forget(microbatch)
@@ -394,7 +395,6 @@ class Replica:
     def _forget(self, microbatch: Microbatch) -> None:
         self._intake.discard(microbatch)
         self._batches.pop(microbatch, None)
-        self._attempts.pop(microbatch, None)
         for direction in Direction:
             self._inputs.pop((microbatch, direction), None)
             self._outputs.pop((microbatch, direction), None)
@@ -462,12 +462,13 @@ class Replica:
         if output is not None and microbatch in self._batches:  # else forgotten while it was computed
             self._outputs[microbatch, direction] = output
 
-    async def _send(self, microbatch: Microbatch, direction: Direction, to: Hop) -> None:
-        packed = self._outputs.get((microbatch, direction))
+    async def _send(self, emit: Emit) -> None:
+        packed = self._outputs.get((emit.microbatch, emit.direction))
         if packed is None:  # committed or voided since
             return
-        stage = self.me.stage + (1 if direction is Direction.FORWARD else -1)
-        await self._deliver(to, self._header(_KIND[direction], microbatch, stage), packed)
+        stage = self.me.stage + (1 if emit.direction is Direction.FORWARD else -1)
+        header = self._header(_KIND[emit.direction], emit.microbatch, stage, emit.attempt)
+        await self._deliver(emit.to, header, packed)
 
     async def _deliver(self, to: Hop, header: TensorHeader, packed: Packed) -> None:
         try:
@@ -484,7 +485,7 @@ class Replica:
         except SwarmError as error:
             self.fail(error)
 
-    def _header(self, kind: str, microbatch: Microbatch, stage: int, *, wanted: str = "") -> TensorHeader:
+    def _header(self, kind: str, microbatch: Microbatch, stage: int, attempt: int, *, wanted: str = "") -> TensorHeader:
         return TensorHeader(
             job=self.job,
             kind=kind,
@@ -492,7 +493,7 @@ class Replica:
             step=microbatch.step,
             microbatch=microbatch.index,
             stage=stage,
-            attempt=self._attempts.get(microbatch, 0),
+            attempt=attempt,
             sender=self.me.peer,
             incarnation=self.me.incarnation,
             dtype="",

@@ -40,9 +40,13 @@ def clip(squared_norms: Iterable[float], grad_clip_norm: float) -> tuple[float, 
     """The global gradient norm and the factor that brings it to at most `grad_clip_norm` (0 = never clip).
 
     `squared_norms` has one value per parameter tensor of the whole model, tied parameters once. They are added exactly
-    (`math.fsum`), so their order and the cut into stages cannot change a bit.
+    (`math.fsum`), so their order and the cut into stages cannot change a bit. The norm is not finite if a part is not,
+    or if their sum leaves float64.
     """
-    norm = math.sqrt(math.fsum(squared_norms))
+    try:
+        norm = math.sqrt(math.fsum(squared_norms))
+    except OverflowError:
+        norm = math.inf
     if grad_clip_norm == 0.0:
         return norm, 1.0
     return norm, min(1.0, grad_clip_norm / (norm + CLIP_EPSILON))

@@ -50,3 +50,8 @@ def test_norm_does_not_depend_on_the_order_of_parameters() -> None:
     values = [1e16, 1.0, -0.0, 3.7, 1e-8] * 7
     assert clip(values, 0.0) == clip(sorted(values), 0.0)
     assert clip(values, 0.0)[0] == math.sqrt(math.fsum(values))
+
+
+@pytest.mark.parametrize("squared", [[1.0, math.inf], [1.0, math.nan], [1e308, 1e308]])
+def test_a_norm_with_a_part_that_is_not_finite_is_not_finite(squared: list[float]) -> None:
+    assert not math.isfinite(clip(squared, 1.0)[0])
