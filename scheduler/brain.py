@@ -200,11 +200,13 @@ class JobBrain:
         for replica in sorted(replicas, key=lambda one: one.peer):
             self._replicas[replica.peer] = replica
             self._pools[replica.stage].append(replica.peer)
-            self._changed.add(replica.peer)
             self._unmeasured[replica.stage].add(replica.peer)
             load = LoadStage(settings.job, settings.timeline, replica.stage, settings.split, 0, settings.spec_json)
             self._send(replica.peer, load)
         assert all(self._pools), "each stage needs a replica"
+        for peer, replica in self._replicas.items():
+            # In order of peer id, once and for all: ties between replicas must not depend on the order of a set.
+            self._loads[replica.stage][peer] = self._load(peer)
         # One microbatch at each replica of the largest pool and one on its way, at every stage.
         window = settings.microbatches * (1 + settings.staleness)
         self._in_flight_max = settings.max_in_flight or min(window, 2 * self.stages * max(map(len, self._pools)))
