@@ -14,15 +14,14 @@ really added and what the commits make effective, `Twin` is a ledger too simple 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections import os
+from collections import Counter, deque
 from dataclasses import dataclass
 from random import Random
 from typing import assert_never
 
-import Counter
-import deque
 import pytest
 from hypothesis import HealthCheck, settings, target
 from hypothesis import strategies as st
