@@ -52,7 +52,7 @@ split       = "auto"            # or layers per stage, such as [2, 2]
 routing     = "least_completion"
 max_in_flight = "auto"          # or 1 to 4096 microbatches
 compression = "bfloat16"        # none, bfloat16 or float16: what travels between stages
-staleness   = 0                 # synchronous training
+staleness   = 1                 # 1: steps overlap, weights one step old; 0: synchronous
 
 [averaging]
 timeout_s = 60.0                # 1 to 3600: one averaging round

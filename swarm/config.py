@@ -108,7 +108,7 @@ class PipelineSection(Section):
     routing: Literal["least_completion"] = "least_completion"
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
     compression: Literal["none", "bfloat16", "float16"] = "bfloat16"
-    staleness: Literal[0] = 0
+    staleness: Literal[0, 1] = 1  # 1: no pipeline flush, gradients of weights one step old; 0: synchronous
 
     @field_validator("split", mode="before")
     @classmethod

@@ -30,7 +30,9 @@ def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path) -> None:
         for stages in (1, 2, 3):
             cluster.add_servers(2)  # two replicas for each stage
             for tied in (True, False):
-                spec = resolved(source, stages, config__tie_word_embeddings=tied)
+                # Both stalenesses, and each tie at two of the three cuts.
+                staleness = (stages + tied) % 2
+                spec = resolved(source, stages, config__tie_word_embeddings=tied, pipeline__staleness=staleness)
                 tokens = Tokens.make(tmp_path / f"{stages}-{tied}", spec)
                 expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
                 job = cluster.submit(spec, tokens.manifest)

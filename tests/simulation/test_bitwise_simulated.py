@@ -6,6 +6,7 @@ Real flows, brain and torch; the transport delays and reorders every tensor at r
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -17,6 +18,7 @@ from swarm.data import ByteTokenizer
 from swarm.partition import resolve
 from swarm.reference import train_local
 from swarm.sim import loop as sim
+from swarm.sim.network import Counts
 from swarm.types import JobState
 from tests.rig import Done, Rig, Tokens, small_spec, write_text
 
@@ -26,20 +28,33 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> tuple[str, Rig]:
-    """Train in simulation; gives the sha256 of the weights and the rig, to see what was done to the traffic."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A simulated training: its weights, what was done to the traffic, and the virtual seconds that it took."""
 
-    async def main() -> tuple[str, Rig]:
-        result: tuple[str, Rig] | None = None
+    sha256: str
+    counts: Counts
+    training_s: float
+
+
+def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> Run:
+    """Train in simulation."""
+
+    async def main() -> Run:
+        result: Run | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 rig = await Rig.start(tokens, peers, tasks, Random(seed))
                 while len(rig.membership.idle_peers()) < peers:
                     await asyncio.sleep(0.1)
                 job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
-                await rig.finished(job)
+                loop = asyncio.get_running_loop()
+                started_s = 0.0
+                async for view in rig.jobs.watch(job):
+                    if view.record.state is JobState.RUNNING and not started_s:
+                        started_s = loop.time()
                 assert job.record.state is JobState.SUCCEEDED, job.record.reason
-                result = job.record.weights_sha256, rig
+                result = Run(job.record.weights_sha256, rig.network.counts, loop.time() - started_s)
                 await rig.network.close()
                 raise Done
         except* Done:
@@ -50,22 +65,24 @@ def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> tuple[str
     return sim.run(main(), seed=seed, limit_s=3600.0)
 
 
-# (stages, replicas, tied, compression, recompute, microbatch_sequences, max_in_flight): each pair of values occurs
+# (stages, replicas, staleness, tied, compression, recompute, microbatch_sequences, max_in_flight)
 SHAPES = [
-    (1, 1, False, "none", False, 2, "auto"),
-    (1, 2, True, "none", True, 3, 1),
-    (1, 3, False, "none", False, 1, 4),
-    (2, 1, True, "bfloat16", False, 3, "auto"),
-    (2, 2, False, "none", True, 2, 4),
-    (2, 3, True, "none", False, 2, 1),
-    (3, 1, False, "float16", True, 1, 4),
-    (3, 2, True, "none", False, 1, "auto"),
-    (3, 3, False, "bfloat16", True, 2, "auto"),
+    (1, 1, 1, False, "none", False, 2, "auto"),
+    (1, 2, 0, True, "none", True, 3, 1),
+    (1, 3, 1, False, "none", False, 1, 4),
+    (2, 1, 1, True, "bfloat16", False, 3, "auto"),
+    (2, 2, 0, False, "none", True, 2, 4),
+    (2, 2, 1, True, "none", True, 2, "auto"),
+    (2, 3, 0, True, "none", False, 2, 1),
+    (3, 1, 1, False, "float16", True, 1, 4),
+    (3, 2, 0, True, "none", False, 1, "auto"),
+    (3, 3, 1, False, "bfloat16", True, 2, "auto"),
+    (3, 2, 1, True, "none", False, 3, 1),
 ]
 
 
 @pytest.mark.parametrize(
-    ("stages", "replicas", "tied", "compression", "recompute", "size", "in_flight"),
+    ("stages", "replicas", "staleness", "tied", "compression", "recompute", "size", "in_flight"),
     SHAPES,
     ids=lambda value: str(value),
 )
@@ -73,6 +90,7 @@ def test_the_swarm_ends_with_the_weights_of_one_process(
     tmp_path: Path,
     stages: int,
     replicas: int,
+    staleness: int,
     tied: bool,
     compression: str,
     recompute: bool,
@@ -84,6 +102,7 @@ def test_the_swarm_ends_with_the_weights_of_one_process(
         source,
         pipeline__stages=stages,
         pipeline__compression=compression,
+        pipeline__staleness=staleness,
         pipeline__max_in_flight=in_flight,
         model__recompute=recompute,
         config__tie_word_embeddings=tied,
@@ -92,11 +111,11 @@ def test_the_swarm_ends_with_the_weights_of_one_process(
     resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
     tokens = Tokens.make(tmp_path, resolved)
     expected = train_local(resolved, tokens.batches(resolved), device=torch.device("cpu"))
-    sha256, rig = run_swarm(resolved, tokens, stages * replicas, seed=stages * 100 + replicas * 10 + size)
-    assert sha256 == expected.sha256
+    run = run_swarm(resolved, tokens, stages * replicas, seed=stages * 100 + replicas * 10 + size)
+    assert run.sha256 == expected.sha256
     if stages > 1:
-        assert rig.network.counts.reordered > 0
-        assert rig.network.counts.duplicated > 0
+        assert run.counts.reordered > 0
+        assert run.counts.duplicated > 0
 
 
 def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
@@ -106,6 +125,16 @@ def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
         spec = small_spec(source, pipeline__stages=stages, config__tie_word_embeddings=True)
         resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
         tokens = Tokens.make(tmp_path, resolved)
-        sha256, _ = run_swarm(resolved, tokens, 2 * stages, seed=stages)
-        seen.add(sha256)
+        seen.add(run_swarm(resolved, tokens, 2 * stages, seed=stages).sha256)
     assert len(seen) == 1
+
+
+def test_without_flush_steps_overlap(tmp_path: Path) -> None:
+    source = write_text(tmp_path)
+    seconds = {}
+    for staleness in (0, 1):
+        spec = small_spec(source, pipeline__stages=3, pipeline__staleness=staleness, training__steps=8)
+        resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+        tokens = Tokens.make(tmp_path, resolved)
+        seconds[staleness] = run_swarm(resolved, tokens, 3, seed=5).training_s
+    assert seconds[1] < 0.8 * seconds[0], seconds

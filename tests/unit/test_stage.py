@@ -57,7 +57,6 @@ def spec_of(stages: int = 2, *, staleness: int = 0, training: dict[str, Any] | N
         vocabulary_size=257,
         stages_if_auto=1,
     )
-    # A job file cannot ask for staleness 1 yet; the stage is ready for it.
     return spec.model_copy(update={"pipeline": spec.pipeline.model_copy(update={"staleness": staleness})})
 
 
