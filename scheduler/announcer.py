@@ -9,6 +9,8 @@ from scheduler.store import JobRecord
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 
+REASON_CHARACTERS_MAX = 1000
+
 
 class BusAnnouncer:
     """Retains one message per job: its state and how far it is."""
@@ -23,10 +25,10 @@ class BusAnnouncer:
                 "id": record.id,
                 "name": record.name,
                 "state": record.state.value,
-                "reason": record.reason,
+                "reason": record.reason[:REASON_CHARACTERS_MAX],
                 "since_unix_s": record.since_unix_s,
                 "step": progress.steps_done,
-                "loss": None if math.isnan(progress.loss) else progress.loss,
+                "loss": progress.loss if math.isfinite(progress.loss) else None,
             },
         )
 

@@ -104,6 +104,7 @@ async def serve(options: Options) -> None:
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
         stack.callback(sessions.close)
+        stack.callback(jobs.stop)
 
         http_address = ""
         if options.http_port is not None:

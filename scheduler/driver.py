@@ -16,7 +16,7 @@ from scheduler.brain import CommitRow, Fail, Finish, JobBrain, Note, Output, Rep
 from scheduler.membership import Transition
 from swarm.data import Batches
 from swarm.errors import SwarmError
-from swarm.messages import Command, Event, ParameterHash, Route
+from swarm.messages import Command, Event, Loaded, ParameterHash, Route, Saved
 from swarm.types import JobState, PeerId, PeerState
 
 
@@ -85,9 +85,16 @@ class JobDriver:
         self._no_progress_s = no_progress_s
         self._runtime_s_max = runtime_s_max
         self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
+        self._progress_s = 0.0
+
+    def made_progress(self) -> None:
+        """Something moved that is no commit: a stage was loaded, or a part of its weights arrived."""
+        self._progress_s = asyncio.get_running_loop().time()
 
     def on_event(self, peer: PeerId, event: Event) -> None:
         """An event of one of the job's peers."""
+        if isinstance(event, Loaded | Saved):
+            self.made_progress()
         self._inbox.put_nowait(_Happened(peer, event))
 
     def on_transition(self, transition: Transition) -> None:
@@ -101,20 +108,24 @@ class JobDriver:
     async def run(self, replicas: list[Replica]) -> Outcome:
         """Train until the job succeeds, fails or is cancelled. StoreUnavailable and Fenced pass through."""
         loop = asyncio.get_running_loop()
-        started_s = progress_s = loop.time()
+        started_s = self._progress_s = loop.time()
         committed = self.brain.committed_steps
         outcome = await self._carry_out(self.brain.start(replicas, loop.time()))
         while outcome is None:
             if self.brain.committed_steps != committed:
-                committed, progress_s = self.brain.committed_steps, loop.time()
-            deadline_s = progress_s + self._no_progress_s
+                committed = self.brain.committed_steps
+                self.made_progress()
+            deadline_s = self._progress_s + self._no_progress_s
             if self._runtime_s_max:
                 deadline_s = min(deadline_s, started_s + self._runtime_s_max)
             try:
                 async with asyncio.timeout_at(deadline_s):
                     item = await self._inbox.get()
             except TimeoutError:
-                return await self._give_up(loop.time() - progress_s >= self._no_progress_s)
+                stuck = loop.time() >= self._progress_s + self._no_progress_s
+                if not stuck and not (self._runtime_s_max and loop.time() >= started_s + self._runtime_s_max):
+                    continue  # weights are still arriving
+                return await self._give_up(stuck)
             outcome = await self._carry_out(self._decide(item, loop.time())) or (
                 Outcome(JobState.CANCELLED, item.reason) if isinstance(item, _Cancel) else None
             )

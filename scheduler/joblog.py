@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -92,7 +93,12 @@ class JobLogs:
 
 def _read(path: Path) -> list[LogLine]:
     try:
-        with path.open(encoding="utf-8") as file:
-            return [LogLine(**json.loads(line)) for line in deque(file, maxlen=LINES_KEPT)]
-    except (OSError, ValueError, TypeError):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            lines = list(deque(file, maxlen=LINES_KEPT))
+    except OSError:
         return []
+    found = []
+    for line in lines:
+        with suppress(ValueError, TypeError):  # a line that a crash or a full disk tore
+            found.append(LogLine(**json.loads(line)))
+    return found

@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from scheduler.blocking import run_blocking
 from scheduler.brain import BrainSettings, CommitRow, JobBrain, Replica
-from scheduler.checkpoints import CheckpointFailed, CheckpointFolder
+from scheduler.checkpoints import CheckpointFolder
 from scheduler.driver import JobDriver, Outcome
 from scheduler.joblog import JobLogs, LogLine
 from scheduler.membership import Membership, Peer, Transition
 from scheduler.placement import Candidate, place
-from scheduler.store import JobRecord, JobTokens, Store, StoreUnavailable
+from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected, StoreUnavailable
 from swarm.config import JobSpec, spec_from_json
 from swarm.data import Batches, TokenData
 from swarm.errors import InvalidData, NotAllowed, NotFound, Refused, SwarmError
@@ -50,6 +52,9 @@ from swarm.types import JobId, JobState, PeerId, PeerState
 SETTLE_S = 2.0
 # Speed is shown over about this many steps.
 SPEED_STEPS = 8
+REASON_CHARACTERS_MAX = 4000
+# How long a change of state waits for a database that takes no writes.
+STATE_PATIENCE_S = 10.0
 
 
 class Announcer(Protocol):
@@ -129,19 +134,24 @@ class Jobs:
         self._jobs: dict[JobId, Job] = {}
         self._wake = asyncio.Event()
         self._pool_changed_s = -math.inf
+        self._stopping = False
         self.logs = JobLogs(root / "jobs")
 
     async def load(self) -> None:
         """Read what an earlier start left; jobs that were at work cannot go on and are marked so."""
+        await run_blocking(self._executor, lambda: _remove_unfinished(self._root))
         for record in await self._store.jobs():
             job = Job(record, spec_from_json(record.spec_json))
             self._jobs[record.id] = job
             for row in await self._store.commits(record.id):
                 job.progress.steps_done = row["step"] + 1
                 job.progress.tokens += row["tokens"]
-                job.progress.loss, job.progress.norm = row["loss"], row["norm"]
+                job.progress.loss = math.nan if row["loss"] is None else row["loss"]
+                job.progress.norm = row["norm"]
                 job.progress.learning_rate = row["learning_rate"]
-            if not record.state.is_final and record.state is not JobState.QUEUED:
+            if record.state in (JobState.QUEUED, JobState.PLACING):
+                self._wake.set()
+            elif not record.state.is_final:
                 await self._enter(
                     job,
                     JobState.FAILED,
@@ -210,8 +220,8 @@ class Jobs:
         if job.driver is None:
             await self._enter(job, JobState.CANCELLED, reason)
         else:
-            await self._enter(job, JobState.CANCELLING, reason)
             job.driver.cancel(reason)
+            await self._enter(job, JobState.CANCELLING, reason)
 
     async def watch(self, job: Job) -> AsyncIterator[Job]:
         """The job now and after every change, until it has ended."""
@@ -235,7 +245,13 @@ class Jobs:
 
     # What stage servers do ---------------------------------------------------------------------------------------
 
+    def stop(self) -> None:
+        """The scheduler ends: from here on, what sessions do means nothing for jobs."""
+        self._stopping = True
+
     def on_event(self, peer: PeerId, event: Event) -> None:
+        if self._stopping:
+            return
         known = self._membership.get(peer)
         if known is None:
             return
@@ -261,6 +277,8 @@ class Jobs:
                 job.driver.on_event(peer, event)
 
     def on_transition(self, transition: Transition) -> None:
+        if self._stopping:
+            return
         self._pool_changed_s = _now_s()
         self._wake.set()
         self._log.info(
@@ -274,10 +292,16 @@ class Jobs:
     async def store_stage(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take a stage's weights for the job's checkpoint."""
         job = self._jobs.get(header.job)
-        folder = job.folder if job is not None else None
-        if folder is None or (folder.timeline, folder.version) != (header.timeline, header.version):
+        driver, folder = (job.driver, job.folder) if job is not None else (None, None)
+        if driver is None or folder is None or (folder.timeline, folder.version) != (header.timeline, header.version):
             raise Refused(f"job {header.job} collects no weights of version {header.version}")
-        return await folder.put_stage(header, chunks)
+
+        async def counted() -> AsyncIterator[bytes]:
+            async for chunk in chunks:
+                driver.made_progress()
+                yield chunk
+
+        return await folder.put_stage(header, counted())
 
     def _attached(self, peer: Peer, hello: Hello) -> None:
         """A peer that lost its job with the session is lost to the job, though it is here again."""
@@ -295,9 +319,9 @@ class Jobs:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            settled_s = self._pool_changed_s + self._settle_s
-            if _now_s() < settled_s:
-                await asyncio.sleep(settled_s - _now_s())
+            # Peers that come meanwhile make it longer; a moment without news has no event to wait for.
+            while (wait_s := self._pool_changed_s + self._settle_s - _now_s()) > 0:  # noqa: ASYNC110
+                await asyncio.sleep(wait_s)
             for job in reversed(self.all()):
                 if job.record.state in (JobState.QUEUED, JobState.PLACING):
                     await self._try_to_start(job)
@@ -320,17 +344,15 @@ class Jobs:
             Replica(peer, idle[peer].hello.incarnation, idle[peer].hello.address, stage)
             for peer, stage in decision.plan.items()
         ]
-        await self._enter(job, JobState.LOADING, f"{len(replicas)} peers build {stages} stages")
-        if any((now := self._membership.get(r.peer)) is None or now.state is not PeerState.IDLE for r in replicas):
-            self._wake.set()  # somebody left while the row was written
-            return
+        # No await until the driver is there: whoever cancels or leaves from now on reaches it.
         for replica in replicas:
             for transition in self._membership.assign(replica.peer, job.record.id, replica.stage, _now_s()):
                 self.on_transition(transition)
             job.stages.setdefault(replica.stage, []).append(replica.peer)
-        self._say(job, "info", f"placed: {_describe(job.stages)}")
         job.driver = self._make_driver(job, batches)
+        self._say(job, "info", f"placed: {_describe(job.stages)}")
         self._tasks.create_task(self._drive(job, job.driver, replicas))
+        await self._enter(job, JobState.LOADING, f"{len(replicas)} peers build {len(job.stages)} stages")
 
     def _make_driver(self, job: Job, batches: Batches) -> JobDriver:
         spec, record = job.spec, job.record
@@ -355,15 +377,8 @@ class Jobs:
         last_s = [_now_s()]
 
         async def write_commit(row: CommitRow) -> None:
-            retrying = AsyncRetrying(
-                retry=retry_if_exception_type(StoreUnavailable),
-                wait=wait_random_exponential(multiplier=0.1, max=5.0),
-                stop=stop_after_delay(spec.limits.no_progress_s),
-                reraise=True,
-            )
-            async for attempt in retrying:
-                with attempt:
-                    await self._store.put_commit(record.id, row, self._wall_s())
+            write = partial(self._store.put_commit, record.id, row, self._wall_s())
+            await _patiently(write, patience_s=spec.limits.no_progress_s)
 
         def on_commit(row: CommitRow) -> None:
             now_s = _now_s()
@@ -406,16 +421,22 @@ class Jobs:
             training.steps,
             self._executor,
         )
-        sha256 = ""
+        sha256, folder = "", job.folder
         try:
-            await job.folder.begin()
+            await folder.begin()
             outcome = await driver.run(replicas)
             if outcome.state is JobState.SUCCEEDED:
                 sha256 = await self._publish(job, driver)
-            else:
-                await job.folder.discard()
-        except (CheckpointFailed, StoreUnavailable) as error:
+        except Fenced:
+            raise
+        except SwarmError as error:
             outcome = Outcome(JobState.FAILED, error.message, error.code, error.hint)
+        except Exception as error:  # a fault of ours ends this job, not all others
+            self._log.error("job ended by an internal error", job_id=job.record.id, exc_info=error)
+            outcome = Outcome(
+                JobState.FAILED, f"internal error: {error!r}", SwarmError.code, "see the scheduler's log; report this"
+            )
+        await folder.discard()
         job.driver = job.folder = None
         for replica in replicas:
             self._send(replica.peer, Release(job.record.id, outcome.reason))
@@ -445,9 +466,13 @@ class Jobs:
             await self._enter(job, JobState.RUNNING, f"all {len(peers)} replicas are loaded")
 
     async def _enter(self, job: Job, state: JobState, reason: str, **changes: str) -> None:
-        record = job.record.entered(state, reason, self._wall_s(), **changes)
+        record = job.record.entered(state, reason[:REASON_CHARACTERS_MAX], self._wall_s(), **changes)
         job.record = record  # shown at once: nobody may act on the old state while the row is written
-        await self._store.put_job(record)
+        try:
+            await _patiently(partial(self._store.put_job, record), patience_s=STATE_PATIENCE_S)
+        except (StoreUnavailable, StoreRejected) as error:
+            # Commits are what must be durable; a state that is only in memory is better than a scheduler that ends.
+            self._log.error("state of job not stored", job_id=record.id, state=state.value, reason=error.message)
         self._say(job, "error" if state is JobState.FAILED else "info", f"job is {state.value}: {reason}")
         self._changed(job)
         if state.is_final:
@@ -493,8 +518,31 @@ class Jobs:
             raise InvalidData(
                 f"{len(missing)} of {len(tokens.shards)} token shards are not here", hint="submit again to upload them"
             )
-        data = TokenData.open([self.shard_path(sha256) for sha256 in tokens.shards], tokens.token_dtype)
+        paths = [self.shard_path(sha256) for sha256 in tokens.shards]
+        data = TokenData.open(paths, tokens.token_dtype, spec.model.config["vocab_size"])
         return Batches(data, spec.training, spec.data.sequence_length, spec.data.shuffle, spec.training.seed)
+
+
+async def _patiently(write: Callable[[], Awaitable[None]], patience_s: float) -> None:
+    """Repeat a write that the database could not take, for so long; then StoreUnavailable."""
+    deadline_s = _now_s() + patience_s
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(StoreUnavailable),
+        wait=wait_random_exponential(multiplier=0.1, max=5.0),
+        stop=lambda _state: _now_s() >= deadline_s,  # the loop's clock: simulated time counts
+        reraise=True,
+    )
+    async for attempt in retrying:
+        with attempt:
+            await write()
+
+
+def _remove_unfinished(root: Path) -> None:
+    """Delete what a scheduler that was killed left half written."""
+    for folder in root.glob("jobs/*/checkpoints/*.tmp-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    for part in root.glob("shards/*.part"):
+        part.unlink(missing_ok=True)
 
 
 def _now_s() -> float:

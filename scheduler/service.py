@@ -32,6 +32,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # Followers see at most this many views a second.
 WATCH_S_MIN = 0.2
 SHARD_BYTES_MAX = 1 << 30
+REASON_CHARACTERS_MAX = 1000
 TOKENIZER_BYTES_MAX = 3 << 20  # all files together; they travel in one message
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -194,7 +195,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.JobView:
         async with answering(context):
             job = self._jobs.find(request.job)
-            await self._jobs.cancel(job, request.reason or "cancelled by its user")
+            await self._jobs.cancel(job, request.reason[:REASON_CHARACTERS_MAX] or "cancelled by its user")
             return self._view(job)
         raise AssertionError
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from scheduler.membership import Membership, Transition
-from swarm.errors import IncompatibleVersion, PeerUnavailable, Refused, StaleMessage
+from swarm.errors import IncompatibleVersion, Refused, StaleMessage, SwarmError
 from swarm.logs import Logger
 from swarm.messages import PROTOCOL_VERSION, Command, Event, Hello, StoreHeader, Welcome
-from swarm.types import PeerId
+from swarm.types import PeerId, PeerState
 
 # A peer that does not take this many commands is not reading any more.
 COMMANDS_WAITING_MAX = 8192
@@ -115,6 +115,14 @@ class Sessions:
             await asyncio.sleep(TICK_S)
             for transition in self._membership.tick(loop.time()):
                 self._listener.on_transition(transition)
+                if transition.after is PeerState.GONE:
+                    self.drop(transition.peer)
+
+    def drop(self, peer: PeerId) -> None:
+        """End the session of a peer that is gone, so that it dials again if it still can."""
+        session = self._sessions.get(peer)
+        if session is not None:
+            self._end(peer, session)
 
     def close(self) -> None:
         """End every session, as the scheduler stops."""
@@ -141,10 +149,14 @@ class Sessions:
         loop = asyncio.get_running_loop()
         try:
             async for event in events:
+                if self._sessions.get(peer) is not session:
+                    return  # a newer session of this peer has begun
+                if isinstance(event, Hello):
+                    raise Refused("a session has one Hello")
                 for transition in self._membership.heard(peer, loop.time()):
                     self._listener.on_transition(transition)
                 self._listener.on_event(peer, event)
-        except (PeerUnavailable, Refused) as error:
+        except SwarmError as error:
             self._log.warning("session broken", peer=peer, reason=error.message)
         finally:
             self._end(peer, session)

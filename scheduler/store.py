@@ -10,6 +10,7 @@ SQLAlchemy is synchronous; all of it runs on one worker thread (none in simulati
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 import alembic.command
 import alembic.config
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError, SQLAlchemyError
 
 from scheduler.blocking import run_blocking
 from scheduler.brain import CommitRow
@@ -65,6 +66,12 @@ class StoreUnavailable(SwarmError):
     """The database did not take the write; nothing was committed."""
 
     code = "E1400"
+
+
+class StoreRejected(SwarmError):
+    """The database refuses the write itself; repeating it will not help."""
+
+    code = "E1402"
 
 
 class Fenced(SwarmError):
@@ -161,7 +168,7 @@ class Store:
             "step": row.step,
             "epoch": self.epoch,
             "rounds_json": json.dumps(rounds),
-            "loss": row.loss,
+            "loss": row.loss if math.isfinite(row.loss) else None,  # databases have no NaN
             "norm": row.norm,
             "scale": row.scale,
             "learning_rate": row.learning_rate,
@@ -207,6 +214,10 @@ class Store:
 
         try:
             await self._run(transaction)
+        except (IntegrityError, ProgrammingError, DataError) as error:
+            raise StoreRejected(
+                f"the database refused a write: {_cause(error)}", hint="report this as a bug, with the scheduler's log"
+            ) from error
         except SQLAlchemyError as error:
             raise StoreUnavailable(
                 f"the database did not take a write: {_cause(error)}", hint="check disk space and the database's log"

@@ -15,6 +15,8 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from swarm.errors import OutOfMemory
+
 T = TypeVar("T")
 
 
@@ -51,7 +53,7 @@ class ThreadDevice:
         )
 
     def run(self, work: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return asyncio.get_running_loop().run_in_executor(self._executor, _guarded, work, self.name)
 
     def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
         return self.run(lambda: _clocked(work))
@@ -79,6 +81,21 @@ class InlineDevice:
         async with self._turn:  # asyncio locks are fair: first come, first served, as on the thread
             await asyncio.sleep(seconds)
         return result
+
+
+def _guarded(work: Callable[[], T], device: torch.device) -> T:
+    """The result of `work`; OutOfMemory if the device has none left, however torch says so."""
+    try:
+        return work()
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError, as is the CPU allocator's
+        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not known and not any(words in str(error) for words in ("allocate memory", "not enough memory")):
+            raise
+        raise OutOfMemory(
+            f"{device} has no memory left: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            hint="use more stages, lower training.microbatch_sequences or pipeline.max_in_flight, or set "
+            "model.recompute = true",
+        ) from error
 
 
 def _clocked(work: Callable[[], T]) -> Timed[T]:

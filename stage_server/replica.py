@@ -161,15 +161,9 @@ class Replica:
         log: Logger,
     ) -> Replica:
         """Build the stage on the device and report it; raises OutOfMemory if it does not fit."""
-        try:
-            await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
-            stage = await device.run(lambda: Stage(spec, command.stage, device.name))
-            digest = await device.run(stage.digest)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            raise OutOfMemory(
-                f"stage {command.stage} does not fit {device.name}: {error}",
-                hint="use more stages, smaller microbatches or a device with more memory",
-            ) from error
+        await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
+        stage = await device.run(lambda: Stage(spec, command.stage, device.name))
+        digest = await device.run(stage.digest)
         replica = cls(command, spec, stage, me, device, links, emit, store, tasks, metrics, log)
         units = tuple(UnitSize(name, layout.elements) for name, layout in stage.units.items())
         emit(Loaded(command.job, command.timeline, command.stage, stage.version, digest, units))
@@ -228,10 +222,10 @@ class Replica:
             mean = await run_round(command, self.me, self._stage, self._bits, self._device, self._links, self._mailbox)
         except* TimeoutError:
             self._round_failed(command, DeadlineOfRound(f"no answer within {command.timeout_s} s"), "")
+        except* OutOfMemory as group:
+            self.fail(_first(group))
         except* SwarmError as group:
-            error = _first(group)
-            accused = getattr(error, "peer", "")
-            self._round_failed(command, error, accused)
+            self._round_failed(command, _first(group), "")
         else:
             duration_s = loop.time() - started_s
             self._means[command.step, command.unit, command.round] = mean
@@ -274,13 +268,26 @@ class Replica:
             del self._rounds[round_key]
         self._sealing.pop(command.step, None)
         self._carry_out(self.cells.commit(command.step, command.version))
-        applied = await applying
+        try:
+            applied = await applying
+        except SwarmError as error:
+            self.fail(error)
+            return
         self._metrics.device_busy(applied.seconds)
         self._emit(Committed(self.timeline, command.step, command.version, self.me.stage, applied.result))
 
     async def _save(self, command: SaveStage) -> None:
-        payload = await self._device.run(self._stage.export)
-        hashes = await self._device.run(self._stage.parameter_hashes)
+        try:
+            payload = await self._device.run(self._stage.export)
+            hashes = await self._device.run(self._stage.parameter_hashes)
+            await self._store_stage(command, payload)
+        except SwarmError as error:
+            self.fail(error)
+            return
+        self._emit(Saved(self.job, self.timeline, command.version, self.me.stage, hashes))
+        self._log.info("stage saved", stage=self.me.stage, size_bytes=len(payload))
+
+    async def _store_stage(self, command: SaveStage, payload: bytes) -> None:
         header = StoreHeader(
             job=self.job,
             peer=self.me.peer,
@@ -290,13 +297,7 @@ class Replica:
             stage=self.me.stage,
             total_bytes=len(payload),
         )
-        try:
-            await self._store(header, payload)
-        except SwarmError as error:
-            self.fail(error)
-            return
-        self._emit(Saved(self.job, self.timeline, command.version, self.me.stage, hashes))
-        self._log.info("stage saved", stage=self.me.stage, size_bytes=len(payload))
+        await self._store(header, payload)
 
     # Tensors -----------------------------------------------------------------------------------------------------
 
@@ -420,13 +421,6 @@ class Replica:
                         await self._backward(work_now, waited_s)
                     case _:
                         assert_never(work_now.direction)
-            except (MemoryError, torch.OutOfMemoryError) as error:
-                self.fail(
-                    OutOfMemory(
-                        f"{work.microbatch} does not fit {self._device.name} at stage {self.me.stage}: {error}",
-                        hint="lower training.microbatch_sequences or pipeline.max_in_flight, or use more stages",
-                    )
-                )
             except SwarmError as error:
                 self.fail(error)
 

@@ -18,7 +18,7 @@ from stage_server.averaging import Self
 from stage_server.device import Device
 from stage_server.replica import Replica
 from swarm.config import spec_from_json
-from swarm.errors import SchedulerUnreachable, StaleMessage, SwarmError
+from swarm.errors import IncompatibleVersion, SchedulerUnreachable, StaleMessage, SwarmError
 from swarm.logs import Logger
 from swarm.messages import (
     PROTOCOL_VERSION,
@@ -44,6 +44,8 @@ from swarm.metrics import StageServerMetrics
 from swarm.rpc.peers import PeerLinks
 from swarm.rpc.session import SchedulerLink
 from swarm.types import JobId, PeerId
+
+REDIAL_S = 0.2  # after a session that was welcomed and ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class StageServer:
             async for attempt in retrying:
                 with attempt:
                     await self._session()
+            await asyncio.sleep(REDIAL_S)
 
     def _say_why(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
@@ -138,9 +141,11 @@ class StageServer:
             if not welcomed:
                 raise
             self._log.warning("session lost", scheduler=address, reason=error.message)
-        except StaleMessage as error:
-            # A newer process with this peer's id is attached, or the scheduler still waits for the old session's end.
-            raise SchedulerUnreachable(f"the scheduler refused this peer: {error.message}") from error
+        except IncompatibleVersion:
+            raise
+        except SwarmError as error:
+            # Such as StaleMessage: a newer process with this peer's id is attached. It may pass: dial again, later.
+            raise SchedulerUnreachable(f"the scheduler at {address} ended the session: {error}") from error
         finally:
             self._link = None
             if heart is not None:

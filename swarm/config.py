@@ -25,6 +25,9 @@ from swarm.errors import InvalidConfig, UsageError
 Auto: TypeAlias = Literal["auto"]
 
 
+LAYERS_MAX = 10_000
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -171,6 +174,8 @@ class JobSpec(Section):
             raise ValueError(
                 "model.config.num_hidden_layers must be a whole number of at least 1: add it to [model.config]"
             )
+        if value > LAYERS_MAX:
+            raise ValueError(f"model.config.num_hidden_layers = {value} is too many: at most {LAYERS_MAX}")
         return value
 
     @property

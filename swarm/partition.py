@@ -26,6 +26,8 @@ END_OF_TEXT = 256  # token id of the byte tokenizer's end of text
 # (the size must not depend on the number of stages: another shape gives other bits), of at most so many tokens.
 AUTO_MICROBATCHES = 16
 AUTO_MICROBATCH_TOKENS = 8192
+# What a Route may carry as token ids and targets of 4 bytes each (swarm.rpc refuses longer messages).
+MICROBATCH_BYTES_MAX = 4 << 20
 
 # Fields of Hugging Face's LlamaConfig that shape the model, with its defaults. None: derived, or absent.
 _LLAMA: dict[str, tuple[type, Any]] = {
@@ -73,7 +75,21 @@ def resolve(spec: JobSpec, *, vocabulary_size: int, stages_if_auto: int) -> JobS
         stages = spec.pipeline.stages
         split = balanced_split(filled, min(stages_if_auto, spec.layers) if stages == "auto" else stages)
     values["pipeline"] |= {"split": split, "stages": len(split)}
-    return parse_job(values)
+    resolved = parse_job(values)
+    _check_microbatch(resolved, len(split))
+    return resolved
+
+
+def _check_microbatch(spec: JobSpec, stages: int) -> None:
+    """Token ids travel in one message to the first stage, targets to the last; both to one peer if it is the same."""
+    size = spec.training.microbatch_sequences
+    assert size != "auto", "resolved by now"
+    most = MICROBATCH_BYTES_MAX // (4 if stages > 1 else 8)
+    if size * spec.data.sequence_length > most:
+        raise InvalidConfig(
+            f"a microbatch of {size} sequences of {spec.data.sequence_length} tokens is more than {most} tokens",
+            hint="lower training.microbatch_sequences or data.sequence_length",
+        )
 
 
 def balanced_split(spec: JobSpec, stages: int) -> tuple[int, ...]:

@@ -105,6 +105,7 @@ class Rig:
     jobs: Jobs
     membership: Membership
     sessions: Sessions
+    store: Store
     servers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
 
     @classmethod
@@ -133,7 +134,7 @@ class Rig:
         )
         sessions = Sessions(store.epoch, membership, jobs, jobs.store_stage, tasks, log)
         network.add_handler(SCHEDULER, sessions)
-        rig = cls(network, jobs, membership, sessions)
+        rig = cls(network, jobs, membership, sessions, store)
         tasks.create_task(jobs.dispatch())
         tasks.create_task(sessions.watch())
         for number in range(peers):

@@ -15,7 +15,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "jobs",
-        sa.Column("id", sa.String(40), primary_key=True),
+        sa.Column("id", sa.String(64), primary_key=True),
         sa.Column("name", sa.String(40), nullable=False, index=True),
         sa.Column("state", sa.String(16), nullable=False),
         sa.Column("reason", sa.Text, nullable=False),
@@ -30,12 +30,12 @@ def upgrade() -> None:
     )
     op.create_table(
         "commits",
-        sa.Column("job", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+        sa.Column("job", sa.String(64), sa.ForeignKey("jobs.id"), primary_key=True),
         sa.Column("timeline", sa.Integer, primary_key=True),
         sa.Column("step", sa.BigInteger, primary_key=True),
         sa.Column("epoch", sa.BigInteger, nullable=False),
         sa.Column("rounds_json", sa.Text, nullable=False),
-        sa.Column("loss", sa.Float, nullable=False),
+        sa.Column("loss", sa.Float, nullable=True),
         sa.Column("norm", sa.Float, nullable=False),
         sa.Column("scale", sa.Float, nullable=False),
         sa.Column("learning_rate", sa.Float, nullable=False),

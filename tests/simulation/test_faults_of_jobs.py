@@ -1,0 +1,249 @@
+"""One job's bad luck is its own: the scheduler and the other jobs go on. Found by review, each with its story."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from scheduler.announcer import BusAnnouncer
+from scheduler.jobs import Job, Progress
+from scheduler.store import JobRecord, StoreUnavailable
+from swarm.config import JobSpec
+from swarm.data import ByteTokenizer
+from swarm.messages import Accumulated, Saved
+from swarm.mqtt.bus import Bus
+from swarm.partition import resolve
+from swarm.sim import loop as sim
+from swarm.types import JobState, PeerId, PeerState
+from tests.rig import Done, Rig, Tokens, small_spec, write_text
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A running rig of two idle peers, and a job for it."""
+
+    rig: Rig
+    spec: JobSpec
+    tokens: Tokens
+
+    async def submit(self, **training: object) -> Job:
+        spec = self.spec.model_copy(update={"training": self.spec.training.model_copy(update=training)})
+        return await self.rig.jobs.submit(spec, self.tokens.of_job(), {})
+
+    async def works(self) -> None:
+        """A plain job succeeds."""
+        job = await self.submit()
+        await self.rig.finished(job)
+        assert job.record.state is JobState.SUCCEEDED, job.record.reason
+
+
+def play(tmp_path: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
+    torch.set_num_threads(1)
+    spec = resolve(
+        small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=3),
+        vocabulary_size=ByteTokenizer.vocabulary_size,
+        stages_if_auto=1,
+    )
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def main() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 2, tasks, Random(1))
+                while len(rig.membership.idle_peers()) < 2:
+                    await asyncio.sleep(0.1)
+                await act(Scene(rig, spec, tokens))
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+
+    sim.run(main(), seed=1, limit_s=7200.0)
+
+
+def test_a_database_that_is_locked_for_a_while_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One "database is locked" on a job's last state once ended the scheduler."""
+
+    async def act(scene: Scene) -> None:
+        store, loop = scene.rig.store, asyncio.get_running_loop()
+        until_s = loop.time() + 6.0
+        refused = 0
+        for name in ("put_job", "put_commit"):
+            real = getattr(store, name)
+
+            async def flaky(*arguments: object, real: Callable[..., Awaitable[None]] = real) -> None:
+                nonlocal refused
+                if loop.time() < until_s:
+                    refused += 1
+                    raise StoreUnavailable("database is locked")
+                await real(*arguments)
+
+            monkeypatch.setattr(store, name, flaky)
+        with pytest.raises(StoreUnavailable):  # a job that cannot be stored is not accepted
+            await scene.submit()
+        await asyncio.sleep(4.0)
+        until_s = 0.0
+        job = await scene.submit()
+        async for view in scene.rig.jobs.watch(job):
+            if view.record.state is JobState.RUNNING and not until_s:
+                until_s = loop.time() + 6.0
+        assert job.record.state is JobState.SUCCEEDED, job.record.reason
+        assert refused > 3
+
+    play(tmp_path, act)
+
+
+def test_a_database_that_stays_away_fails_the_job_and_not_the_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(scene: Scene) -> None:
+        real = scene.rig.store.put_commit
+
+        async def refused(*_: object) -> None:
+            raise StoreUnavailable("database is locked")
+
+        monkeypatch.setattr(scene.rig.store, "put_commit", refused)
+        job = await scene.submit()
+        await scene.rig.finished(job)
+        assert (job.record.state, job.record.error_code) == (JobState.FAILED, StoreUnavailable.code)
+        monkeypatch.setattr(scene.rig.store, "put_commit", real)
+        await scene.works()
+
+    play(tmp_path, act)
+
+
+def test_a_lie_about_saved_weights_fails_the_job_and_not_the_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(scene: Scene) -> None:
+        real = scene.rig.jobs.on_event
+
+        def lie(peer: PeerId, event: object) -> None:
+            if isinstance(event, Saved):
+                event = replace(event, parameters=(replace(event.parameters[0], dtype="strange"),))
+            real(peer, event)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(scene.rig.jobs, "on_event", lie)
+        job = await scene.submit()
+        await scene.rig.finished(job)
+        assert job.record.state is JobState.FAILED
+        assert not list(scene.tokens.root.glob("jobs/*/checkpoints/*")), "half a checkpoint was left behind"
+        monkeypatch.setattr(scene.rig.jobs, "on_event", real)
+        await scene.works()
+
+    play(tmp_path, act)
+
+
+def test_tokens_outside_the_vocabulary_fail_the_job_with_the_reason(tmp_path: Path) -> None:
+    """They once ended the stage server with an IndexError."""
+
+    async def act(scene: Scene) -> None:
+        (shard,) = scene.tokens.of_job().shards
+        path = scene.rig.jobs.shard_path(shard)
+        good = path.read_bytes()
+        path.write_bytes(np.full(len(good) // 2, 60_000, dtype="<u2").tobytes())
+        job = await scene.submit()
+        await scene.rig.finished(job)
+        assert job.record.state is JobState.FAILED
+        assert "60000" in job.record.reason
+        path.write_bytes(good)
+        await scene.works()
+
+    play(tmp_path, act)
+
+
+def test_a_cancel_or_a_loss_while_the_loading_state_is_written_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver did not exist yet: a cancelled job once ran on to succeeded, another stayed loading for ever."""
+
+    async def act(scene: Scene) -> None:
+        real = scene.rig.store.put_job
+
+        async def slow(record: JobRecord) -> None:
+            await asyncio.sleep(1.0 if record.state is JobState.LOADING else 0.0)
+            await real(record)
+
+        monkeypatch.setattr(scene.rig.store, "put_job", slow)
+        job = await scene.submit(steps=1000)
+        while job.record.state is not JobState.LOADING:
+            await asyncio.sleep(0.01)
+        await scene.rig.jobs.cancel(job, "x" * 70_000)
+        await scene.rig.finished(job)
+        assert job.record.state is JobState.CANCELLED
+
+        job = await scene.submit(steps=1000)
+        while job.record.state is not JobState.LOADING:
+            await asyncio.sleep(0.01)
+        scene.rig.kill(PeerId("peer-1"))
+        await scene.rig.finished(job)
+        assert job.record.state is JobState.FAILED
+        assert "peer-1" in job.record.reason
+
+    play(tmp_path, act)
+
+
+def test_a_step_whose_loss_is_nan_is_skipped_and_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No database takes a NaN: the row was once refused for 300 s, then the job failed."""
+
+    async def act(scene: Scene) -> None:
+        real = scene.rig.jobs.on_event
+
+        def poison(peer: PeerId, event: object) -> None:
+            if isinstance(event, Accumulated) and event.stage == 1 and event.microbatch.step == 1:
+                event = replace(event, finite=False, loss=math.nan)
+            real(peer, event)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(scene.rig.jobs, "on_event", poison)
+        job = await scene.submit()
+        await scene.rig.finished(job)
+        assert job.record.state is JobState.SUCCEEDED, job.record.reason
+        rows = await scene.rig.store.commits(job.record.id)
+        assert [(row["skip"], row["loss"] is None) for row in rows] == [(False, False), (True, True), (False, False)]
+
+    play(tmp_path, act)
+
+
+def test_a_peer_that_was_silent_too_long_dials_again_when_it_wakes(tmp_path: Path) -> None:
+    """Its connection had never broken, so it once believed that it was attached, for ever."""
+
+    async def act(scene: Scene) -> None:
+        membership = scene.rig.membership
+        known = membership.get(PeerId("peer-0"))
+        assert known is not None
+        known.heard_s -= 1000.0
+        for expected in (PeerState.SUSPECT, PeerState.GONE):
+            known.heard_s, known.since_s = -1000.0, -1000.0
+            assert [transition.after for transition in membership.tick(asyncio.get_running_loop().time())] == [expected]
+            if expected is PeerState.GONE:
+                scene.rig.sessions.drop(PeerId("peer-0"))
+        while len(membership.idle_peers()) < 2:
+            await asyncio.sleep(0.1)
+        await scene.works()
+
+    play(tmp_path, act)
+
+
+async def test_what_followers_are_told_never_raises() -> None:
+    """A reason of 70 kB or an infinite loss once ended the scheduler through its hints to the broker."""
+    announcer = BusAnnouncer(Bus("mqtt://127.0.0.1:1", "test"))
+    record = JobRecord(
+        id="demo-1",  # type: ignore[arg-type]
+        name="demo",
+        state=JobState.FAILED,
+        reason="x" * 100_000,
+        since_unix_s=1.0,
+        created_unix_s=1.0,
+        spec_json="{}",
+        tokens=None,  # type: ignore[arg-type]
+    )
+    for loss in (math.nan, math.inf, 1.0):
+        announcer.job_changed(record, Progress(loss=loss))
