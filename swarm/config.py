@@ -60,10 +60,11 @@ class TrainingSection(Section):
     steps: Annotated[int, Field(ge=1, le=10**9)] = 1000
     global_batch_sequences: Annotated[int, Field(ge=1, le=10**6)] = 256
     microbatch_sequences: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "nadamw", "lamb"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # sgd only
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] = 100
@@ -84,6 +85,11 @@ class TrainingSection(Section):
             raise ValueError(
                 f"warmup_steps = {self.warmup_steps} is more than steps = {self.steps}: "
                 "lower training.warmup_steps or raise training.steps"
+            )
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f'momentum = {self.momentum} does nothing for optimizer = "{self.optimizer}": '
+                'remove training.momentum, or set training.optimizer = "sgd"'
             )
         size = self.microbatch_sequences
         if size != "auto" and self.global_batch_sequences % size:

@@ -87,8 +87,17 @@ def test_losses_and_weights_are_the_same_bits_at_any_number_of_stages(
     assert runs[0].sha256 != sha256_of(build_stages(spec_of(1, tied=tied), CPU))
 
 
-def test_tied_copies_stay_equal() -> None:
-    stages = train(spec_of(3, tied=True)).stages
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("nadamw", 0.0), ("lamb", 0.0)])
+def test_no_optimizer_sees_the_cut(optimizer: str, momentum: float) -> None:
+    runs = [train(spec_of(stages, tied=True, optimizer=optimizer, momentum=momentum)) for stages in (1, 2, 3)]
+    assert runs[0].losses == runs[1].losses == runs[2].losses
+    assert runs[0].sha256 == runs[1].sha256 == runs[2].sha256
+    assert runs[0].sha256 != train(spec_of(1, tied=True)).sha256
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_tied_copies_stay_equal(optimizer: str) -> None:
+    stages = train(spec_of(3, tied=True, optimizer=optimizer)).stages
     first, last = (dict(stages[index].module.named_parameters()) for index in (0, 2))
     assert torch.equal(first[EMBEDDING], last[HEAD])
 
