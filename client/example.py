@@ -52,7 +52,7 @@ stages      = "auto"            # or a number, at most one per decoder layer
 split       = "auto"            # or layers per stage, such as [2, 2]
 routing     = "least_completion"
 max_in_flight = "auto"          # or 1 to 4096 microbatches
-compression = "bfloat16"        # none, bfloat16 or float16: what travels between stages
+compression = "bfloat16"        # none, bfloat16, float16 or int8: what travels between stages
 staleness   = 1                 # 1: steps overlap, weights one step old; 0: synchronous
 
 [averaging]

@@ -113,7 +113,7 @@ class PipelineSection(Section):
     split: Auto | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
     routing: Literal["least_completion"] = "least_completion"
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    compression: Literal["none", "bfloat16", "float16"] = "bfloat16"
+    compression: Literal["none", "bfloat16", "float16", "int8"] = "bfloat16"
     staleness: Literal[0, 1] = 1  # 1: no pipeline flush, gradients of weights one step old; 0: synchronous
 
     @field_validator("split", mode="before")

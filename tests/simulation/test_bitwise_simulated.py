@@ -77,6 +77,7 @@ SHAPES = [
     (3, 1, 1, False, "float16", True, 1, 4),
     (3, 2, 0, True, "none", False, 1, "auto"),
     (3, 3, 1, False, "bfloat16", True, 2, "auto"),
+    (3, 2, 1, True, "int8", False, 2, "auto"),
     (3, 2, 1, True, "none", False, 3, 1),
 ]
 
