@@ -50,7 +50,7 @@ fixed_point_bits = 30           # 16 to 40: the grid of those sums
 [pipeline]
 stages      = "auto"            # or a number, at most one per decoder layer
 split       = "auto"            # or layers per stage, such as [2, 2]
-routing     = "least_completion"
+routing     = "least_completion" # or iwrr (shares by measured speed), uniform (at random)
 max_in_flight = "auto"          # or 1 to 4096 microbatches
 compression = "bfloat16"        # none, bfloat16, float16 or int8: what travels between stages
 staleness   = 1                 # 1: steps overlap, weights one step old; 0: synchronous

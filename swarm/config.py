@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from swarm.errors import InvalidConfig, UsageError
+from swarm.types import Routing
 
 Auto: TypeAlias = Literal["auto"]
 
@@ -111,7 +112,7 @@ class PipelineSection(Section):
 
     stages: Auto | Annotated[int, Field(ge=1, le=10_000)] = "auto"
     split: Auto | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
-    routing: Literal["least_completion"] = "least_completion"
+    routing: Routing = "least_completion"
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
     compression: Literal["none", "bfloat16", "float16", "int8"] = "bfloat16"
     staleness: Literal[0, 1] = 1  # 1: no pipeline flush, gradients of weights one step old; 0: synchronous

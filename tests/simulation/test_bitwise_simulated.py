@@ -130,6 +130,15 @@ def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("routing", ["iwrr", "uniform"])
+def test_weights_do_not_depend_on_the_wiring(tmp_path: Path, routing: str) -> None:
+    spec = small_spec(write_text(tmp_path), pipeline__stages=2, pipeline__routing=routing)
+    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    tokens = Tokens.make(tmp_path, resolved)
+    expected = train_local(resolved, tokens.batches(resolved), device=torch.device("cpu"))
+    assert run_swarm(resolved, tokens, 6, seed=3).sha256 == expected.sha256
+
+
 def test_without_flush_steps_overlap(tmp_path: Path) -> None:
     source = write_text(tmp_path)
     seconds = {}
