@@ -33,11 +33,12 @@ upload_shard_bytes = "64MiB"    # 1MiB to 1GiB: the unit of upload
 steps = 200                     # default 1000: optimizer steps
 global_batch_sequences = 32     # default 256: sequences per step
 microbatch_sequences   = "auto" # or a divisor of the global batch
-optimizer     = "adamw"
+optimizer     = "adamw"         # adamw, sgd, nadamw or lamb
 learning_rate = 1e-3            # default 3e-4
 betas         = [0.9, 0.95]
-eps           = 1e-8
-weight_decay  = 0.1
+eps           = 1e-8            # betas and eps: all but sgd
+momentum      = 0.0             # sgd only, below 1
+weight_decay  = 0.1             # sgd adds it to the gradient; the others shrink the weights by it
 schedule      = "cosine"        # constant, linear or cosine
 warmup_steps  = 20              # default 100, at most steps
 min_lr_ratio  = 0.1             # the schedule ends at this share of learning_rate
@@ -49,9 +50,9 @@ fixed_point_bits = 30           # 16 to 40: the grid of those sums
 [pipeline]
 stages      = "auto"            # or a number, at most one per decoder layer
 split       = "auto"            # or layers per stage, such as [2, 2]
-routing     = "least_completion"
+routing     = "least_completion" # or iwrr (shares by measured speed), uniform (at random)
 max_in_flight = "auto"          # or 1 to 4096 microbatches
-compression = "bfloat16"        # none, bfloat16 or float16: what travels between stages
+compression = "bfloat16"        # none, bfloat16, float16 or int8: what travels between stages
 staleness   = 1                 # 1: steps overlap, weights one step old; 0: synchronous
 
 [averaging]

@@ -33,7 +33,7 @@ from scheduler.step import (
     may_write,
     version_needed,
 )
-from scheduler.wiring import ReplicaLoad, StageLoad, choose_route
+from scheduler.wiring import WIRINGS, ReplicaLoad, StageLoad
 from swarm.errors import GradientRange, JobFailed, PeerUnavailable, ReplicaDiverged, SetMismatch
 from swarm.messages import (
     AbortRound,
@@ -61,7 +61,7 @@ from swarm.messages import (
     Void,
 )
 from swarm.schedule import clip
-from swarm.types import Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
+from swarm.types import Hop, JobId, Microbatch, PeerId, Round, Routing, UnitName, set_digest
 
 __all__ = [
     "BrainSettings",
@@ -97,6 +97,7 @@ class BrainSettings:
     fail_on_nonfinite: bool
     learning_rate: Callable[[int], float] = field(repr=False)
     tokens_of: Callable[[int], int] = field(repr=False)
+    routing: Routing = "least_completion"
     recover: bool = False  # route around lost replicas; else the job fails when one is gone
 
 
@@ -171,6 +172,7 @@ class JobBrain:
         self._rng = rng
         self._ledger = Ledger(settings.timeline, self.stages, settings.microbatches)
         self._pace = Pace()
+        self._wiring = WIRINGS[settings.routing]()
         self._replicas: dict[PeerId, Replica] = {}  # those that are not gone
         self._pools: list[list[PeerId]] = [[] for _ in range(self.stages)]
         self._suspects: set[PeerId] = set()
@@ -201,6 +203,7 @@ class JobBrain:
             self._replicas[replica.peer] = replica
             self._pools[replica.stage].append(replica.peer)
             self._unmeasured[replica.stage].add(replica.peer)
+            self._wiring.add(replica.peer, replica.stage)
             load = LoadStage(settings.job, settings.timeline, replica.stage, settings.split, 0, settings.spec_json)
             self._send(replica.peer, load)
         assert all(self._pools), "each stage needs a replica"
@@ -270,6 +273,7 @@ class JobBrain:
         self._note("warning", f"{self._name(peer)} is suspect: {reason}")
         if self.settings.recover:
             self._suspects.add(peer)
+            self._wiring.remove(peer)
             self._changed.add(peer)
             for run in self._redoable():
                 self._ledger.withdraw(run.step, peer, f"suspect, {reason}")
@@ -277,6 +281,8 @@ class JobBrain:
 
     def peer_back(self, peer: PeerId, now_s: float) -> list[Output]:
         """A suspect was heard again: it may be given work."""
+        if peer in self._suspects:
+            self._wiring.add(peer, self._replicas[peer].stage)
         self._suspects.discard(peer)
         self._changed.add(peer)
         return self._go_on(now_s)
@@ -291,6 +297,7 @@ class JobBrain:
         self._loads[replica.stage].pop(peer, None)
         self._suspects.discard(peer)
         self._pace.forget(peer)
+        self._wiring.remove(peer)
         self._pace_changed(*self._pools[replica.stage])
         if not self.settings.recover or not self._pools[replica.stage]:
             alone = "" if self._pools[replica.stage] else "; the stage has no other replica"
@@ -440,6 +447,7 @@ class JobBrain:
         verdict = self._ledger.accumulated(peer, event)
         if verdict in (Verdict.COUNTED, Verdict.SECOND):
             self._pace.observe(peer, event.forward_s + event.backward_s)
+            self._wiring.done(peer, event.forward_s + event.backward_s + event.wait_s)
             self._pace_changed(peer)
         if verdict is Verdict.UNASKED:
             self._note("error", f"{self._name(peer)} accumulated {event.microbatch} without being asked")
@@ -468,6 +476,8 @@ class JobBrain:
                 raised = True
             for stage in stages:
                 self._ledger.reroute(run.step, stage, index, self._hop(peers[stage], run.step), "refill")
+                if fixed[stage] is None:
+                    self._wiring.given(peers[stage])
             self._send_route(run.step, index)
 
     def _feed(self) -> None:
@@ -485,6 +495,8 @@ class JobBrain:
             peers = self._choose([None] * self.stages)
             if peers is None:
                 return
+            for peer in peers:
+                self._wiring.given(peer)
             self._send_route(step, self._ledger.feed(step, [self._hop(peer, step) for peer in peers]))
 
     def _choose(self, fixed: Sequence[PeerId | None]) -> tuple[PeerId, ...] | None:
@@ -497,7 +509,7 @@ class JobBrain:
             StageLoad(stage, (self._load(keep),) if keep else tuple(self._loads[stage].values()))
             for stage, keep in enumerate(fixed)
         ]
-        decision = choose_route(loads, self._ledger.now_s, self._rng)
+        decision = self._wiring.choose(loads, self._ledger.now_s, self._rng)
         self._no_route = "" if decision.plan else decision.reason
         return decision.plan
 

@@ -373,6 +373,7 @@ class Jobs:
             fail_on_nonfinite=spec.limits.on_nonfinite == "fail",
             learning_rate=lambda step: learning_rate(training, step),
             tokens_of=batches.tokens_of,
+            routing=pipeline.routing,
         )
         last_s = [_now_s()]
 

@@ -305,6 +305,7 @@ class Replica:
         """Refuse, before a byte of it is kept, a tensor that does not belong here."""
         if header.job != self.job or header.timeline != self.timeline:
             raise StaleMessage(f"this replica serves job {self.job}, timeline {self.timeline}")
+        expected_bytes = 0
         match header.kind:
             case "part" | "mean":
                 layout = self._stage.units.get(header.unit)
@@ -314,6 +315,7 @@ class Replica:
                     raise CorruptFrame(f"slices travel as {SLICE_CODEC}, not {header.codec!r}")
                 if len(header.shape) != 1 or header.start + header.shape[0] > layout.elements:
                     raise Refused(f"slice {header.start}+{header.shape} leaves unit {header.unit}")
+                expected_bytes = codec.slice_bytes(header.dtype, header.shape[0])
                 self._mailbox.admit(header)
             case "activation" | "gradient":
                 if header.stage != self.me.stage:
@@ -322,12 +324,12 @@ class Replica:
                     raise CorruptFrame(f"boundary tensors are {self._stage.boundary_shape()}, not {header.shape}")
                 if header.codec != self._codec:
                     raise CorruptFrame(f"this job sends boundary tensors as {self._codec}, not {header.codec}")
+                expected_bytes = codec.encoded_bytes(header.dtype, header.shape, header.codec)
             case "need":
                 if header.wanted not in _DIRECTION or header.total_bytes:
                     raise CorruptFrame(f"a need names activation or gradient and has no bytes, not {header.wanted!r}")
             case _:
                 raise CorruptFrame(f"unknown kind of tensor: {header.kind!r}")
-        expected_bytes = codec.encoded_bytes(header.dtype, header.shape) if header.kind != "need" else 0
         if header.total_bytes != expected_bytes:
             raise CorruptFrame(f"{header.dtype} {header.shape} has {expected_bytes} bytes, not {header.total_bytes}")
 

@@ -1,8 +1,13 @@
 """Tensors to bytes and back: what travels between stage servers, and in which precision.
 
-A codec names what a boundary tensor looks like on the wire: as it is, or cast to a shorter float. One table holds
-them, with room for codecs whose payload is more than one cast (blockwise int8). Slices of gradients always travel as
-they are.
+A codec names what a boundary tensor looks like on the wire: as it is, cast to a shorter float, or as int8 in blocks.
+One table holds them. Slices of gradients always travel as they are.
+
+    int8 payload of n values:  n int8 | ceil(n / 256) float32      value = int8 / 127 * scale of its block
+
+The scale of a block is its largest magnitude, so zeros and the largest values survive exactly and every error is at
+most scale / 254. A block that is not finite gets a scale that is not: all of it arrives as NaN and the step is reported
+as not finite, instead of being clipped in silence.
 
 Whatever is decoded lies in fresh memory of torch's own alignment, never in the received buffer: matrix kernels may
 round differently on memory that is aligned differently, and bits must not depend on how bytes arrived.
@@ -17,7 +22,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swarm.errors import CorruptFrame
 
@@ -33,27 +38,93 @@ DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "int8": torch.int8,
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+SLICE_DTYPES = {name: DTYPES[name] for name in ("float32", "float64")}
+
+
+INT8_BLOCK = 256
+INT8_TOP = 127
+# 4 MiB of float32 at a time: the passes over a tile find it in cache.
+INT8_TILE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How a float32 tensor becomes bytes of `dtype`, and back; both functions return contiguous tensors."""
+    """How a float32 tensor becomes bytes, and back.
+
+    `dtype` is what the header says, `payload_bytes` the exact length for so many elements. `encode` gives flat uint8 on
+    the CPU, which may share the tensor's memory; `decode` gets bytes of the right length and gives memory of its own.
+    """
 
     dtype: str
-    shrink: Callable[[Tensor], Tensor]
-    restore: Callable[[Tensor], Tensor]
+    payload_bytes: Callable[[int], int]
+    encode: Callable[[Tensor], Tensor]
+    decode: Callable[[memoryview, Shape], Tensor]
 
 
 def _cast(dtype: str) -> Codec:
-    return Codec(dtype, lambda tensor: tensor.to(DTYPES[dtype]), lambda tensor: tensor.to(torch.float32))
+    def decode(payload: memoryview, shape: Shape) -> Tensor:
+        return _tensor_of(payload, dtype, shape).to(torch.float32)
+
+    return Codec(
+        dtype,
+        lambda elements: elements * DTYPES[dtype].itemsize,
+        lambda tensor: _raw(tensor.to(DTYPES[dtype])),
+        decode,
+    )
+
+
+def _int8_bytes(elements: int) -> int:
+    return elements + 4 * math.ceil(elements / INT8_BLOCK)
+
+
+def _int8_encode(tensor: Tensor) -> Tensor:
+    flat = tensor.contiguous().view(-1)
+    elements = flat.numel()
+    payload = torch.empty(_int8_bytes(elements), dtype=torch.uint8)
+    values, scales = payload[:elements].view(torch.int8), []
+    for start in range(0, elements, INT8_TILE):
+        tile = flat[start : start + INT8_TILE]
+        used = tile.numel()
+        if used % INT8_BLOCK:  # the last block is filled up with zeros, which are not sent
+            tile = nn.functional.pad(tile, (0, INT8_BLOCK - used % INT8_BLOCK))
+        blocks = tile.view(-1, INT8_BLOCK)
+        # The largest magnitude, NaN if the block has one; abs: a block of zeros may give -0.0 here.
+        scale = torch.maximum(blocks.amax(1, keepdim=True), -blocks.amin(1, keepdim=True)).abs_()
+        # Divided by the scale first: 127 / scale would overflow for the smallest numbers. Rounds half to even.
+        ratio = (blocks / torch.where(scale > 0, scale, 1.0)).mul_(INT8_TOP).round_()
+        if not bool(scale.isfinite().all()):
+            ratio = torch.where(scale.isfinite(), ratio, 0.0)
+        values[start : start + used].copy_(ratio.view(-1)[:used].to(torch.int8))
+        scales.append(scale.view(-1))
+    # The scales may begin at any byte.
+    payload[elements:].copy_(_raw(torch.cat(scales)))
+    return payload
+
+
+def _int8_decode(payload: memoryview, shape: Shape) -> Tensor:
+    elements = math.prod(shape)
+    values = _tensor_of(payload[:elements], "int8", (elements,))
+    scales = _tensor_of(payload[elements:], "float32", (math.ceil(elements / INT8_BLOCK), 1))
+    tensor = torch.empty(elements, dtype=torch.float32)
+    for start in range(0, elements, INT8_TILE):
+        tile = tensor[start : start + INT8_TILE]
+        tile.copy_(values[start : start + INT8_TILE]).div_(INT8_TOP)
+        whole = tile.numel() - tile.numel() % INT8_BLOCK
+        first = start // INT8_BLOCK
+        blocks = whole // INT8_BLOCK
+        tile[:whole].view(-1, INT8_BLOCK).mul_(scales[first : first + blocks])
+        if whole < tile.numel():
+            tile[whole:].mul_(scales[first + blocks])
+    return tensor.view(shape)
 
 
 CODECS: dict[str, Codec] = {
     "none": _cast("float32"),
     "bfloat16": _cast("bfloat16"),
     "float16": _cast("float16"),
+    "int8": Codec("int8", _int8_bytes, _int8_encode, _int8_decode),
 }
 
 
@@ -63,16 +134,14 @@ def encode(tensor: Tensor, codec: str) -> tuple[memoryview, str, Shape]:
     The payload is read-only and may share the tensor's memory: do not write to the tensor while it is held. A value out
     of float16's range becomes infinite; the step is then reported as not finite.
     """
-    small = _known(codec).shrink(tensor.detach())
-    return _bytes_of(small), _NAMES[small.dtype], tuple(small.shape)
+    known = _known(codec)
+    return known.encode(tensor.detach()).numpy().data.toreadonly(), known.dtype, tuple(tensor.shape)
 
 
 def decode(payload: Payload, dtype: str, shape: Sequence[int], codec: str) -> Tensor:
     """The float32 tensor that `encode` described, in memory of its own; CorruptFrame if the parts disagree."""
-    known = _known(codec)
-    if dtype != known.dtype:
-        raise CorruptFrame(f"codec {codec} carries {known.dtype}, the header says {dtype}")
-    return known.restore(_tensor_of(payload, dtype, shape))
+    expected = encoded_bytes(dtype, shape, codec)
+    return _known(codec).decode(_sized(payload, expected, codec, shape), tuple(shape))
 
 
 def round_trip(tensor: Tensor, codec: str) -> Tensor:
@@ -80,33 +149,35 @@ def round_trip(tensor: Tensor, codec: str) -> Tensor:
     return decode(*encode(tensor, codec), codec)
 
 
+def encoded_bytes(dtype: str, shape: Sequence[int], codec: str) -> int:
+    """Bytes of a boundary tensor's payload; CorruptFrame if this codec cannot give such a payload.
+
+    For checking a header before anything is allocated.
+    """
+    known = _known(codec)
+    if dtype != known.dtype:
+        raise CorruptFrame(f"codec {codec} carries {known.dtype}, the header says {dtype[:32]!r}")
+    return _bounded(known.payload_bytes(_elements(shape)))
+
+
 def encode_slice(tensor: Tensor) -> tuple[memoryview, str]:
     """Payload and dtype of a 1-D float32 or float64 slice of a unit; the payload may share the tensor's memory."""
     assert tensor.dim() == 1, "slices are flat"
-    assert tensor.dtype in (torch.float32, torch.float64), "slices are float32 or float64"
-    return _bytes_of(tensor.detach()), _NAMES[tensor.dtype]
+    assert tensor.dtype in SLICE_DTYPES.values(), "slices are float32 or float64"
+    return _raw(tensor.detach()).numpy().data.toreadonly(), str(tensor.dtype).removeprefix("torch.")
 
 
 def decode_slice(payload: Payload, dtype: str, elements: int) -> Tensor:
     """The 1-D slice that `encode_slice` described, in memory of its own; CorruptFrame if the parts disagree."""
-    if dtype not in ("float32", "float64"):
-        raise CorruptFrame(f"a slice is float32 or float64, the header says {dtype}")
-    return _tensor_of(payload, dtype, (elements,))
+    expected = slice_bytes(dtype, elements)
+    return _tensor_of(_sized(payload, expected, dtype, (elements,)), dtype, (elements,))
 
 
-def encoded_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes that a payload of this dtype and shape has; CorruptFrame if there can be no such payload.
-
-    For checking a header before anything is allocated.
-    """
-    if dtype not in DTYPES:
-        raise CorruptFrame(f"unknown dtype {dtype[:32]!r}; known are {', '.join(DTYPES)}")
-    if not 1 <= len(shape) <= MAX_DIMENSIONS or any(size < 1 for size in shape):
-        raise CorruptFrame(f"a tensor has 1 to {MAX_DIMENSIONS} dimensions of at least 1, got {list(shape[:16])}")
-    total = math.prod(shape) * DTYPES[dtype].itemsize
-    if total > MAX_TENSOR_BYTES:
-        raise CorruptFrame(f"a tensor of {total} bytes is over the limit of {MAX_TENSOR_BYTES}")
-    return total
+def slice_bytes(dtype: str, elements: int) -> int:
+    """Bytes of a slice's payload; CorruptFrame if there can be no such slice."""
+    if dtype not in SLICE_DTYPES:
+        raise CorruptFrame(f"a slice is float32 or float64, the header says {dtype[:32]!r}")
+    return _bounded(_elements((elements,)) * SLICE_DTYPES[dtype].itemsize)
 
 
 def _known(codec: str) -> Codec:
@@ -115,16 +186,31 @@ def _known(codec: str) -> Codec:
     return CODECS[codec]
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    flat = tensor.contiguous().cpu().view(-1)
-    return flat.view(torch.uint8).numpy().data.toreadonly()
+def _elements(shape: Sequence[int]) -> int:
+    if not 1 <= len(shape) <= MAX_DIMENSIONS or any(size < 1 for size in shape):
+        raise CorruptFrame(f"a tensor has 1 to {MAX_DIMENSIONS} dimensions of at least 1, got {list(shape[:16])}")
+    return math.prod(shape)
 
 
-def _tensor_of(payload: Payload, dtype: str, shape: Sequence[int]) -> Tensor:
-    expected = encoded_bytes(dtype, shape)
-    view = memoryview(payload)
+def _bounded(size_bytes: int) -> int:
+    if size_bytes > MAX_TENSOR_BYTES:
+        raise CorruptFrame(f"a tensor of {size_bytes} bytes is over the limit of {MAX_TENSOR_BYTES}")
+    return size_bytes
+
+
+def _sized(payload: Payload, expected: int, what: str, shape: Sequence[int]) -> memoryview:
+    view = memoryview(payload).cast("B")
     if view.nbytes != expected:
-        raise CorruptFrame(f"{dtype} of shape {list(shape)} has {expected} bytes, the payload has {view.nbytes}")
-    tensor = torch.empty(tuple(shape), dtype=DTYPES[dtype])
-    tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(view, dtype=np.uint8)
+        raise CorruptFrame(f"{what} of shape {list(shape)} has {expected} bytes, the payload has {view.nbytes}")
+    return view
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The tensor's bytes as flat uint8 on the CPU, without a copy where they lie there in order."""
+    return tensor.contiguous().cpu().view(-1).view(torch.uint8)
+
+
+def _tensor_of(payload: memoryview, dtype: str, shape: Shape) -> Tensor:
+    tensor = torch.empty(shape, dtype=DTYPES[dtype])
+    tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(payload, dtype=np.uint8)
     return tensor

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from swarm.errors import InvalidConfig, UsageError
+from swarm.types import Routing
 
 Auto: TypeAlias = Literal["auto"]
 
@@ -63,10 +64,11 @@ class TrainingSection(Section):
     steps: Annotated[int, Field(ge=1, le=10**9)] = 1000
     global_batch_sequences: Annotated[int, Field(ge=1, le=10**6)] = 256
     microbatch_sequences: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "nadamw", "lamb"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # sgd only
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] = 100
@@ -88,6 +90,11 @@ class TrainingSection(Section):
                 f"warmup_steps = {self.warmup_steps} is more than steps = {self.steps}: "
                 "lower training.warmup_steps or raise training.steps"
             )
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f'momentum = {self.momentum} does nothing for optimizer = "{self.optimizer}": '
+                'remove training.momentum, or set training.optimizer = "sgd"'
+            )
         size = self.microbatch_sequences
         if size != "auto" and self.global_batch_sequences % size:
             raise ValueError(
@@ -108,9 +115,9 @@ class PipelineSection(Section):
 
     stages: Auto | Annotated[int, Field(ge=1, le=10_000)] = "auto"
     split: Auto | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
-    routing: Literal["least_completion"] = "least_completion"
+    routing: Routing = "least_completion"
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    compression: Literal["none", "bfloat16", "float16"] = "bfloat16"
+    compression: Literal["none", "bfloat16", "float16", "int8"] = "bfloat16"
     staleness: Literal[0, 1] = 1  # 1: no pipeline flush, gradients of weights one step old; 0: synchronous
 
     @field_validator("split", mode="before")

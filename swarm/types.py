@@ -10,11 +10,14 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, NewType, TypeVar
+from typing import Generic, Literal, NewType, TypeAlias, TypeVar
 
 JobId = NewType("JobId", str)
 PeerId = NewType("PeerId", str)
 UnitName = NewType("UnitName", str)
+
+Routing: TypeAlias = Literal["least_completion", "iwrr", "uniform"]
+"""How replicas are chosen for a microbatch."""
 
 Plan = TypeVar("Plan")
 

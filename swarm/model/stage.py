@@ -5,7 +5,7 @@ What happens to a microbatch and to a step here:
     forward ──▶ graph kept ──▶ backward ──▶ gradients checked ──▶ added to the step's sums, once
                                                                         │
     part(step, unit) ◀── sums of a sealed step ─────────────────────────┤
-    apply(step, means) ──▶ AdamW per parameter ──▶ version step + 1     └─ consumed
+    apply(step, means) ──▶ optimizer per parameter ──▶ version step + 1     └─ consumed
 
 When something is computed is decided elsewhere; here is only how. The same class serves a stage server and the
 one-process reference, and the result may not depend on how many stages there are. Therefore:
@@ -31,13 +31,13 @@ import torch
 import xxhash
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from swarm import fixedpoint
 from swarm.config import JobSpec
 from swarm.errors import NotFound, StaleMessage
 from swarm.messages import ParameterHash, ParameterNorm
 from swarm.model.families import EMBEDDING, HEAD, StageModule, build
+from swarm.model.optimizers import Optimizer
 from swarm.partition import TIED_UNIT
 from swarm.types import Microbatch, UnitName
 
@@ -98,7 +98,7 @@ class Stage:
         self.units = {use.unit: layout for use, layout in self._places.items()}
         self._graphs: dict[Microbatch, _Graph] = {}
         self._sums: dict[int, dict[_Use, Tensor]] = {}
-        self._optimizer = _AdamW(self._buffers[0].module)
+        self._optimizer = Optimizer(spec.training, self._buffers[0].module.named_parameters())
 
     @property
     def version(self) -> int:
@@ -208,11 +208,11 @@ class Stage:
     def apply(
         self, step: int, means: Mapping[UnitName, Tensor], *, learning_rate: float, scale: float, skip: bool
     ) -> str:
-        """Commit a step: AdamW with the averaged gradients times `scale`, or nothing if `skip`; gives the new digest.
+        """Commit a step: update with the averaged gradients times `scale`, or not if `skip`; gives the new digest.
 
         `means` has a 1-D float32 tensor for every unit of this stage (may be empty if `skip`). The step's sums are
-        used up, graphs of it and of earlier steps are dropped, and `version` becomes step + 1. The decay of AdamW
-        covers all parameters, as in torch.optim.AdamW.
+        used up, graphs of it and of earlier steps are dropped, and `version` becomes step + 1. Weight decay covers all
+        parameters, as in torch.optim.
         """
         assert step == self.version, f"step {step} is applied to version {self.version}"
         for microbatch in [microbatch for microbatch in self._graphs if microbatch.step <= step]:
@@ -224,7 +224,7 @@ class Stage:
             _copy(newest.module, oldest.module)
         if not skip:
             gradients = self._gradients(means, scale)
-            self._optimizer.step(oldest.module, gradients, self._spec, learning_rate)
+            self._optimizer.step(oldest.module.named_parameters(), gradients, learning_rate)
         oldest.version = step + 1
         return self.digest()
 
@@ -233,7 +233,7 @@ class Stage:
         state = xxhash.xxh3_128()
         for name, parameter in sorted(self.module.named_parameters()):
             state.update(name.encode())
-            for tensor in (parameter, *self._optimizer.state_of(name)):
+            for tensor in (parameter, *self._optimizer.state_of(name).values()):
                 state.update(_raw(tensor))
         return state.hexdigest()
 
@@ -311,44 +311,6 @@ class Stage:
             for (name, _, _), (_, view) in zip(_module_names(use, layout), _views(layout, mean), strict=True):
                 gradients[name] = view * scale
         return gradients
-
-
-class _AdamW:
-    """AdamW's state, one pair of moments per parameter; steps whichever buffer is due."""
-
-    def __init__(self, module: StageModule) -> None:
-        self._state = {
-            name: (torch.zeros_like(parameter), torch.zeros_like(parameter), torch.zeros(()))
-            for name, parameter in module.named_parameters()
-        }
-
-    def state_of(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """First moment, second moment, number of updates."""
-        return self._state[name]
-
-    @torch.no_grad()
-    def step(self, module: StageModule, gradients: Mapping[str, Tensor], spec: JobSpec, learning_rate: float) -> None:
-        training = spec.training
-        names, parameters = zip(*module.named_parameters(), strict=True)
-        first, second, updates = zip(*(self._state[name] for name in names), strict=True)
-        # One tensor at a time (no foreach, not fused): what happens to a parameter must not depend on its neighbours.
-        adamw(
-            list(parameters),
-            [gradients[name] for name in names],
-            list(first),
-            list(second),
-            [],
-            list(updates),
-            foreach=False,
-            fused=False,
-            amsgrad=False,
-            beta1=training.betas[0],
-            beta2=training.betas[1],
-            lr=learning_rate,
-            weight_decay=training.weight_decay,
-            eps=training.eps,
-            maximize=False,
-        )
 
 
 def _places(module: StageModule, own: UnitName, tied: bool) -> dict[_Use, UnitLayout]:

@@ -87,16 +87,26 @@ def test_losses_and_weights_are_the_same_bits_at_any_number_of_stages(
     assert runs[0].sha256 != sha256_of(build_stages(spec_of(1, tied=tied), CPU))
 
 
-def test_tied_copies_stay_equal() -> None:
-    stages = train(spec_of(3, tied=True)).stages
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("nadamw", 0.0), ("lamb", 0.0)])
+def test_no_optimizer_sees_the_cut(optimizer: str, momentum: float) -> None:
+    runs = [train(spec_of(stages, tied=True, optimizer=optimizer, momentum=momentum)) for stages in (1, 2, 3)]
+    assert runs[0].losses == runs[1].losses == runs[2].losses
+    assert runs[0].sha256 == runs[1].sha256 == runs[2].sha256
+    assert runs[0].sha256 != train(spec_of(1, tied=True)).sha256
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_tied_copies_stay_equal(optimizer: str) -> None:
+    stages = train(spec_of(3, tied=True, optimizer=optimizer)).stages
     first, last = (dict(stages[index].module.named_parameters()) for index in (0, 2))
     assert torch.equal(first[EMBEDDING], last[HEAD])
 
 
-def test_lossy_codec_acts_at_the_cuts_and_only_there() -> None:
-    exact, rounded = (train(spec_of(1, compression=codec)) for codec in ("none", "bfloat16"))
+@pytest.mark.parametrize("lossy", ["bfloat16", "float16", "int8"])
+def test_lossy_codec_acts_at_the_cuts_and_only_there(lossy: str) -> None:
+    exact, rounded = (train(spec_of(1, compression=codec)) for codec in ("none", lossy))
     assert exact.sha256 == rounded.sha256
-    cut = train(spec_of(2, compression="bfloat16"))
+    cut = train(spec_of(2, compression=lossy))
     assert cut.sha256 != exact.sha256
     assert cut.losses == pytest.approx(exact.losses, rel=1e-3)
 
@@ -189,11 +199,15 @@ def test_a_model_folder_is_never_mixed_with_what_is_there(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-def test_a_step_that_is_not_finite_is_skipped_or_ends_the_job() -> None:
-    spec = spec_of(2, fixed_point_bits=40)
+@pytest.mark.parametrize("compression", ["none", "int8"])
+def test_a_step_that_is_not_finite_is_skipped_or_ends_the_job(compression: str) -> None:
+    spec = spec_of(2, fixed_point_bits=40, compression=compression)
     stages = build_stages(spec, CPU)
     with torch.no_grad():
-        stages[1].module.lm_head.weight[3, 3] = torch.inf
+        if compression == "none":
+            stages[1].module.lm_head.weight[3, 3] = torch.inf
+        else:  # what crosses the cut is not finite
+            dict(stages[0].module.named_parameters())["model.layers.0.mlp.down_proj.weight"][3, 3] = torch.inf
     before = sha256_of(stages)
     report = train_step(stages, spec, batches_of(spec), 0)
     assert report.skipped

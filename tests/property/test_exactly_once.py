@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.brain import BrainSettings, CommitRow, Fail, Finish, JobBrain, Note, Output, Replica, Send, WriteCommit
+from scheduler.wiring import WIRINGS
 from stage_server.cell import Action, Ask, CellTable, Compute, DropOutput, Emit, Forget, ForgetSums, Report, Sealed
 from stage_server.intake import Intake
 from swarm.errors import PeerUnavailable, SetMismatch
@@ -51,7 +52,7 @@ from swarm.messages import (
     UnitSize,
     Void,
 )
-from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, UnitName
+from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Routing, UnitName
 
 JOB = JobId("job")
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
@@ -69,6 +70,7 @@ class Shape:
     tied: bool = False
     not_finite: frozenset[tuple[int, int, int]] = frozenset()  # (step, stage, index)
     evicting: bool = True
+    routing: Routing = "least_completion"
 
     @property
     def stages(self) -> int:
@@ -392,6 +394,7 @@ class World:
                 fail_on_nonfinite=False,
                 learning_rate=lambda step: 0.5**step,
                 tokens_of=lambda step: 7,
+                routing=shape.routing,
                 recover=True,
             ),
             rng,
@@ -680,6 +683,7 @@ def chaos(seed: int) -> World:
         staleness=rng.choice([0, 0, 1]),
         tied=rng.random() < 0.4,
         not_finite=frozenset({(1, stages - 1, 1)} if rng.random() < 0.2 else ()),
+        routing=tuple(WIRINGS)[seed % len(WIRINGS)],
     )
     world = World(shape, rng)
     kill_chance = rng.choice([0.0, 0.002, 0.01])

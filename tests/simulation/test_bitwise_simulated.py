@@ -77,6 +77,7 @@ SHAPES = [
     (3, 1, 1, False, "float16", True, 1, 4),
     (3, 2, 0, True, "none", False, 1, "auto"),
     (3, 3, 1, False, "bfloat16", True, 2, "auto"),
+    (3, 2, 1, True, "int8", False, 2, "auto"),
     (3, 2, 1, True, "none", False, 3, 1),
 ]
 
@@ -127,6 +128,15 @@ def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
         tokens = Tokens.make(tmp_path, resolved)
         seen.add(run_swarm(resolved, tokens, 2 * stages, seed=stages).sha256)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("routing", ["iwrr", "uniform"])
+def test_weights_do_not_depend_on_the_wiring(tmp_path: Path, routing: str) -> None:
+    spec = small_spec(write_text(tmp_path), pipeline__stages=2, pipeline__routing=routing)
+    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    tokens = Tokens.make(tmp_path, resolved)
+    expected = train_local(resolved, tokens.batches(resolved), device=torch.device("cpu"))
+    assert run_swarm(resolved, tokens, 6, seed=3).sha256 == expected.sha256
 
 
 def test_without_flush_steps_overlap(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -22,6 +23,7 @@ from scheduler.brain import (
     WriteCommit,
 )
 from scheduler.step import ROUNDS_MAX
+from scheduler.wiring import WIRINGS
 from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
 from swarm.messages import (
     AbortRound,
@@ -48,7 +50,7 @@ from swarm.messages import (
     UnitSize,
     Void,
 )
-from swarm.types import JobId, PeerId, Round, UnitName, set_digest
+from swarm.types import JobId, PeerId, Round, Routing, UnitName, set_digest
 
 JOB = JobId("job")
 A, B, C, D = (PeerId(name) for name in "abcd")  # a and b serve stage 0, c and d stage 1
@@ -628,6 +630,40 @@ def test_a_stage_of_suspects_only_waits_and_says_so() -> None:
     assert swarm.brain.waiting_for() == "step 0: 4 microbatches in flight; stage 0: none of 1 replicas has credit"
     outputs = swarm.take(swarm.brain.peer_back(A, 3.0))
     assert {one.peer for one in sends(outputs, Route)} == {A, C}
+
+
+@pytest.mark.parametrize("routing", WIRINGS)
+def test_no_wiring_gives_work_to_a_suspect_until_it_is_heard_again(routing: Routing) -> None:
+    swarm = Swarm(recover=True, steps=1, microbatches=24, max_in_flight=4, routing=routing)
+    swarm.answer(LoadStage)
+    swarm.take(swarm.brain.peer_suspect(A, "silent", 2.0))
+    swarm.take(swarm.brain.peer_back(C, 2.0))  # was no suspect
+    swarm.pop(Route, peer=A)
+    for _ in range(3):
+        swarm.answer(Route)
+        assert swarm.brain.outstanding(A) == 0
+    swarm.take(swarm.brain.peer_back(A, 3.0))
+    given = 0
+    while swarm.brain.in_flight:
+        given += len([route for peer, route in swarm.inbox if peer == A and isinstance(route, Route)])
+        swarm.answer(Route)
+    assert given > 0
+    swarm.answer(Average)
+    assert len(swarm.rows) == 1
+
+
+def test_iwrr_gives_a_slow_replica_its_share() -> None:
+    """Device seconds and waiting both count; a replica that needs three times as long gets a third of the work."""
+    swarm = Swarm({A: 0, B: 0}, steps=1, microbatches=400, max_in_flight=1, routing="iwrr")
+    swarm.answer(LoadStage)
+    counts = {A: 0, B: 0}
+    while swarm.brain.in_flight:
+        ((peer, route),) = swarm.pop(Route)
+        counts[peer] += 1
+        event = swarm.reply(peer, route)
+        assert isinstance(event, Accumulated)
+        swarm.hear(peer, replace(event, wait_s=0.6 if peer == A else 0.0))  # of 0.3 s on the device
+    assert counts[B] / counts[A] == pytest.approx(3.0, rel=0.1)
 
 
 def test_without_recovery_a_suspect_is_only_noted() -> None:

@@ -5,7 +5,8 @@ That the cut changes no bit is the subject of tests/integration/test_cut_invaria
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -220,24 +221,39 @@ def test_recompute_changes_no_bit() -> None:
     assert digests[0] == digests[1]
 
 
-def test_optimizer_is_torchs_adamw_bit_for_bit() -> None:
-    spec = spec_of(1, training={"weight_decay": 0.1})
+TWINS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] = {
+    "adamw": ({"weight_decay": 0.1}, partial(torch.optim.AdamW, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)),
+    "sgd": ({"weight_decay": 0.0}, torch.optim.SGD),
+    "sgd momentum": (
+        {"weight_decay": 0.01, "momentum": 0.9},
+        partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01),
+    ),
+    "nadamw": (
+        {"weight_decay": 0.1, "betas": [0.8, 0.99], "eps": 1e-6},
+        partial(torch.optim.NAdam, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1, decoupled_weight_decay=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_optimizer_is_torchs_bit_for_bit(name: str, staleness: int) -> None:
+    training, make = TWINS[name]
+    spec = spec_of(1, staleness=staleness, training={"optimizer": name.split()[0]} | training)
     ours, (twin,) = stages_of(spec), stages_of(spec)
-    optimizer = torch.optim.AdamW(
-        twin.module.parameters(), betas=spec.training.betas, eps=spec.training.eps, weight_decay=0.1, foreach=False
-    )
-    for step in range(3):
+    optimizer = make(twin.module.parameters(), lr=1e-2, foreach=False)
+    for step in range(4):
         for index in (0, 1):
-            run(ours, Microbatch(0, step, index), version=step)
+            run(ours, Microbatch(0, step, index), version=max(0, step - staleness))
         mean, layout = means_of(ours, step)[UnitName("stage-0")], ours[0].units[UnitName("stage-0")]
         parameters = dict(twin.module.named_parameters())
-        for name, offset, shape in layout.parameters:
+        for parameter, offset, shape in layout.parameters:
             size = torch.Size(shape).numel()
-            parameters[name].grad = mean[offset : offset + size].view(shape) * 0.5
+            parameters[parameter].grad = mean[offset : offset + size].view(shape) * 0.5
         optimizer.param_groups[0]["lr"] = 1e-2 / (step + 1)
         optimizer.step()
         commit(ours, step, learning_rate=1e-2 / (step + 1), scale=0.5)
-        assert all(torch.equal(parameter, parameters[name]) for name, parameter in ours[0].module.named_parameters())
+        assert all(torch.equal(held, parameters[name]) for name, held in ours[0].module.named_parameters())
 
 
 def test_a_skipped_step_changes_the_version_only() -> None:
@@ -259,8 +275,10 @@ def test_apply_uses_up_the_sums_and_the_graphs_of_its_step() -> None:
         stages[0].backward(Microbatch(0, 0, 1), torch.zeros(stages[0].boundary_shape()))
 
 
-def test_digest_tells_weights_and_optimizer_state_apart() -> None:
-    one, two = stages_of(spec_of(1)), stages_of(spec_of(1))
+@pytest.mark.parametrize("optimizer", ["adamw", "nadamw", "lamb", "sgd"])
+def test_digest_tells_weights_and_optimizer_state_apart(optimizer: str) -> None:
+    training = {"optimizer": optimizer} | ({"momentum": 0.5} if optimizer == "sgd" else {})
+    one, two = stages_of(spec_of(1, training=training)), stages_of(spec_of(1, training=training))
     for stages in (one, two):
         run(stages, Microbatch(0, 0, 0))
     assert commit(one, 0, learning_rate=0.0) == commit(two, 0, learning_rate=0.0)

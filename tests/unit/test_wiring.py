@@ -6,11 +6,12 @@ from collections import Counter
 from itertools import pairwise, product
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.wiring import ReplicaLoad, StageLoad, choose_route
-from swarm.types import PeerId
+from scheduler.wiring import WIRINGS, Iwrr, ReplicaLoad, StageLoad, Uniform, Wiring, choose_route
+from swarm.types import PeerId, Routing
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 
@@ -89,3 +90,132 @@ def test_the_path_is_the_cheapest_of_all(data: st.DataObject) -> None:
         assert plan is not None
         best = min(cost(path, use_links) for path in product(*(load.replicas for load in loads)))
         assert cost(tuple(by_peer[peer] for peer in plan), use_links) == best
+
+
+# iwrr and uniform ------------------------------------------------------------------------------------------------
+
+
+def loads_of(*peers: PeerId, banned: frozenset[PeerId] = frozenset()) -> list[StageLoad]:
+    return [stage(0, *(ReplicaLoad(peer, 0, 1.0, peer not in banned) for peer in peers))]
+
+
+def serve(wiring: Wiring, rng: Random, pace_s: dict[PeerId, float], count: int) -> list[PeerId]:
+    """Route `count` microbatches that take as long as their replica's pace."""
+    chosen = []
+    for _ in range(count):
+        (peer,) = wiring.choose(loads_of(*pace_s), 0.0, rng).plan or ()
+        wiring.given(peer)
+        wiring.done(peer, pace_s[peer])
+        chosen.append(peer)
+    return chosen
+
+
+def iwrr_of(*peers: PeerId) -> Iwrr:
+    made = Iwrr()
+    for peer in peers:
+        made.add(peer, 0)
+    return made
+
+
+@given(st.lists(st.floats(0.05, 5.0), min_size=2, max_size=6), st.integers(0, 1000))
+def test_iwrr_shares_are_inverse_to_the_measured_seconds(paces: list[float], seed: int) -> None:
+    pace_s = {PeerId(str(number)): pace for number, pace in enumerate(paces)}
+    wiring, rng = iwrr_of(*pace_s), Random(seed)
+    serve(wiring, rng, pace_s, 50)  # everyone is measured
+    count = 2000
+    counts = Counter(serve(wiring, rng, pace_s, count))
+    for peer, pace in pace_s.items():
+        assert wiring.unit_s(peer) == pytest.approx(pace)
+        share = count / pace / sum(1 / other for other in paces)
+        # Tags differ by at most one unit of the slowest: that many microbatches of the peer, and one of its own.
+        assert abs(counts[peer] - share) <= 1 + max(paces) / pace
+
+
+def test_iwrr_interleaves() -> None:
+    """A replica twice as fast is not given its work in one block."""
+    pace_s = {A: 1.0, B: 2.0}
+    wiring = iwrr_of(A, B)
+    turns = "".join(serve(wiring, Random(0), pace_s, 60)[30:])
+    assert "aaaa" not in turns
+    assert "bb" not in turns
+
+
+def test_iwrr_mean_is_that_of_its_samples_from_the_first_on() -> None:
+    wiring = iwrr_of(A)
+    assert wiring.unit_s(A) == 1.0
+    wiring.done(A, 4.0)
+    assert wiring.unit_s(A) == pytest.approx(4.0)
+    wiring.done(A, 5.0, units=2.5)  # 2 s per unit
+    assert wiring.unit_s(A) == pytest.approx((0.1 * 2.0 + 0.09 * 4.0) / 0.19)
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        wiring.done(A, seconds)
+    assert wiring.unit_s(A) == pytest.approx((0.1 * 2.0 + 0.09 * 4.0) / 0.19)
+
+
+def test_iwrr_charges_before_the_answer_and_by_units() -> None:
+    wiring = iwrr_of(A, B)
+    wiring.given(A)
+    assert [wiring.choose(loads_of(A, B), 0.0, Random(seed)).plan for seed in range(5)] == [(B,)] * 5
+    wiring.given(B, units=2.5)
+    wiring.given(A)
+    assert wiring.choose(loads_of(A, B), 0.0, Random(0)).plan == (A,)
+
+
+def test_iwrr_tries_a_newcomer_soon_and_does_not_flood_it() -> None:
+    pace_s = {A: 1.0, B: 1.0}
+    wiring, rng = iwrr_of(A, B), Random(0)
+    serve(wiring, rng, pace_s, 1000)
+    wiring.add(C, 0)
+    wiring.add(D, 1)  # of another stage: its tag is of no concern
+    chosen = serve(wiring, rng, pace_s | {C: 1.0}, 30)
+    assert C in chosen[:3]
+    assert 9 <= chosen.count(C) <= 11
+
+
+def test_iwrr_forgets_a_suspect_that_comes_back() -> None:
+    pace_s = {A: 1.0, B: 9.0}
+    wiring, rng = iwrr_of(A, B), Random(0)
+    serve(wiring, rng, pace_s, 50)
+    wiring.remove(B)
+    wiring.done(B, 9.0)  # late words of one that is not there change nothing
+    wiring.given(B)
+    serve(wiring, rng, {A: 1.0}, 100)
+    wiring.add(B, 0)
+    assert wiring.unit_s(B) == 1.0
+    assert 9 <= serve(wiring, rng, {A: 1.0, B: 1.0}, 20).count(B) <= 11
+
+
+def test_uniform_gives_equal_shares_whatever_the_speed() -> None:
+    counts = Counter(serve(Uniform(), Random(0), {A: 0.1, B: 1.0, C: 9.0}, 6000))
+    assert all(abs(counts[peer] - 2000) < 200 for peer in (A, B, C))
+
+
+def made(routing: Routing) -> Wiring:
+    wiring = WIRINGS[routing]()
+    for peer in (A, B, C):
+        wiring.add(peer, 0)
+    return wiring
+
+
+@pytest.mark.parametrize("routing", WIRINGS)
+def test_no_wiring_chooses_a_replica_without_credit(routing: Routing) -> None:
+    rng = Random(0)
+    for _ in range(50):
+        assert made(routing).choose(loads_of(A, B, C, banned=frozenset((A, C))), 0.0, rng).plan == (B,)
+    decision = made(routing).choose(loads_of(A, B, banned=frozenset((A, B))), 0.0, rng)
+    assert (decision.plan, decision.reason) == (None, "stage 0: none of 2 replicas has credit")
+    assert made(routing).choose([stage(2)], 0.0, rng).reason == "stage 2: no replica"
+
+
+@pytest.mark.parametrize("routing", WIRINGS)
+def test_equal_seeds_give_equal_routes(routing: Routing) -> None:
+    runs = [serve(made(routing), Random(seed), {A: 1.0, B: 1.0, C: 3.0}, 100) for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("routing", WIRINGS)
+def test_asking_changes_nothing(routing: Routing) -> None:
+    wiring = made(routing)
+    wiring.given(A)
+    plans = [wiring.choose(loads_of(A, B, C), 0.0, Random(7)).plan for _ in range(3)]
+    assert plans[0] == plans[1] == plans[2]

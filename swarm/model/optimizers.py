@@ -1,0 +1,178 @@
+"""The optimizers: which state each keeps for a parameter, and how one parameter tensor takes one step.
+
+One tensor at a time, never grouped or fused: what happens to a parameter must not depend on its neighbours, because
+they depend on the cut into stages. AdamW, SGD and NAdamW are torch's own functional forms and give the bits of the
+classes in torch.optim; torch has no LAMB.
+
+    optimizer   state of a parameter p
+    adamw       first moment, second moment, updates
+    nadamw      first moment, second moment, product of momenta, updates
+    lamb        first moment, second moment, updates
+    sgd         momentum buffer; nothing if training.momentum is 0
+
+Adding one means one entry in OPTIMIZERS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.nadam import nadam
+from torch.optim.sgd import sgd
+
+from swarm.config import TrainingSection
+from swarm.fixedpoint import squared_norm
+
+State: TypeAlias = dict[str, Tensor]
+"""The optimizer's tensors for one parameter, by name, in a fixed order."""
+
+# How fast NAdam's momentum approaches beta1: the default of torch.optim.NAdam.
+MOMENTUM_DECAY = 4e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One optimizer: `start` makes a parameter's state, `step` changes parameter and state in place."""
+
+    start: Callable[[Tensor, TrainingSection], State]
+    step: Callable[[Tensor, Tensor, State, TrainingSection, float], None]
+
+
+class Optimizer:
+    """The state of `training.optimizer` for named parameters; steps whichever tensors carry those names."""
+
+    def __init__(self, training: TrainingSection, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        self._training = training
+        self._rule = OPTIMIZERS[training.optimizer]
+        self._state = {name: self._rule.start(parameter, training) for name, parameter in parameters}
+
+    def state_of(self, name: str) -> State:
+        """The tensors kept for a parameter, in an order that never changes; they are not copies."""
+        return self._state[name]
+
+    @torch.no_grad()
+    def step(
+        self, parameters: Iterable[tuple[str, Tensor]], gradients: Mapping[str, Tensor], learning_rate: float
+    ) -> None:
+        """Update the parameters and their state in place, each with the gradient of its name."""
+        for name, parameter in parameters:
+            self._rule.step(parameter, gradients[name], self._state[name], self._training, learning_rate)
+
+
+# State -----------------------------------------------------------------------------------------------------------
+
+
+def _moments(parameter: Tensor, _training: TrainingSection) -> State:
+    # Counters stay on the CPU, as in torch: reading one must not wait for a device.
+    return {
+        "first_moment": torch.zeros_like(parameter, requires_grad=False),
+        "second_moment": torch.zeros_like(parameter, requires_grad=False),
+        "updates": torch.zeros(()),
+    }
+
+
+def _moments_and_product(parameter: Tensor, training: TrainingSection) -> State:
+    moments = _moments(parameter, training)
+    updates = moments.pop("updates")
+    return {**moments, "momentum_product": torch.ones(()), "updates": updates}
+
+
+def _momentum(parameter: Tensor, training: TrainingSection) -> State:
+    # Zeros and the first gradient make the buffer that torch.optim.SGD starts with: that gradient.
+    return {"momentum": torch.zeros_like(parameter, requires_grad=False)} if training.momentum else {}
+
+
+# Steps -----------------------------------------------------------------------------------------------------------
+
+
+def _adamw(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:
+    adamw(
+        [parameter],
+        [gradient],
+        [state["first_moment"]],
+        [state["second_moment"]],
+        [],
+        [state["updates"]],
+        foreach=False,
+        fused=False,
+        amsgrad=False,
+        beta1=training.betas[0],
+        beta2=training.betas[1],
+        lr=learning_rate,
+        weight_decay=training.weight_decay,
+        eps=training.eps,
+        maximize=False,
+    )
+
+
+def _nadamw(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:
+    nadam(
+        [parameter],
+        [gradient],
+        [state["first_moment"]],
+        [state["second_moment"]],
+        [state["momentum_product"]],
+        [state["updates"]],
+        decoupled_weight_decay=True,
+        foreach=False,
+        beta1=training.betas[0],
+        beta2=training.betas[1],
+        lr=learning_rate,
+        weight_decay=training.weight_decay,
+        momentum_decay=MOMENTUM_DECAY,
+        eps=training.eps,
+    )
+
+
+def _sgd(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:
+    """Weight decay is added to the gradient and so enters the momentum, as in torch.optim.SGD."""
+    sgd(
+        [parameter],
+        [gradient],
+        [state.get("momentum")],
+        foreach=False,
+        fused=False,
+        weight_decay=training.weight_decay,
+        momentum=training.momentum,
+        lr=learning_rate,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+    )
+
+
+def _lamb(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:
+    """Adam's direction and decoupled decay, scaled so that the step is `learning_rate` times the parameter's own norm.
+
+    With bias correction and without normalising the gradient first (the step's clip does that). The ratio is 1 where
+    either norm is 0: a parameter that starts at zero could never leave it otherwise.
+
+    Source: LAMB (arXiv 1904.00962), algorithm 2, identity scaling function.
+    """
+    beta1, beta2 = training.betas
+    first, second = state["first_moment"], state["second_moment"]
+    state["updates"] += 1
+    updates = float(state["updates"])
+    first.lerp_(gradient, 1.0 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+    spread = (second / (1.0 - beta2**updates)).sqrt_().add_(training.eps)
+    direction = (first / (1.0 - beta1**updates)).div_(spread)
+    direction.add_(parameter, alpha=training.weight_decay)
+    # The library's norm depends on the number of threads; ours does not.
+    held, wanted = math.sqrt(squared_norm(parameter)), math.sqrt(squared_norm(direction))
+    ratio = held / wanted if held > 0.0 and wanted > 0.0 else 1.0
+    parameter.add_(direction, alpha=-learning_rate * ratio)
+
+
+OPTIMIZERS: dict[str, Rule] = {
+    "adamw": Rule(_moments, _adamw),
+    "sgd": Rule(_momentum, _sgd),
+    "nadamw": Rule(_moments_and_product, _nadamw),
+    "lamb": Rule(_moments, _lamb),
+}

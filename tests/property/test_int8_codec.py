@@ -1,0 +1,84 @@
+"""swarm.codec, int8: how far a value may move, how many bytes it takes, what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from swarm.codec import INT8_BLOCK, decode, encode, encoded_bytes, round_trip
+from swarm.errors import CorruptFrame
+
+shapes = st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    """Blocks of very different size, some zero, with a few values of any finite float32."""
+    shape = draw(shapes)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    values = rng.standard_normal(math.prod(shape))
+    blocks = math.ceil(values.size / INT8_BLOCK)
+    exponents = draw(st.lists(st.integers(-40, 38), min_size=blocks, max_size=blocks))
+    values *= np.repeat(10.0 ** np.array(exponents), INT8_BLOCK)[: values.size]
+    values *= rng.random(values.size) < draw(st.sampled_from([0.0, 0.1, 1.0]))
+    for place, value in draw(
+        st.lists(st.tuples(st.integers(0, values.size - 1), st.floats(width=32, allow_nan=False, allow_infinity=False)))
+    ):
+        values[place] = value
+    top = float(np.finfo(np.float32).max)
+    return torch.from_numpy(np.clip(values, -top, top).astype(np.float32)).view(shape)
+
+
+def blocks_of(tensor: Tensor) -> Tensor:
+    flat = tensor.double().view(-1)
+    return torch.nn.functional.pad(flat, (0, -flat.numel() % INT8_BLOCK)).view(-1, INT8_BLOCK)
+
+
+@given(tensors())
+def test_a_value_moves_by_at_most_a_254th_of_the_largest_of_its_block(tensor: Tensor) -> None:
+    arrived = round_trip(tensor, "int8")
+    assert arrived.shape == tensor.shape
+    largest = blocks_of(tensor).abs().amax(1, keepdim=True)
+    # A little for float32 arithmetic, and half of the smallest float32 there is.
+    allowed = largest / 254 * (1 + 1e-5) + 2.0**-150
+    assert bool(((blocks_of(arrived) - blocks_of(tensor)).abs() <= allowed).all())
+    assert torch.equal(blocks_of(arrived).abs().amax(1, keepdim=True), largest)
+
+
+@given(tensors())
+def test_what_arrived_travels_on_unchanged(tensor: Tensor) -> None:
+    """A tensor that is resent, or relayed, does not decay."""
+    once = round_trip(tensor, "int8")
+    assert torch.equal(round_trip(once, "int8"), once)
+
+
+@given(tensors(), st.integers(-400, 400).filter(bool))
+def test_the_length_is_exact_and_any_other_is_refused(tensor: Tensor, off: int) -> None:
+    payload, dtype, shape = encode(tensor, "int8")
+    elements = tensor.numel()
+    assert payload.nbytes == encoded_bytes(dtype, shape, "int8") == elements + 4 * math.ceil(elements / INT8_BLOCK)
+    wrong = (bytes(payload) + bytes(max(off, 0)))[: max(payload.nbytes + off, 0)]
+    with pytest.raises(CorruptFrame):
+        decode(wrong, dtype, shape, "int8")
+
+
+@given(tensors())
+def test_equal_tensors_give_equal_bytes(tensor: Tensor) -> None:
+    strided = torch.stack([tensor, torch.zeros_like(tensor)], dim=-1)[..., 0]
+    assert bytes(encode(tensor, "int8")[0]) == bytes(encode(strided, "int8")[0])
+
+
+@given(shapes, st.binary(max_size=64), st.sampled_from([">", "<"]))
+def test_any_bytes_of_the_right_length_are_a_tensor(shape: tuple[int, ...], seed: bytes, order: str) -> None:
+    """A checksum guards the values; here only nothing may break."""
+    size = encoded_bytes("int8", shape, "int8")
+    payload = (seed + order.encode()) * size
+    arrived = decode(payload[:size], "int8", shape, "int8")
+    assert arrived.shape == shape
+    assert arrived.dtype == torch.float32
