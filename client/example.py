@@ -14,7 +14,7 @@ schema_version = 1
 name = "example"                # required: a-z, 0-9 and -, at most 40 characters
 
 [model]
-family    = "llama"
+family    = "llama"             # llama, mistral, qwen2, qwen3, gemma2, gpt2 or gpt_neox
 config    = {config}
                                 # required: fields of the family's Hugging Face config; weights start at random
 dtype     = "float32"           # default bfloat16: float32, or bfloat16 autocast; master weights stay float32

@@ -36,7 +36,7 @@ class Section(BaseModel):
 class ModelSection(Section):
     """Which model, from scratch by its Hugging Face config."""
 
-    family: Literal["llama"] = "llama"
+    family: Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox"] = "llama"
     config: dict[str, Any] = Field(default_factory=dict)  # fields of the family's Hugging Face config
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # autocast; master weights stay float32
     recompute: bool = False
@@ -176,7 +176,8 @@ class JobSpec(Section):
     @property
     def layers(self) -> int:
         """Decoder layers of the model."""
-        value = self.model.config.get("num_hidden_layers")
+        config = self.model.config
+        value = config.get("num_hidden_layers", config.get("n_layer"))  # n_layer: the name in GPT-2's configs
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(
                 "model.config.num_hidden_layers must be a whole number of at least 1: add it to [model.config]"
@@ -187,7 +188,7 @@ class JobSpec(Section):
 
     @property
     def tied(self) -> bool:
-        """Whether embedding and head share their weights."""
+        """Whether embedding and head share their weights, once the spec is resolved: families differ in the default."""
         return bool(self.model.config.get("tie_word_embeddings", False))
 
 

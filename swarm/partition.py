@@ -13,6 +13,7 @@ scheduler resolve specs too.
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.config import JobSpec, parse_job
@@ -29,30 +30,111 @@ AUTO_MICROBATCH_TOKENS = 8192
 # What a Route may carry as token ids and targets of 4 bytes each (swarm.rpc refuses longer messages).
 MICROBATCH_BYTES_MAX = 4 << 20
 
-# Fields of Hugging Face's LlamaConfig that shape the model, with its defaults. None: derived, or absent.
-_LLAMA: dict[str, tuple[type, Any]] = {
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What a model.config may say for one family, and what follows from it; swarm.model.families has the classes.
+
+    `fields` are those of the Hugging Face config that shape the model: type and default (None: derived, or absent).
+    Dropout is 0 here, whatever the library's default.
+    """
+
+    fields: dict[str, tuple[type, Any]]
+    activation: str = "hidden_act"  # the field that names it
+    positions: int = 2048  # max_position_embeddings unless the sequences are longer
+    mlp_matrices: int = 3  # gate, up, down; or up and down
+    own_names: dict[str, str] = field(default_factory=dict)  # where the family's config.json differs from all others
+
+
+_BASE: dict[str, tuple[type, Any]] = {
     "vocab_size": (int, None),
     "hidden_size": (int, 4096),
-    "intermediate_size": (int, 11008),
     "num_hidden_layers": (int, None),
     "num_attention_heads": (int, 32),
-    "num_key_value_heads": (int, None),
-    "head_dim": (int, None),
-    "hidden_act": (str, "silu"),
     "max_position_embeddings": (int, None),
     "initializer_range": (float, 0.02),
-    "rms_norm_eps": (float, 1e-6),
     "tie_word_embeddings": (bool, False),
-    "rope_theta": (float, 10000.0),
-    "attention_bias": (bool, False),
-    "attention_dropout": (float, 0.0),
-    "mlp_bias": (bool, False),
     "bos_token_id": (int, END_OF_TEXT),
     "eos_token_id": (int, END_OF_TEXT),
     "pad_token_id": (int, None),
 }
-_FIELDS = {"llama": _LLAMA}
-_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+_GATED: dict[str, tuple[type, Any]] = _BASE | {
+    "intermediate_size": (int, 11008),
+    "num_key_value_heads": (int, None),
+    "hidden_act": (str, "silu"),
+    "rms_norm_eps": (float, 1e-6),
+    "rope_theta": (float, 10000.0),
+    "attention_dropout": (float, 0.0),
+}
+_WINDOW: dict[str, tuple[type, Any]] = {"sliding_window": (int, 4096)}
+_QWEN2: dict[str, tuple[type, Any]] = (
+    _GATED
+    | _WINDOW
+    | {"intermediate_size": (int, 22016), "use_sliding_window": (bool, False), "max_window_layers": (int, 28)}
+)
+_GEMMA2: dict[str, tuple[type, Any]] = (
+    {key: value for key, value in _GATED.items() if key != "hidden_act"}
+    | _WINDOW
+    | {
+        "hidden_size": (int, 2304),
+        "intermediate_size": (int, 9216),
+        "num_attention_heads": (int, 8),
+        "head_dim": (int, None),
+        "hidden_activation": (str, "gelu_pytorch_tanh"),
+        "attention_bias": (bool, False),
+        "tie_word_embeddings": (bool, True),
+        "query_pre_attn_scalar": (int, None),
+        "attn_logit_softcapping": (float, 50.0),
+        "final_logit_softcapping": (float, 30.0),
+    }
+)
+_GPT2: dict[str, tuple[type, Any]] = _BASE | {
+    "hidden_size": (int, 768),
+    "num_attention_heads": (int, 12),
+    "n_inner": (int, None),
+    "activation_function": (str, "gelu_new"),
+    "layer_norm_epsilon": (float, 1e-5),
+    "scale_attn_weights": (bool, True),
+    "scale_attn_by_inverse_layer_idx": (bool, False),
+    "resid_pdrop": (float, 0.0),
+    "embd_pdrop": (float, 0.0),
+    "attn_pdrop": (float, 0.0),
+    "tie_word_embeddings": (bool, True),
+}
+_GPT_NEOX: dict[str, tuple[type, Any]] = _BASE | {
+    "hidden_size": (int, 6144),
+    "intermediate_size": (int, 24576),
+    "num_attention_heads": (int, 64),
+    "hidden_act": (str, "gelu"),
+    "layer_norm_eps": (float, 1e-5),
+    "rotary_pct": (float, 0.25),
+    "rotary_emb_base": (float, 10000.0),
+    "use_parallel_residual": (bool, True),
+    "attention_bias": (bool, True),
+    "attention_dropout": (float, 0.0),
+    "hidden_dropout": (float, 0.0),
+}
+_FAMILIES = {
+    "llama": _Family(_GATED | {"head_dim": (int, None), "attention_bias": (bool, False), "mlp_bias": (bool, False)}),
+    "mistral": _Family(_GATED | _WINDOW | {"intermediate_size": (int, 14336), "head_dim": (int, None)}),
+    "qwen2": _Family(_QWEN2),
+    "qwen3": _Family(_QWEN2 | {"head_dim": (int, None), "attention_bias": (bool, False)}),
+    "gemma2": _Family(_GEMMA2, activation="hidden_activation"),
+    "gpt2": _Family(
+        _GPT2,
+        activation="activation_function",
+        positions=1024,
+        mlp_matrices=2,
+        own_names={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+        },
+    ),
+    "gpt_neox": _Family(_GPT_NEOX, mlp_matrices=2),
+}
+_ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 _SEE = "see: swarm submit --example"
 
 
@@ -107,12 +189,17 @@ def balanced_split(spec: JobSpec, stages: int) -> tuple[int, ...]:
 
 
 def flops_per_token(spec: JobSpec) -> tuple[int, int]:
-    """Multiply-adds per token of one decoder layer and of the head, forward; `spec` needs a filled model.config."""
+    """Multiply-adds per token of one decoder layer and of the head, forward; `spec` needs a filled model.config.
+
+    Layers count as equal: a sliding window, which makes some layers of some families cheaper, is left out.
+    """
     config = spec.model.config
-    width, heads, head_width = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
-    projections = 2 * width * head_width * (heads + config["num_key_value_heads"])
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    head_width = config.get("head_dim", width // heads)
+    projections = 2 * width * head_width * (heads + config.get("num_key_value_heads", heads))
     scores = heads * head_width * spec.data.sequence_length  # twice, over half of the positions (causal)
-    mlp = 3 * width * config["intermediate_size"]
+    inner = config["n_inner"] if "n_inner" in config else config["intermediate_size"]
+    mlp = _FAMILIES[spec.model.family].mlp_matrices * width * inner
     return projections + scores + mlp, width * config["vocab_size"]
 
 
@@ -133,14 +220,57 @@ def unit_names(stages: int, tied: bool) -> dict[UnitName, tuple[int, ...]]:
     return units
 
 
+def hugging_face_config(spec: JobSpec) -> dict[str, Any]:
+    """The filled model.config under the names of the family's own config class, as in its config.json.
+
+    Without a pad_token_id of the job's there is none: some families would otherwise call an ordinary byte padding.
+    """
+    names = _FAMILIES[spec.model.family].own_names
+    return {"pad_token_id": None} | {names.get(key, key): value for key, value in spec.model.config.items()}
+
+
 def _model_config(spec: JobSpec, vocabulary_size: int) -> dict[str, Any]:
     """The family's config, complete; InvalidConfig names the field."""
-    fields = _FIELDS[spec.model.family]
-    given = spec.model.config
+    family = _FAMILIES[spec.model.family]
+    given = _common_names(family, spec.model.config)
     for key, value in given.items():
-        _check_field(fields, key, value)
-    config = {key: default for key, (_, default) in fields.items() if default is not None} | given
+        _check_field(family.fields, key, value)
+    config = {key: default for key, (_, default) in family.fields.items() if default is not None} | given
+    _check_vocabulary(spec, config, vocabulary_size)
+    length = spec.data.sequence_length
+    config.setdefault("max_position_embeddings", max(family.positions, length))
+    if config["max_position_embeddings"] < length:
+        raise InvalidConfig(
+            f"model.config.max_position_embeddings = {config['max_position_embeddings']} is less than "
+            f"data.sequence_length = {length}",
+            hint=f"use at least {length}, or leave max_position_embeddings out",
+        )
+    _check_heads(family, config)
+    if "n_inner" in family.fields:
+        config.setdefault("n_inner", 4 * config["hidden_size"])
+    if config[family.activation] not in _ACTIVATIONS:
+        raise InvalidConfig(
+            f"model.config.{family.activation} = {config[family.activation]!r} is unknown",
+            hint=f"choose {', '.join(_ACTIVATIONS)}",
+        )
+    for key, value in config.items():
+        if key.endswith(("dropout", "pdrop")) and value != 0:
+            raise InvalidConfig(f"model.config.{key} must be 0: dropout is not supported", hint="leave it out")
+        if key.endswith("softcapping") and value == 0:
+            raise InvalidConfig(f"model.config.{key} must be more than 0: logits are divided by it", hint=_SEE)
+    return config
 
+
+def _common_names(family: _Family, given: dict[str, Any]) -> dict[str, Any]:
+    """A family's own names, such as n_embd, replaced by those of all the others, such as hidden_size."""
+    common = {own: name for name, own in family.own_names.items()}
+    for own, name in common.items():
+        if own in given and name in given:
+            raise InvalidConfig(f"model.config.{own} and model.config.{name} are the same", hint="give one of the two")
+    return {common.get(key, key): value for key, value in given.items()}
+
+
+def _check_vocabulary(spec: JobSpec, config: dict[str, Any], vocabulary_size: int) -> None:
     config.setdefault("vocab_size", vocabulary_size)
     if config["vocab_size"] < vocabulary_size:
         raise InvalidConfig(
@@ -148,46 +278,48 @@ def _model_config(spec: JobSpec, vocabulary_size: int) -> dict[str, Any]:
             f"of the tokenizer ({spec.model.tokenizer})",
             hint=f"use at least {vocabulary_size}, or leave vocab_size out",
         )
-    length = spec.data.sequence_length
-    config.setdefault("max_position_embeddings", max(2048, length))
-    if config["max_position_embeddings"] < length:
-        raise InvalidConfig(
-            f"model.config.max_position_embeddings = {config['max_position_embeddings']} is less than "
-            f"data.sequence_length = {length}",
-            hint=f"use at least {length}, or leave max_position_embeddings out",
-        )
-    heads, width = config["num_attention_heads"], config["hidden_size"]
-    config.setdefault("num_key_value_heads", heads)
-    if heads % config["num_key_value_heads"]:
-        raise InvalidConfig(
-            f"model.config.num_key_value_heads = {config['num_key_value_heads']} does not divide "
-            f"num_attention_heads = {heads}",
-            hint="choose a divisor, or leave it out",
-        )
-    if width % heads:
-        raise InvalidConfig(
-            f"model.config.hidden_size = {width} is not a multiple of num_attention_heads = {heads}",
-            hint="give both, for example hidden_size = 128 and num_attention_heads = 4",
-        )
-    config.setdefault("head_dim", width // heads)
-    if config["head_dim"] % 2:
-        raise InvalidConfig(
-            f"model.config.head_dim = {config['head_dim']} is odd; rotary positions need pairs",
-            hint="change hidden_size or num_attention_heads",
-        )
-    if config["hidden_act"] not in _ACTIVATIONS:
-        raise InvalidConfig(
-            f"model.config.hidden_act = {config['hidden_act']!r} is unknown", hint=f"choose {', '.join(_ACTIVATIONS)}"
-        )
-    if config["attention_dropout"] != 0:
-        raise InvalidConfig("model.config.attention_dropout must be 0: dropout is not supported", hint="leave it out")
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if config.get(key, 0) >= config["vocab_size"]:
             raise InvalidConfig(
                 f"model.config.{key} = {config[key]} is no token of vocab_size = {config['vocab_size']}",
                 hint="leave it out",
             )
-    return config
+
+
+def _check_heads(family: _Family, config: dict[str, Any]) -> None:
+    """Fills what follows from width and heads, and refuses what does not fit."""
+    heads, width = config["num_attention_heads"], config["hidden_size"]
+    if "num_key_value_heads" in family.fields:
+        config.setdefault("num_key_value_heads", heads)
+        if heads % config["num_key_value_heads"]:
+            raise InvalidConfig(
+                f"model.config.num_key_value_heads = {config['num_key_value_heads']} does not divide "
+                f"num_attention_heads = {heads}",
+                hint="choose a divisor, or leave it out",
+            )
+    if width % heads:
+        raise InvalidConfig(
+            f"model.config.hidden_size = {width} is not a multiple of num_attention_heads = {heads}",
+            hint="give both, for example hidden_size = 128 and num_attention_heads = 4",
+        )
+    head_width = config.get("head_dim", width // heads)
+    if "head_dim" in family.fields:
+        config["head_dim"] = head_width
+    if "query_pre_attn_scalar" in family.fields:
+        config.setdefault("query_pre_attn_scalar", head_width)
+    if "rope_theta" in family.fields and head_width % 2:
+        raise InvalidConfig(
+            f"model.config.head_dim = {head_width} is odd; rotary positions need pairs",
+            hint="change hidden_size or num_attention_heads",
+        )
+    if "rotary_pct" in family.fields:
+        rotated = int(head_width * config["rotary_pct"])
+        if rotated < 2 or rotated % 2 or rotated > head_width:
+            raise InvalidConfig(
+                f"model.config.rotary_pct = {config['rotary_pct']} of a head's {head_width} channels is {rotated}; "
+                "rotary positions need pairs",
+                hint="choose a share that gives an even number of channels, such as 0.5 or 1.0",
+            )
 
 
 def _check_field(fields: dict[str, tuple[type, Any]], key: str, value: object) -> None:
@@ -199,6 +331,6 @@ def _check_field(fields: dict[str, tuple[type, Any]], key: str, value: object) -
     fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
     if not fits:
         raise InvalidConfig(f"model.config.{key} = {value!r} should be of type {kind.__name__}", hint=_SEE)
-    smallest = 0 if key.endswith("_token_id") or kind is float else 1
+    smallest = 0 if key.endswith(("_token_id", "_window_layers")) or kind is float else 1
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value < smallest:
         raise InvalidConfig(f"model.config.{key} = {value} should be at least {smallest}", hint=_SEE)

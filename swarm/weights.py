@@ -15,8 +15,17 @@ from typing import Any
 from swarm.config import JobSpec
 from swarm.errors import ReplicaDiverged
 from swarm.messages import ParameterHash
+from swarm.partition import hugging_face_config
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
+}
 INDEX_NAME = "model.safetensors.index.json"
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -63,7 +72,7 @@ def model_folder_files(spec: JobSpec) -> dict[str, bytes]:
         "model_type": spec.model.family,
         "dtype": "float32",
         "use_cache": True,
-        **spec.model.config,
+        **hugging_face_config(spec),
     }
     ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
     return {"config.json": _json(config), "generation_config.json": _json(ends)}

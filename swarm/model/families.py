@@ -1,95 +1,181 @@
 """Model families: which Hugging Face classes a stage is made of.
 
 A stage uses the library's own layer classes, cut by hand: no tracing, no code from a hub. A family whose model is
-"embedding, layers, norm, head" under Llama's parameter names is one more row of FAMILIES (and of the fields in
-swarm.partition).
+"embedding, layers, norm, head" is one more row of FAMILIES, with its fields in swarm.partition and its architecture in
+swarm.weights.
 
-Legend: B sequences, T tokens, D width, V vocabulary, h width of a head.
+Legend: B sequences, T tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import LlamaConfig
+from transformers import (
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.models.gemma2.modeling_gemma2 import (
+    Gemma2DecoderLayer,
+    Gemma2RMSNorm,
+    Gemma2RotaryEmbedding,
+    Gemma2TextScaledWordEmbedding,
+)
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer, GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralRMSNorm, MistralRotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from swarm.config import JobSpec
 from swarm.errors import InvalidConfig
+from swarm.partition import hugging_face_config
 
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
+HEAD = "lm_head.weight"  # in every family
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The classes of one family."""
+    """The classes of one family, and where they sit in its model."""
 
     config: type[Any]
     layer: type[Any]
     norm: type[Any]
-    rotary: type[Any]
+    rotary: type[Any] | None  # None: positions are learned, and belong to the first stage
+    trunk: str = "model"
+    embedding: str = "embed_tokens"
+    positions: str = "wpe"
+    layers: str = "layers"
+    final_norm: str = "norm"
+    norm_eps: str = "rms_norm_eps"
+    padded: bool = True  # the embedding of pad_token_id is zero and stays so
+    attention: str = "sdpa"
+    norm_start: float = 1.0
+    residual: str = ""  # matrices whose name ends so start smaller by sqrt(2 x layers)
+
+    @property
+    def embedding_name(self) -> str:
+        """The name of the embedding's weight."""
+        return f"{self.trunk}.{self.embedding}.weight"
 
 
-FAMILIES = {"llama": Family(LlamaConfig, LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding)}
-
-
-class _Trunk(nn.Module):
-    """Holds what the library keeps under "model."; which members are set depends on the stage."""
-
-    embed_tokens: nn.Embedding
-    layers: nn.ModuleDict
-    norm: nn.Module
+FAMILIES = {
+    "llama": Family(LlamaConfig, LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding),
+    "mistral": Family(MistralConfig, MistralDecoderLayer, MistralRMSNorm, MistralRotaryEmbedding),
+    "qwen2": Family(Qwen2Config, Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding),
+    "qwen3": Family(Qwen3Config, Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding),
+    # Eager attention as in Transformers: sdpa cannot cap the scores. The norms multiply by 1 + weight.
+    "gemma2": Family(
+        Gemma2Config, Gemma2DecoderLayer, Gemma2RMSNorm, Gemma2RotaryEmbedding, attention="eager", norm_start=0.0
+    ),
+    "gpt2": Family(
+        GPT2Config,
+        GPT2Block,
+        nn.LayerNorm,
+        None,
+        trunk="transformer",
+        embedding="wte",
+        layers="h",
+        final_norm="ln_f",
+        norm_eps="layer_norm_epsilon",
+        padded=False,
+        residual="c_proj.weight",
+    ),
+    "gpt_neox": Family(
+        GPTNeoXConfig,
+        GPTNeoXLayer,
+        nn.LayerNorm,
+        GPTNeoXRotaryEmbedding,
+        trunk="gpt_neox",
+        embedding="embed_in",
+        final_norm="final_layer_norm",
+        norm_eps="layer_norm_eps",
+        padded=False,
+    ),
+}
+EMBEDDING = FAMILIES["llama"].embedding_name
 
 
 class StageModule(nn.Module):
     """One stage's part of the model, under the parameter names of the whole model.
 
-    The first stage has the embedding, the last one norm and head; a single stage has all. Positions are computed here
-    and the attention is causal by flag, so nothing but the hidden state crosses a stage boundary.
+    The first stage has the embedding (and learned positions), the last one norm and head; a single stage has all.
+    Rotary positions and masks are computed here, so nothing but the hidden state crosses a stage boundary.
     """
+
+    lm_head: nn.Linear
 
     def __init__(self, spec: JobSpec, first_layer: int, layers: int, *, first: bool, last: bool) -> None:
         super().__init__()
         family = FAMILIES[spec.model.family]
         config = _config(family, spec)
+        self._family, self._config = family, config
+        self._first, self._last = first, last
+        self._kinds = [_attention_kind(config, index) for index in range(first_layer, first_layer + layers)]
         # No memory and no random numbers are spent here: `initialise` fills every parameter.
         with torch.device("meta"):
-            self.model = _Trunk()
+            trunk = nn.Module()
             if first:
-                self.model.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-            self.model.layers = nn.ModuleDict(
-                {str(index): family.layer(config, index) for index in range(first_layer, first_layer + layers)}
+                trunk.add_module(family.embedding, _embedding(family, config))
+                if family.rotary is None:
+                    positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+                    trunk.add_module(family.positions, positions)
+            indices = range(first_layer, first_layer + layers)
+            trunk.add_module(
+                family.layers, nn.ModuleDict({str(index): family.layer(config, index) for index in indices})
             )
             if last:
-                self.model.norm = family.norm(config.hidden_size, eps=config.rms_norm_eps)
+                norm = family.norm(config.hidden_size, eps=getattr(config, family.norm_eps))
+                trunk.add_module(family.final_norm, norm)
+            self.add_module(family.trunk, trunk)
+            if last:
                 self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.to_empty(device="cpu")
-        self.rotary = family.rotary(config)  # has no parameters
-        self._first, self._last = first, last
+        for module in self.modules():
+            if isinstance(module, Gemma2TextScaledWordEmbedding):
+                module.embed_scale.fill_(module.scalar_embed_scale)
+        self.rotary = None if family.rotary is None else family.rotary(config)  # has no parameters
 
     def forward(self, tokens_or_hidden: Tensor) -> Tensor:
         """Tokens [B, T] (first stage) or hidden state [B, T, D] in; hidden state or logits [B, T, V] (last) out."""
-        hidden_BTD: Tensor = self.model.embed_tokens(tokens_or_hidden) if self._first else tokens_or_hidden
-        position_ids = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device).unsqueeze(0)
-        position_embeddings = self.rotary(hidden_BTD, position_ids=position_ids)
-        for layer in self.model.layers.values():
-            hidden_BTD = layer(
-                hidden_BTD,
-                attention_mask=None,
-                position_ids=position_ids,
-                position_embeddings=position_embeddings,
-                use_cache=False,
-            )
+        trunk = self.get_submodule(self._family.trunk)
+        position_ids = torch.arange(tokens_or_hidden.shape[1], device=tokens_or_hidden.device).unsqueeze(0)
+        hidden_BTD = tokens_or_hidden
+        if self._first:
+            hidden_BTD = trunk.get_submodule(self._family.embedding)(hidden_BTD)
+            if self.rotary is None:
+                hidden_BTD = hidden_BTD + trunk.get_submodule(self._family.positions)(position_ids)
+        arguments: dict[str, Any] = {"position_ids": position_ids}
+        if self.rotary is not None:
+            arguments["position_embeddings"] = self.rotary(hidden_BTD, position_ids)
+        masks = {kind: self._mask(kind, hidden_BTD) for kind in set(self._kinds)}
+        for kind, layer in zip(self._kinds, trunk.get_submodule(self._family.layers).children(), strict=True):
+            hidden_BTD = layer(hidden_BTD, attention_mask=masks[kind], **arguments)
         if not self._last:
             return hidden_BTD
-        logits: Tensor = self.lm_head(self.model.norm(hidden_BTD))
-        return logits
+        logits_BTV: Tensor = self.lm_head(trunk.get_submodule(self._family.final_norm)(hidden_BTD))
+        cap = getattr(self._config, "final_logit_softcapping", None)
+        return logits_BTV if cap is None else torch.tanh(logits_BTV / cap) * cap
+
+    def _mask(self, kind: str, hidden_BTD: Tensor) -> Tensor | None:
+        """The library's mask for a kind of attention; None where the attention is causal by flag."""
+        create = create_sliding_window_causal_mask if kind == "sliding_attention" else create_causal_mask
+        mask = create(config=self._config, inputs_embeds=hidden_BTD, attention_mask=None, past_key_values=None)
+        assert mask is None or isinstance(mask, Tensor)
+        return mask
 
 
 def build(spec: JobSpec, stage: int, device: torch.device) -> StageModule:
@@ -103,23 +189,42 @@ def build(spec: JobSpec, stage: int, device: torch.device) -> StageModule:
 
 @torch.no_grad()
 def initialise(module: nn.Module, spec: JobSpec) -> None:
-    """Fill the parameters: matrices normal with initializer_range, norms one, biases zero.
+    """Fill the parameters as Transformers does: matrices normal with initializer_range, norms neutral, biases zero.
 
     Each parameter has its own generator, seeded by (training.seed, its name): the weights are the same whatever the
     cut. A tied head is a parameter of its own that starts as the embedding.
     """
-    std = float(spec.model.config["initializer_range"])
+    family = FAMILIES[spec.model.family]
+    padding = spec.model.config.get("pad_token_id")
     for name, parameter in module.named_parameters():
         if name.endswith("bias"):
             parameter.zero_()
         elif parameter.dim() < 2:
-            parameter.fill_(1.0)
+            parameter.fill_(family.norm_start)
         else:
-            source = EMBEDDING if spec.tied and name == HEAD else name
+            std = float(spec.model.config["initializer_range"])
+            if family.residual and name.endswith(family.residual):
+                std /= math.sqrt(2 * spec.layers)
+            source = family.embedding_name if spec.tied and name == HEAD else name
             parameter.normal_(0.0, std, generator=_generator(spec.training.seed, source))
-            padding = spec.model.config.get("pad_token_id")
-            if source == EMBEDDING and padding is not None:
+            if source == family.embedding_name and family.padded and padding is not None:
                 parameter[padding] = 0.0
+
+
+def _embedding(family: Family, config: Any) -> nn.Embedding:
+    padding: Any = config.pad_token_id if family.padded else None
+    if family.config is Gemma2Config:
+        scale = config.hidden_size**0.5
+        return Gemma2TextScaledWordEmbedding(config.vocab_size, config.hidden_size, padding, embed_scale=scale)
+    return nn.Embedding(config.vocab_size, config.hidden_size, padding)
+
+
+def _attention_kind(config: Any, index: int) -> str:
+    """What a layer sees: all before it, or a window. Families without a list of kinds have one for all layers."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return str(kinds[index])
+    return "full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
@@ -129,9 +234,9 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 def _config(family: Family, spec: JobSpec) -> Any:
     try:
-        config = family.config(**spec.model.config)
+        config = family.config(**hugging_face_config(spec))
     except (StrictDataclassError, TypeError, ValueError) as error:
         cause = str(error).strip().splitlines()[-1].strip()
         raise InvalidConfig(f"model.config does not describe a {spec.model.family} model: {cause}") from error
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = family.attention
     return config

@@ -36,7 +36,7 @@ from swarm import fixedpoint
 from swarm.config import JobSpec
 from swarm.errors import NotFound, StaleMessage
 from swarm.messages import ParameterHash, ParameterNorm
-from swarm.model.families import EMBEDDING, HEAD, StageModule, build
+from swarm.model.families import FAMILIES, HEAD, StageModule, build
 from swarm.model.optimizers import Optimizer
 from swarm.partition import TIED_UNIT
 from swarm.types import Microbatch, UnitName
@@ -94,7 +94,7 @@ class Stage:
         self._bits = spec.training.fixed_point_bits if spec.training.reproducible else None
         # Buffers of equal version hold equal weights; the first of them is used.
         self._buffers = [_Buffer(0, build(spec, stage, device)) for _ in range(1 + spec.pipeline.staleness)]
-        self._places = _places(self._buffers[0].module, UnitName(f"stage-{stage}"), spec.tied)
+        self._places = _places(self._buffers[0].module, UnitName(f"stage-{stage}"), _tied_name(spec))
         self.units = {use.unit: layout for use, layout in self._places.items()}
         self._graphs: dict[Microbatch, _Graph] = {}
         self._sums: dict[int, dict[_Use, Tensor]] = {}
@@ -313,14 +313,19 @@ class Stage:
         return gradients
 
 
-def _places(module: StageModule, own: UnitName, tied: bool) -> dict[_Use, UnitLayout]:
+def _tied_name(spec: JobSpec) -> str | None:
+    """The name of the embedding if the head is tied to it."""
+    return FAMILIES[spec.model.family].embedding_name if spec.tied else None
+
+
+def _places(module: StageModule, own: UnitName, tied: str | None) -> dict[_Use, UnitLayout]:
     """Which parameters of the module lie where in which unit."""
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    roles = {EMBEDDING: "embedding", HEAD: "head"} if tied else {}
+    roles = {tied: "embedding", HEAD: "head"} if tied is not None else {}
     places = {_Use(own, "own"): _layout({name: shape for name, shape in shapes.items() if name not in roles})}
     for name, role in roles.items():
-        if name in shapes:
-            places[_Use(TIED_UNIT, role)] = _layout({EMBEDDING: shapes[name]})
+        if tied is not None and name in shapes:
+            places[_Use(TIED_UNIT, role)] = _layout({tied: shapes[name]})
     return places
 
 

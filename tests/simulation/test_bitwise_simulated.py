@@ -119,6 +119,18 @@ def test_the_swarm_ends_with_the_weights_of_one_process(
         assert run.counts.duplicated > 0
 
 
+def test_another_family_ends_with_the_weights_of_one_process(tmp_path: Path) -> None:
+    """GPT-2: learned positions in the first stage, embedding tied to the head, biases."""
+    source = write_text(tmp_path)
+    config = {"n_layer": 3, "n_embd": 32, "n_head": 4, "n_positions": 16}
+    spec = small_spec(source, model__family="gpt2", model__config=config, pipeline__stages=2)
+    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    assert resolved.tied
+    tokens = Tokens.make(tmp_path, resolved)
+    expected = train_local(resolved, tokens.batches(resolved), device=torch.device("cpu"))
+    assert run_swarm(resolved, tokens, 4, seed=42).sha256 == expected.sha256
+
+
 def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
     source = write_text(tmp_path)
     seen = set()
