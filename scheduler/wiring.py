@@ -24,10 +24,10 @@ Links: TypeAlias = Callable[[PeerId, PeerId], float]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """What a replica has to do; without credit it takes no new work."""
+    """What a replica has to do, in microbatches; without credit it takes no new work."""
 
     peer: PeerId
-    outstanding: int
+    outstanding: float
     pace_s: float
     has_credit: bool = True
 
