@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import random
 import secrets
 from collections import OrderedDict, deque
@@ -155,11 +156,15 @@ class Bus:
             self._wake.clear()
             while self._unsubscribed:
                 topic_filter = next(iter(self._unsubscribed))
-                await client.subscribe(topic_filter, qos=1)
+                # Deadlines are ours: aiomqtt's use asyncio.wait_for, which on Python 3.11 swallows a cancellation that
+                # comes together with the answer, and then this task would never end.
+                async with asyncio.timeout(CALL_S_MAX):
+                    await client.subscribe(topic_filter, qos=1, timeout=math.inf)
                 self._unsubscribed.discard(topic_filter)
             while self._unsent:
                 topic, data = next(iter(self._unsent.items()))
-                await client.publish(topic, data, qos=1, retain=True)
+                async with asyncio.timeout(CALL_S_MAX):
+                    await client.publish(topic, data, qos=1, retain=True, timeout=math.inf)
                 if self._unsent.get(topic) is data:  # else a newer value came meanwhile
                     del self._unsent[topic]
 

@@ -15,8 +15,7 @@ from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 
 ADDRESS_CHARACTERS_MAX = 255
-# A broker sends what it retains once per subscription. amqtt was seen to send nothing to one of two clients that
-# subscribed at the same time, so a subscription that stays silent is made again.
+# A broker sends what it retains once per subscription; one that stays silent is made again.
 ASK_AGAIN_S = 2.0
 _log = get_logger(__name__)
 
@@ -69,9 +68,9 @@ async def find_scheduler(url: str, *, timeout_s: float | None = None) -> Announc
             hint="check that the broker and the scheduler run, or give --scheduler HOST:PORT",
         ) from None
     finally:
-        link.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await link
+        while not link.done():  # more than once: a library below may swallow a cancellation
+            link.cancel()
+            await asyncio.wait({link}, timeout=0.2)
 
 
 async def _announced(bus: Bus) -> Announcement:

@@ -49,12 +49,20 @@ async def found_through(broker: ForgetfulBroker, timeout_s: float) -> Announceme
 async def test_an_announcement_that_the_broker_forgot_to_send_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two stage servers subscribed at once, amqtt answered one, and the other waited for ever."""
     monkeypatch.setattr(discovery, "ASK_AGAIN_S", 0.05)
     announcement = Announcement("127.0.0.1:7950", 3, "0.1.0")
     broker = ForgetfulBroker(announcement, answers_at=3)
     assert await found_through(broker, timeout_s=20.0) == announcement
     assert broker.subscriptions == 3
+
+
+async def test_an_announcement_that_comes_with_the_subscriptions_answer_ends_the_search() -> None:
+    """The link was cancelled while the answer was being taken; the cancellation was swallowed, the search hung."""
+    announcement = Announcement("127.0.0.1:7950", 3, "0.1.0")
+    for _ in range(40):
+        async with asyncio.timeout(10.0):
+            found = await found_through(ForgetfulBroker(announcement, answers_at=1), timeout_s=5.0)
+        assert found == announcement
 
 
 async def test_a_broker_without_a_scheduler_is_an_error_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
