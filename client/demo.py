@@ -51,6 +51,7 @@ reproducible = true
 [pipeline]
 stages = {stages}
 compression = "bfloat16"
+staleness = 0
 """
 
 
