@@ -441,6 +441,9 @@ class Jobs:
         job.driver = job.folder = None
         for replica in replicas:
             self._send(replica.peer, Release(job.record.id, outcome.reason))
+            peer = self._membership.get(replica.peer)
+            if peer is None or peer.job != job.record.id:
+                continue  # it was lost, came back, and may serve another job by now
             for transition in self._membership.release(replica.peer, _now_s(), outcome.reason):
                 self.on_transition(transition)
         await self._enter(

@@ -9,7 +9,6 @@ import pytest
 from swarm import memory
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc only")
 def test_freed_buffers_stay_with_the_process() -> None:
     """In a process of its own, because the setting lasts: page faults of repeated large buffers before and after."""
     program = """
@@ -27,8 +26,8 @@ print(agreed, untuned, faults())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     agreed, _untuned, tuned = done.stdout.split()
-    assert agreed == "True"
-    assert int(tuned) < 1000  # 50 buffers of 2048 pages each
+    assert agreed == str(platform.libc_ver()[0] == "glibc")
+    assert agreed == "False" or int(tuned) < 1000  # 50 buffers of 2048 pages each
 
 
 def test_other_platforms_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
