@@ -27,7 +27,7 @@ def follow(shell: Shell, scheduler: Scheduler, job: str) -> pb.JobView:
     """
     view: pb.JobView | None = None
     with _display(shell) as show:
-        for view in _views(scheduler, job):
+        for view in _views(shell, scheduler, job):
             show(view)
     if view is None or not has_ended(view):
         raise SchedulerUnreachable(
@@ -58,7 +58,7 @@ def progress_line(view: pb.JobView) -> str:
     return text
 
 
-def _views(scheduler: Scheduler, job: str) -> Iterator[pb.JobView]:
+def _views(shell: Shell, scheduler: Scheduler, job: str) -> Iterator[pb.JobView]:
     """Views until the job ends, over as many connections as it takes."""
     lost_s: float | None = None
     while True:
@@ -71,7 +71,9 @@ def _views(scheduler: Scheduler, job: str) -> Iterator[pb.JobView]:
             return
         except SchedulerUnreachable:
             now_s = time.monotonic()
-            lost_s = now_s if lost_s is None else lost_s
+            if lost_s is None:
+                lost_s = now_s
+                shell.say(f"the scheduler does not answer; trying again for {scheduler.timeout_s:g} s")
             if now_s - lost_s > scheduler.timeout_s:
                 raise
             time.sleep(REDIAL_S)

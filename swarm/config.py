@@ -180,7 +180,7 @@ class JobSpec(Section):
         value = config.get("num_hidden_layers", config.get("n_layer"))  # n_layer: the name in GPT-2's configs
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(
-                "model.config.num_hidden_layers must be a whole number of at least 1: add it to [model.config]"
+                "model.config.num_hidden_layers must be a whole number of at least 1: set it in [model.config]"
             )
         if value > LAYERS_MAX:
             raise ValueError(f"model.config.num_hidden_layers = {value} is too many: at most {LAYERS_MAX}")
@@ -192,6 +192,7 @@ class JobSpec(Section):
         return bool(self.model.config.get("tie_word_embeddings", False))
 
 
+_SEE = "see: swarm submit --example"
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?\s*$")
 _FACTOR = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -293,8 +294,10 @@ def _explain(faults: list[ErrorDetails]) -> tuple[str, str]:
             message, _, hint = text.partition(": ")
             return (f"{key}: {message}" if key else message), hint
         case _:
-            alternatives = " or ".join(fault["msg"].removeprefix("Input should be ") for fault in faults)
-            return f"{key} = {fault['input']!r}: should be {alternatives}", "see: swarm submit --example"
+            expected = [fault["msg"].removeprefix("Input should be ") for fault in faults]
+            if expected[0] == fault["msg"]:  # such as "String should match pattern ..."
+                return f"{key} = {fault['input']!r}: {expected[0][0].lower()}{expected[0][1:]}", _SEE
+            return f"{key} = {fault['input']!r}: should be {' or '.join(expected)}", _SEE
 
 
 def _known_keys(section: list[str]) -> list[str]:
