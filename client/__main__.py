@@ -6,11 +6,13 @@ import signal
 import sys
 from typing import NoReturn
 
-from client.cli import run
-
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
+    try:
+        from client.cli import run  # noqa: PLC0415  # takes about a second, in which Ctrl-C shall be no traceback
+    except KeyboardInterrupt:
+        sys.exit(130)
     # Like Ctrl-C, SIGTERM unwinds: temporary files go, the cursor comes back.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(run(sys.argv[1:]))

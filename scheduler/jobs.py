@@ -25,8 +25,8 @@ from scheduler.brain import BrainSettings, CommitRow, JobBrain, Replica
 from scheduler.checkpoints import CheckpointFolder
 from scheduler.driver import JobDriver, Outcome
 from scheduler.joblog import JobLogs, LogLine
-from scheduler.membership import Membership, Peer, Transition
-from scheduler.placement import Candidate, place
+from scheduler.membership import Membership, Transition
+from scheduler.placement import Candidate, place, stages_for
 from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected, StoreUnavailable
 from swarm.config import JobSpec, spec_from_json
 from swarm.data import Batches, TokenData
@@ -185,7 +185,7 @@ class Jobs:
     async def submit(self, spec: JobSpec, tokens: JobTokens, tokenizer_files: dict[str, bytes]) -> Job:
         """Accept a job: resolve what is still "auto", check its data, store it. InvalidConfig, InvalidData."""
         idle = len(self._membership.idle_peers())
-        resolved = resolve(spec, vocabulary_size=tokens.vocabulary_size, stages_if_auto=max(1, idle // 2))
+        resolved = resolve(spec, vocabulary_size=tokens.vocabulary_size, stages_if_auto=stages_for(idle))
         self._open_batches(resolved, tokens)
         job_id = JobId(f"{spec.name}-{self._rng.randbytes(3).hex()}")
         now_unix_s = self._wall_s()
@@ -259,7 +259,7 @@ class Jobs:
         job = self._jobs.get(known.job)
         match event:
             case Hello():
-                self._attached(known, event)
+                self._metrics.peer_attached(peer, event.product, event.device, self._wall_s())
             case Logged():
                 if event.job in self._jobs:
                     line = LogLine(event.time_unix_s, event.level, peer, known.stage, event.message)
@@ -302,15 +302,6 @@ class Jobs:
                 yield chunk
 
         return await folder.put_stage(header, counted())
-
-    def _attached(self, peer: Peer, hello: Hello) -> None:
-        """A peer that lost its job with the session is lost to the job, though it is here again."""
-        job = self._jobs.get(peer.job)
-        if job is not None and job.driver is not None and hello.job != peer.job:
-            reason = "it lost its session and with it the job's state"
-            gone = Transition(hello.peer, hello.incarnation, peer.state, PeerState.GONE, reason)
-            job.driver.on_transition(gone)
-        self._metrics.peer_attached(hello.peer, hello.product, hello.device, self._wall_s())
 
     # Placing and driving -----------------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class Membership:
         """A session was dialled: by a new peer, a new incarnation, or one that lost its connection.
 
         Raises StaleMessage if a newer incarnation is known. The same incarnation keeps job and stage, unless it was
-        gone.
+        gone or has given its job up with the session that it lost.
         """
         known = self._peers.get(hello.peer)
         if known is None:
@@ -118,6 +118,9 @@ class Membership:
         if hello.incarnation > held:
             gone = self._move(known, PeerState.GONE, f"replaced by incarnation {hello.incarnation}", now_s)
             return [gone, self._enter(hello, now_s, PeerState.GONE, "restarted")]
+        if known.job not in (NO_JOB, hello.job):
+            gone = self._move(known, PeerState.GONE, "it lost its session and with it the job's state", now_s)
+            return [gone, self._enter(hello, now_s, PeerState.GONE, "dialled again")]
         known.hello = hello
         return self.heard(hello.peer, now_s)
 

@@ -23,6 +23,11 @@ class Candidate:
     speed: float = 1.0
 
 
+def stages_for(peers: int) -> int:
+    """How many stages a job that leaves it open gets: two replicas each, at least one stage."""
+    return max(1, peers // 2)
+
+
 def place(candidates: Sequence[Candidate], stages: int, min_replicas: int) -> Decision[dict[PeerId, int]]:
     """Spread the peers evenly over the stages; the plan gives each placed peer its stage.
 

@@ -21,8 +21,8 @@ IDLE, LOADING, SERVING, SUSPECT, GONE = (
 )
 
 
-def hello(peer: str = "a", incarnation: int = 1) -> Hello:
-    return Hello(PeerId(peer), incarnation, 1, "0.1", "addr", "http", "cpu", 1, 1 << 30, -1, NO_JOB, 0, 0)
+def hello(peer: str = "a", incarnation: int = 1, job: JobId = NO_JOB) -> Hello:
+    return Hello(PeerId(peer), incarnation, 1, "0.1", "addr", "http", "cpu", 1, 1 << 30, -1, job, 0, 0)
 
 
 def pool() -> Membership:
@@ -72,10 +72,22 @@ def test_a_suspect_that_is_heard_is_back_where_it_was() -> None:
     serving(members)
     (suspect,) = members.disconnected(A, 1, 1.0, "connection reset")
     assert (suspect.before, suspect.after, suspect.session_lost) == (SERVING, SUSPECT, True)
-    assert moves(members.hello(hello(), 2.0)) == [(SUSPECT, SERVING)]
+    assert moves(members.hello(hello(job=JOB), 2.0)) == [(SUSPECT, SERVING)]
     known = members.get(A)
     assert known is not None
     assert (known.job, known.stage) == (JOB, 1)
+
+
+def test_a_peer_that_dials_again_without_its_job_is_lost_to_the_job_and_idle() -> None:
+    members = pool()
+    serving(members)
+    members.disconnected(A, 1, 1.0, "connection reset")
+    gone, idle = members.hello(hello(), 2.0)
+    assert (gone.before, gone.after, gone.job, gone.stage) == (SUSPECT, GONE, JOB, 1)
+    assert "lost its session" in gone.reason
+    assert (idle.before, idle.after) == (GONE, IDLE)
+    assert [peer.hello.peer for peer in members.idle_peers()] == ["a"]
+    members.validate()
 
 
 def test_an_older_incarnation_is_refused_and_changes_nothing() -> None:
