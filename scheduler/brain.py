@@ -43,6 +43,7 @@ from swarm.messages import (
     Command,
     Commit,
     Committed,
+    Evaluated,
     Event,
     Failed,
     Heartbeat,
@@ -238,7 +239,7 @@ class JobBrain:
                     self._fail(event.code, f"{self._name(peer)} cannot go on: {event.message}", event.hint)
             case Leaving():
                 self._note("warning", f"{self._name(peer)} wants to leave: {event.reason}")
-            case Hello() | Heartbeat() | Logged():
+            case Hello() | Heartbeat() | Logged() | Evaluated():
                 return []
             case _:
                 assert_never(event)

@@ -26,6 +26,7 @@ from swarm.messages import (
     Average,
     Command,
     Commit,
+    Evaluate,
     Event,
     Failed,
     Heartbeat,
@@ -201,8 +202,8 @@ class StageServer:
                     self._log.warning("command without a job", command=type(command).__name__)
                 else:
                     await self._replica.handle(command)
-            case Welcome():
-                self._log.warning("second welcome ignored")
+            case Welcome() | Evaluate():
+                self._log.warning("command ignored", command=type(command).__name__)
             case _:
                 assert_never(command)
 

@@ -78,6 +78,7 @@ class Loaded:
     version: int
     digest: str
     units: tuple[UnitSize, ...]
+    probe: str = ""  # digest of the optimizer's step on a fixed input, as this replica computes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,15 @@ class Accumulated:
     forward_s: float
     backward_s: float
     wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The last stage computed an evaluation microbatch; `loss` is the sum of its token losses in nats."""
+
+    microbatch: Microbatch
+    attempt: int
+    loss: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +200,18 @@ class Leaving:
 
 
 Event: TypeAlias = (
-    Hello | Heartbeat | Loaded | Accumulated | Averaged | RoundFailed | Committed | Saved | Failed | Logged | Leaving
+    Hello
+    | Heartbeat
+    | Loaded
+    | Accumulated
+    | Averaged
+    | RoundFailed
+    | Committed
+    | Saved
+    | Failed
+    | Logged
+    | Leaving
+    | Evaluated
 )
 
 
@@ -206,10 +227,20 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadStage:
-    """Become a replica of `stage`: build its layers for `version` 0 from the job's seed.
+class StateFile:
+    """A file that a job starts from, to be had from the scheduler by Session.Fetch; `path` as in a checkpoint."""
 
-    `split` is decoder layers per stage; `spec_json` is the resolved job spec (swarm.config.JobSpec).
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStage:
+    """Become a replica of `stage` with weights `version`: from the job's seed, its pretrained model, or `files`.
+
+    `split` is decoder layers per stage; `spec_json` is the resolved job spec (swarm.config.JobSpec); `step_on` is where
+    the optimizer runs: "device" or "cpu".
     """
 
     job: JobId
@@ -218,6 +249,8 @@ class LoadStage:
     split: tuple[int, ...]
     version: int
     spec_json: str
+    files: tuple[StateFile, ...] = ()
+    step_on: str = "device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +258,20 @@ class Route:
     """Take part in one microbatch: `hops` has one hop per stage; compute with weights `version`.
 
     `tokens` (stage 0) and `targets` (last stage) are little-endian int32 of shape [B, T].
+    """
+
+    microbatch: Microbatch
+    version: int
+    hops: tuple[Hop, ...]
+    tokens: bytes = field(default=b"", repr=False)
+    targets: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Take part in one evaluation microbatch: forward only, with weights `version`; nothing accumulates.
+
+    `microbatch.step` is `version`; hops, tokens and targets are as in Route.
     """
 
     microbatch: Microbatch
@@ -304,11 +351,12 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class SaveStage:
-    """Hand the weights of `version` to the scheduler (Session.Store)."""
+    """Hand the weights of `version` to the scheduler (Session.Store), with `optimizer` all that a resume needs too."""
 
     job: JobId
     timeline: int
     version: int
+    optimizer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +367,7 @@ class Release:
     reason: str
 
 
-Command: TypeAlias = Welcome | LoadStage | Route | Void | Average | AbortRound | Commit | SaveStage | Release
+Command: TypeAlias = Welcome | LoadStage | Route | Void | Average | AbortRound | Commit | SaveStage | Release | Evaluate
 
 
 # Peer to peer --------------------------------------------------------------------------------------------------------
@@ -329,8 +377,8 @@ Command: TypeAlias = Welcome | LoadStage | Route | Void | Average | AbortRound |
 class TensorHeader:
     """What a tensor between stage servers is; mirrors protos/swarm/wire/frame.proto `TensorHeader`.
 
-    kind: "activation" | "gradient" (boundary tensors), "part" | "mean" (a round's slices), "need" (no payload: asks
-    the receiver for the boundary tensor named by `wanted`).
+    kind: "activation" | "gradient" (boundary tensors), "evaluation" (an activation of an evaluation microbatch),
+    "part" | "mean" (a round's slices), "need" (no payload: asks the receiver for the tensor named by `wanted`).
     """
 
     job: JobId
@@ -357,7 +405,10 @@ class TensorHeader:
 
 @dataclass(frozen=True, slots=True)
 class StoreHeader:
-    """One stage's weights of `version` as safetensors bytes follow, `total_bytes` of them; answers SaveStage."""
+    """A file of a stage's state of `version` follows, `total_bytes` of safetensors; answers SaveStage.
+
+    `path` as in a checkpoint, for example "optimizer/layer-0003.safetensors".
+    """
 
     job: JobId
     peer: PeerId
@@ -366,3 +417,15 @@ class StoreHeader:
     version: int
     stage: int
     total_bytes: int
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """Asks the scheduler for bytes [start, stop) of a file named in LoadStage.files."""
+
+    job: JobId
+    timeline: int
+    path: str
+    start: int
+    stop: int

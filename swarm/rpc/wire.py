@@ -170,8 +170,9 @@ def _open(pb: Any, kinds: Mapping[str, type[Any]]) -> Any:
 _ID = re.compile(r"[A-Za-z0-9_.:@-]*")
 _IDS = frozenset({"accused", "job", "peer", "sender", "unit"})
 _ONE_OF: Mapping[str, frozenset[str]] = {
-    "kind": frozenset({"activation", "gradient", "part", "mean", "need"}),
+    "kind": frozenset({"activation", "gradient", "evaluation", "part", "mean", "need"}),
     "wanted": frozenset({"", "activation", "gradient"}),
+    "step_on": frozenset({"", "device", "cpu"}),
     "level": frozenset({"debug", "info", "warning", "error", "critical"}),
 }
 _SIZES: Mapping[str, int] = {"spec_json": SPEC_BYTES_MAX, "tokens": TOKENS_BYTES_MAX, "targets": TOKENS_BYTES_MAX}

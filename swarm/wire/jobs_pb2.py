@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15swarm/wire/jobs.proto\x12\nswarm.wire\"\x10\n\x0eVersionRequest\"@\n\x0cVersionReply\x12\x0f\n\x07product\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\";\n\x05Shard\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\".\n\tShardList\x12!\n\x06shards\x18\x01 \x03(\x0b\x32\x11.swarm.wire.Shard\"?\n\nShardChunk\x12 \n\x05shard\x18\x01 \x01(\x0b\x32\x11.swarm.wire.Shard\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\x1f\n\rPutShardReply\x12\x0e\n\x06sha256\x18\x01 \x01(\t\"\x8b\x02\n\rSubmitRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12!\n\x06shards\x18\x02 \x03(\x0b\x32\x11.swarm.wire.Shard\x12\x13\n\x0btoken_dtype\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x17\n\x0funigram_entropy\x18\x05 \x01(\x01\x12\x46\n\x0ftokenizer_files\x18\x06 \x03(\x0b\x32-.swarm.wire.SubmitRequest.TokenizerFilesEntry\x1a\x35\n\x13TokenizerFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\",\n\rCancelRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"8\n\x0bListRequest\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\",\n\x07JobList\x12!\n\x04jobs\x18\x01 \x03(\x0b\x32\x13.swarm.wire.JobView\"O\n\tStageView\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\r\n\x05peers\x18\x03 \x03(\t\x12\x14\n\x0cmicrobatches\x18\x04 \x01(\x04\"\xe6\x03\n\x07JobView\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0csince_unix_s\x18\x05 \x01(\x01\x12\x16\n\x0e\x63reated_unix_s\x18\x06 \x01(\x01\x12\x0c\n\x04step\x18\x07 \x01(\x04\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x0c\n\x04loss\x18\t \x01(\x01\x12\x15\n\rlearning_rate\x18\n \x01(\x01\x12\x11\n\tgrad_norm\x18\x0b \x01(\x01\x12\x14\n\x0ctokens_per_s\x18\x0c \x01(\x01\x12\r\n\x05\x65ta_s\x18\r \x01(\x01\x12\x0e\n\x06tokens\x18\x0e \x01(\x04\x12\x17\n\x0funigram_entropy\x18\x0f \x01(\x01\x12%\n\x06stages\x18\x10 \x03(\x0b\x32\x15.swarm.wire.StageView\x12\x1e\n\x16microbatches_committed\x18\x11 \x01(\x04\x12\x1e\n\x16microbatches_in_flight\x18\x12 \x01(\x04\x12\x1d\n\x15microbatches_replayed\x18\x13 \x01(\x04\x12\x16\n\x0eweights_sha256\x18\x14 \x01(\t\x12\x11\n\tspec_json\x18\x15 \x01(\t\x12\x12\n\nerror_code\x18\x16 \x01(\t\x12\x0c\n\x04hint\x18\x17 \x01(\t\",\n\x0cPeersRequest\x12\r\n\x05state\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\x05\"\x90\x02\n\x08PeerView\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0csince_unix_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x14\n\x0chttp_address\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x0f\n\x07threads\x18\x08 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\t \x01(\x04\x12\x0b\n\x03job\x18\n \x01(\t\x12\r\n\x05stage\x18\x0b \x01(\x05\x12\x0e\n\x06pace_s\x18\x0c \x01(\x01\x12\x13\n\x0boutstanding\x18\r \x01(\r\x12\x0f\n\x07product\x18\x0e \x01(\t\x12\x13\n\x0bincarnation\x18\x0f \x01(\x04\"/\n\x08PeerList\x12#\n\x05peers\x18\x01 \x03(\x0b\x32\x14.swarm.wire.PeerView\"z\n\x0bLogsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\x0c\n\x04tail\x18\x03 \x01(\r\x12\x0c\n\x04peer\x18\x04 \x01(\t\x12\r\n\x05stage\x18\x05 \x01(\x05\x12\r\n\x05level\x18\x06 \x01(\t\x12\x14\n\x0csince_unix_s\x18\x07 \x01(\x01\"\\\n\x08LogEntry\x12\x13\n\x0btime_unix_s\x18\x01 \x01(\x01\x12\r\n\x05level\x18\x02 \x01(\t\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\r\n\x05stage\x18\x04 \x01(\x05\x12\x0f\n\x07message\x18\x05 \x01(\t\"\x1a\n\x0bPullRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"D\n\tFileChunk\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x16.swarm.wire.FileHeader\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\">\n\nFileHeader\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t2\x89\x05\n\x04Jobs\x12?\n\x07Version\x12\x1a.swarm.wire.VersionRequest\x1a\x18.swarm.wire.VersionReply\x12=\n\rMissingShards\x12\x15.swarm.wire.ShardList\x1a\x15.swarm.wire.ShardList\x12?\n\x08PutShard\x12\x16.swarm.wire.ShardChunk\x1a\x19.swarm.wire.PutShardReply(\x01\x12\x38\n\x06Submit\x12\x19.swarm.wire.SubmitRequest\x1a\x13.swarm.wire.JobView\x12\x34\n\x04List\x12\x17.swarm.wire.ListRequest\x1a\x13.swarm.wire.JobList\x12\x32\n\x03Get\x12\x16.swarm.wire.JobRequest\x1a\x13.swarm.wire.JobView\x12\x36\n\x05Watch\x12\x16.swarm.wire.JobRequest\x1a\x13.swarm.wire.JobView0\x01\x12\x38\n\x06\x43\x61ncel\x12\x19.swarm.wire.CancelRequest\x1a\x13.swarm.wire.JobView\x12\x37\n\x05Peers\x12\x18.swarm.wire.PeersRequest\x1a\x14.swarm.wire.PeerList\x12\x37\n\x04Logs\x12\x17.swarm.wire.LogsRequest\x1a\x14.swarm.wire.LogEntry0\x01\x12\x38\n\x04Pull\x12\x17.swarm.wire.PullRequest\x1a\x15.swarm.wire.FileChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15swarm/wire/jobs.proto\x12\nswarm.wire\"\x10\n\x0eVersionRequest\"@\n\x0cVersionReply\x12\x0f\n\x07product\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\";\n\x05Shard\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\".\n\tShardList\x12!\n\x06shards\x18\x01 \x03(\x0b\x32\x11.swarm.wire.Shard\"?\n\nShardChunk\x12 \n\x05shard\x18\x01 \x01(\x0b\x32\x11.swarm.wire.Shard\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\x1f\n\rPutShardReply\x12\x0e\n\x06sha256\x18\x01 \x01(\t\"\xc4\x02\n\rSubmitRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12!\n\x06shards\x18\x02 \x03(\x0b\x32\x11.swarm.wire.Shard\x12\x13\n\x0btoken_dtype\x18\x03 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x04 \x01(\r\x12\x17\n\x0funigram_entropy\x18\x05 \x01(\x01\x12\x46\n\x0ftokenizer_files\x18\x06 \x03(\x0b\x32-.swarm.wire.SubmitRequest.TokenizerFilesEntry\x12\x13\n\x0b\x65nd_of_text\x18\x07 \x01(\x05\x12\"\n\x05\x66iles\x18\x08 \x03(\x0b\x32\x13.swarm.wire.JobFile\x1a\x35\n\x13TokenizerFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\";\n\x07JobFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"C\n\rCancelRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rno_checkpoint\x18\x03 \x01(\x08\"=\n\rResumeRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04\x66rom\x18\x02 \x01(\t\x12\x11\n\tspec_json\x18\x03 \x01(\t\"1\n\x12\x43heckpointsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06verify\x18\x02 \x01(\x08\"\x92\x01\n\x0e\x43heckpointView\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x16\n\x0e\x63reated_unix_s\x18\x02 \x01(\x01\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x16\n\x0eweights_sha256\x18\x04 \x01(\t\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x11\n\toptimizer\x18\x06 \x01(\x08\x12\r\n\x05\x66\x61ult\x18\x07 \x01(\t\"A\n\x0e\x43heckpointList\x12/\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x1a.swarm.wire.CheckpointView\"8\n\x0bListRequest\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\",\n\x07JobList\x12!\n\x04jobs\x18\x01 \x03(\x0b\x32\x13.swarm.wire.JobView\"O\n\tStageView\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\r\n\x05peers\x18\x03 \x03(\t\x12\x14\n\x0cmicrobatches\x18\x04 \x01(\x04\"\xb1\x04\n\x07JobView\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0csince_unix_s\x18\x05 \x01(\x01\x12\x16\n\x0e\x63reated_unix_s\x18\x06 \x01(\x01\x12\x0c\n\x04step\x18\x07 \x01(\x04\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x0c\n\x04loss\x18\t \x01(\x01\x12\x15\n\rlearning_rate\x18\n \x01(\x01\x12\x11\n\tgrad_norm\x18\x0b \x01(\x01\x12\x14\n\x0ctokens_per_s\x18\x0c \x01(\x01\x12\r\n\x05\x65ta_s\x18\r \x01(\x01\x12\x0e\n\x06tokens\x18\x0e \x01(\x04\x12\x17\n\x0funigram_entropy\x18\x0f \x01(\x01\x12%\n\x06stages\x18\x10 \x03(\x0b\x32\x15.swarm.wire.StageView\x12\x1e\n\x16microbatches_committed\x18\x11 \x01(\x04\x12\x1e\n\x16microbatches_in_flight\x18\x12 \x01(\x04\x12\x1d\n\x15microbatches_replayed\x18\x13 \x01(\x04\x12\x16\n\x0eweights_sha256\x18\x14 \x01(\t\x12\x11\n\tspec_json\x18\x15 \x01(\t\x12\x12\n\nerror_code\x18\x16 \x01(\t\x12\x0c\n\x04hint\x18\x17 \x01(\t\x12\x17\n\x0f\x65valuation_loss\x18\x18 \x01(\x01\x12\x17\n\x0f\x65valuation_step\x18\x19 \x01(\x04\x12\x17\n\x0f\x63heckpoint_step\x18\x1a \x01(\x04\",\n\x0cPeersRequest\x12\r\n\x05state\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\x05\"\x90\x02\n\x08PeerView\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0csince_unix_s\x18\x04 \x01(\x01\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x14\n\x0chttp_address\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x0f\n\x07threads\x18\x08 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\t \x01(\x04\x12\x0b\n\x03job\x18\n \x01(\t\x12\r\n\x05stage\x18\x0b \x01(\x05\x12\x0e\n\x06pace_s\x18\x0c \x01(\x01\x12\x13\n\x0boutstanding\x18\r \x01(\r\x12\x0f\n\x07product\x18\x0e \x01(\t\x12\x13\n\x0bincarnation\x18\x0f \x01(\x04\"/\n\x08PeerList\x12#\n\x05peers\x18\x01 \x03(\x0b\x32\x14.swarm.wire.PeerView\"z\n\x0bLogsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\x0c\n\x04tail\x18\x03 \x01(\r\x12\x0c\n\x04peer\x18\x04 \x01(\t\x12\r\n\x05stage\x18\x05 \x01(\x05\x12\r\n\x05level\x18\x06 \x01(\t\x12\x14\n\x0csince_unix_s\x18\x07 \x01(\x01\"\\\n\x08LogEntry\x12\x13\n\x0btime_unix_s\x18\x01 \x01(\x01\x12\r\n\x05level\x18\x02 \x01(\t\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\r\n\x05stage\x18\x04 \x01(\x05\x12\x0f\n\x07message\x18\x05 \x01(\t\"(\n\x0bPullRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\t\"D\n\tFileChunk\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x16.swarm.wire.FileHeader\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\">\n\nFileHeader\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t2\xc4\x06\n\x04Jobs\x12?\n\x07Version\x12\x1a.swarm.wire.VersionRequest\x1a\x18.swarm.wire.VersionReply\x12=\n\rMissingShards\x12\x15.swarm.wire.ShardList\x1a\x15.swarm.wire.ShardList\x12?\n\x08PutShard\x12\x16.swarm.wire.ShardChunk\x1a\x19.swarm.wire.PutShardReply(\x01\x12\x38\n\x06Submit\x12\x19.swarm.wire.SubmitRequest\x1a\x13.swarm.wire.JobView\x12\x34\n\x04List\x12\x17.swarm.wire.ListRequest\x1a\x13.swarm.wire.JobList\x12\x32\n\x03Get\x12\x16.swarm.wire.JobRequest\x1a\x13.swarm.wire.JobView\x12\x36\n\x05Watch\x12\x16.swarm.wire.JobRequest\x1a\x13.swarm.wire.JobView0\x01\x12\x38\n\x06\x43\x61ncel\x12\x19.swarm.wire.CancelRequest\x1a\x13.swarm.wire.JobView\x12\x34\n\x05Pause\x12\x16.swarm.wire.JobRequest\x1a\x13.swarm.wire.JobView\x12\x38\n\x06Resume\x12\x19.swarm.wire.ResumeRequest\x1a\x13.swarm.wire.JobView\x12I\n\x0b\x43heckpoints\x12\x1e.swarm.wire.CheckpointsRequest\x1a\x1a.swarm.wire.CheckpointList\x12\x37\n\x05Peers\x12\x18.swarm.wire.PeersRequest\x1a\x14.swarm.wire.PeerList\x12\x37\n\x04Logs\x12\x17.swarm.wire.LogsRequest\x1a\x14.swarm.wire.LogEntry0\x01\x12\x38\n\x04Pull\x12\x17.swarm.wire.PullRequest\x1a\x15.swarm.wire.FileChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,37 +46,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUTSHARDREPLY']._serialized_start=295
   _globals['_PUTSHARDREPLY']._serialized_end=326
   _globals['_SUBMITREQUEST']._serialized_start=329
-  _globals['_SUBMITREQUEST']._serialized_end=596
-  _globals['_SUBMITREQUEST_TOKENIZERFILESENTRY']._serialized_start=543
-  _globals['_SUBMITREQUEST_TOKENIZERFILESENTRY']._serialized_end=596
-  _globals['_JOBREQUEST']._serialized_start=598
-  _globals['_JOBREQUEST']._serialized_end=623
-  _globals['_CANCELREQUEST']._serialized_start=625
-  _globals['_CANCELREQUEST']._serialized_end=669
-  _globals['_LISTREQUEST']._serialized_start=671
-  _globals['_LISTREQUEST']._serialized_end=727
-  _globals['_JOBLIST']._serialized_start=729
-  _globals['_JOBLIST']._serialized_end=773
-  _globals['_STAGEVIEW']._serialized_start=775
-  _globals['_STAGEVIEW']._serialized_end=854
-  _globals['_JOBVIEW']._serialized_start=857
-  _globals['_JOBVIEW']._serialized_end=1343
-  _globals['_PEERSREQUEST']._serialized_start=1345
-  _globals['_PEERSREQUEST']._serialized_end=1389
-  _globals['_PEERVIEW']._serialized_start=1392
-  _globals['_PEERVIEW']._serialized_end=1664
-  _globals['_PEERLIST']._serialized_start=1666
-  _globals['_PEERLIST']._serialized_end=1713
-  _globals['_LOGSREQUEST']._serialized_start=1715
-  _globals['_LOGSREQUEST']._serialized_end=1837
-  _globals['_LOGENTRY']._serialized_start=1839
-  _globals['_LOGENTRY']._serialized_end=1931
-  _globals['_PULLREQUEST']._serialized_start=1933
-  _globals['_PULLREQUEST']._serialized_end=1959
-  _globals['_FILECHUNK']._serialized_start=1961
-  _globals['_FILECHUNK']._serialized_end=2029
-  _globals['_FILEHEADER']._serialized_start=2031
-  _globals['_FILEHEADER']._serialized_end=2093
-  _globals['_JOBS']._serialized_start=2096
-  _globals['_JOBS']._serialized_end=2745
+  _globals['_SUBMITREQUEST']._serialized_end=653
+  _globals['_SUBMITREQUEST_TOKENIZERFILESENTRY']._serialized_start=600
+  _globals['_SUBMITREQUEST_TOKENIZERFILESENTRY']._serialized_end=653
+  _globals['_JOBFILE']._serialized_start=655
+  _globals['_JOBFILE']._serialized_end=714
+  _globals['_JOBREQUEST']._serialized_start=716
+  _globals['_JOBREQUEST']._serialized_end=741
+  _globals['_CANCELREQUEST']._serialized_start=743
+  _globals['_CANCELREQUEST']._serialized_end=810
+  _globals['_RESUMEREQUEST']._serialized_start=812
+  _globals['_RESUMEREQUEST']._serialized_end=873
+  _globals['_CHECKPOINTSREQUEST']._serialized_start=875
+  _globals['_CHECKPOINTSREQUEST']._serialized_end=924
+  _globals['_CHECKPOINTVIEW']._serialized_start=927
+  _globals['_CHECKPOINTVIEW']._serialized_end=1073
+  _globals['_CHECKPOINTLIST']._serialized_start=1075
+  _globals['_CHECKPOINTLIST']._serialized_end=1140
+  _globals['_LISTREQUEST']._serialized_start=1142
+  _globals['_LISTREQUEST']._serialized_end=1198
+  _globals['_JOBLIST']._serialized_start=1200
+  _globals['_JOBLIST']._serialized_end=1244
+  _globals['_STAGEVIEW']._serialized_start=1246
+  _globals['_STAGEVIEW']._serialized_end=1325
+  _globals['_JOBVIEW']._serialized_start=1328
+  _globals['_JOBVIEW']._serialized_end=1889
+  _globals['_PEERSREQUEST']._serialized_start=1891
+  _globals['_PEERSREQUEST']._serialized_end=1935
+  _globals['_PEERVIEW']._serialized_start=1938
+  _globals['_PEERVIEW']._serialized_end=2210
+  _globals['_PEERLIST']._serialized_start=2212
+  _globals['_PEERLIST']._serialized_end=2259
+  _globals['_LOGSREQUEST']._serialized_start=2261
+  _globals['_LOGSREQUEST']._serialized_end=2383
+  _globals['_LOGENTRY']._serialized_start=2385
+  _globals['_LOGENTRY']._serialized_end=2477
+  _globals['_PULLREQUEST']._serialized_start=2479
+  _globals['_PULLREQUEST']._serialized_end=2519
+  _globals['_FILECHUNK']._serialized_start=2521
+  _globals['_FILECHUNK']._serialized_end=2589
+  _globals['_FILEHEADER']._serialized_start=2591
+  _globals['_FILEHEADER']._serialized_end=2653
+  _globals['_JOBS']._serialized_start=2656
+  _globals['_JOBS']._serialized_end=3492
 # @@protoc_insertion_point(module_scope)

@@ -51,7 +51,7 @@ class PutShardReply(_message.Message):
     def __init__(self, sha256: _Optional[str] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("spec_json", "shards", "token_dtype", "vocabulary_size", "unigram_entropy", "tokenizer_files")
+    __slots__ = ("spec_json", "shards", "token_dtype", "vocabulary_size", "unigram_entropy", "tokenizer_files", "end_of_text", "files")
     class TokenizerFilesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -65,13 +65,27 @@ class SubmitRequest(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     UNIGRAM_ENTROPY_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FILES_FIELD_NUMBER: _ClassVar[int]
+    END_OF_TEXT_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
     spec_json: str
     shards: _containers.RepeatedCompositeFieldContainer[Shard]
     token_dtype: str
     vocabulary_size: int
     unigram_entropy: float
     tokenizer_files: _containers.ScalarMap[str, bytes]
-    def __init__(self, spec_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., token_dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokenizer_files: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    end_of_text: int
+    files: _containers.RepeatedCompositeFieldContainer[JobFile]
+    def __init__(self, spec_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., token_dtype: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokenizer_files: _Optional[_Mapping[str, bytes]] = ..., end_of_text: _Optional[int] = ..., files: _Optional[_Iterable[_Union[JobFile, _Mapping]]] = ...) -> None: ...
+
+class JobFile(_message.Message):
+    __slots__ = ("path", "sha256", "size_bytes")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    sha256: str
+    size_bytes: int
+    def __init__(self, path: _Optional[str] = ..., sha256: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class JobRequest(_message.Message):
     __slots__ = ("job",)
@@ -80,12 +94,55 @@ class JobRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("job", "reason")
+    __slots__ = ("job", "reason", "no_checkpoint")
     JOB_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    NO_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     job: str
     reason: str
-    def __init__(self, job: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    no_checkpoint: bool
+    def __init__(self, job: _Optional[str] = ..., reason: _Optional[str] = ..., no_checkpoint: _Optional[bool] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ("job", "spec_json")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    spec_json: str
+    def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., **kwargs) -> None: ...
+
+class CheckpointsRequest(_message.Message):
+    __slots__ = ("job", "verify")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    verify: bool
+    def __init__(self, job: _Optional[str] = ..., verify: _Optional[bool] = ...) -> None: ...
+
+class CheckpointView(_message.Message):
+    __slots__ = ("step", "created_unix_s", "size_bytes", "weights_sha256", "loss", "optimizer", "fault")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    created_unix_s: float
+    size_bytes: int
+    weights_sha256: str
+    loss: float
+    optimizer: bool
+    fault: str
+    def __init__(self, step: _Optional[int] = ..., created_unix_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., loss: _Optional[float] = ..., optimizer: _Optional[bool] = ..., fault: _Optional[str] = ...) -> None: ...
+
+class CheckpointList(_message.Message):
+    __slots__ = ("checkpoints",)
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    checkpoints: _containers.RepeatedCompositeFieldContainer[CheckpointView]
+    def __init__(self, checkpoints: _Optional[_Iterable[_Union[CheckpointView, _Mapping]]] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("all", "state", "limit")
@@ -116,7 +173,7 @@ class StageView(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., layers: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., microbatches: _Optional[int] = ...) -> None: ...
 
 class JobView(_message.Message):
-    __slots__ = ("id", "name", "state", "reason", "since_unix_s", "created_unix_s", "step", "steps", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s", "tokens", "unigram_entropy", "stages", "microbatches_committed", "microbatches_in_flight", "microbatches_replayed", "weights_sha256", "spec_json", "error_code", "hint")
+    __slots__ = ("id", "name", "state", "reason", "since_unix_s", "created_unix_s", "step", "steps", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s", "tokens", "unigram_entropy", "stages", "microbatches_committed", "microbatches_in_flight", "microbatches_replayed", "weights_sha256", "spec_json", "error_code", "hint", "evaluation_loss", "evaluation_step", "checkpoint_step")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +197,9 @@ class JobView(_message.Message):
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_LOSS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_STEP_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     state: str
@@ -163,7 +223,10 @@ class JobView(_message.Message):
     spec_json: str
     error_code: str
     hint: str
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., created_unix_s: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., tokens: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageView, _Mapping]]] = ..., microbatches_committed: _Optional[int] = ..., microbatches_in_flight: _Optional[int] = ..., microbatches_replayed: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., spec_json: _Optional[str] = ..., error_code: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+    evaluation_loss: float
+    evaluation_step: int
+    checkpoint_step: int
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., created_unix_s: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., tokens: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageView, _Mapping]]] = ..., microbatches_committed: _Optional[int] = ..., microbatches_in_flight: _Optional[int] = ..., microbatches_replayed: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., spec_json: _Optional[str] = ..., error_code: _Optional[str] = ..., hint: _Optional[str] = ..., evaluation_loss: _Optional[float] = ..., evaluation_step: _Optional[int] = ..., checkpoint_step: _Optional[int] = ...) -> None: ...
 
 class PeersRequest(_message.Message):
     __slots__ = ("state", "stage")
@@ -246,10 +309,12 @@ class LogEntry(_message.Message):
     def __init__(self, time_unix_s: _Optional[float] = ..., level: _Optional[str] = ..., peer: _Optional[str] = ..., stage: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("job",)
+    __slots__ = ("job", "step")
     JOB_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     job: str
-    def __init__(self, job: _Optional[str] = ...) -> None: ...
+    step: str
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[str] = ...) -> None: ...
 
 class FileChunk(_message.Message):
     __slots__ = ("header", "payload")

@@ -74,6 +74,21 @@ class JobsStub:
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.CancelRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.JobView.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/swarm.wire.Jobs/Pause',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.JobRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.JobView.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/swarm.wire.Jobs/Resume',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.JobView.FromString,
+                _registered_method=True)
+        self.Checkpoints = channel.unary_unary(
+                '/swarm.wire.Jobs/Checkpoints',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.CheckpointsRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.CheckpointList.FromString,
+                _registered_method=True)
         self.Peers = channel.unary_unary(
                 '/swarm.wire.Jobs/Peers',
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.PeersRequest.SerializeToString,
@@ -145,6 +160,26 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Stop feeding, commit what runs, write a checkpoint, release the peers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Go on from a checkpoint, on a new timeline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Checkpoints(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Peers(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -158,7 +193,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pull(self, request, context):
-        """The files of the newest checkpoint's model folder, each opened by a header.
+        """The files of a checkpoint's model folder, each opened by a header.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,6 +241,21 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.CancelRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.JobView.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.JobRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.JobView.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.ResumeRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.JobView.SerializeToString,
+            ),
+            'Checkpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.Checkpoints,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.CheckpointsRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.CheckpointList.SerializeToString,
             ),
             'Peers': grpc.unary_unary_rpc_method_handler(
                     servicer.Peers,
@@ -439,6 +489,87 @@ class Jobs:
             '/swarm.wire.Jobs/Cancel',
             swarm_dot_wire_dot_jobs__pb2.CancelRequest.SerializeToString,
             swarm_dot_wire_dot_jobs__pb2.JobView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Jobs/Pause',
+            swarm_dot_wire_dot_jobs__pb2.JobRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.JobView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Jobs/Resume',
+            swarm_dot_wire_dot_jobs__pb2.ResumeRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.JobView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Checkpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Jobs/Checkpoints',
+            swarm_dot_wire_dot_jobs__pb2.CheckpointsRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.CheckpointList.FromString,
             options,
             channel_credentials,
             insecure,

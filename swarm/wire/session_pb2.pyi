@@ -51,7 +51,7 @@ class ReportedCell(_message.Message):
     def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., attempt: _Optional[int] = ..., accumulated: _Optional[bool] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving")
+    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class Event(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     LOGGED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     loaded: Loaded
@@ -74,7 +75,8 @@ class Event(_message.Message):
     failed: Failed
     logged: Logged
     leaving: Leaving
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    evaluated: Evaluated
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells")
@@ -123,20 +125,22 @@ class UnitSize(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("job", "timeline", "stage", "version", "digest", "units")
+    __slots__ = ("job", "timeline", "stage", "version", "digest", "units", "probe")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     stage: int
     version: int
     digest: str
     units: _containers.RepeatedCompositeFieldContainer[UnitSize]
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ..., units: _Optional[_Iterable[_Union[UnitSize, _Mapping]]] = ...) -> None: ...
+    probe: str
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ..., units: _Optional[_Iterable[_Union[UnitSize, _Mapping]]] = ..., probe: _Optional[str] = ...) -> None: ...
 
 class Accumulated(_message.Message):
     __slots__ = ("microbatch", "stage", "attempt", "finite", "loss", "forward_s", "backward_s", "wait_s")
@@ -157,6 +161,16 @@ class Accumulated(_message.Message):
     backward_s: float
     wait_s: float
     def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class Evaluated(_message.Message):
+    __slots__ = ("microbatch", "attempt", "loss")
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    microbatch: Microbatch
+    attempt: int
+    loss: float
+    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., attempt: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class ParameterNorm(_message.Message):
     __slots__ = ("name", "squared_norm")
@@ -271,7 +285,7 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release")
+    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +296,7 @@ class Command(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     SAVE_STAGE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     welcome: Welcome
     load_stage: LoadStage
@@ -292,7 +307,8 @@ class Command(_message.Message):
     commit: Commit
     save_stage: SaveStage
     release: Release
-    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+    evaluate: Evaluate
+    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("peer", "heartbeat_s")
@@ -302,23 +318,51 @@ class Welcome(_message.Message):
     heartbeat_s: float
     def __init__(self, peer: _Optional[str] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
 
+class StateFile(_message.Message):
+    __slots__ = ("path", "size_bytes", "sha256")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    size_bytes: int
+    sha256: str
+    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
 class LoadStage(_message.Message):
-    __slots__ = ("job", "timeline", "stage", "split", "version", "spec_json")
+    __slots__ = ("job", "timeline", "stage", "split", "version", "spec_json", "files", "step_on")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    STEP_ON_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     stage: int
     split: _containers.RepeatedScalarFieldContainer[int]
     version: int
     spec_json: str
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., split: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., spec_json: _Optional[str] = ...) -> None: ...
+    files: _containers.RepeatedCompositeFieldContainer[StateFile]
+    step_on: str
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., split: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., spec_json: _Optional[str] = ..., files: _Optional[_Iterable[_Union[StateFile, _Mapping]]] = ..., step_on: _Optional[str] = ...) -> None: ...
 
 class Route(_message.Message):
+    __slots__ = ("microbatch", "version", "hops", "tokens", "targets")
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    microbatch: Microbatch
+    version: int
+    hops: _containers.RepeatedCompositeFieldContainer[Hop]
+    tokens: bytes
+    targets: bytes
+    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., version: _Optional[int] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., tokens: _Optional[bytes] = ..., targets: _Optional[bytes] = ...) -> None: ...
+
+class Evaluate(_message.Message):
     __slots__ = ("microbatch", "version", "hops", "tokens", "targets")
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -415,14 +459,16 @@ class Commit(_message.Message):
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[UnitRound, _Mapping]]] = ..., learning_rate: _Optional[float] = ..., scale: _Optional[float] = ..., skip: _Optional[bool] = ...) -> None: ...
 
 class SaveStage(_message.Message):
-    __slots__ = ("job", "timeline", "version")
+    __slots__ = ("job", "timeline", "version", "optimizer")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     version: int
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    optimizer: bool
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., optimizer: _Optional[bool] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("job", "reason")
@@ -441,7 +487,7 @@ class StoreChunk(_message.Message):
     def __init__(self, header: _Optional[_Union[StoreHeader, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class StoreHeader(_message.Message):
-    __slots__ = ("job", "peer", "incarnation", "timeline", "version", "stage", "total_bytes")
+    __slots__ = ("job", "peer", "incarnation", "timeline", "version", "stage", "total_bytes", "path")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +495,7 @@ class StoreHeader(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     job: str
     peer: str
     incarnation: int
@@ -456,10 +503,31 @@ class StoreHeader(_message.Message):
     version: int
     stage: int
     total_bytes: int
-    def __init__(self, job: _Optional[str] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+    path: str
+    def __init__(self, job: _Optional[str] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., total_bytes: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class StoreReply(_message.Message):
     __slots__ = ("sha256",)
     SHA256_FIELD_NUMBER: _ClassVar[int]
     sha256: str
     def __init__(self, sha256: _Optional[str] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("job", "timeline", "path", "start", "stop")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    path: str
+    start: int
+    stop: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., path: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class FetchChunk(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...

@@ -44,6 +44,11 @@ class SessionStub:
                 request_serializer=swarm_dot_wire_dot_session__pb2.StoreChunk.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_session__pb2.StoreReply.FromString,
                 _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/swarm.wire.Session/Fetch',
+                request_serializer=swarm_dot_wire_dot_session__pb2.FetchRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_session__pb2.FetchChunk.FromString,
+                _registered_method=True)
 
 
 class SessionServicer:
@@ -58,7 +63,14 @@ class SessionServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Store(self, request_iterator, context):
-        """One stage's weights as safetensors bytes, in chunks; the first message names what follows.
+        """One file of a checkpoint, in chunks; the first message names what follows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """A part of a file that a job starts from, in chunks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,6 +88,11 @@ def add_SessionServicer_to_server(servicer, server):
                     servicer.Store,
                     request_deserializer=swarm_dot_wire_dot_session__pb2.StoreChunk.FromString,
                     response_serializer=swarm_dot_wire_dot_session__pb2.StoreReply.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=swarm_dot_wire_dot_session__pb2.FetchRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_session__pb2.FetchChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +149,33 @@ class Session:
             '/swarm.wire.Session/Store',
             swarm_dot_wire_dot_session__pb2.StoreChunk.SerializeToString,
             swarm_dot_wire_dot_session__pb2.StoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/swarm.wire.Session/Fetch',
+            swarm_dot_wire_dot_session__pb2.FetchRequest.SerializeToString,
+            swarm_dot_wire_dot_session__pb2.FetchChunk.FromString,
             options,
             channel_credentials,
             insecure,

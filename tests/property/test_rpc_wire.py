@@ -33,13 +33,15 @@ from swarm.wire import frame_pb2, session_pb2
 EVENTS = get_args(Event)
 COMMANDS = get_args(Command)
 PARTS = (Microbatch, Round, Hop, messages.ReportedCell, messages.UnitSize, messages.ParameterNorm)
-MORE_PARTS = (messages.ParameterHash, messages.Member, messages.UnitRound)
-EVERYTHING = (*EVENTS, *COMMANDS, *PARTS, *MORE_PARTS, StoreHeader, TensorHeader)
+MORE_PARTS = (messages.ParameterHash, messages.Member, messages.UnitRound, messages.StateFile)
+REQUESTS = (StoreHeader, messages.FetchRequest)
+EVERYTHING = (*EVENTS, *COMMANDS, *PARTS, *MORE_PARTS, *REQUESTS, TensorHeader)
 
 names = st.from_regex(r"[A-Za-z0-9_:@-]{0,20}(\.[a-z]{1,5})?", fullmatch=True)
 WORDS = {
-    "kind": ["activation", "gradient", "part", "mean", "need"],
+    "kind": ["activation", "gradient", "evaluation", "part", "mean", "need"],
     "wanted": ["", "activation", "gradient"],
+    "step_on": ["", "device", "cpu"],
     "level": ["debug", "info", "warning", "error", "critical"],
 }
 UINT32 = {"timeline", "index", "attempt", "stage", "number", "protocol", "threads", "microbatch", "split"}
@@ -116,7 +118,7 @@ def test_each_envelope_knows_every_class_and_no_other() -> None:
 def test_nothing_that_mirrors_a_message_is_left_out() -> None:
     ours = {kind.__name__ for kind in EVERYTHING}
     theirs = set(session_pb2.DESCRIPTOR.message_types_by_name)
-    assert theirs - ours == {"Event", "Command", "StoreChunk", "StoreReply"}
+    assert theirs - ours == {"Event", "Command", "StoreChunk", "StoreReply", "FetchChunk"}
 
 
 @given(st.one_of([instances(kind) for kind in EVENTS]))
