@@ -75,6 +75,7 @@ _KIND = {Direction.FORWARD: "activation", Direction.BACKWARD: "gradient"}
 _DIRECTION = {kind: direction for direction, kind in _KIND.items()}
 
 ReplicaCommand = Route | Void | Average | AbortRound | Commit | SaveStage
+BuildStage = Callable[..., Stage]  # called as Stage is; simulations have one whose model is a few numbers
 
 
 class StoreCall(Protocol):
@@ -159,10 +160,11 @@ class Replica:
         tasks: asyncio.TaskGroup,
         metrics: StageServerMetrics,
         log: Logger,
+        build: BuildStage = Stage,
     ) -> Replica:
         """Build the stage on the device and report it; raises OutOfMemory if it does not fit."""
         await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
-        stage = await device.run(lambda: Stage(spec, command.stage, device.name))
+        stage = await device.run(lambda: build(spec, command.stage, device.name))
         digest = await device.run(stage.digest)
         replica = cls(command, spec, stage, me, device, links, emit, store, tasks, metrics, log)
         units = tuple(UnitSize(name, layout.elements) for name, layout in stage.units.items())

@@ -16,7 +16,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from stage_server.averaging import Self
 from stage_server.device import Device
-from stage_server.replica import Replica
+from stage_server.replica import BuildStage, Replica
 from swarm.config import spec_from_json
 from swarm.errors import IncompatibleVersion, SchedulerUnreachable, StaleMessage, SwarmError
 from swarm.logs import Logger
@@ -42,6 +42,7 @@ from swarm.messages import (
     Welcome,
 )
 from swarm.metrics import StageServerMetrics
+from swarm.model.stage import Stage
 from swarm.rpc.peers import PeerLinks
 from swarm.rpc.session import SchedulerLink
 from swarm.types import JobId, PeerId
@@ -79,6 +80,7 @@ class StageServer:
         log: Logger,
         *,
         connect_retry_s_max: float = 60.0,
+        build: BuildStage = Stage,
     ) -> None:
         self._identity = identity
         self._device = device
@@ -89,6 +91,7 @@ class StageServer:
         self._metrics = metrics
         self._log = log
         self._connect_retry_s_max = connect_retry_s_max
+        self._build = build
         self._outgoing: asyncio.Queue[Event] = asyncio.Queue()
         self._link: SchedulerLink | None = None
         self._replica: Replica | None = None
@@ -224,6 +227,7 @@ class StageServer:
                 self._tasks,
                 self._metrics,
                 self._log.bind(job_id=command.job, stage=command.stage),
+                self._build,
             )
         except SwarmError as error:
             self._log.error("stage not loaded", job_id=command.job, error_code=error.code, reason=error.message)
