@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -30,8 +29,9 @@ from client.demo import demo_job, free_name, report
 from client.shell import DEFAULT_SCHEDULER, Shell
 from client.submit import check_job
 from swarm.children import dying_with_parent, end, kill
-from swarm.errors import DeadlinePassed, InvalidConfig, NotAllowed, SwarmError
+from swarm.errors import DeadlinePassed, SwarmError
 from swarm.mqtt.broker import local_broker
+from swarm.process import lock_folder
 from swarm.rpc.channel import connect
 from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
@@ -286,14 +286,7 @@ def _data_folder(shell: Shell, given: Path | None) -> Iterator[Path]:
     """The folder of this swarm, locked; a temporary one goes when all went well and stays for its logs when not."""
     folder = Path(tempfile.mkdtemp(prefix="swarm-up-")) if given is None else given.absolute()
     with contextlib.ExitStack() as stack:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context((folder / "lock").open("a"))
-        except OSError as error:
-            raise InvalidConfig(
-                f"{folder} cannot be used: {error.strerror or error}", hint="choose another --data-dir"
-            ) from None
-        _lock(lock, folder)
+        stack.enter_context(lock_folder(folder))
         try:
             yield folder
         except (asyncio.CancelledError, GeneratorExit):
@@ -306,15 +299,6 @@ def _data_folder(shell: Shell, given: Path | None) -> Iterator[Path]:
             raise
         if given is None:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lock(lock: IO[str], folder: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise NotAllowed(
-            f"another swarm up is using {folder}", hint="stop it, or give this one another --data-dir"
-        ) from None
 
 
 def _port(preferred: int) -> int:

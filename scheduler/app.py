@@ -17,7 +17,6 @@ from scheduler.membership import Membership
 from scheduler.service import JobService
 from scheduler.sessions import Sessions
 from scheduler.store import Store
-from swarm.errors import InvalidConfig
 from swarm.http import HttpEndpoint
 from swarm.logs import get_logger
 from swarm.messages import PROTOCOL_VERSION
@@ -26,7 +25,7 @@ from swarm.mqtt import topics
 from swarm.mqtt.broker import local_broker
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import Announcement
-from swarm.process import check_loopback, say_ready
+from swarm.process import check_http_host, check_loopback, lock_folder, say_ready
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import add_session_service
 from swarm.wire import jobs_pb2_grpc
@@ -49,15 +48,16 @@ class Options:
 
 
 async def serve(options: Options) -> None:
-    """Run until cancelled. Raises InvalidConfig if an address, folder or database cannot be used."""
+    """Run until cancelled.
+
+    Raises InvalidConfig if an address, folder or database cannot be used, NotAllowed if the folder is in use.
+    """
     check_loopback(options.listen, options.insecure)
+    check_http_host(options.http_host, options.http_port, options.insecure)
     product = metadata.version("swarm-stages")
     log = get_logger("scheduler")
-    try:
-        options.data_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidConfig(f"--data-dir {options.data_dir} cannot be used: {error}") from error
     async with AsyncExitStack() as stack:
+        stack.enter_context(lock_folder(options.data_dir))
         executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="store"))
         url = f"sqlite:///{options.data_dir / 'scheduler.db'}" if options.db == "sqlite" else options.db
         store = await Store.open(url, executor)

@@ -14,6 +14,7 @@ from swarm.logs import configure
 from swarm.process import auto_int, http_port_of, log_format_of, run_cli, run_process
 
 DATA_DIR = platformdirs.user_data_path("swarm") / "stage-server"
+SERVERS_MAX = 256  # without a --data-dir, on one machine
 
 cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -39,8 +40,9 @@ def stage_server(
         str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
     ] = "9464",
     data_dir: Annotated[
-        Path, typer.Option(help="Identity and cache of this server.", show_default="user data folder")
-    ] = DATA_DIR,
+        Path | None,
+        typer.Option(help="Identity of this server; one process each.", show_default="the first free in user data"),
+    ] = None,
     connect_retry_max: Annotated[float, typer.Option(min=0.1, help="Longest pause between dials, seconds.")] = 60.0,
     insecure: Annotated[bool, typer.Option(help="Allow plaintext off loopback.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
@@ -61,7 +63,7 @@ def stage_server(
         threads=auto_int("--threads", threads, auto=0, least=1),
         http_host=http_host,
         http_port=http_port_of(http_port),
-        data_dir=data_dir,
+        data_dirs=tuple(DATA_DIR / str(number) for number in range(SERVERS_MAX)) if data_dir is None else (data_dir,),
         connect_retry_s_max=connect_retry_max,
         insecure=insecure,
         log_level=log_level,

@@ -30,7 +30,7 @@ from swarm.model.runtime import choose_device
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import find_scheduler
-from swarm.process import check_loopback, say_ready
+from swarm.process import check_http_host, check_loopback, lock_first, say_ready
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink
@@ -54,7 +54,7 @@ class Options:
     threads: int  # 0 = auto
     http_host: str
     http_port: int | None  # None = off
-    data_dir: Path
+    data_dirs: tuple[Path, ...]  # the first that no other process uses
     connect_retry_s_max: float
     insecure: bool
     log_level: str
@@ -62,23 +62,30 @@ class Options:
 
 
 async def serve(options: Options) -> None:
-    """Run until cancelled. Raises InvalidConfig if an address, folder or device cannot be used."""
+    """Run until cancelled.
+
+    Raises InvalidConfig if an address, folder or device cannot be used, NotAllowed if the folder is in use.
+    """
     if bool(options.broker) == bool(options.scheduler):
         raise InvalidConfig(
             "give either --broker or --scheduler",
             hint="for example --scheduler 127.0.0.1:7950, or --broker mqtt://HOST:1883 to find it there",
         )
     check_loopback(options.listen or "127.0.0.1:0", options.insecure)
+    check_http_host(options.http_host, options.http_port, options.insecure)
     tune_malloc()
     device_name = choose_device(options.device)
     threads = options.threads or os.cpu_count() or 1
     product = metadata.version("swarm-stages")
-    peer = _identity(options.data_dir)
     metrics = StageServerMetrics(product, PROTOCOL_VERSION)
     traffic = _Traffic(metrics)
     loop = asyncio.get_running_loop()
 
     async with AsyncExitStack() as stack:
+        # Two processes under one identity would push each other out for ever.
+        folder, lock = lock_first(options.data_dirs)
+        stack.enter_context(lock)
+        peer = _identity(folder)
         device = ThreadDevice(device_name, threads)
         stack.callback(device.close)
         links = GrpcPeerLinks(traffic)
@@ -153,7 +160,14 @@ async def serve(options: Options) -> None:
                 },
             )
             tasks.create_task(bus.run())
-        log.info("stage server started", peer=peer, address=address, http=http_address, device=identity.device)
+        log.info(
+            "stage server started",
+            peer=peer,
+            address=address,
+            http=http_address,
+            device=identity.device,
+            folder=str(folder),
+        )
         say_ready("stage-server", peer=peer, address=address, http=http_address)
         await stage_server.serve()
 
@@ -184,7 +198,6 @@ def _identity(data_dir: Path) -> PeerId:
     """This stage server's id: made at the first start, kept in its data folder."""
     path = data_dir / "peer.json"
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
         if path.exists():
             peer = json.loads(path.read_text())["peer"]
             if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", peer):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import ipaddress
 import json
+import os
 import signal
 import sys
-from collections.abc import Coroutine
-from typing import Any, NoReturn, cast
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import IO, Any, NoReturn, cast
 
 import typer
 
-from swarm.errors import InvalidConfig, SwarmError, UsageError
+from swarm.errors import InvalidConfig, NotAllowed, SwarmError, UsageError
 from swarm.logs import LogFormat
 
 
@@ -42,6 +45,16 @@ def check_loopback(listen: str, insecure: bool) -> None:
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
         raise InvalidConfig(f"--listen {listen} is not HOST:PORT", hint="for example --listen 127.0.0.1:7950")
+    _refuse_unless_private(f"--listen {listen}", host, insecure)
+
+
+def check_http_host(host: str, port: int | None, insecure: bool) -> None:
+    """InvalidConfig if /metrics and /healthz would be open to others, unless --insecure says that this is meant."""
+    if port is not None:
+        _refuse_unless_private(f"--http-host {host}", host, insecure)
+
+
+def _refuse_unless_private(flag: str, host: str, insecure: bool) -> None:
     host = host.strip("[]")
     try:
         loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -49,9 +62,50 @@ def check_loopback(listen: str, insecure: bool) -> None:
         loopback = False
     if not loopback and not insecure:
         raise InvalidConfig(
-            f"--listen {listen} would take plaintext connections from other machines",
+            f"{flag} would take plaintext connections from other machines",
             hint="listen on 127.0.0.1, or add --insecure if the network is private",
         )
+
+
+def lock_folder(folder: Path) -> IO[str]:
+    """Make the folder and keep other processes of ours out of it: until this process ends, or the lock is closed.
+
+    NotAllowed if another process holds it, InvalidConfig if it cannot be written. The lock is the kernel's, on a file
+    that stays: a process that is killed leaves nothing to clean up. Children do not inherit it.
+    """
+    hint = "choose another --data-dir"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("a+")
+    except OSError as error:
+        raise InvalidConfig(f"{folder} cannot be used: {error.strerror or error}", hint=hint) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read(32).strip()
+        lock.close()
+        raise NotAllowed(
+            f"another process{f' (pid {holder})' if holder.isdecimal() else ''} is using {folder}",
+            hint=f"stop it, or {hint}",
+        ) from None
+    except OSError as error:
+        lock.close()
+        raise InvalidConfig(f"{folder} cannot be locked: {error.strerror or error}", hint=hint) from None
+    return lock
+
+
+def lock_first(folders: Sequence[Path]) -> tuple[Path, IO[str]]:
+    """The first of the folders that no other process uses, locked; errors as `lock_folder`."""
+    for folder in folders[:-1]:
+        try:
+            return folder, lock_folder(folder)
+        except NotAllowed:
+            continue
+    return folders[-1], lock_folder(folders[-1])
 
 
 def auto_int(flag: str, text: str, *, auto: int, least: int) -> int:
