@@ -6,13 +6,13 @@ import signal
 import sys
 from typing import NoReturn
 
+from swarm.startup import quiet_start
+
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
-    try:
+    with quiet_start():
         from client.cli import run  # noqa: PLC0415  # takes about a second, in which Ctrl-C shall be no traceback
-    except KeyboardInterrupt:
-        sys.exit(130)
     # Like Ctrl-C, SIGTERM unwinds: temporary files go, the cursor comes back.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(run(sys.argv[1:]))

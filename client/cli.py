@@ -32,7 +32,7 @@ from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
 # Verbs that are programs of their own: the client neither imports them nor reads their flags.
-PROGRAMS = {"scheduler": "scheduler", "stage-server": "stage_server", "train-local": "swarm.reference"}
+PROGRAMS = {"scheduler": "scheduler", "stage-server": "stage_server", "train-local": "swarm.train_local"}
 INTERRUPTED = 130
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -241,7 +241,15 @@ def _root(
 @_verb("up")
 def _up(
     shell: Shell,
-    stages: Annotated[int, typer.Option(min=1, max=64, envvar="SWARM_STAGES", help="Stages of the pipeline.")] = 2,
+    stages: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=64,
+            envvar="SWARM_STAGES",
+            help="Start STAGES x REPLICAS stage servers; a job decides how they are used.",
+        ),
+    ] = 2,
     replicas: Annotated[int, typer.Option(min=1, max=64, envvar="SWARM_REPLICAS", help="Stage servers per stage.")] = 2,
     device: Annotated[str, typer.Option(envvar="SWARM_DEVICE", help="auto, cpu, cuda:N or mps.")] = "auto",
     job: Annotated[

@@ -40,7 +40,7 @@ eps           = 1e-8            # betas and eps: all but sgd
 momentum      = 0.0             # sgd only, below 1
 weight_decay  = 0.1             # sgd adds it to the gradient; the others shrink the weights by it
 schedule      = "cosine"        # constant, linear or cosine
-warmup_steps  = 20              # default 100, at most steps
+warmup_steps  = 5               # default 100, at most steps
 min_lr_ratio  = 0.1             # the schedule ends at this share of learning_rate
 grad_clip_norm = 1.0            # global norm; 0 = off
 seed          = 0

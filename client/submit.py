@@ -19,7 +19,7 @@ from client.views import job_values
 from swarm.config import JobSpec, load_job
 from swarm.data import ByteTokenizer, ShardInfo, TokenManifest, read_documents, tokenise
 from swarm.errors import InvalidData
-from swarm.partition import resolve
+from swarm.partition import common_name, resolve
 from swarm.wire import jobs_pb2 as pb
 
 INTERRUPTED = 130
@@ -159,10 +159,11 @@ def dry_run(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
 
 def origins(spec: JobSpec, path: Path, overrides: Sequence[str]) -> list[Value]:
     """Every value of the spec in the order of the job file, resolved as far as it can be without a scheduler."""
-    in_file = set(_leaves(tomllib.loads(path.read_text(encoding="utf-8-sig"))))
-    by_flag = {override.partition("=")[0].strip() for override in overrides}
-    written = _leaves(spec.model_dump(mode="json"))
     resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    family = resolved.model.family
+    in_file = {_final_key(key, family) for key in _leaves(tomllib.loads(path.read_text(encoding="utf-8-sig")))}
+    by_flag = {_final_key(override.partition("=")[0].strip(), family) for override in overrides}
+    written = _leaves(spec.model_dump(mode="json"))
     final = _leaves(resolved.model_dump(mode="json"))
     if spec.pipeline.stages == "auto" and spec.pipeline.split == "auto":
         final |= {"pipeline.stages": "auto", "pipeline.split": "auto"}
@@ -180,6 +181,12 @@ def origins(spec: JobSpec, path: Path, overrides: Sequence[str]) -> list[Value]:
             origin += ", auto"
         values.append(Value(key, value, origin))
     return values
+
+
+def _final_key(key: str, family: str) -> str:
+    """A key as a user may write it, under the name that it has in a resolved spec."""
+    section, dot, field_name = key.rpartition(".")
+    return f"{section}{dot}{common_name(family, field_name)}" if section == "model.config" else key
 
 
 def _named(key: str, names: set[str]) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from swarm.startup import quiet_start
 
-import platformdirs
-import typer
+with quiet_start():
+    from pathlib import Path
+    from typing import Annotated
 
-from scheduler.app import Options, serve
-from swarm.logs import configure
-from swarm.process import http_port_of, log_format_of, run_cli, run_process
+    import platformdirs
+    import typer
+
+    from scheduler.app import Options, serve
+    from swarm.logs import configure
+    from swarm.process import http_port_of, log_format_of, run_cli, run_process
 
 DATA_DIR = platformdirs.user_data_path("swarm") / "scheduler"
 

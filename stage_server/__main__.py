@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Annotated
+from swarm.startup import quiet_start
 
-import platformdirs
-import typer
+with quiet_start():
+    import os
+    from pathlib import Path
+    from typing import Annotated
 
-from stage_server.app import Options, serve
-from swarm.logs import configure
-from swarm.process import auto_int, http_port_of, log_format_of, run_cli, run_process
+    import platformdirs
+    import typer
+
+    from stage_server.options import Options
+    from swarm.logs import configure
+    from swarm.process import auto_int, http_port_of, log_format_of, run_cli, run_process
 
 DATA_DIR = platformdirs.user_data_path("swarm") / "stage-server"
 SERVERS_MAX = 256  # without a --data-dir, on one machine
@@ -69,6 +72,9 @@ def stage_server(
         log_level=log_level,
         log_format=form,
     )
+    options.check()
+    with quiet_start():
+        from stage_server.app import serve  # noqa: PLC0415  # loads torch: errors in flags must not wait for it
     run_process(serve(options))
 
 

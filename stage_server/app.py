@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from random import SystemRandom
@@ -19,10 +18,11 @@ import psutil
 import torch
 
 from stage_server.device import ThreadDevice
+from stage_server.options import Options
 from stage_server.server import Identity, StageServer
 from swarm.errors import InvalidConfig
 from swarm.http import HttpEndpoint
-from swarm.logs import LogFormat, configure, get_logger
+from swarm.logs import configure, get_logger
 from swarm.memory import tune_malloc
 from swarm.messages import PROTOCOL_VERSION
 from swarm.metrics import StageServerMetrics
@@ -30,7 +30,7 @@ from swarm.model.runtime import choose_device
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import find_scheduler
-from swarm.process import check_http_host, check_loopback, lock_first, say_ready
+from swarm.process import lock_first, say_ready
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink
@@ -41,38 +41,12 @@ PORTS_TRIED_MAX = 100
 _KIND = {"activation": "activation", "gradient": "gradient"}
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The stage server's flags, checked."""
-
-    broker: str  # "" = none
-    scheduler: str  # "" = find it through the broker
-    listen: str  # "" = 127.0.0.1:7951 or the next free port
-    announce: str  # "" = the address it listens at
-    device: str
-    stage: int  # -1 = any
-    threads: int  # 0 = auto
-    http_host: str
-    http_port: int | None  # None = off
-    data_dirs: tuple[Path, ...]  # the first that no other process uses
-    connect_retry_s_max: float
-    insecure: bool
-    log_level: str
-    log_format: LogFormat
-
-
 async def serve(options: Options) -> None:
     """Run until cancelled.
 
-    Raises InvalidConfig if an address, folder or device cannot be used, NotAllowed if the folder is in use.
+    `options` have been checked. Raises InvalidConfig if an address, folder or device cannot be used, NotAllowed if the
+    folder is in use.
     """
-    if bool(options.broker) == bool(options.scheduler):
-        raise InvalidConfig(
-            "give either --broker or --scheduler",
-            hint="for example --scheduler 127.0.0.1:7950, or --broker mqtt://HOST:1883 to find it there",
-        )
-    check_loopback(options.listen or "127.0.0.1:0", options.insecure)
-    check_http_host(options.http_host, options.http_port, options.insecure)
     tune_malloc()
     device_name = choose_device(options.device)
     threads = options.threads or os.cpu_count() or 1

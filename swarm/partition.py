@@ -229,6 +229,12 @@ def hugging_face_config(spec: JobSpec) -> dict[str, Any]:
     return {"pad_token_id": None} | {names.get(key, key): value for key, value in spec.model.config.items()}
 
 
+def common_name(family: str, field_name: str) -> str:
+    """The name that a field of model.config has in a resolved spec: hidden_size for GPT-2's n_embd."""
+    own_names = _FAMILIES[family].own_names
+    return next((name for name, own in own_names.items() if own == field_name), field_name)
+
+
 def _model_config(spec: JobSpec, vocabulary_size: int) -> dict[str, Any]:
     """The family's config, complete; InvalidConfig names the field."""
     family = _FAMILIES[spec.model.family]

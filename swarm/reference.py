@@ -1,9 +1,8 @@
 """The one-process trainer: the twin that every claim about a swarm is compared with.
 
-`python -m swarm.reference JOB.toml --out DIR` (the command `swarm train-local`) trains a job here and now: the same
-stages, the wire codec at the same cuts, the same data, sums, clipping, schedule and optimizer, one microbatch after the
-other. There is no network, no replica and no recovery in it, so it is short enough to be believed; with
-`training.reproducible` the swarm must end with the same bits.
+It trains a job here and now (`swarm train-local`): the same stages, the wire codec at the same cuts, the same data,
+sums, clipping, schedule and optimizer, one microbatch after the other. There is no network, no replica and no recovery
+in it, so it is short enough to be believed; with `training.reproducible` the swarm must end with the same bits.
 """
 
 from __future__ import annotations
@@ -17,23 +16,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 import torch
-import typer
 from torch import Tensor
 
 from swarm.codec import round_trip
-from swarm.config import JobSpec, load_job
+from swarm.config import JobSpec
 from swarm.data import Batches, ByteTokenizer, TokenData, TokenManifest, tokenise
-from swarm.errors import JobFailed, NotAllowed, OutOfMemory, SwarmError, UsageError
+from swarm.errors import JobFailed, OutOfMemory
 from swarm.fixedpoint import mean_of_parts
 from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
-from swarm.partition import resolve, unit_names
+from swarm.partition import unit_names
 from swarm.schedule import clip, learning_rate
 from swarm.types import Microbatch, UnitName
-from swarm.weights import INDEX_NAME, model_folder_files, safetensors_index, shard_name, weights_sha256
+from swarm.weights import INDEX_NAME, check_out_dir, model_folder_files, safetensors_index, shard_name, weights_sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +141,6 @@ def save_folder(stages: Sequence[Stage], spec: JobSpec, out_dir: Path) -> None:
         raise
 
 
-def check_out_dir(out_dir: Path) -> None:
-    """NotAllowed if writing a model to `out_dir` would mix with what is there."""
-    if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
-        raise NotAllowed(f"{out_dir} exists already", hint="choose another --out, or remove it")
-
-
 def _run(stages: Sequence[Stage], spec: JobSpec, batches: Batches, microbatch: Microbatch) -> tuple[float, bool]:
     """One microbatch through all stages and back: (sum of token losses, whether all gradients were finite)."""
     version = max(0, microbatch.step - spec.pipeline.staleness)
@@ -184,57 +176,31 @@ def _write(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-# Command line --------------------------------------------------------------------------------------------------------
+# The command ---------------------------------------------------------------------------------------------------------
 
 
-def _command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Job file (TOML).")],
-    out: Annotated[Path | None, typer.Option(help="Where the model folder goes; the job's name if left out.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
-    ] = None,
-    threads: Annotated[
-        str, typer.Option(metavar="N|auto", help="torch threads; bits agree between equal numbers only.")
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or mps.")] = "auto",
-) -> None:
-    """Train a job in this one process and write the model folder; prints the sha256 of its weights."""
-    spec = resolve(load_job(file, overrides or ()), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
-    out_dir = out or Path(spec.name)
-    check_out_dir(out_dir)
+def train_and_save(spec: JobSpec, out_dir: Path, *, device: str, threads: int | None) -> str:
+    """Tokenise, train, write the model folder, and say so on stderr; gives the sha256 of the weights.
+
+    OutOfMemory if the model or a microbatch does not fit the device.
+    """
     where = choose_device(device)
-    configure(where, threads=_threads(threads), reproducible=spec.training.reproducible)
+    configure(where, threads=threads, reproducible=spec.training.reproducible)
     with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
         manifest = tokenise(spec, Path(folder))
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
         batches = Batches(data, spec.training, spec.data.sequence_length, spec.data.shuffle, spec.training.seed)
         _say(_opening(spec, manifest, batches))
-        trained = train_local(spec, batches, device=where, on_step=_Progress(spec.training.steps))
+        try:
+            trained = train_local(spec, batches, device=where, on_step=_Progress(spec.training.steps))
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
+                raise
+            hint = "lower training.microbatch_sequences or data.sequence_length, or set model.recompute = true"
+            raise OutOfMemory("the model or a microbatch does not fit the device", hint=hint) from error
     save_folder(trained.stages, spec, out_dir)
     _say(f"model written to {out_dir}")
-    print(f"weights_sha256 {trained.sha256}")
-
-
-def main() -> None:
-    """Entry point of `python -m swarm.reference` and of `swarm train-local`."""
-    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-    app.command()(_command)
-    try:
-        app(prog_name="swarm train-local")  # exits: 0, 2 (usage) or 130 (interrupted)
-    except SwarmError as error:
-        sys.exit(_fail(error))
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
-            raise
-        hint = "lower training.microbatch_sequences or data.sequence_length, or set model.recompute = true"
-        sys.exit(_fail(OutOfMemory("the model or a microbatch does not fit the device", hint=hint)))
-
-
-def _fail(error: SwarmError) -> int:
-    _say(f"error[{error.code}]: {error.message}")
-    if error.hint:
-        _say(f"hint: {error.hint}")
-    return error.exit_code
+    return trained.sha256
 
 
 def _opening(spec: JobSpec, manifest: TokenManifest, batches: Batches) -> str:
@@ -272,17 +238,5 @@ class _Progress:
         )
 
 
-def _threads(text: str) -> int | None:
-    if text == "auto":
-        return None
-    if text.isdecimal() and 1 <= int(text) <= 1024:
-        return int(text)
-    raise UsageError(f'--threads {text}: give a number of at least 1, or "auto"')
-
-
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    main()

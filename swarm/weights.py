@@ -10,10 +10,11 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from swarm.config import JobSpec
-from swarm.errors import ReplicaDiverged
+from swarm.errors import NotAllowed, ReplicaDiverged
 from swarm.messages import ParameterHash
 from swarm.partition import hugging_face_config
 
@@ -80,3 +81,9 @@ def model_folder_files(spec: JobSpec) -> dict[str, bytes]:
 
 def _json(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+
+
+def check_out_dir(out_dir: Path) -> None:
+    """NotAllowed if writing a model to `out_dir` would mix with what is there."""
+    if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
+        raise NotAllowed(f"{out_dir} exists already", hint="choose another --out, or remove it")

@@ -367,6 +367,18 @@ def test_dry_run_names_the_origin_of_every_value(swarm: Any, fake: FakeJobs) -> 
     assert not fake.submitted
 
 
+def test_dry_run_knows_a_familys_own_names(swarm: Any, tmp_path: Path) -> None:
+    """GPT-2's own n_embd in a file was shown as a default, because a resolved spec calls it hidden_size."""
+    job = JOB.replace("hidden_size = 16, intermediate_size = 32", "n_embd = 16").replace("num_hidden_layers", "n_layer")
+    (tmp_path / "gpt2.toml").write_text(job.replace("[model]", '[model]\nfamily = "gpt2"'))
+    code, out, err = swarm("submit", "--dry-run", "gpt2.toml", "--set", "model.config.n_layer=3", "-o", "json")
+    assert code == 0, err
+    values = {value["key"]: (value["value"], value["origin"]) for value in _data(out)["values"]}
+    assert values["model.config.hidden_size"] == (16, "file")
+    assert values["model.config.num_hidden_layers"] == (3, "--set")
+    assert values["model.config.layer_norm_epsilon"] == (1e-5, "default")
+
+
 def test_the_example_is_complete_and_works_as_it_is(swarm: Any, fake: FakeJobs, tmp_path: Path) -> None:
     code, out, _ = swarm("submit", "--example")
     assert code == 0
@@ -375,7 +387,8 @@ def test_the_example_is_complete_and_works_as_it_is(swarm: Any, fake: FakeJobs, 
     origins = {value["key"]: value["origin"] for value in _data(written[1])["values"]}
     names = [f"{section}.{key}" for section, model in _sections() for key in model.model_fields if key != "config"]
     assert [name for name in names if not origins[name].startswith("file")] == []
-    assert swarm("submit", "-d", "example.toml", "--set", 'data.source="text.txt"')[0] == 0
+    few = ("--set", "training.steps=5")  # what one tries first: warm-up must not be longer
+    assert swarm("submit", "-d", "example.toml", "--set", 'data.source="text.txt"', *few)[0] == 0
 
 
 def _sections() -> list[tuple[str, Any]]:

@@ -13,6 +13,7 @@ import pytest
 
 import scheduler.app
 import stage_server.app
+from stage_server.options import Options
 from swarm.errors import InvalidConfig, NotAllowed
 from swarm.process import check_http_host, lock_first, lock_folder
 
@@ -67,8 +68,8 @@ def _scheduler(folder: Path, http_host: str = "127.0.0.1") -> scheduler.app.Opti
     return scheduler.app.Options("127.0.0.1:0", http_host, 0, "sqlite", "none", folder, insecure=False)
 
 
-def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> stage_server.app.Options:
-    return stage_server.app.Options(
+def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> Options:
+    return Options(
         broker="",
         scheduler="127.0.0.1:1",
         listen="127.0.0.1:0",
@@ -100,7 +101,7 @@ async def test_metrics_are_not_shown_to_others_unless_that_is_meant(tmp_path: Pa
         with pytest.raises(InvalidConfig, match=r"--http-host 0\.0\.0\.0 would take plaintext connections"):
             await scheduler.app.serve(_scheduler(tmp_path, "0.0.0.0"))
         with pytest.raises(InvalidConfig, match=r"--http-host 10\.0\.0\.7 would take plaintext connections"):
-            await stage_server.app.serve(_stage_server(tmp_path, "10.0.0.7"))
+            _stage_server(tmp_path, "10.0.0.7").check()
     check_http_host("0.0.0.0", 9464, insecure=True)
     check_http_host("0.0.0.0", None, insecure=False)
     check_http_host("localhost", 9464, insecure=False)

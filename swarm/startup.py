@@ -1,0 +1,27 @@
+"""The first moment of a program, in which Python still imports: it needs nothing but the standard library itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+INTERRUPTED = 130
+
+
+@contextmanager
+def quiet_start() -> Iterator[None]:
+    """Around the imports of a `__main__`: Ctrl-C ends the process at once with 130, without the traceback of an import.
+
+    gRPC's own messages on stderr are switched off, unless the user's GRPC_VERBOSITY asks for them: what they say of a
+    busy port, our error says too. It must be set before gRPC is loaded.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else somebody wants it to be ignored: nohup, a script's "&"
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

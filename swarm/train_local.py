@@ -1,0 +1,67 @@
+"""`python -m swarm.train_local JOB.toml --out DIR`, also `swarm train-local`: the reference trainer as a command.
+
+Flags and the job file are checked before torch is loaded, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from swarm.startup import quiet_start
+
+with quiet_start():
+    import sys
+    from pathlib import Path
+    from typing import Annotated
+
+    import typer
+
+    from swarm.config import load_job
+    from swarm.data import ByteTokenizer
+    from swarm.errors import SwarmError, UsageError
+    from swarm.partition import resolve
+    from swarm.process import print_error
+    from swarm.weights import check_out_dir
+
+
+def train_local(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Job file (TOML).")],
+    out: Annotated[Path | None, typer.Option(help="Where the model folder goes; the job's name if left out.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
+    ] = None,
+    threads: Annotated[
+        str, typer.Option(metavar="N|auto", help="torch threads; bits agree between equal numbers only.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or mps.")] = "auto",
+) -> None:
+    """Train a job in this one process and write the model folder; prints the sha256 of its weights."""
+    threads_if_given = _threads(threads)
+    spec = resolve(load_job(file, overrides or ()), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    out_dir = out or Path(spec.name)
+    check_out_dir(out_dir)
+    with quiet_start():
+        from swarm.reference import train_and_save  # noqa: PLC0415  # loads torch: errors above must not wait for it
+    sha256 = train_and_save(spec, out_dir, device=device, threads=threads_if_given)
+    print(f"weights_sha256 {sha256}")
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+    app.command()(train_local)
+    try:
+        app(prog_name="swarm train-local")  # exits: 0, 2 (usage) or 130 (interrupted)
+    except SwarmError as error:
+        print_error(error)
+        sys.exit(error.exit_code)
+
+
+def _threads(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if text.isdecimal() and 1 <= int(text) <= 1024:
+        return int(text)
+    raise UsageError(f'--threads {text}: give a number of at least 1, or "auto"')
+
+
+if __name__ == "__main__":
+    main()
