@@ -348,6 +348,7 @@ class _Swarm:
             token_dtype=manifest.token_dtype,
             vocabulary_size=manifest.vocabulary_size,
             unigram_entropy=manifest.unigram_entropy,
+            end_of_text=manifest.end_of_text,
             tokenizer_files=ByteTokenizer().tokenizer_files(),
         )
         return self._jobs

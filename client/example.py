@@ -27,6 +27,7 @@ source   = {source}
 format   = "auto"               # auto or text: each file is one document
 sequence_length = 128           # default 1024; tokens, 8 to 1048576
 shuffle  = true                 # the order depends on training.seed and the step alone
+validation_ratio = 0.0          # 0 to 0.5: this share, the end of the data, is not trained on
 upload_shard_bytes = "64MiB"    # 1MiB to 1GiB: the unit of upload
 
 [training]

@@ -97,6 +97,7 @@ def _request(spec: JobSpec, manifest: TokenManifest) -> pb.SubmitRequest:
         token_dtype=manifest.token_dtype,
         vocabulary_size=manifest.vocabulary_size,
         unigram_entropy=manifest.unigram_entropy,
+        end_of_text=manifest.end_of_text,
         tokenizer_files=ByteTokenizer().tokenizer_files(),
     )
 

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias, assert_never
 
 from scheduler.brain import CommitRow, Fail, Finish, JobBrain, Note, Output, Replica, Send, WriteCommit
 from scheduler.membership import Transition
-from swarm.data import Batches
+from swarm.data.batches import Batches
 from swarm.errors import SwarmError
 from swarm.messages import Command, Event, Loaded, ParameterHash, Route, Saved
 from swarm.types import JobState, PeerId, PeerState

@@ -29,7 +29,7 @@ from scheduler.membership import Membership, Transition
 from scheduler.placement import Candidate, place, stages_for
 from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected, StoreUnavailable
 from swarm.config import JobSpec, spec_from_json
-from swarm.data import Batches, TokenData
+from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidData, NotAllowed, NotFound, Refused, SwarmError
 from swarm.logs import Logger
 from swarm.messages import (
@@ -515,7 +515,7 @@ class Jobs:
             )
         paths = [self.shard_path(sha256) for sha256 in tokens.shards]
         data = TokenData.open(paths, tokens.token_dtype, spec.model.config["vocab_size"])
-        return Batches(data, spec.training, spec.data.sequence_length, spec.data.shuffle, spec.training.seed)
+        return Batches.of_job(spec, data, tokens.end_of_text)
 
 
 async def _patiently(write: Callable[[], Awaitable[None]], patience_s: float) -> None:

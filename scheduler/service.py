@@ -20,7 +20,7 @@ from scheduler.jobs import Job, Jobs
 from scheduler.membership import Membership, Peer
 from scheduler.store import JobTokens
 from swarm.config import spec_from_json
-from swarm.data import TOKEN_DTYPES
+from swarm.data.batches import TOKEN_DTYPES
 from swarm.errors import InvalidConfig, InvalidData, NotFound, Refused
 from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc.channel import answering
@@ -119,6 +119,11 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 raise InvalidConfig(f"token_dtype is one of {', '.join(TOKEN_DTYPES)}, not {request.token_dtype!r}")
             if not math.isfinite(request.unigram_entropy) or request.unigram_entropy < 0:
                 raise InvalidConfig(f"unigram_entropy is a number of nats, not {request.unigram_entropy}")
+            if not -1 <= request.end_of_text < request.vocabulary_size:
+                raise InvalidConfig(
+                    f"end_of_text is -1 or a token of the vocabulary of {request.vocabulary_size}, "
+                    f"not {request.end_of_text}"
+                )
             for name in request.tokenizer_files:
                 if not _FILE_NAME.match(name):
                     raise InvalidConfig(f"{name!r} is no file name for a tokenizer file")
@@ -129,6 +134,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 token_dtype=request.token_dtype,
                 vocabulary_size=request.vocabulary_size,
                 unigram_entropy=request.unigram_entropy,
+                end_of_text=request.end_of_text,
             )
             spec = spec_from_json(request.spec_json)
             return self._view(await self._jobs.submit(spec, tokens, dict(request.tokenizer_files)))

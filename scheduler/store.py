@@ -88,6 +88,7 @@ class JobTokens:
     token_dtype: str
     vocabulary_size: int
     unigram_entropy: float
+    end_of_text: int = -1  # the id that closes a document; -1: none does (also in rows older than this field)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class DataSection(Section):
     format: Literal["auto", "text"] = "auto"
     sequence_length: Annotated[int, Field(ge=8, le=1 << 20)] = 1024
     shuffle: bool = True
+    validation_ratio: Annotated[float, Field(ge=0, le=0.5)] = 0.0  # the last part of the samples is not trained on
     upload_shard_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20
 
     @field_validator("upload_shard_bytes", mode="before")

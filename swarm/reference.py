@@ -189,7 +189,7 @@ def train_and_save(spec: JobSpec, out_dir: Path, *, device: str, threads: int | 
     with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
         manifest = tokenise(spec, Path(folder))
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
-        batches = Batches(data, spec.training, spec.data.sequence_length, spec.data.shuffle, spec.training.seed)
+        batches = Batches.of_job(spec, data, manifest.end_of_text)
         _say(_opening(spec, manifest, batches))
         try:
             trained = train_local(spec, batches, device=where, on_step=_Progress(spec.training.steps))

@@ -155,6 +155,7 @@ class Cluster:
                 token_dtype=manifest.token_dtype,
                 vocabulary_size=manifest.vocabulary_size,
                 unigram_entropy=manifest.unigram_entropy,
+                end_of_text=manifest.end_of_text,
                 tokenizer_files=ByteTokenizer().tokenizer_files(),
             ),
             timeout=60,

@@ -16,7 +16,7 @@ from scheduler.store import JobTokens, Store
 from stage_server.device import InlineDevice
 from stage_server.server import Identity, StageServer
 from swarm.config import JobSpec
-from swarm.data import Batches, ByteTokenizer, TokenData, TokenManifest, tokenise
+from swarm.data import Batches, TokenData, TokenManifest, tokenise
 from swarm.logs import get_logger
 from swarm.messages import PROTOCOL_VERSION
 from swarm.metrics import SchedulerMetrics, StageServerMetrics
@@ -86,14 +86,15 @@ class Tokens:
     def batches(self, spec: JobSpec) -> Batches:
         paths = [shard.path for shard in self.manifest.shards]
         data = TokenData.open(paths, self.manifest.token_dtype)
-        return Batches(data, spec.training, spec.data.sequence_length, spec.data.shuffle, spec.training.seed)
+        return Batches.of_job(spec, data, self.manifest.end_of_text)
 
     def of_job(self) -> JobTokens:
         return JobTokens(
             tuple(shard.sha256 for shard in self.manifest.shards),
             self.manifest.token_dtype,
-            ByteTokenizer.vocabulary_size,
+            self.manifest.vocabulary_size,
             self.manifest.unigram_entropy,
+            self.manifest.end_of_text,
         )
 
 

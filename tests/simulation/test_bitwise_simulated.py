@@ -6,17 +6,19 @@ Real flows, brain and torch; the transport delays and reorders every tensor at r
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 
 from swarm.config import JobSpec
-from swarm.data import ByteTokenizer
+from swarm.data import IGNORED, ByteTokenizer, ShardInfo, TokenManifest
 from swarm.partition import resolve
-from swarm.reference import train_local
+from swarm.reference import StepReport, train_local
 from swarm.sim import loop as sim
 from swarm.sim.network import Counts
 from swarm.types import JobState
@@ -140,6 +142,37 @@ def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
         tokens = Tokens.make(tmp_path, resolved)
         seen.add(run_swarm(resolved, tokens, 2 * stages, seed=stages).sha256)
     assert len(seen) == 1
+
+
+def test_masked_targets_and_held_out_samples_end_with_the_weights_of_one_process(tmp_path: Path) -> None:
+    """Texts end inside sequences, some microbatches have no target that counts, and steps differ in their divisor."""
+    spec = small_spec(
+        write_text(tmp_path),
+        pipeline__stages=2,
+        training__microbatch_sequences=1,
+        data__validation_ratio=0.25,
+        data__shuffle=False,
+    )
+    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    end = ByteTokenizer.END_OF_TEXT
+    ends = np.random.default_rng(0).random(16 * 80 + 1) < 0.1
+    ends[16:64] = ends[16 * 12 : 16 * 24] = True  # three rows of step 0, all of step 1
+    row = np.where(ends, end, np.arange(ends.size) % 50).astype("<u2").tobytes()
+    sha256 = hashlib.sha256(row).hexdigest()
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / f"{sha256}.bin").write_bytes(row)
+    shard = ShardInfo(sha256, ends.size, len(row), tmp_path / "shards" / f"{sha256}.bin")
+    tokens = Tokens(tmp_path, TokenManifest((shard,), "uint16", ByteTokenizer.vocabulary_size, 3.0, end))
+
+    batches = tokens.batches(resolved)
+    assert (batches.samples, batches.validation_samples) == (60, 20)
+    assert len({batches.tokens_of(step) for step in range(4)}) == 4
+    assert (batches.microbatch(0, 2)[1] == IGNORED).all()
+    reports: list[StepReport] = []
+    expected = train_local(resolved, batches, device=torch.device("cpu"), on_step=reports.append)
+    assert [report.tokens for report in reports] == [batches.tokens_of(step) for step in range(4)]
+    assert (reports[1].loss, reports[1].norm, reports[1].skipped) == (0.0, 0.0, False)
+    assert run_swarm(resolved, tokens, 4, seed=8).sha256 == expected.sha256
 
 
 @pytest.mark.parametrize("routing", ["iwrr", "uniform"])

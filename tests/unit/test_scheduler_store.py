@@ -50,6 +50,20 @@ async def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_a_job_from_before_documents_had_an_end_is_read(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    store = await Store.open(url, None)
+    await store.put_job(record(tokens=JobTokens(("aa", "bb"), "uint16", 257, 3.5, end_of_text=256)))
+    old = '{"shards": ["aa"], "token_dtype": "uint16", "vocabulary_size": 257, "unigram_entropy": 3.5}'
+    (kept,) = await store.jobs()
+    assert kept.tokens.end_of_text == 256
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.text("UPDATE jobs SET tokens_json = :old"), {"old": old})
+    (read,) = await store.jobs()
+    assert read.tokens == JobTokens(("aa",), "uint16", 257, 3.5, end_of_text=-1)
+    await store.close()
+
+
 async def test_every_start_takes_the_next_epoch_and_keeps_what_was_stored(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     first = await Store.open(url, None)

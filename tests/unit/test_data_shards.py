@@ -1,4 +1,4 @@
-"""swarm.data: text to shards to microbatches. Order is in tests/property/test_data_order.py."""
+"""swarm.data.shards: texts to token shards."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from swarm.config import JobSpec, TrainingSection, parse_job
-from swarm.data import Batches, ByteTokenizer, TokenData, read_documents, shuffled, tokenise
+from swarm.config import JobSpec, parse_job
+from swarm.data import ByteTokenizer, TokenData, read_documents, tokenise
 from swarm.errors import InvalidData
 
 
@@ -93,7 +92,7 @@ def test_unigram_entropy_is_that_of_the_tokens(tmp_path: Path) -> None:
 
 
 def test_a_character_across_two_reads_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.data.READ_BYTES", 3)
+    monkeypatch.setattr("swarm.data.documents.READ_BYTES", 3)
     (tmp_path / "a.txt").write_text("a🙂é日bcdefgh")
     assert tokens_of(job(f"{tmp_path}/a.txt"), tmp_path / "o") == [*"a🙂é日bcdefgh".encode(), 256]
 
@@ -102,7 +101,7 @@ def test_a_character_across_two_reads_is_no_error(tmp_path: Path, monkeypatch: p
 def test_bad_utf8_names_the_file_and_the_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, position: int
 ) -> None:
-    monkeypatch.setattr("swarm.data.READ_BYTES", 3)
+    monkeypatch.setattr("swarm.data.documents.READ_BYTES", 3)
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(InvalidData, match=rf"a\.txt is not UTF-8: byte {position} "):
         tokenise(job(f"{tmp_path}/a.txt"), tmp_path / "o")
@@ -122,51 +121,3 @@ def test_missing_and_short_data_are_refused(tmp_path: Path) -> None:
         tokenise(job("hf:a/b"), tmp_path / "o")
     (tmp_path / "short.txt").write_text("12345678")
     assert tokenise(job(f"{tmp_path}/short.txt"), tmp_path / "o").tokens == 9
-
-
-def test_broken_shards_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.tokens"
-    with pytest.raises(InvalidData, match="cannot be read"):
-        TokenData.open([path], "uint16")
-    for content in (b"", b"123"):
-        path.write_bytes(content)
-        with pytest.raises(InvalidData, match="no whole number"):
-            TokenData.open([path], "uint16")
-    path.write_bytes(np.array([1, 300], dtype="<u2").tobytes())
-    with pytest.raises(InvalidData, match="unknown"):
-        TokenData.open([path], "int8")
-    assert TokenData.open([path], "uint16").read(0, 2).tolist() == [1, 300]
-    with pytest.raises(InvalidData, match="id 300"):
-        TokenData.open([path], "uint16", vocabulary_size=257).read(0, 2)
-
-
-def test_order_is_drawn_by_the_seed_and_the_pass_and_nothing_else() -> None:
-    orders = {
-        (seed, a_pass): tuple(shuffled(position, 500, seed, a_pass) for position in range(500))
-        for seed in (0, 1)
-        for a_pass in (0, 1)
-    }
-    assert len(set(orders.values())) == 4
-    assert tuple(range(500)) not in orders.values()
-    # Written down once: another order would break the resume of every job that is running.
-    assert orders[0, 0][:6] == (427, 41, 49, 103, 255, 486)
-
-
-def test_order_looks_random() -> None:
-    size = 4096
-    order = np.array([shuffled(position, size, 7, 0) for position in range(size)])
-    steps = np.abs(np.diff(order))
-    assert abs(steps.mean() - size / 3) < size / 30
-    assert abs(np.corrcoef(order, np.arange(size))[0, 1]) < 0.06
-
-
-def test_tokens_of_a_step_are_its_targets() -> None:
-    training = TrainingSection(steps=2, warmup_steps=0, global_batch_sequences=6, microbatch_sequences=2, seed=0)
-    batches = Batches(TokenData([np.arange(100, dtype=np.uint16)]), training, 10, True, 0)
-    assert batches.samples == 9
-    counted = sum(batches.microbatch(1, index)[1].size for index in range(3))
-    assert batches.tokens_of(1) == counted == 60
-    tokens, targets = batches.microbatch(1, 2)
-    assert tokens.dtype == targets.dtype == np.int32
-    assert tokens.flags.c_contiguous
-    assert targets.flags.c_contiguous
