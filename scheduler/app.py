@@ -17,6 +17,7 @@ from scheduler.membership import Membership
 from scheduler.service import JobService
 from scheduler.sessions import Sessions
 from scheduler.store import Store
+from scheduler.tidying import tidy
 from swarm.http import HttpEndpoint
 from swarm.logs import get_logger
 from swarm.messages import PROTOCOL_VERSION
@@ -124,6 +125,7 @@ async def serve(options: Options) -> None:
             tasks.create_task(bus.run())
         tasks.create_task(jobs.dispatch())
         tasks.create_task(sessions.watch())
+        tasks.create_task(tidy(jobs, membership, metrics, time.time))
         log.info("scheduler started", address=address, http=http_address, broker=broker, epoch=store.epoch)
         say_ready("scheduler", address=address, http=http_address, broker=broker)
         await asyncio.Event().wait()

@@ -28,27 +28,21 @@ class LogLine:
 
 
 class JobLog:
-    """The log of one job: appended to `path`, which is turned over once at FILE_BYTES_MAX."""
+    """The log of one job: its file at `path`, and its newest lines in memory. `closed`: the job has ended."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, closed: bool = False) -> None:
         self._path = path
         self._lines: deque[LogLine] = deque(_read(path), maxlen=LINES_KEPT)
         self._total = len(self._lines)
         self._changed = asyncio.Event()
-        self._closed = False
+        self._closed = closed
 
     def append(self, line: LogLine) -> None:
-        """Add a line. A full disk costs the copy on disk only: training must not stop for its log."""
+        """Add a line."""
         self._lines.append(line)
         self._total += 1
         self._wake()
-        try:
-            if self._path.exists() and self._path.stat().st_size > FILE_BYTES_MAX:
-                self._path.replace(self._path.with_suffix(".1.jsonl"))
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(line)) + "\n")
-        except OSError:
-            pass
+        _write(self._path, line)
 
     def close(self) -> None:
         """The job has ended: those who follow come to the end."""
@@ -77,28 +71,60 @@ class JobLog:
 
 
 class JobLogs:
-    """The logs of all jobs, opened when first needed."""
+    """The logs of all jobs; in memory are those of jobs that have not ended, and what a reader is reading."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._open: dict[JobId, JobLog] = {}
 
+    def open(self, job: JobId) -> None:
+        """The job begins, or goes on after a restart."""
+        path = self._path(job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._open[job] = JobLog(path)
+
+    def append(self, job: JobId, line: LogLine) -> None:
+        """Add a line; one that comes after the job's end goes to its file only."""
+        log = self._open.get(job)
+        if log is not None:
+            log.append(line)
+        else:
+            _write(self._path(job), line)
+
     def of(self, job: JobId) -> JobLog:
-        if job not in self._open:
-            folder = self._root / job
-            folder.mkdir(parents=True, exist_ok=True)
-            self._open[job] = JobLog(folder / "log.jsonl")
-        return self._open[job]
+        """The job's log; of a job that has ended it is read from its file, which takes a moment."""
+        return self._open.get(job) or JobLog(self._path(job), closed=True)
+
+    def close(self, job: JobId) -> None:
+        """The job has ended: those who follow come to the end, and its lines leave the memory."""
+        log = self._open.pop(job, None)
+        if log is not None:
+            log.close()
+
+    def _path(self, job: JobId) -> Path:
+        return self._root / job / "log.jsonl"
+
+
+def _write(path: Path, line: LogLine) -> None:
+    """Append to a file, turned over once at FILE_BYTES_MAX. A full disk costs the line: training must go on."""
+    with suppress(OSError):
+        if path.exists() and path.stat().st_size > FILE_BYTES_MAX:
+            path.replace(_turned_over(path))
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(line)) + "\n")
 
 
 def _read(path: Path) -> list[LogLine]:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            lines = list(deque(file, maxlen=LINES_KEPT))
-    except OSError:
-        return []
+    lines: deque[str] = deque(maxlen=LINES_KEPT)
+    for part in (_turned_over(path), path):
+        with suppress(OSError), part.open(encoding="utf-8", errors="replace") as file:
+            lines.extend(file)
     found = []
     for line in lines:
         with suppress(ValueError, TypeError):  # a line that a crash or a full disk tore
             found.append(LogLine(**json.loads(line)))
     return found
+
+
+def _turned_over(path: Path) -> Path:
+    return path.with_suffix(".1.jsonl")

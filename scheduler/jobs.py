@@ -149,6 +149,10 @@ class Jobs:
                 job.progress.loss = math.nan if row["loss"] is None else row["loss"]
                 job.progress.norm = row["norm"]
                 job.progress.learning_rate = row["learning_rate"]
+            self._metrics.job_opened(record.id, job.spec.model.family, job.progress.steps_done)
+            self._metrics.job_state(record.id, record.state)
+            if not record.state.is_final:
+                self.logs.open(record.id)
             if record.state in (JobState.QUEUED, JobState.PLACING):
                 self._wake.set()
             elif not record.state.is_final:
@@ -202,6 +206,7 @@ class Jobs:
         await run_blocking(self._executor, lambda: _write_files(self._tokenizer_folder(job_id), tokenizer_files))
         await self._store.put_job(record)
         job = self._jobs[job_id] = Job(record, resolved)
+        self.logs.open(job_id)
         self._metrics.job_opened(job_id, resolved.model.family)
         self._say(
             job, "info", f"job {job_id} accepted: {len(resolved.pipeline.split)} stages, split {_split(resolved)}"
@@ -263,7 +268,7 @@ class Jobs:
             case Logged():
                 if event.job in self._jobs:
                     line = LogLine(event.time_unix_s, event.level, peer, known.stage, event.message)
-                    self.logs.of(event.job).append(line)
+                    self.logs.append(event.job, line)
             case Leaving():
                 for transition in self._membership.leaving(peer, _now_s(), event.reason):
                     self.on_transition(transition)
@@ -471,7 +476,7 @@ class Jobs:
         self._say(job, "error" if state is JobState.FAILED else "info", f"job is {state.value}: {reason}")
         self._changed(job)
         if state.is_final:
-            self.logs.of(record.id).close()
+            self.logs.close(record.id)
 
     def _changed(self, job: Job) -> None:
         job.changed.set()
@@ -502,7 +507,7 @@ class Jobs:
 
     def _say(self, job: Job, level: str, text: str) -> None:
         getattr(self._log, level)(text, job_id=job.record.id)
-        self.logs.of(job.record.id).append(LogLine(self._wall_s(), level, "", -1, text))
+        self.logs.append(job.record.id, LogLine(self._wall_s(), level, "", -1, text))
 
     def _tokenizer_folder(self, job: JobId) -> Path:
         return self._root / "jobs" / job / "tokenizer"

@@ -186,7 +186,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             wanted = _log_filter(request)
             follow = request.follow and not job.record.state.is_final
             tail = request.tail
-            log = self._jobs.logs.of(job.record.id)
+            log = await run_blocking(self._executor, lambda: self._jobs.logs.of(job.record.id))
             lines, position = log.kept()
             kept = [line for line in lines if wanted(line)]
             for line in kept[-tail:] if tail else kept:

@@ -16,6 +16,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from stage_server.averaging import Self
 from stage_server.device import Device
+from stage_server.outgoing import Outgoing
 from stage_server.replica import BuildStage, Replica
 from swarm.config import spec_from_json
 from swarm.errors import IncompatibleVersion, SchedulerUnreachable, StaleMessage, SwarmError
@@ -92,7 +93,7 @@ class StageServer:
         self._log = log
         self._connect_retry_s_max = connect_retry_s_max
         self._build = build
-        self._outgoing: asyncio.Queue[Event] = asyncio.Queue()
+        self._outgoing = Outgoing()
         self._link: SchedulerLink | None = None
         self._replica: Replica | None = None
         self._epoch = 0
@@ -123,7 +124,7 @@ class StageServer:
         """One session from dialling to its end; SchedulerUnreachable only if it never began."""
         address = await self._find_scheduler()
         link = self._dial(address)
-        self._outgoing = asyncio.Queue()
+        self._outgoing = Outgoing()
         welcomed = False
         heart: asyncio.Task[None] | None = None
         try:
@@ -186,7 +187,7 @@ class StageServer:
 
     def emit(self, event: Event) -> None:
         """Send an event to the scheduler, in order."""
-        self._outgoing.put_nowait(event)
+        self._outgoing.put(event)
 
     def forward_log(self, time_unix_s: float, level: str, text: str) -> None:
         """Let the scheduler have a log line of the present job."""

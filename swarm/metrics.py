@@ -11,7 +11,7 @@ from any thread. Floats of the form `*_unix_s` are seconds since the epoch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from prometheus_client import (
     CollectorRegistry,
@@ -112,15 +112,27 @@ class SchedulerMetrics:
         self._last_heartbeat = Gauge(
             "swarm_peer_last_heartbeat_timestamp_seconds", "Last sign of life", ("peer",), registry=registry
         )
+        self._known_jobs: set[str] = set()
         self._known_peers: set[str] = set()
         self._peer_groups: set[tuple[str, str]] = set()
         self._violations_seen: dict[str, int] = {}
         self._last_commit_unix_s: dict[str, float] = {}
 
-    def job_opened(self, job_id: str, family: str) -> None:
-        """A job exists: its counters start at zero."""
+    @property
+    def known_jobs(self) -> Set[str]:
+        """The jobs that have series."""
+        return frozenset(self._known_jobs)
+
+    @property
+    def known_peers(self) -> Set[str]:
+        """The peers that have series."""
+        return frozenset(self._known_peers)
+
+    def job_opened(self, job_id: str, family: str, step: int = 0) -> None:
+        """A job exists, with so many steps committed: its counters start at zero."""
+        self._known_jobs.add(job_id)
         self._job_info.labels(job_id, family).set(1)
-        self._job_step.labels(job_id).set(0)
+        self._job_step.labels(job_id).set(step)
         self._in_flight.labels(job_id).set(0)
         for counter in (self._tokens, self._nonfinite, self._committed, self._violations):
             counter.labels(job_id)
@@ -228,6 +240,7 @@ class SchedulerMetrics:
             self._peers,
         ):
             _remove_series(metric, job_id, 0)
+        self._known_jobs.discard(job_id)
         self._peer_groups = {group for group in self._peer_groups if group[0] != job_id}
         self._violations_seen.pop(job_id, None)
         self._last_commit_unix_s.pop(job_id, None)

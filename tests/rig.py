@@ -107,6 +107,7 @@ class Rig:
     membership: Membership
     sessions: Sessions
     store: Store
+    metrics: SchedulerMetrics
     servers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
 
     @classmethod
@@ -135,7 +136,7 @@ class Rig:
         )
         sessions = Sessions(store.epoch, membership, jobs, jobs.store_stage, tasks, log)
         network.add_handler(SCHEDULER, sessions)
-        rig = cls(network, jobs, membership, sessions, store)
+        rig = cls(network, jobs, membership, sessions, store, metrics)
         tasks.create_task(jobs.dispatch())
         tasks.create_task(sessions.watch())
         for number in range(peers):

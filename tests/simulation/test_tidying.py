@@ -1,0 +1,109 @@
+"""Series of jobs and peers go some time after their end, and not before; in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from random import Random
+
+import torch
+from prometheus_client import generate_latest
+
+from scheduler.announcer import NoAnnouncer
+from scheduler.jobs import Jobs
+from scheduler.tidying import tidy
+from swarm.data import ByteTokenizer
+from swarm.logs import get_logger
+from swarm.messages import PROTOCOL_VERSION
+from swarm.metrics import SchedulerMetrics
+from swarm.partition import resolve
+from swarm.sim import loop as sim
+from swarm.types import PeerId
+from tests.rig import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text
+
+
+def _lines(metrics: SchedulerMetrics, name: str) -> list[str]:
+    return [line for line in generate_latest(metrics.registry).decode().splitlines() if f'"{name}"' in line]
+
+
+def test_series_go_an_hour_after_a_job_and_ten_minutes_after_a_peer(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    changes = {"pipeline__stages": 2, "training__steps": 2}
+    spec = resolve(
+        small_spec(write_text(tmp_path), **changes), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1
+    )
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 2, tasks, Random(1))
+                metrics = rig.metrics
+                tasks.create_task(tidy(rig.jobs, rig.membership, metrics, lambda: WALL_START_UNIX_S + loop.time()))
+                job = await rig.jobs.submit(spec, tokens.of_job(), {})
+                await rig.finished(job)
+                ended_s = loop.time()
+                rig.kill(PeerId("peer-1"))
+                await asyncio.sleep(500)
+                assert len(_lines(metrics, "peer-1")) > 2
+                await asyncio.sleep(250)
+                assert _lines(metrics, "peer-1") == []
+                assert len(_lines(metrics, "peer-0")) > 2
+                rig.add_peer(PeerId("peer-1"), tasks, Random(2))  # it comes back
+                await asyncio.sleep(ended_s + 3500 - loop.time())
+                assert len(_lines(metrics, "peer-1")) > 1
+                assert len(_lines(metrics, job.record.id)) > 20
+                await asyncio.sleep(200)
+                assert _lines(metrics, job.record.id) == []
+                assert metrics.known_jobs == set()
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+
+    sim.run(main(), seed=1, limit_s=7200.0)
+
+
+def test_a_restarted_scheduler_shows_the_jobs_that_it_knows(tmp_path: Path) -> None:
+    """swarm_job_info was there only for jobs submitted since the start."""
+    torch.set_num_threads(1)
+    spec = resolve(
+        small_spec(write_text(tmp_path), pipeline__stages=1, training__steps=2),
+        vocabulary_size=ByteTokenizer.vocabulary_size,
+        stages_if_auto=1,
+    )
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def main() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 1, tasks, Random(1))
+                job = await rig.jobs.submit(spec, tokens.of_job(), {})
+                await rig.finished(job)
+                metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
+                again = Jobs(
+                    rig.store,
+                    rig.membership,
+                    tmp_path,
+                    None,
+                    lambda peer, command: None,
+                    NoAnnouncer(),
+                    metrics,
+                    tasks,
+                    Random(2),
+                    lambda: WALL_START_UNIX_S,
+                    get_logger("rig"),
+                )
+                await again.load()
+                shown = "\n".join(_lines(metrics, job.record.id))
+                assert re.search(r'swarm_job_info{family="llama",job_id="rig-\w+"} 1.0', shown)
+                assert re.search(r'swarm_job_state{job_id="rig-\w+",state="succeeded"} 1.0', shown)
+                assert re.search(r'swarm_job_step{job_id="rig-\w+"} 2.0', shown)
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+
+    sim.run(main(), seed=1, limit_s=7200.0)
