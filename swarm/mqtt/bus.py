@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import random
 import secrets
@@ -35,8 +36,13 @@ CALL_S_MAX = 5.0
 BACKOFF_FIRST_S = 0.1
 BACKOFF_S_MAX = 5.0
 FAREWELL_S_MAX = 1.0
+CANCEL_AGAIN_S = 2.0  # longer than a farewell and a disconnect take, which a second cancellation would cut short
 
 _log = get_logger(__name__)
+# aiomqtt's own messages. An answer to a subscription that was given up meanwhile is no fault, but it shows a traceback:
+# who looks for the scheduler has its address from the retained message, which may come before the broker's answer.
+_client_log = logging.getLogger(f"{__name__}.client")
+_client_log.addFilter(lambda record: not str(record.msg).startswith("Unexpected message ID"))
 
 
 class Bus:
@@ -100,6 +106,20 @@ class Bus:
 
     async def run(self) -> None:
         """Hold the link until cancelled; returns never, raises nothing because of the broker."""
+        link, cancelled = asyncio.create_task(self._hold()), False
+        while not link.done():
+            try:
+                await asyncio.wait({link}, timeout=CANCEL_AGAIN_S if cancelled else None)
+            except asyncio.CancelledError:
+                cancelled = True
+            if cancelled:
+                # Again, if need be: connecting and disconnecting, aiomqtt waits with asyncio.wait_for, which on
+                # Python 3.11 swallows a cancellation that comes together with the answer.
+                link.cancel()
+        link.result()
+        raise asyncio.CancelledError
+
+    async def _hold(self) -> None:
         backoff_s, complaint = BACKOFF_FIRST_S, ""
         while True:
             try:
@@ -130,6 +150,7 @@ class Bus:
             timeout=CALL_S_MAX,
             keepalive=KEEPALIVE_S,
             max_queued_incoming_messages=BUFFERED_MAX,
+            logger=_client_log,
         )
 
     async def _serve(self, client: aiomqtt.Client) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
+import structlog
 
 from swarm.errors import InvalidConfig
+from swarm.logs import configure
+from swarm.mqtt import bus as bus_module
 from swarm.mqtt import topics
 from swarm.mqtt.bus import (
     BUFFERED_MAX,
     PAYLOAD_BYTES_MAX,
     TOPICS_REMEMBERED_MAX,
+    Bus,
     Subscription,
     decode,
     encode,
@@ -131,3 +136,54 @@ def test_an_announcement_survives_the_wire() -> None:
 )
 def test_a_strange_announcement_is_none(fault: dict[str, object]) -> None:
     assert parse_announcement(GOOD | fault) is None
+
+
+class Swallowing:
+    """An MQTT client whose connecting and disconnecting swallow one cancellation each, as asyncio.wait_for may."""
+
+    entered = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.messages = self._none()
+
+    async def __aenter__(self) -> Swallowing:
+        Swallowing.entered += 1
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    async def _none(self) -> object:
+        await asyncio.sleep(60)
+        yield
+
+
+async def test_a_bus_ends_when_cancelled_even_if_cancellations_are_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage server that was stopped while it connected to its broker went on for ever."""
+    monkeypatch.setattr(bus_module.aiomqtt, "Client", Swallowing)
+    monkeypatch.setattr(bus_module, "CANCEL_AGAIN_S", 0.01)
+    running = asyncio.create_task(Bus("mqtt://127.0.0.1:1", "test").run())
+    while not Swallowing.entered:
+        await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=5.0)
+    assert done
+    assert running.cancelled()
+    assert len(asyncio.all_tasks()) == 1  # its inner task has ended too
+
+
+def test_an_answer_to_a_subscription_that_was_given_up_is_no_news(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever found the scheduler before the broker's answer came logged a traceback of aiomqtt's."""
+    configure("info", "json")
+    try:
+        client = bus_module._client_log
+        client.error('Unexpected message ID "%d" in on_subscribe callback', 7)
+        client.warning("Message queue is full. Discarding message.")
+    finally:
+        structlog.reset_defaults()
+    shown = capsys.readouterr().err
+    assert "Unexpected" not in shown
+    assert "Message queue is full" in shown
