@@ -96,6 +96,8 @@ class StageServer:
         self._outgoing = Outgoing()
         self._link: SchedulerLink | None = None
         self._replica: Replica | None = None
+        self._job = JobId("")  # loading or loaded
+        self._loading: asyncio.Task[None] | None = None
         self._epoch = 0
 
     @property
@@ -191,15 +193,18 @@ class StageServer:
 
     def forward_log(self, time_unix_s: float, level: str, text: str) -> None:
         """Let the scheduler have a log line of the present job."""
-        if self._replica is not None:
-            self.emit(Logged(self._replica.job, time_unix_s, level, text))
+        if self._job:
+            self.emit(Logged(self._job, time_unix_s, level, text))
 
     async def _handle(self, command: Command) -> None:
         match command:
             case LoadStage():
-                await self._load(command)
+                await self._drop("another job")
+                self._job = command.job
+                # A task of its own: who releases the job meanwhile need not wait until it is loaded.
+                self._loading = self._tasks.create_task(self._load(command))
             case Release():
-                if self._replica is not None and self._replica.job == command.job:
+                if self._job == command.job:
                     await self._drop(command.reason)
             case Route() | Void() | Average() | AbortRound() | Commit() | SaveStage():
                 if self._replica is None:
@@ -212,7 +217,6 @@ class StageServer:
                 assert_never(command)
 
     async def _load(self, command: LoadStage) -> None:
-        await self._drop("another job")
         identity = self._identity
         me = Self(command.job, identity.peer, identity.incarnation, command.stage)
         try:
@@ -240,10 +244,17 @@ class StageServer:
         return await self._link.store(header, payload)
 
     async def _drop(self, reason: str) -> None:
+        job, self._job = self._job, JobId("")
+        loading, self._loading = self._loading, None
+        if loading is not None and not loading.done():
+            # What the device builds right now comes to its end there, but nobody takes it.
+            loading.cancel()
+            await asyncio.wait({loading})
         replica, self._replica = self._replica, None
         if replica is not None:
             await replica.close()
-            self._log.info("stage released", job_id=replica.job, reason=reason)
+        if job:
+            self._log.info("stage released", job_id=job, reason=reason)
 
     # Tensors from neighbours --------------------------------------------------------------------------------------
 

@@ -1,0 +1,141 @@
+"""A stage server that is told to let go while it still loads; in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+import torch
+
+from stage_server.device import InlineDevice
+from stage_server.server import Identity, StageServer
+from swarm.config import JobSpec
+from swarm.data import ByteTokenizer
+from swarm.logs import get_logger
+from swarm.messages import PROTOCOL_VERSION, Command, Event, Failed, Loaded, LoadStage, Release, StoreHeader, Welcome
+from swarm.metrics import StageServerMetrics
+from swarm.model.stage import Stage
+from swarm.partition import resolve
+from swarm.sim import loop as sim
+from swarm.sim.network import SimNetwork
+from swarm.types import JobId, PeerId
+from tests.rig import SCHEDULER, Done, small_spec, write_text
+
+T = TypeVar("T")
+STEP_S = 100.0  # of a build
+
+
+class SlowDevice(InlineDevice):
+    """Every piece of work takes its time, and cannot be interrupted."""
+
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.shield(asyncio.ensure_future(self._after(work(), STEP_S)))
+
+
+@dataclass
+class Script:
+    """A scheduler that sends these commands at these seconds, and notes when it hears what."""
+
+    commands: Sequence[tuple[float, Command]]
+    heard: list[tuple[float, Event]] = field(default_factory=list)
+
+    async def attach(self, events: AsyncIterator[Event]) -> AsyncGenerator[tuple[int, Command], None]:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+
+        async def listen() -> None:
+            async for event in events:
+                self.heard.append((loop.time() - began_s, event))
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(listen())
+            yield 1, Welcome(PeerId("p"), 1.0)
+            for at_s, command in self.commands:
+                await asyncio.sleep(began_s + at_s - loop.time())
+                yield 1, command
+            await asyncio.sleep(3600)
+
+    async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        raise AssertionError
+
+
+def play(spec: JobSpec, commands: Sequence[tuple[float, Command]], built: list[weakref.ref[Stage]]) -> Script:
+    """What the scheduler heard within 1,000 seconds; `built` gets what was built."""
+    script = Script(commands)
+    torch.set_num_threads(1)
+
+    def build(spec: JobSpec, stage: int, device: torch.device) -> Stage:
+        made = Stage(spec, stage, device)
+        built.append(weakref.ref(made))
+        return made
+
+    async def find() -> str:
+        return SCHEDULER
+
+    async def main() -> None:
+        network = SimNetwork(Random(1))
+        network.add_handler(SCHEDULER, script)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                server = StageServer(
+                    Identity(PeerId("p"), 1, "0", "p", "", "cpu", 1, 1 << 30, -1),
+                    SlowDevice(lambda: STEP_S),
+                    network.peer_links("p"),
+                    find,
+                    lambda address: network.scheduler_link("p", address),
+                    tasks,
+                    StageServerMetrics("0", PROTOCOL_VERSION),
+                    get_logger("test"),
+                    build=build,
+                )
+                tasks.create_task(server.serve())
+                await asyncio.sleep(1000)
+                await network.close()
+                raise Done
+        except* Done:
+            pass
+
+    sim.run(main(), seed=1, limit_s=2000.0)
+    return script
+
+
+def _load(spec: JobSpec, job: str) -> LoadStage:
+    return LoadStage(JobId(job), 0, 0, (3,), 0, spec.model_dump_json())
+
+
+def test_a_job_that_is_released_while_it_loads_is_let_go_at_once(tmp_path: Path) -> None:
+    """A cancelled job kept its memory until its load ended, and the next one waited behind it."""
+    spec = resolve(
+        small_spec(write_text(tmp_path), pipeline__stages=1),
+        vocabulary_size=ByteTokenizer.vocabulary_size,
+        stages_if_auto=1,
+    )
+    load_a, load_b = _load(spec, "a"), _load(spec, "b")
+    alone = play(spec, [(1.0, load_b)], [])
+    (alone_s,) = [at_s for at_s, event in alone.heard if isinstance(event, Loaded)]
+
+    built: list[weakref.ref[Stage]] = []
+    # The release comes while the stage is being built: one step of 100 s later than the first.
+    script = play(spec, [(1.0, load_a), (150.0, Release(JobId("a"), "cancelled")), (150.0, load_b)], built)
+    loaded = {event.job: at_s for at_s, event in script.heard if isinstance(event, Loaded)}
+    assert list(loaded) == ["b"]
+    assert not [event for _, event in script.heard if isinstance(event, Failed)]
+    # It waits for the step that was under way (up to 201 s), not for the rest of a's load.
+    assert loaded[JobId("b")] <= 201.0 + alone_s
+    assert len(built) == 2
+    assert built[0]() is None
+
+
+def test_a_release_of_another_job_does_not_disturb_a_load(tmp_path: Path) -> None:
+    spec = resolve(
+        small_spec(write_text(tmp_path), pipeline__stages=1),
+        vocabulary_size=ByteTokenizer.vocabulary_size,
+        stages_if_auto=1,
+    )
+    script = play(spec, [(1.0, _load(spec, "a")), (50.0, Release(JobId("old"), "over"))], [])
+    assert [event.job for _, event in script.heard if isinstance(event, Loaded)] == ["a"]
