@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from client.connection import Scheduler
 from client.shell import JobEnded, Shell, duration
-from client.views import has_ended, job_values, number
+from client.views import evaluation_text, has_ended, job_values, number
 from swarm.errors import SchedulerUnreachable
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
@@ -52,7 +52,10 @@ def progress_line(view: pb.JobView) -> str:
         return f"{view.state}: {view.reason}" if view.reason else view.state
     text = f"step {view.step}/{view.steps}"
     if view.step:
-        text += f"  loss {number(view.loss)}  {view.tokens_per_s:.0f} tokens/s"
+        text += f"  loss {number(view.loss)}"
+        if view.evaluation_step:
+            text += f"  validation {evaluation_text(view)}"
+        text += f"  {view.tokens_per_s:.0f} tokens/s"
     if view.step and not has_ended(view):
         text += f"  ETA {duration(view.eta_s)}"
     return text

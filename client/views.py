@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client.shell import duration, finite, size, utc
+from swarm.schedule import perplexity
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
@@ -51,6 +52,7 @@ def job_values(view: pb.JobView, *, spec: bool = False) -> dict[str, Any]:
         "tokens_per_s": finite(view.tokens_per_s),
         "eta_s": finite(view.eta_s),
         "unigram_entropy": finite(view.unigram_entropy),
+        "evaluation": evaluation_values(view),
         "stages": [
             {
                 "stage": stage.stage,
@@ -72,6 +74,21 @@ def job_values(view: pb.JobView, *, spec: bool = False) -> dict[str, Any]:
     if spec and view.spec_json:
         values["spec"] = json.loads(view.spec_json)
     return values
+
+
+def evaluation_values(view: pb.JobView) -> dict[str, Any] | None:
+    """The newest validation loss as JSON values; None if there is none."""
+    if not view.evaluation_step:
+        return None
+    loss = finite(view.evaluation_loss)
+    return {"step": view.evaluation_step, "loss": loss, "perplexity": finite(perplexity(view.evaluation_loss))}
+
+
+def evaluation_text(view: pb.JobView) -> str:
+    """The newest validation loss for a person; empty if there is none."""
+    if not view.evaluation_step:
+        return ""
+    return f"{number(view.evaluation_loss)} (perplexity {number(perplexity(view.evaluation_loss), 2)})"
 
 
 def peer_values(view: pb.PeerView) -> dict[str, Any]:
@@ -143,6 +160,8 @@ def job_table(view: pb.JobView) -> RenderableType:
             ("learning rate", Text(f"{view.learning_rate:.3e}")),
             ("tokens", Text(f"{view.tokens} ({view.tokens_per_s:.0f} per second)")),
         ]
+    if view.evaluation_step:
+        rows.append(("validation loss", Text(f"{evaluation_text(view)} after step {view.evaluation_step}")))
     if view.state == JobState.RUNNING:
         rows.append(("time left", Text(duration(view.eta_s) if view.step else "-")))
     ledger = f"{view.microbatches_committed} committed, {view.microbatches_in_flight} in flight, "

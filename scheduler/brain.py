@@ -20,6 +20,7 @@ from random import Random
 from typing import TypeAlias, assert_never
 
 from scheduler.averaging import Participant, plan_round, squared_norms
+from scheduler.evaluation import EvaluationRow, Evaluations
 from scheduler.ledger import Ledger, Verdict
 from scheduler.pace import Pace
 from scheduler.step import (
@@ -43,6 +44,7 @@ from swarm.messages import (
     Command,
     Commit,
     Committed,
+    Evaluate,
     Evaluated,
     Event,
     Failed,
@@ -76,6 +78,7 @@ __all__ = [
     "Replica",
     "Send",
     "WriteCommit",
+    "WriteEvaluation",
 ]
 
 
@@ -99,6 +102,9 @@ class BrainSettings:
     learning_rate: Callable[[int], float] = field(repr=False)
     tokens_of: Callable[[int], int] = field(repr=False)
     routing: Routing = "least_completion"
+    eval_every_steps: int = 0  # 0 = never
+    evaluation_microbatches: int = 0
+    evaluation_tokens: int = 0
     recover: bool = False  # route around lost replicas; else the job fails when one is gone
 
 
@@ -128,6 +134,13 @@ class WriteCommit:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteEvaluation:
+    """Make the result of an evaluation durable; nothing waits for it."""
+
+    row: EvaluationRow
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A line for the job's log."""
 
@@ -149,7 +162,7 @@ class Fail:
     hint: str
 
 
-Output: TypeAlias = Send | WriteCommit | Note | Finish | Fail
+Output: TypeAlias = Send | WriteCommit | WriteEvaluation | Note | Finish | Fail
 
 
 class Mode(StrEnum):
@@ -174,6 +187,14 @@ class JobBrain:
         self._ledger = Ledger(settings.timeline, self.stages, settings.microbatches)
         self._pace = Pace()
         self._wiring = WIRINGS[settings.routing]()
+        self._evaluations = Evaluations(
+            settings.timeline,
+            every_steps=settings.eval_every_steps,
+            steps=settings.steps,
+            staleness=settings.staleness,
+            microbatches=settings.evaluation_microbatches,
+            tokens=settings.evaluation_tokens,
+        )
         self._replicas: dict[PeerId, Replica] = {}  # those that are not gone
         self._pools: list[list[PeerId]] = [[] for _ in range(self.stages)]
         self._suspects: set[PeerId] = set()
@@ -239,7 +260,11 @@ class JobBrain:
                     self._fail(event.code, f"{self._name(peer)} cannot go on: {event.message}", event.hint)
             case Leaving():
                 self._note("warning", f"{self._name(peer)} wants to leave: {event.reason}")
-            case Hello() | Heartbeat() | Logged() | Evaluated():
+            case Evaluated():
+                row = self._evaluations.evaluated(peer, event)
+                if row is not None:
+                    self._outputs.append(WriteEvaluation(row))
+            case Hello() | Heartbeat() | Logged():
                 return []
             case _:
                 assert_never(event)
@@ -259,6 +284,7 @@ class JobBrain:
             self._send(replica.peer, commit)
         self._ledger.close(step)
         self._commits_sent = step + 1
+        self._evaluations.made(step + 1)
         return self._go_on(now_s)
 
     def peer_suspect(self, peer: PeerId, reason: str, now_s: float, *, session_lost: bool = False) -> list[Output]:
@@ -276,6 +302,7 @@ class JobBrain:
             self._suspects.add(peer)
             self._wiring.remove(peer)
             self._changed.add(peer)
+            self._evaluations.withdraw(peer)
             for run in self._redoable():
                 self._ledger.withdraw(run.step, peer, f"suspect, {reason}")
         return self._go_on(now_s)
@@ -298,6 +325,7 @@ class JobBrain:
         self._loads[replica.stage].pop(peer, None)
         self._suspects.discard(peer)
         self._pace.forget(peer)
+        self._evaluations.withdraw(peer)
         self._wiring.remove(peer)
         self._pace_changed(*self._pools[replica.stage])
         if not self.settings.recover or not self._pools[replica.stage]:
@@ -373,6 +401,8 @@ class JobBrain:
                 return f"waits for {_listed(self._savers)} to hand over the weights"
             case Mode.RUNNING if self._runs:
                 return self._waiting_for_step(self._runs[min(self._runs)])
+            case Mode.RUNNING if not self._evaluations.is_idle:
+                return f"waits for the {self._evaluations.waiting_for()}"
         return f"is {self.mode}"
 
     def validate(self) -> None:
@@ -502,10 +532,7 @@ class JobBrain:
 
     def _choose(self, fixed: Sequence[PeerId | None]) -> tuple[PeerId, ...] | None:
         """One replica per stage, the fixed ones kept."""
-        self._changed |= self._ledger.take_changed()
-        for peer in self._changed & self._replicas.keys():
-            self._loads[self._replicas[peer].stage][peer] = self._load(peer)
-        self._changed.clear()
+        self._refresh_loads()
         loads = [
             StageLoad(stage, (self._load(keep),) if keep else tuple(self._loads[stage].values()))
             for stage, keep in enumerate(fixed)
@@ -513,6 +540,24 @@ class JobBrain:
         decision = self._wiring.choose(loads, self._ledger.now_s, self._rng)
         self._no_route = "" if decision.plan else decision.reason
         return decision.plan
+
+    def _refresh_loads(self) -> None:
+        self._changed |= self._ledger.take_changed()
+        for peer in self._changed & self._replicas.keys():
+            self._loads[self._replicas[peer].stage][peer] = self._load(peer)
+        self._changed.clear()
+
+    def _evaluate(self) -> None:
+        """Feed evaluation microbatches; those who lost their place on a route are told too."""
+        if self._evaluations.is_idle:
+            return
+        self._refresh_loads()
+        for turn in self._evaluations.feed([tuple(loads.values()) for loads in self._loads], self._in_flight_max):
+            replicas = [self._replicas[peer] for peer in turn.peers]
+            hops = tuple(Hop(one.peer, one.incarnation, turn.attempt, one.address) for one in replicas)
+            microbatch = Microbatch(self.settings.timeline, turn.version, turn.index)
+            for peer in (*turn.peers, *turn.displaced):
+                self._send(peer, Evaluate(microbatch, turn.version, hops))
 
     def _pace_changed(self, *peers: PeerId) -> None:
         """Of those that were never measured we believe what the measured ones of their stage show."""
@@ -622,7 +667,7 @@ class JobBrain:
         if run.phase is Phase.AVERAGING and run.is_averaged:
             run.turn(Turn.AVERAGED)
         in_order = may_write(run.step, commits_sent=self._commits_sent, agreed=self._agreed)
-        if run.phase is not Phase.DECIDED or not in_order:
+        if run.phase is not Phase.DECIDED or not in_order or not self._evaluations.permits(run.step):
             return
         settings, tokens = self.settings, self.settings.tokens_of(run.step)
         reports = {unit: averaging.reports[min(averaging.reports)] for unit, averaging in run.rounds.items()}
@@ -710,7 +755,8 @@ class JobBrain:
                 del self._runs[step]
             if self.mode is not Mode.RUNNING:
                 return
-        if self._agreed == self.settings.steps:
+        self._evaluate()
+        if self._agreed == self.settings.steps and self._evaluations.is_idle:
             self.mode = Mode.SAVING
             for stage in range(self.stages):
                 self._ask_to_save(stage)
@@ -728,6 +774,8 @@ class JobBrain:
                 return f"step {run.step}: waits for averaging at {'; '.join(missing)}"
             case Phase.COMMITTING:
                 return f"step {run.step}: waits for {_listed(self._replicas.keys() - run.commits)} to commit"
+            case Phase.DECIDED if not self._evaluations.permits(run.step):
+                return f"step {run.step}: waits for the {self._evaluations.waiting_for()}"
         return f"step {run.step}: {run.phase}"
 
     def _send(self, peer: PeerId, command: Command) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, assert_never
 
-from scheduler.brain import CommitRow, Fail, Finish, JobBrain, Note, Output, Replica, Send, WriteCommit
+from scheduler.brain import CommitRow, Fail, Finish, JobBrain, Note, Output, Replica, Send, WriteCommit, WriteEvaluation
+from scheduler.evaluation import EvaluationRow
 from scheduler.membership import Transition
 from swarm.data.batches import Batches
 from swarm.errors import SwarmError
-from swarm.messages import Command, Event, Loaded, ParameterHash, Route, Saved
+from swarm.messages import Command, Evaluate, Evaluated, Event, Loaded, ParameterHash, Route, Saved
 from swarm.types import JobState, PeerId, PeerState
 
 
@@ -61,6 +62,12 @@ class CommitWriter(Protocol):
     async def __call__(self, row: CommitRow) -> None: ...
 
 
+class EvaluationWriter(Protocol):
+    """Makes the result of an evaluation durable and shows it."""
+
+    async def __call__(self, row: EvaluationRow) -> None: ...
+
+
 class JobDriver:
     """Runs one placed job to its end."""
 
@@ -73,6 +80,7 @@ class JobDriver:
         on_commit: Callable[[CommitRow], None],
         say: Callable[[str, str], None],
         *,
+        write_evaluation: EvaluationWriter,
         no_progress_s: float,
         runtime_s_max: float,
     ) -> None:
@@ -82,6 +90,7 @@ class JobDriver:
         self._write_commit = write_commit
         self._on_commit = on_commit
         self._say = say
+        self._write_evaluation = write_evaluation
         self._no_progress_s = no_progress_s
         self._runtime_s_max = runtime_s_max
         self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
@@ -93,7 +102,7 @@ class JobDriver:
 
     def on_event(self, peer: PeerId, event: Event) -> None:
         """An event of one of the job's peers."""
-        if isinstance(event, Loaded | Saved):
+        if isinstance(event, Loaded | Saved | Evaluated):
             self.made_progress()
         self._inbox.put_nowait(_Happened(peer, event))
 
@@ -159,7 +168,7 @@ class JobDriver:
         for output in outputs:
             match output:
                 case Send(peer=peer, command=command):
-                    self._send(peer, self._with_tokens(peer, command) if isinstance(command, Route) else command)
+                    self._send(peer, self._with_tokens(peer, command))
                 case WriteCommit(row=row):
                     await self._write_commit(row)
                     self._on_commit(row)
@@ -167,6 +176,8 @@ class JobDriver:
                     outcome = await self._carry_out(self.brain.row_written(row.step, now_s))
                     if outcome is not None:
                         return outcome
+                case WriteEvaluation(row=evaluation):
+                    await self._write_evaluation(evaluation)
                 case Note(level=level, message=message):
                     self._say(level, message)
                 case Finish():
@@ -177,13 +188,15 @@ class JobDriver:
                     assert_never(output)
         return None
 
-    def _with_tokens(self, peer: PeerId, route: Route) -> Route:
-        """The route with token ids for the first hop and targets for the last; a stage in between needs neither."""
-        first, last = route.hops[0].peer == peer, route.hops[-1].peer == peer
+    def _with_tokens(self, peer: PeerId, command: Command) -> Command:
+        """A route with token ids for the first hop and targets for the last; a stage in between needs neither."""
+        if not isinstance(command, Route | Evaluate):
+            return command
+        first, last = command.hops[0].peer == peer, command.hops[-1].peer == peer
         if not first and not last:
-            return route
-        tokens, targets = self._batches.microbatch(route.microbatch.step, route.microbatch.index)
-        return Route(route.microbatch, route.version, route.hops, tokens if first else b"", targets if last else b"")
+            return command
+        tokens, targets = self._batches.of(command)
+        return replace(command, tokens=tokens if first else b"", targets=targets if last else b"")
 
     async def _give_up(self, stuck: bool) -> Outcome:
         waiting = self.brain.waiting_for()
@@ -214,12 +227,16 @@ class _Recent:
     def __init__(self, batches: Batches, size: int = 64) -> None:
         self._batches = batches
         self._size = size
-        self._recent: OrderedDict[tuple[int, int], tuple[bytes, bytes]] = OrderedDict()
+        self._recent: OrderedDict[tuple[int | None, int], tuple[bytes, bytes]] = OrderedDict()
 
-    def microbatch(self, step: int, index: int) -> tuple[bytes, bytes]:
-        key = (step, index)
+    def of(self, command: Route | Evaluate) -> tuple[bytes, bytes]:
+        step, index = command.microbatch.step, command.microbatch.index
+        key = (None if isinstance(command, Evaluate) else step, index)
         if key not in self._recent:
-            tokens, targets = self._batches.microbatch(step, index)
+            if isinstance(command, Evaluate):
+                tokens, targets = self._batches.evaluation(index)
+            else:
+                tokens, targets = self._batches.microbatch(step, index)
             self._recent[key] = (tokens.astype("<i4").tobytes(), targets.astype("<i4").tobytes())
             if len(self._recent) > self._size:
                 self._recent.popitem(last=False)

@@ -24,6 +24,7 @@ from scheduler.blocking import run_blocking
 from scheduler.brain import BrainSettings, CommitRow, JobBrain, Replica
 from scheduler.checkpoints import CheckpointFolder
 from scheduler.driver import JobDriver, Outcome
+from scheduler.evaluation import EvaluationRow
 from scheduler.joblog import JobLogs, LogLine
 from scheduler.membership import Membership, Transition
 from scheduler.placement import Candidate, place, stages_for
@@ -45,7 +46,7 @@ from swarm.messages import (
 )
 from swarm.metrics import SchedulerMetrics
 from swarm.partition import resolve, unit_names
-from swarm.schedule import learning_rate
+from swarm.schedule import learning_rate, perplexity
 from swarm.types import JobId, JobState, PeerId, PeerState
 
 # A job takes the peers that are there when it starts: wait until nobody new has come for this long.
@@ -75,6 +76,8 @@ class Progress:
     step_s: float = math.nan  # smoothed
     tokens_per_s: float = 0.0
     eta_s: float = math.nan
+    evaluation_loss: float = math.nan
+    evaluation_step: int = 0  # steps after which it was measured; 0 = never
 
     def committed(self, row: CommitRow, step_s: float, steps: int) -> None:
         """Take in a commit that came `step_s` after the one before."""
@@ -153,6 +156,8 @@ class Jobs:
             self._metrics.job_state(record.id, record.state)
             if not record.state.is_final:
                 self.logs.open(record.id)
+            for evaluation in await self._store.evaluations(record.id):
+                job.progress.evaluation_loss, job.progress.evaluation_step = evaluation.loss, evaluation.version
             if record.state in (JobState.QUEUED, JobState.PLACING):
                 self._wake.set()
             elif not record.state.is_final:
@@ -370,6 +375,9 @@ class Jobs:
             learning_rate=lambda step: learning_rate(training, step),
             tokens_of=batches.tokens_of,
             routing=pipeline.routing,
+            eval_every_steps=training.eval_every_steps,
+            evaluation_microbatches=batches.evaluation_microbatches,
+            evaluation_tokens=batches.evaluation_tokens,
         )
         last_s = [_now_s()]
 
@@ -396,6 +404,15 @@ class Jobs:
                 self._say(job, "info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}")
             self._changed(job)
 
+        async def write_evaluation(row: EvaluationRow) -> None:
+            write = partial(self._store.put_evaluation, record.id, row, self._wall_s())
+            await _patiently(write, patience_s=spec.limits.no_progress_s)
+            job.progress.evaluation_loss, job.progress.evaluation_step = row.loss, row.version
+            self._metrics.evaluated(record.id, step=row.version, loss=row.loss)
+            found = f"loss {row.loss:.4f}, perplexity {perplexity(row.loss):.4g}"
+            self._say(job, "info", f"evaluation after step {row.version}: {found}")
+            self._changed(job)
+
         brain = JobBrain(settings, Random(self._rng.getrandbits(64)))
         return JobDriver(
             brain,
@@ -404,6 +421,7 @@ class Jobs:
             write_commit,
             on_commit,
             lambda level, text: self._say(job, level, text),
+            write_evaluation=write_evaluation,
             no_progress_s=spec.limits.no_progress_s,
             runtime_s_max=spec.limits.max_runtime_s,
         )

@@ -262,6 +262,8 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             microbatches_in_flight=brain.in_flight if brain is not None else 0,
             microbatches_replayed=brain.replayed if brain is not None else 0,
             weights_sha256=record.weights_sha256,
+            evaluation_loss=progress.evaluation_loss,
+            evaluation_step=progress.evaluation_step,
             spec_json=record.spec_json,
             error_code=record.error_code,
             hint=record.hint,

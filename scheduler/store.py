@@ -24,6 +24,7 @@ from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError, SQLAlche
 
 from scheduler.blocking import run_blocking
 from scheduler.brain import CommitRow
+from scheduler.evaluation import EvaluationRow
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.types import JobId, JobState
 
@@ -59,6 +60,17 @@ _COMMITS = sa.Table(
     sa.Column("skip", sa.Boolean),
     sa.Column("tokens", sa.BigInteger),
     sa.Column("committed_unix_s", sa.Float),
+)
+_EVALUATIONS = sa.Table(
+    "evaluations",
+    _METADATA,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("timeline", sa.Integer, primary_key=True),
+    sa.Column("version", sa.BigInteger, primary_key=True),
+    sa.Column("epoch", sa.BigInteger),
+    sa.Column("loss", sa.Float),
+    sa.Column("tokens", sa.BigInteger),
+    sa.Column("evaluated_unix_s", sa.Float),
 )
 
 
@@ -195,6 +207,45 @@ class Store:
             query = sa.select(_COMMITS).where(_COMMITS.c.job == job).order_by(_COMMITS.c.timeline, _COMMITS.c.step)
             with self._engine.connect() as connection:
                 return [dict(row) for row in connection.execute(query).mappings()]
+
+        return await self._run(read)
+
+    async def put_evaluation(self, job: JobId, row: EvaluationRow, now_unix_s: float) -> None:
+        """Write the result of an evaluation; a repeated one changes nothing."""
+        table = _EVALUATIONS.c
+        key = sa.and_(table.job == job, table.timeline == row.timeline, table.version == row.version)
+        values = {
+            "job": job,
+            "timeline": row.timeline,
+            "version": row.version,
+            "epoch": self.epoch,
+            "loss": row.loss if math.isfinite(row.loss) else None,
+            "tokens": row.tokens,
+            "evaluated_unix_s": now_unix_s,
+        }
+
+        def write(connection: sa.Connection) -> None:
+            if connection.execute(sa.select(table.version).where(key)).first() is None:
+                connection.execute(sa.insert(_EVALUATIONS).values(values))
+
+        await self._write(write)
+
+    async def evaluations(self, job: JobId) -> list[EvaluationRow]:
+        """The results of a job's evaluations, in order."""
+
+        def read() -> list[EvaluationRow]:
+            table = _EVALUATIONS.c
+            query = sa.select(_EVALUATIONS).where(table.job == job).order_by(table.timeline, table.version)
+            with self._engine.connect() as connection:
+                return [
+                    EvaluationRow(
+                        row["timeline"],
+                        row["version"],
+                        math.nan if row["loss"] is None else row["loss"],
+                        row["tokens"],
+                    )
+                    for row in connection.execute(query).mappings()
+                ]
 
         return await self._run(read)
 

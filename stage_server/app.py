@@ -38,7 +38,7 @@ from swarm.types import PeerId
 
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
 PORTS_TRIED_MAX = 100
-_KIND = {"activation": "activation", "gradient": "gradient"}
+_KIND = {"activation": "activation", "evaluation": "activation", "gradient": "gradient"}
 
 
 async def serve(options: Options) -> None:

@@ -32,6 +32,8 @@ from stage_server.cell import (
     Sealed,
 )
 from stage_server.device import Device
+from stage_server.evaluation import EmitEvaluation, EvaluationTable
+from stage_server.evaluator import Evaluator, Ids
 from stage_server.intake import Intake
 from stage_server.outbox import SLICE_CODEC, Packed, deliver, pack
 from swarm import codec
@@ -52,6 +54,7 @@ from swarm.messages import (
     Averaged,
     Commit,
     Committed,
+    Evaluate,
     Event,
     Failed,
     Loaded,
@@ -74,7 +77,7 @@ from swarm.types import Direction, Hop, Microbatch, Round, UnitName
 _KIND = {Direction.FORWARD: "activation", Direction.BACKWARD: "gradient"}
 _DIRECTION = {kind: direction for direction, kind in _KIND.items()}
 
-ReplicaCommand = Route | Void | Average | AbortRound | Commit | SaveStage
+ReplicaCommand = Route | Void | Average | AbortRound | Commit | SaveStage | Evaluate
 BuildStage = Callable[..., Stage]  # called as Stage is; simulations have one whose model is a few numbers
 
 
@@ -136,6 +139,18 @@ class Replica:
         )
         self._intake = Intake()
         self._ready = asyncio.Event()
+        table = EvaluationTable(
+            command.stage,
+            self._stages,
+            command.timeline,
+            command.version,
+            spec.pipeline.staleness,
+            peer=me.peer,
+            incarnation=me.incarnation,
+        )
+        self._evaluator = Evaluator(
+            table, stage, self._codec, device, emit, self._send_evaluation, self._ready, metrics
+        )
         self._mailbox = Mailbox()
         self._queued_s: dict[int, float] = {}
         self._batches: dict[Microbatch, _Batch] = {}
@@ -195,6 +210,9 @@ class Replica:
                 await self._commit(command)
             case SaveStage():
                 self._start(self._save(command))
+            case Evaluate():
+                shape = (-1, self._spec.data.sequence_length)
+                self._evaluator.route(command, Ids(_ids(command.tokens, shape), _ids(command.targets, shape)))
             case _:
                 assert_never(command)
 
@@ -270,6 +288,7 @@ class Replica:
             del self._rounds[round_key]
         self._sealing.pop(command.step, None)
         self._carry_out(self.cells.commit(command.step, command.version))
+        self._evaluator.commit(command.version)
         try:
             applied = await applying
         except SwarmError as error:
@@ -319,7 +338,7 @@ class Replica:
                     raise Refused(f"slice {header.start}+{header.shape} leaves unit {header.unit}")
                 expected_bytes = codec.slice_bytes(header.dtype, header.shape[0])
                 self._mailbox.admit(header)
-            case "activation" | "gradient":
+            case "activation" | "gradient" | "evaluation":
                 if header.stage != self.me.stage:
                     raise Refused(f"a tensor for stage {header.stage} came to stage {self.me.stage}")
                 if header.shape != self._stage.boundary_shape():
@@ -341,6 +360,8 @@ class Replica:
         match header.kind:
             case "part" | "mean":
                 self._mailbox.put(header, payload)
+            case "evaluation":
+                self._evaluator.receive(header, payload)
             case "need":
                 asker = Hop(header.sender, header.incarnation, header.attempt, "")
                 self._carry_out(self.cells.need(microbatch, _DIRECTION[header.wanted], asker))
@@ -409,8 +430,15 @@ class Replica:
         while True:
             await self._ready.wait()
             work = self._intake.take()
-            if work is None:
-                self._ready.clear()
+            if work is None:  # evaluation fills the moments without training work; see scheduler/evaluation.py
+                evaluation = self._evaluator.take()
+                if evaluation is None:
+                    self._ready.clear()
+                    continue
+                try:
+                    await self._evaluator.compute(evaluation)
+                except SwarmError as error:
+                    self.fail(error)
                 continue
             waited_s = asyncio.get_running_loop().time() - self._queued_s.pop(work.ticket)
             work_now = self.cells.begin(work)
@@ -467,6 +495,10 @@ class Replica:
         stage = self.me.stage + (1 if emit.direction is Direction.FORWARD else -1)
         header = self._header(_KIND[emit.direction], emit.microbatch, stage, emit.attempt)
         await self._deliver(emit.to, header, packed)
+
+    def _send_evaluation(self, emit: EmitEvaluation, packed: Packed) -> None:
+        header = self._header("evaluation", emit.microbatch, self.me.stage + 1, emit.attempt)
+        self._start(self._deliver(emit.to, header, packed))
 
     async def _deliver(self, to: Hop, header: TensorHeader, packed: Packed) -> None:
         try:

@@ -206,12 +206,12 @@ class StageServer:
             case Release():
                 if self._job == command.job:
                     await self._drop(command.reason)
-            case Route() | Void() | Average() | AbortRound() | Commit() | SaveStage():
+            case Route() | Void() | Average() | AbortRound() | Commit() | SaveStage() | Evaluate():
                 if self._replica is None:
                     self._log.warning("command without a job", command=type(command).__name__)
                 else:
                     await self._replica.handle(command)
-            case Welcome() | Evaluate():
+            case Welcome():
                 self._log.warning("command ignored", command=type(command).__name__)
             case _:
                 assert_never(command)

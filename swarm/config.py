@@ -76,6 +76,7 @@ class TrainingSection(Section):
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     grad_clip_norm: Annotated[float, Field(ge=0)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    eval_every_steps: Annotated[int, Field(ge=0, le=10**9)] = 0  # 0 = never; else after the last step too
     reproducible: bool = False
     fixed_point_bits: Annotated[int, Field(ge=16, le=40)] = 30
 
@@ -156,6 +157,11 @@ class JobSpec(Section):
     def _consistent(self) -> JobSpec:
         layers = self.layers
         pipeline = self.pipeline
+        if self.training.eval_every_steps and not self.data.validation_ratio:
+            raise ValueError(
+                f"training.eval_every_steps = {self.training.eval_every_steps} has nothing to evaluate: "
+                "set data.validation_ratio, for example to 0.05"
+            )
         if pipeline.stages != "auto" and pipeline.stages > layers:
             raise ValueError(
                 f"pipeline.stages = {pipeline.stages} is more than the model's {layers} decoder layers: "

@@ -86,6 +86,10 @@ class SchedulerMetrics:
             "swarm_job_nonfinite_steps_total", "Steps with NaN or Inf gradients", job, registry=registry
         )
         self._loss = Gauge("swarm_train_loss", "Loss of the last step in nats", job, registry=registry)
+        self._evaluation_loss = Gauge("swarm_evaluation_loss", "Validation loss in nats", job, registry=registry)
+        self._evaluation_step = Gauge(
+            "swarm_evaluation_step", "Steps after which the validation loss was measured", job, registry=registry
+        )
         self._learning_rate = Gauge("swarm_learning_rate", "Current learning rate", job, registry=registry)
         self._grad_norm = Gauge("swarm_grad_norm", "Gradient norm before clipping", job, registry=registry)
         self._step_duration = Histogram(
@@ -172,6 +176,11 @@ class SchedulerMetrics:
             self._step_duration.labels(job_id).observe(max(0.0, time_unix_s - before))
         self._last_commit_unix_s[job_id] = time_unix_s
 
+    def evaluated(self, job_id: str, *, step: int, loss: float) -> None:
+        """The weights after `step` steps have this validation loss."""
+        self._evaluation_loss.labels(job_id).set(loss)
+        self._evaluation_step.labels(job_id).set(step)
+
     def in_flight(self, job_id: str, microbatches: int) -> None:
         """So many microbatches are fed and not committed."""
         self._in_flight.labels(job_id).set(microbatches)
@@ -231,6 +240,8 @@ class SchedulerMetrics:
             self._tokens,
             self._nonfinite,
             self._loss,
+            self._evaluation_loss,
+            self._evaluation_step,
             self._learning_rate,
             self._grad_norm,
             self._step_duration,

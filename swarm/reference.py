@@ -29,7 +29,7 @@ from swarm.fixedpoint import mean_of_parts
 from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
 from swarm.partition import unit_names
-from swarm.schedule import clip, learning_rate
+from swarm.schedule import clip, evaluation_due, learning_rate, perplexity
 from swarm.types import Microbatch, UnitName
 from swarm.weights import INDEX_NAME, check_out_dir, model_folder_files, safetensors_index, shard_name, weights_sha256
 
@@ -47,7 +47,16 @@ class StepReport:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationReport:
+    """The validation loss of weights `version`, in nats per token."""
+
+    version: int
+    loss: float
+
+
 OnStep: TypeAlias = Callable[[StepReport], None]
+OnEvaluation: TypeAlias = Callable[[EvaluationReport], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +66,36 @@ class Trained:
     losses: tuple[float, ...]
     stages: tuple[Stage, ...]
     sha256: str
+    evaluations: tuple[EvaluationReport, ...] = ()
 
 
 def train_local(
-    spec: JobSpec, batches: Batches, *, device: torch.device | None = None, on_step: OnStep | None = None
+    spec: JobSpec,
+    batches: Batches,
+    *,
+    device: torch.device | None = None,
+    on_step: OnStep | None = None,
+    on_evaluation: OnEvaluation | None = None,
 ) -> Trained:
     """Train all steps of a resolved spec in this thread.
 
     JobFailed if a step is not finite and `limits.on_nonfinite` is "fail".
     """
     stages = build_stages(spec, device or torch.device("cpu"))
-    losses = []
+    losses, evaluations = [], []
     for step in range(spec.training.steps):
         report = train_step(stages, spec, batches, step)
         losses.append(report.loss)
         if on_step is not None:
             on_step(report)
-    return Trained(tuple(losses), tuple(stages), sha256_of(stages))
+        if (
+            evaluation_due(step + 1, spec.training.eval_every_steps, spec.training.steps)
+            and batches.evaluation_microbatches
+        ):
+            evaluations.append(evaluate(stages, spec, batches, step + 1))
+            if on_evaluation is not None:
+                on_evaluation(evaluations[-1])
+    return Trained(tuple(losses), tuple(stages), sha256_of(stages), tuple(evaluations))
 
 
 def build_stages(spec: JobSpec, device: torch.device) -> list[Stage]:
@@ -110,6 +132,19 @@ def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, step: i
     for stage in stages:
         stage.apply(step, means, learning_rate=rate, scale=scale, skip=skip)
     return StepReport(step, loss / tokens, norm, scale, rate, skip, tokens)
+
+
+def evaluate(stages: Sequence[Stage], spec: JobSpec, batches: Batches, version: int) -> EvaluationReport:
+    """The loss of the validation data with weights `version`."""
+    loss = 0.0
+    for index in range(batches.evaluation_microbatches):
+        tokens, targets = (torch.from_numpy(array) for array in batches.evaluation(index))
+        x: Tensor | None = None
+        for stage in stages:
+            y, microbatch_loss = stage.evaluate(version, x=x, tokens=tokens, targets=targets)
+            x = None if y is None else round_trip(y, spec.pipeline.compression)
+        loss += microbatch_loss
+    return EvaluationReport(version, loss / batches.evaluation_tokens)
 
 
 def sha256_of(stages: Sequence[Stage]) -> str:
@@ -191,8 +226,9 @@ def train_and_save(spec: JobSpec, out_dir: Path, *, device: str, threads: int | 
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
         batches = Batches.of_job(spec, data, manifest.end_of_text)
         _say(_opening(spec, manifest, batches))
+        progress = _Progress(spec.training.steps)
         try:
-            trained = train_local(spec, batches, device=where, on_step=_Progress(spec.training.steps))
+            trained = train_local(spec, batches, device=where, on_step=progress, on_evaluation=_say_evaluation)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "memory" not in str(error):
                 raise
@@ -236,6 +272,10 @@ class _Progress:
             f"lr {report.learning_rate:.2e}  {self._tokens / elapsed_s:.0f} tokens/s  "
             f"ETA {elapsed_s / done * (self._steps - done):.0f} s{skipped}"
         )
+
+
+def _say_evaluation(report: EvaluationReport) -> None:
+    _say(f"evaluation after step {report.version}: loss {report.loss:.4f}, perplexity {perplexity(report.loss):.4g}")
 
 
 def _say(line: str) -> None:

@@ -50,3 +50,13 @@ def clip(squared_norms: Iterable[float], grad_clip_norm: float) -> tuple[float, 
     if grad_clip_norm == 0.0:
         return norm, 1.0
     return norm, min(1.0, grad_clip_norm / (norm + CLIP_EPSILON))
+
+
+def evaluation_due(version: int, every_steps: int, steps: int) -> bool:
+    """Whether weights `version` (steps committed) are evaluated: every so many steps (0 = never) and after the last."""
+    return every_steps > 0 and version > 0 and (version % every_steps == 0 or version == steps)
+
+
+def perplexity(loss: float) -> float:
+    """exp of a loss in nats per token: among how many equally likely tokens the model hesitates."""
+    return math.exp(min(loss, 700.0)) if math.isfinite(loss) else math.nan

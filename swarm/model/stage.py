@@ -175,6 +175,21 @@ class Stage:
             self._add(microbatch.step, by_name)
         return dx, finite
 
+    def evaluate(
+        self, version: int, *, x: Tensor | None = None, tokens: Tensor | None = None, targets: Tensor | None = None
+    ) -> tuple[Tensor | None, float]:
+        """Compute forward for an evaluation: arguments and result as of `forward`, nothing is kept and no graph made.
+
+        StaleMessage if weights `version` are not held.
+        """
+        source = tokens if self._first else x
+        assert source is not None, "the first stage computes from tokens, a later one from a boundary tensor"
+        wanted = source.to(self.device, torch.int64) if self._first else source.to(self.device)
+        output = self._output(
+            _Graph(version, wanted, None if targets is None else targets.to(self.device, torch.int64)), graph=False
+        )
+        return (None, float(output)) if self._last else (output, 0.0)
+
     def drop(self, microbatch: Microbatch) -> None:
         """Forget the microbatch's graph, if there is one."""
         self._graphs.pop(microbatch, None)
@@ -268,19 +283,20 @@ class Stage:
         held = ", ".join(str(buffer.version) for buffer in self._buffers)
         raise StaleMessage(f"stage {self.stage} is asked for weights {version}, it holds {held}")
 
-    def _output(self, graph: _Graph) -> Tensor:
-        """The boundary tensor, or on the last stage the sum of token losses, with its graph."""
-        module = self._buffer(graph.version).module
+    def _output(self, work: _Graph, *, graph: bool = True) -> Tensor:
+        """The boundary tensor, or on the last stage the sum of token losses; with its graph, or without."""
+        module = self._buffer(work.version).module
         autocast = torch.autocast(
             self.device.type, torch.bfloat16, enabled=self._spec.model.dtype == "bfloat16", cache_enabled=False
         )
-        with torch.enable_grad(), autocast:
-            output: Tensor = module(graph.source)
-        if not self._last:
-            return output
-        assert graph.targets is not None, "the last stage needs targets"
-        logits_NV = output.float().flatten(0, 1)
-        return nn.functional.cross_entropy(logits_NV, graph.targets.flatten(), ignore_index=-100, reduction="sum")
+        with torch.set_grad_enabled(graph):
+            with autocast:
+                output: Tensor = module(work.source)
+            if not self._last:
+                return output
+            assert work.targets is not None, "the last stage needs targets"
+            logits_NV = output.float().flatten(0, 1)
+            return nn.functional.cross_entropy(logits_NV, work.targets.flatten(), ignore_index=-100, reduction="sum")
 
     def _acceptable(self, gradients: Mapping[str, Tensor]) -> bool:
         contributions = self._spec.training.microbatches
