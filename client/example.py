@@ -45,6 +45,8 @@ warmup_steps  = 5               # default 100, at most steps
 min_lr_ratio  = 0.1             # the schedule ends at this share of learning_rate
 grad_clip_norm = 1.0            # global norm; 0 = off
 seed          = 0
+eval_every_steps = 0            # evaluate the held-out data so often and after the last step (0 = never); needs
+                                # data.validation_ratio
 reproducible  = false           # fixed-point gradient sums: the same bits as one process, whatever the swarm does
 fixed_point_bits = 30           # 16 to 40: the grid of those sums
 

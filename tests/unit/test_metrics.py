@@ -23,6 +23,8 @@ SCHEDULER = {
     "swarm_job_tokens_total": {"job_id"},
     "swarm_job_nonfinite_steps_total": {"job_id"},
     "swarm_train_loss": {"job_id"},
+    "swarm_evaluation_loss": {"job_id"},
+    "swarm_evaluation_step": {"job_id"},
     "swarm_learning_rate": {"job_id"},
     "swarm_grad_norm": {"job_id"},
     "swarm_step_duration_seconds": {"job_id"},
@@ -71,6 +73,7 @@ def _with_a_job() -> SchedulerMetrics:
             tokens=100,
             microbatches=4,
         )
+    metrics.evaluated("j1", step=2, loss=2.25)
     metrics.peer_attached("p1", "0.1.0", "cuda:0", 1000.0)
     metrics.route_decided(1, "p1")
     metrics.peers({("j1", 0, "serving"): 2, ("", None, "idle"): 1}, {"j1": 2})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler.brain import CommitRow
+from scheduler.evaluation import EvaluationRow
 from scheduler.store import Fenced, JobRecord, JobTokens, Store
 from swarm.errors import InvalidConfig
 from swarm.types import JobId, JobState, Round, UnitName
@@ -121,3 +123,15 @@ async def test_a_database_that_cannot_be_used_is_an_error_with_its_cause(tmp_pat
     (tmp_path / "text.db").write_text("this is no database, whatever its name says")
     with pytest.raises(InvalidConfig, match="not a database"):
         await Store.open(f"sqlite:///{tmp_path}/text.db", None)
+
+
+async def test_evaluations_are_kept_in_order_and_written_once() -> None:
+    store = await Store.open("sqlite://", None)
+    await store.put_job(record())
+    for evaluation in (EvaluationRow(0, 4, 1.5, 10), EvaluationRow(0, 2, math.nan, 10), EvaluationRow(0, 4, 9.0, 10)):
+        await store.put_evaluation(JOB, evaluation, 1.0)
+    found = await store.evaluations(JOB)
+    assert [(one.version, one.tokens) for one in found] == [(2, 10), (4, 10)]
+    assert math.isnan(found[0].loss)
+    assert found[1].loss == 1.5
+    await store.close()
