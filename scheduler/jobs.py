@@ -158,6 +158,7 @@ class Jobs:
                 self.logs.open(record.id)
             for evaluation in await self._store.evaluations(record.id):
                 job.progress.evaluation_loss, job.progress.evaluation_step = evaluation.loss, evaluation.version
+                self._metrics.evaluated(record.id, step=evaluation.version, loss=evaluation.loss)
             if record.state in (JobState.QUEUED, JobState.PLACING):
                 self._wake.set()
             elif not record.state.is_final:

@@ -18,7 +18,8 @@ from tests.rig import Tokens, small_spec, write_text
 
 
 def resolved(source: Path, stages: int, **changes: object) -> JobSpec:
-    spec = small_spec(source, pipeline__stages=stages, training__steps=6, **changes)
+    evaluating = {"data__validation_ratio": 0.01, "training__eval_every_steps": 4}
+    spec = small_spec(source, pipeline__stages=stages, training__steps=6, **evaluating, **changes)
     return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
 
 
@@ -41,6 +42,8 @@ def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path) -> None:
                 assert [len(stage.peers) for stage in view.stages] == [2] * stages
                 assert view.weights_sha256 == expected.sha256
                 assert view.loss == expected.losses[-1]
+                last = expected.evaluations[-1]
+                assert (view.evaluation_step, view.evaluation_loss) == (last.version, last.loss)
                 assert view.microbatches_committed == 6 * spec.training.microbatches
 
                 cluster.pull(job.id, tmp_path / f"model-{stages}-{tied}")
