@@ -2,8 +2,8 @@
 
     python -m benchmarks.convergence [--seeds 3] [--steps 200] [--table docs/convergence.md]
 
-Each run is `swarm train-local` in this process: the same stages, codecs at the same cuts, staleness and data as a swarm,
-whose weights are bitwise those of this run in reproducible mode. So one core measures what many machines would train.
+Each run is `swarm train-local` in this process: the stages, codecs at the cuts, staleness and data of a swarm, whose
+weights are bitwise those of this run in reproducible mode. So one core measures what many machines would train.
 A seed fixes initial weights and data order; runs of one seed differ in the column's setting alone, so compare along
 rows. "Loss" is the mean over the last tenth of the steps, in nats per byte.
 """

@@ -16,12 +16,13 @@ from scheduler.store import JobTokens, Store
 from stage_server.device import InlineDevice
 from stage_server.server import Identity, StageServer
 from swarm.config import JobSpec
-from swarm.data import Batches, TokenData, TokenManifest, tokenise
+from swarm.data import Batches, ByteTokenizer, TokenData, TokenManifest, tokenise
 from swarm.logs import get_logger
 from swarm.messages import PROTOCOL_VERSION
 from swarm.metrics import SchedulerMetrics, StageServerMetrics
-from swarm.sim.network import SimNetwork
-from swarm.types import PeerId
+from swarm.sim import loop as sim
+from swarm.sim.network import Counts, SimNetwork
+from swarm.types import JobState, PeerId
 
 SCHEDULER = "scheduler"
 WALL_START_UNIX_S = 1_700_000_000.0
@@ -177,3 +178,40 @@ class Rig:
 
 class Done(Exception):
     """Ends the rig's TaskGroup when the test has what it wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A simulated training: its weights, what was done to the traffic, and the virtual seconds that it took."""
+
+    sha256: str
+    counts: Counts
+    training_s: float
+
+
+def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> Run:
+    """Train in simulation."""
+
+    async def main() -> Run:
+        result: Run | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, peers, tasks, Random(seed))
+                while len(rig.membership.idle_peers()) < peers:
+                    await asyncio.sleep(0.1)
+                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+                loop = asyncio.get_running_loop()
+                started_s = 0.0
+                async for view in rig.jobs.watch(job):
+                    if view.record.state is JobState.RUNNING and not started_s:
+                        started_s = loop.time()
+                assert job.record.state is JobState.SUCCEEDED, job.record.reason
+                result = Run(job.record.weights_sha256, rig.network.counts, loop.time() - started_s)
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+        assert result is not None
+        return result
+
+    return sim.run(main(), seed=seed, limit_s=3600.0)

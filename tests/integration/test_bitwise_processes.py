@@ -16,40 +16,51 @@ from swarm.types import Microbatch
 from tests.cluster import Cluster
 from tests.rig import Tokens, small_spec, write_text
 
-
-def resolved(source: Path, stages: int, **changes: object) -> JobSpec:
-    evaluating = {"data__validation_ratio": 0.01, "training__eval_every_steps": 4}
-    spec = small_spec(source, pipeline__stages=stages, training__steps=6, **evaluating, **changes)
-    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+EVALUATING = {"data__validation_ratio": 0.01, "training__eval_every_steps": 4}
+# (stages, replicas) in order of the processes that they need; the pool grows from one to the next.
+ROWS: list[tuple[int, int, dict[str, object]]] = [
+    (2, 1, {"config__tie_word_embeddings": True, "pipeline__staleness": 0, "pipeline__compression": "int8"}),
+    (1, 2, {"training__optimizer": "lamb", "model__recompute": True}),
+    (2, 2, {"config__tie_word_embeddings": True, "training__optimizer": "nadamw", "pipeline__routing": "iwrr"}),
+    (3, 2, {"pipeline__compression": "bfloat16", "training__optimizer": "sgd", "training__momentum": 0.9}),
+    (4, 3, {"config__tie_word_embeddings": True, "pipeline__routing": "uniform"}),
+]
 
 
 @pytest.mark.timeout(600)
 def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     source = write_text(tmp_path)
+    servers = 0
     with Cluster(tmp_path, broker="embedded") as cluster:
-        for stages in (1, 2, 3):
-            cluster.add_servers(2)  # two replicas for each stage
-            for tied in (True, False):
-                # Both stalenesses, and each tie at two of the three cuts.
-                staleness = (stages + tied) % 2
-                spec = resolved(source, stages, config__tie_word_embeddings=tied, pipeline__staleness=staleness)
-                tokens = Tokens.make(tmp_path / f"{stages}-{tied}", spec)
-                expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
-                job = cluster.submit(spec, tokens.manifest)
-                view = cluster.wait(job.id)
-                assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
-                assert [len(stage.peers) for stage in view.stages] == [2] * stages
-                assert view.weights_sha256 == expected.sha256
-                assert view.loss == expected.losses[-1]
-                last = expected.evaluations[-1]
-                assert (view.evaluation_step, view.evaluation_loss) == (last.version, last.loss)
-                assert view.microbatches_committed == 6 * spec.training.microbatches
+        for stages, replicas, own in ROWS:
+            cluster.add_servers(stages * replicas - servers)
+            servers = stages * replicas
+            changes = (
+                own | EVALUATING | {"pipeline__stages": stages, "config__num_hidden_layers": 4, "training__steps": 6}
+            )
+            spec = resolve(
+                small_spec(source, **changes),
+                vocabulary_size=ByteTokenizer.vocabulary_size,
+                stages_if_auto=1,
+            )
+            tokens = Tokens.make(tmp_path / f"{stages}-{replicas}", spec)
+            expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+            job = cluster.submit(spec, tokens.manifest)
+            view = cluster.wait(job.id)
+            assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+            assert [len(stage.peers) for stage in view.stages] == [replicas] * stages
+            assert view.weights_sha256 == expected.sha256
+            assert view.loss == expected.losses[-1]
+            last = expected.evaluations[-1]
+            assert (view.evaluation_step, view.evaluation_loss) == (last.version, last.loss)
+            assert view.microbatches_committed == 6 * spec.training.microbatches
 
-                cluster.pull(job.id, tmp_path / f"model-{stages}-{tied}")
-                assert loss_of_folder(tmp_path / f"model-{stages}-{tied}", tokens, spec) == pytest.approx(
-                    loss_of_stages(expected.stages, tokens, spec), rel=1e-5
-                )
+            folder = tmp_path / f"model-{stages}-{replicas}"
+            cluster.pull(job.id, folder)
+            assert loss_of_folder(folder, tokens, spec) == pytest.approx(
+                loss_of_stages(expected.stages, tokens, spec), rel=1e-5
+            )
 
 
 def loss_of_folder(folder: Path, tokens: Tokens, spec: JobSpec) -> float:
