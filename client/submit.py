@@ -15,11 +15,13 @@ from rich.text import Text
 from client.connection import CHUNK_BYTES, Scheduler
 from client.follow import follow, raise_unless_succeeded
 from client.shell import Shell, bytes_bar, size
+from client.upload import upload_weights
 from client.views import job_values
 from swarm.config import JobSpec, load_job
 from swarm.data import ByteTokenizer, ShardInfo, TokenManifest, read_documents, tokenise
 from swarm.errors import InvalidData
 from swarm.partition import common_name, resolve
+from swarm.pretrained import ground, weight_files
 from swarm.wire import jobs_pb2 as pb
 
 INTERRUPTED = 130
@@ -36,7 +38,8 @@ class Value:
 
 def check_job(path: Path, overrides: Sequence[str]) -> JobSpec:
     """The spec in `path`, after every check that needs no scheduler: InvalidConfig, InvalidData, UsageError."""
-    spec = load_job(path, overrides)
+    spec = ground(load_job(path, overrides))
+    weight_files(spec)
     # For its checks only: "auto" is resolved by the scheduler, which knows the peers.
     resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
     if not read_documents(spec.data.source, spec.data.format):
@@ -61,7 +64,8 @@ def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, 
                 f"unigram entropy {manifest.unigram_entropy:.3f} nats"
             )
             _upload(shell, scheduler, manifest)
-        view = scheduler.submit(_request(spec, manifest))
+        files = upload_weights(shell, scheduler, spec)
+        view = scheduler.submit(_request(spec, manifest, files))
         return _after_submit(shell, scheduler, view, detach=detach, managed=managed)
 
 
@@ -90,7 +94,7 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detac
     return 0
 
 
-def _request(spec: JobSpec, manifest: TokenManifest) -> pb.SubmitRequest:
+def _request(spec: JobSpec, manifest: TokenManifest, files: Sequence[pb.JobFile]) -> pb.SubmitRequest:
     return pb.SubmitRequest(
         spec_json=spec.model_dump_json(),
         shards=[_wire(shard) for shard in manifest.shards],
@@ -99,6 +103,7 @@ def _request(spec: JobSpec, manifest: TokenManifest) -> pb.SubmitRequest:
         unigram_entropy=manifest.unigram_entropy,
         end_of_text=manifest.end_of_text,
         tokenizer_files=ByteTokenizer().tokenizer_files(),
+        files=files,
     )
 
 
@@ -174,6 +179,8 @@ def origins(spec: JobSpec, path: Path, overrides: Sequence[str]) -> list[Value]:
             origin = "--set"
         elif _named(key, in_file):
             origin = "file"
+        elif spec.model.id and key.startswith(("model.config.", "model.family", "model.revision")):
+            origin = "model.id"
         else:
             origin = "default"
         if key in ("pipeline.stages", "pipeline.split", "pipeline.max_in_flight") and value == "auto":

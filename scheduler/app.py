@@ -93,7 +93,7 @@ async def serve(options: Options) -> None:
             time.time,
             log,
         )
-        sessions = Sessions(store.epoch, membership, jobs, jobs.store_stage, tasks, log)
+        sessions = Sessions(store.epoch, membership, jobs, jobs.store_stage, jobs.fetch, tasks, log)
         await jobs.load()
 
         server = new_server()

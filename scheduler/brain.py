@@ -60,6 +60,7 @@ from swarm.messages import (
     Route,
     Saved,
     SaveStage,
+    StateFile,
     UnitRound,
     Void,
 )
@@ -105,6 +106,7 @@ class BrainSettings:
     eval_every_steps: int = 0  # 0 = never
     evaluation_microbatches: int = 0
     evaluation_tokens: int = 0
+    files: tuple[StateFile, ...] = ()  # what the stages start from
     recover: bool = False  # route around lost replicas; else the job fails when one is gone
 
 
@@ -226,7 +228,9 @@ class JobBrain:
             self._pools[replica.stage].append(replica.peer)
             self._unmeasured[replica.stage].add(replica.peer)
             self._wiring.add(replica.peer, replica.stage)
-            load = LoadStage(settings.job, settings.timeline, replica.stage, settings.split, 0, settings.spec_json)
+            load = LoadStage(
+                settings.job, settings.timeline, replica.stage, settings.split, 0, settings.spec_json, settings.files
+            )
             self._send(replica.peer, load)
         assert all(self._pools), "each stage needs a replica"
         for peer, replica in self._replicas.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from scheduler.evaluation import EvaluationRow
 from scheduler.joblog import JobLogs, LogLine
 from scheduler.membership import Membership, Transition
 from scheduler.placement import Candidate, place, stages_for
+from scheduler.state_files import StateFiles, check_uploaded
 from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected, StoreUnavailable
 from swarm.config import JobSpec, spec_from_json
 from swarm.data.batches import Batches, TokenData
@@ -36,12 +37,14 @@ from swarm.logs import Logger
 from swarm.messages import (
     Command,
     Event,
+    FetchRequest,
     Hello,
     Leaving,
     Loaded,
     Logged,
     Release,
     Route,
+    StateFile,
     StoreHeader,
 )
 from swarm.metrics import SchedulerMetrics
@@ -192,11 +195,21 @@ class Jobs:
             raise NotFound(f'"{reference}" fits several jobs: {ids}', hint="give more of the id")
         raise NotFound(f'there is no job "{reference}"', hint="list them with: swarm ls -a")
 
-    async def submit(self, spec: JobSpec, tokens: JobTokens, tokenizer_files: dict[str, bytes]) -> Job:
-        """Accept a job: resolve what is still "auto", check its data, store it. InvalidConfig, InvalidData."""
+    async def submit(
+        self,
+        spec: JobSpec,
+        tokens: JobTokens,
+        tokenizer_files: dict[str, bytes],
+        files: tuple[StateFile, ...] = (),
+    ) -> Job:
+        """Accept a job: resolve what is still "auto", check its data and `files`, store it.
+
+        InvalidConfig, InvalidData, InvalidModel.
+        """
         idle = len(self._membership.idle_peers())
         resolved = resolve(spec, vocabulary_size=tokens.vocabulary_size, stages_if_auto=stages_for(idle))
         self._open_batches(resolved, tokens)
+        check_uploaded(files, [self.shard_path(file.sha256) for file in files])
         job_id = JobId(f"{spec.name}-{self._rng.randbytes(3).hex()}")
         now_unix_s = self._wall_s()
         record = JobRecord(
@@ -208,6 +221,7 @@ class Jobs:
             created_unix_s=now_unix_s,
             spec_json=resolved.model_dump_json(),
             tokens=tokens,
+            files=files,
         )
         await run_blocking(self._executor, lambda: _write_files(self._tokenizer_folder(job_id), tokenizer_files))
         await self._store.put_job(record)
@@ -275,6 +289,8 @@ class Jobs:
                 if event.job in self._jobs:
                     line = LogLine(event.time_unix_s, event.level, peer, known.stage, event.message)
                     self.logs.append(event.job, line)
+                if job is not None and job.driver is not None and job.record.state is JobState.LOADING:
+                    job.driver.made_progress()  # such as a long download
             case Leaving():
                 for transition in self._membership.leaving(peer, _now_s(), event.reason):
                     self.on_transition(transition)
@@ -313,6 +329,16 @@ class Jobs:
                 yield chunk
 
         return await folder.put_stage(header, counted())
+
+    async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        """Bytes of a file that a job at work starts from; NotFound or Refused."""
+        job = self._jobs.get(request.job)
+        driver = job.driver if job is not None else None
+        if job is None or driver is None or job.record.timeline != request.timeline:
+            raise Refused(f"job {request.job} does not load anything on timeline {request.timeline}")
+        async for chunk in self._state_files(job).read(request, self._executor):
+            driver.made_progress()
+            yield chunk
 
     # Placing and driving -----------------------------------------------------------------------------------------
 
@@ -379,6 +405,7 @@ class Jobs:
             eval_every_steps=training.eval_every_steps,
             evaluation_microbatches=batches.evaluation_microbatches,
             evaluation_tokens=batches.evaluation_tokens,
+            files=self._state_files(job).listed,
         )
         last_s = [_now_s()]
 
@@ -530,6 +557,9 @@ class Jobs:
 
     def _tokenizer_folder(self, job: JobId) -> Path:
         return self._root / "jobs" / job / "tokenizer"
+
+    def _state_files(self, job: Job) -> StateFiles:
+        return StateFiles({file: self.shard_path(file.sha256) for file in job.record.files})
 
     def _open_batches(self, spec: JobSpec, tokens: JobTokens) -> Batches:
         missing = [sha256 for sha256 in tokens.shards if not self.shard_path(sha256).exists()]

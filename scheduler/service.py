@@ -22,7 +22,7 @@ from scheduler.store import JobTokens
 from swarm.config import spec_from_json
 from swarm.data.batches import TOKEN_DTYPES
 from swarm.errors import InvalidConfig, InvalidData, NotFound, Refused
-from swarm.messages import PROTOCOL_VERSION
+from swarm.messages import PROTOCOL_VERSION, StateFile
 from swarm.rpc.channel import answering
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
@@ -31,7 +31,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 # Followers see at most this many views a second.
 WATCH_S_MIN = 0.2
-SHARD_BYTES_MAX = 1 << 30
+BLOB_BYTES_MAX = 1 << 38  # one file of a model's weights
 REASON_CHARACTERS_MAX = 1000
 TOKENIZER_BYTES_MAX = 3 << 20  # all files together; they travel in one message
 LEVELS = ("debug", "info", "warning", "error")
@@ -75,8 +75,8 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             if first is None or not first.HasField("shard"):
                 raise Refused("an upload begins with the shard's hash and size")
             path = self._shard_path(first.shard.sha256)
-            if first.shard.size_bytes > SHARD_BYTES_MAX:
-                raise Refused(f"a shard has at most {SHARD_BYTES_MAX} bytes, not {first.shard.size_bytes}")
+            if first.shard.size_bytes > BLOB_BYTES_MAX:
+                raise Refused(f"a file has at most {BLOB_BYTES_MAX} bytes, not {first.shard.size_bytes}")
             await self._write_shard(path, first, request_iterator)
             return pb.PutShardReply(sha256=first.shard.sha256)
         raise AssertionError
@@ -136,8 +136,11 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 unigram_entropy=request.unigram_entropy,
                 end_of_text=request.end_of_text,
             )
+            for file in request.files:
+                self._shard_path(file.sha256)
+            files = tuple(StateFile(file.path, file.size_bytes, file.sha256) for file in request.files)
             spec = spec_from_json(request.spec_json)
-            return self._view(await self._jobs.submit(spec, tokens, dict(request.tokenizer_files)))
+            return self._view(await self._jobs.submit(spec, tokens, dict(request.tokenizer_files), files))
         raise AssertionError
 
     def _shard_path(self, sha256: str) -> Path:

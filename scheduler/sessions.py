@@ -6,14 +6,14 @@ Membership (pure) says what a connection, a silence or a new incarnation means; 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from scheduler.membership import Membership, Transition
 from swarm.errors import IncompatibleVersion, Refused, StaleMessage, SwarmError
 from swarm.logs import Logger
-from swarm.messages import PROTOCOL_VERSION, Command, Event, Hello, StoreHeader, Welcome
+from swarm.messages import PROTOCOL_VERSION, Command, Event, FetchRequest, Hello, StoreHeader, Welcome
 from swarm.types import PeerId, PeerState
 
 # A peer that does not take this many commands is not reading any more.
@@ -28,6 +28,12 @@ class SessionListener(Protocol):
     def on_event(self, peer: PeerId, event: Event) -> None: ...
 
     def on_transition(self, transition: Transition) -> None: ...
+
+
+class StateSource(Protocol):
+    """Gives bytes of the files that a job starts from."""
+
+    def __call__(self, request: FetchRequest) -> AsyncGenerator[bytes, None]: ...
 
 
 class StageSink(Protocol):
@@ -51,6 +57,7 @@ class Sessions:
         membership: Membership,
         listener: SessionListener,
         sink: StageSink,
+        source: StateSource,
         tasks: asyncio.TaskGroup,
         log: Logger,
         *,
@@ -60,6 +67,7 @@ class Sessions:
         self._membership = membership
         self._listener = listener
         self._sink = sink
+        self._source = source
         self._tasks = tasks
         self._log = log
         self._heartbeat_s = heartbeat_s
@@ -107,6 +115,10 @@ class Sessions:
         if session is None or session.incarnation != header.incarnation:
             raise StaleMessage(f"{header.peer} has no session; attach before storing")
         return await self._sink(header, chunks)
+
+    def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        """Give a stage server a part of a file that its job starts from."""
+        return self._source(request)
 
     async def watch(self) -> None:
         """Let membership notice silence, for ever."""

@@ -26,6 +26,7 @@ from scheduler.blocking import run_blocking
 from scheduler.brain import CommitRow
 from scheduler.evaluation import EvaluationRow
 from swarm.errors import InvalidConfig, SwarmError
+from swarm.messages import StateFile
 from swarm.types import JobId, JobState
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ _JOBS = sa.Table(
     *(sa.Column(name, sa.Text) for name in ("name", "state", "reason", "error_code", "hint")),
     sa.Column("since_unix_s", sa.Float),
     sa.Column("created_unix_s", sa.Float),
-    *(sa.Column(name, sa.Text) for name in ("spec_json", "tokens_json")),
+    *(sa.Column(name, sa.Text) for name in ("spec_json", "tokens_json", "files_json")),
     sa.Column("timeline", sa.Integer),
     sa.Column("weights_sha256", sa.Text),
 )
@@ -119,6 +120,7 @@ class JobRecord:
     weights_sha256: str = ""
     error_code: str = ""
     hint: str = ""
+    files: tuple[StateFile, ...] = ()  # what it starts from; empty: from the seed, or the hub
 
     def entered(self, state: JobState, reason: str, now_unix_s: float, **changes: Any) -> JobRecord:
         """The record in another state."""
@@ -163,6 +165,7 @@ class Store:
         """Insert or replace a job."""
         values = asdict(record)
         values["tokens_json"] = json.dumps(values.pop("tokens"))
+        values["files_json"] = json.dumps(values.pop("files"))
         values["state"] = record.state.value
 
         def write(connection: sa.Connection) -> None:
@@ -303,7 +306,8 @@ def _record(row: dict[str, Any]) -> JobRecord:
     tokens = json.loads(row.pop("tokens_json"))
     tokens["shards"] = tuple(tokens["shards"])
     row["state"] = JobState(row["state"])
-    return JobRecord(tokens=JobTokens(**tokens), **row)
+    files = tuple(StateFile(**file) for file in json.loads(row.pop("files_json")))
+    return JobRecord(tokens=JobTokens(**tokens), files=files, **row)
 
 
 def _cause(error: Exception) -> str:

@@ -35,6 +35,7 @@ from stage_server.device import Device
 from stage_server.evaluation import EmitEvaluation, EvaluationTable
 from stage_server.evaluator import Evaluator, Ids
 from stage_server.intake import Intake
+from stage_server.loading import FetchCall, load_initial
 from stage_server.outbox import SLICE_CODEC, Packed, deliver, pack
 from swarm import codec
 from swarm.config import JobSpec
@@ -172,14 +173,16 @@ class Replica:
         links: PeerLinks,
         emit: Callable[[Event], None],
         store: StoreCall,
+        fetch: FetchCall,
         tasks: asyncio.TaskGroup,
         metrics: StageServerMetrics,
         log: Logger,
         build: BuildStage = Stage,
     ) -> Replica:
-        """Build the stage on the device and report it; raises OutOfMemory if it does not fit."""
+        """Build the stage on the device and report it; raises OutOfMemory if it does not fit, InvalidModel."""
         await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
-        stage = await device.run(lambda: build(spec, command.stage, device.name))
+        initial = await load_initial(command, spec, device, fetch, log)
+        stage = await device.run(lambda: build(spec, command.stage, device.name, initial))
         digest = await device.run(stage.digest)
         replica = cls(command, spec, stage, me, device, links, emit, store, tasks, metrics, log)
         units = tuple(UnitSize(name, layout.elements) for name, layout in stage.units.items())
@@ -326,6 +329,7 @@ class Replica:
         """Refuse, before a byte of it is kept, a tensor that does not belong here."""
         if header.job != self.job or header.timeline != self.timeline:
             raise StaleMessage(f"this replica serves job {self.job}, timeline {self.timeline}")
+        expected_bytes = 0
         expected_bytes = 0
         match header.kind:
             case "part" | "mean":

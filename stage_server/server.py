@@ -30,6 +30,7 @@ from swarm.messages import (
     Evaluate,
     Event,
     Failed,
+    FetchRequest,
     Heartbeat,
     Hello,
     LoadStage,
@@ -229,6 +230,7 @@ class StageServer:
                 self._links,
                 self.emit,
                 self._store,
+                self._fetch,
                 self._tasks,
                 self._metrics,
                 self._log.bind(job_id=command.job, stage=command.stage),
@@ -242,6 +244,13 @@ class StageServer:
         if self._link is None:
             raise SchedulerUnreachable("no session with a scheduler")
         return await self._link.store(header, payload)
+
+    async def _fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        if self._link is None:
+            raise SchedulerUnreachable("no session with a scheduler")
+        async with aclosing(self._link.fetch(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def _drop(self, reason: str) -> None:
         job, self._job = self._job, JobId("")

@@ -34,10 +34,17 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    """Which model, from scratch by its Hugging Face config."""
+    """Which model: a local folder's or the hub's (`id`), or from scratch by its Hugging Face config.
 
-    family: Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox"] = "llama"
-    config: dict[str, Any] = Field(default_factory=dict)  # fields of the family's Hugging Face config
+    `swarm.pretrained.ground` puts what is behind `id` into `family`, `config` and `revision`.
+    """
+
+    id: str = ""  # local folder or hub id; empty = from scratch
+    revision: Annotated[str, Field(min_length=1)] = "main"  # of a hub id
+    family: Literal["auto", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox"] = "auto"
+    # Fields of the family's Hugging Face config; with an id all that its config.json says, grounded.
+    config: dict[str, Any] = Field(default_factory=dict)
+    init: Literal["pretrained", "random"] = "pretrained"  # without an id always random
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # autocast; master weights stay float32
     recompute: bool = False
     tokenizer: Literal["byte"] = "byte"
@@ -155,6 +162,8 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
+        if self.model.id and not {"num_hidden_layers", "n_layer"} & self.model.config.keys():
+            return self  # not grounded yet: the layers are known when it is
         layers = self.layers
         pipeline = self.pipeline
         if self.training.eval_every_steps and not self.data.validation_ratio:

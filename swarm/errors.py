@@ -43,6 +43,12 @@ class InvalidData(InvalidConfig):
     code = "E0301"
 
 
+class InvalidModel(InvalidConfig):
+    """The files of a model or checkpoint are missing, broken, or not those of the architecture."""
+
+    code = "E0302"
+
+
 class SchedulerUnreachable(SwarmError):
     """No scheduler answers at the address."""
 

@@ -36,7 +36,8 @@ class _Family:
     """What a model.config may say for one family, and what follows from it; swarm.model.families has the classes.
 
     `fields` are those of the Hugging Face config that shape the model: type and default (None: derived, or absent).
-    Dropout is 0 here, whatever the library's default.
+    Dropout is 0 here, whatever the library's default; a pretrained config.json that does not name its dropout has the
+    library's, `dropout`.
     """
 
     fields: dict[str, tuple[type, Any]]
@@ -44,6 +45,8 @@ class _Family:
     positions: int = 2048  # max_position_embeddings unless the sequences are longer
     mlp_matrices: int = 3  # gate, up, down; or up and down
     own_names: dict[str, str] = field(default_factory=dict)  # where the family's config.json differs from all others
+    head_dim: int | None = None  # the library's default; None: width / heads
+    dropout: float = 0.0
 
 
 _BASE: dict[str, tuple[type, Any]] = {
@@ -118,13 +121,14 @@ _FAMILIES = {
     "llama": _Family(_GATED | {"head_dim": (int, None), "attention_bias": (bool, False), "mlp_bias": (bool, False)}),
     "mistral": _Family(_GATED | _WINDOW | {"intermediate_size": (int, 14336), "head_dim": (int, None)}),
     "qwen2": _Family(_QWEN2),
-    "qwen3": _Family(_QWEN2 | {"head_dim": (int, None), "attention_bias": (bool, False)}),
-    "gemma2": _Family(_GEMMA2, activation="hidden_activation"),
+    "qwen3": _Family(_QWEN2 | {"head_dim": (int, None), "attention_bias": (bool, False)}, head_dim=128),
+    "gemma2": _Family(_GEMMA2, activation="hidden_activation", head_dim=256),
     "gpt2": _Family(
         _GPT2,
         activation="activation_function",
         positions=1024,
         mlp_matrices=2,
+        dropout=0.1,
         own_names={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",
@@ -134,7 +138,9 @@ _FAMILIES = {
     ),
     "gpt_neox": _Family(_GPT_NEOX, mlp_matrices=2),
 }
+FAMILY_NAMES = tuple(_FAMILIES)
 _ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 _SEE = "see: swarm submit --example"
 
 
@@ -144,6 +150,7 @@ def resolve(spec: JobSpec, *, vocabulary_size: int, stages_if_auto: int) -> JobS
     `vocabulary_size` is the tokenizer's. Resolving a resolved spec changes nothing. Raises InvalidConfig if the config
     has an unknown field, or one that contradicts another, the data or the tokenizer.
     """
+    spec = _with_family(spec)
     values = spec.model_dump()
     values["model"]["config"] = _model_config(spec, vocabulary_size)
     if spec.training.microbatch_sequences == "auto":
@@ -160,6 +167,17 @@ def resolve(spec: JobSpec, *, vocabulary_size: int, stages_if_auto: int) -> JobS
     resolved = parse_job(values)
     _check_microbatch(resolved, len(split))
     return resolved
+
+
+def _with_family(spec: JobSpec) -> JobSpec:
+    """The spec with a family, and with the start that a model without an id has."""
+    model = spec.model
+    if model.id:
+        if model.family == "auto":
+            raise InvalidConfig(f'model.id = "{model.id}" was not looked up: its config.json decides the family')
+        return spec
+    family = "llama" if model.family == "auto" else model.family
+    return spec.model_copy(update={"model": model.model_copy(update={"family": family, "init": "random"})})
 
 
 def _check_microbatch(spec: JobSpec, stages: int) -> None:
@@ -195,11 +213,13 @@ def flops_per_token(spec: JobSpec) -> tuple[int, int]:
     """
     config = spec.model.config
     width, heads = config["hidden_size"], config["num_attention_heads"]
-    head_width = config.get("head_dim", width // heads)
-    projections = 2 * width * head_width * (heads + config.get("num_key_value_heads", heads))
+    family = _FAMILIES[spec.model.family]
+    # A config.json says null where the library derives a field.
+    head_width = config.get("head_dim") or family.head_dim or width // heads
+    projections = 2 * width * head_width * (heads + (config.get("num_key_value_heads") or heads))
     scores = heads * head_width * spec.data.sequence_length  # twice, over half of the positions (causal)
-    inner = config["n_inner"] if "n_inner" in config else config["intermediate_size"]
-    mlp = _FAMILIES[spec.model.family].mlp_matrices * width * inner
+    inner = config.get("n_inner") or config.get("intermediate_size") or 4 * width
+    mlp = family.mlp_matrices * width * inner
     return projections + scores + mlp, width * config["vocab_size"]
 
 
@@ -223,10 +243,12 @@ def unit_names(stages: int, tied: bool) -> dict[UnitName, tuple[int, ...]]:
 def hugging_face_config(spec: JobSpec) -> dict[str, Any]:
     """The filled model.config under the names of the family's own config class, as in its config.json.
 
-    Without a pad_token_id of the job's there is none: some families would otherwise call an ordinary byte padding.
+    From scratch, without a pad_token_id of the job's there is none: some families would otherwise call an ordinary byte
+    padding.
     """
     names = _FAMILIES[spec.model.family].own_names
-    return {"pad_token_id": None} | {names.get(key, key): value for key, value in spec.model.config.items()}
+    config = {names.get(key, key): value for key, value in spec.model.config.items()}
+    return config if spec.model.id else {"pad_token_id": None} | config
 
 
 def common_name(family: str, field_name: str) -> str:
@@ -239,6 +261,8 @@ def _model_config(spec: JobSpec, vocabulary_size: int) -> dict[str, Any]:
     """The family's config, complete; InvalidConfig names the field."""
     family = _FAMILIES[spec.model.family]
     given = _common_names(family, spec.model.config)
+    if spec.model.id:
+        return _pretrained_config(spec, family, given, vocabulary_size)
     for key, value in given.items():
         _check_field(family.fields, key, value)
     config = {key: default for key, (_, default) in family.fields.items() if default is not None} | given
@@ -259,12 +283,79 @@ def _model_config(spec: JobSpec, vocabulary_size: int) -> dict[str, Any]:
             f"model.config.{family.activation} = {config[family.activation]!r} is unknown",
             hint=f"choose {', '.join(_ACTIVATIONS)}",
         )
+    _check_dropout(config)
     for key, value in config.items():
-        if key.endswith(("dropout", "pdrop")) and value != 0:
-            raise InvalidConfig(f"model.config.{key} must be 0: dropout is not supported", hint="leave it out")
         if key.endswith("softcapping") and value == 0:
             raise InvalidConfig(f"model.config.{key} must be more than 0: logits are divided by it", hint=_SEE)
     return config
+
+
+# What a stage cannot be built or cut without; a config.json that lacks one is none of a whole model.
+_SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+
+
+def _pretrained_config(spec: JobSpec, family: _Family, given: dict[str, Any], vocabulary_size: int) -> dict[str, Any]:
+    """All that a config.json says, checked as far as the cut needs it; what else it means is the library's to say."""
+    where = f'the config.json of model.id = "{spec.model.id}"'
+    needed = [*_SHAPE, *(key for key in ("intermediate_size", "num_key_value_heads") if key in family.fields)]
+    if "n_inner" in family.fields:
+        needed.append("max_position_embeddings")  # learned positions have a shape
+    names = family.own_names
+    for key in needed:
+        value = given.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if key == "num_key_value_heads" and value is None and spec.model.family == "llama":
+                continue
+            raise InvalidConfig(
+                f"{where} has {names.get(key, key)} = {value!r}, which should be a whole number of at least 1",
+                hint=f"is it a {spec.model.family} model for text?",
+            )
+    defaults = {
+        key: family.dropout if key in DROPOUTS else default
+        for key, (_, default) in family.fields.items()
+        if key in (*DROPOUTS, "tie_word_embeddings", "initializer_range")
+    }
+    config = defaults | given
+    if config["vocab_size"] < vocabulary_size:
+        raise InvalidConfig(
+            f"{where} has vocab_size = {config['vocab_size']}, the tokenizer ({spec.model.tokenizer}) has "
+            f"{vocabulary_size} tokens",
+            hint="use the model's own tokenizer",
+        )
+    length, most = spec.data.sequence_length, config.get("max_position_embeddings")
+    if isinstance(most, int) and most < length:
+        raise InvalidConfig(
+            f"{where} allows {most} positions, data.sequence_length is {length}",
+            hint=f"lower data.sequence_length to at most {most}",
+        )
+    _check_dropout(config)
+    return config
+
+
+def _check_dropout(config: dict[str, Any]) -> None:
+    for key, value in config.items():
+        if key in DROPOUTS and not (isinstance(value, int | float) and 0 <= value < 1):
+            raise InvalidConfig(
+                f"model.config.{key} = {value!r} should be a share of at least 0 and less than 1", hint="leave it out"
+            )
+
+
+def check_overrides(family_name: str, given: dict[str, Any], published: dict[str, Any]) -> None:
+    """InvalidConfig if `given` (the job file's model.config) would make another model of `published` (a config.json).
+
+    Only dropout may differ.
+    """
+    family = _FAMILIES[family_name]
+    same = _common_names(family, published)
+    for key, value in _common_names(family, given).items():
+        if key in DROPOUTS and key in family.fields:
+            _check_field(family.fields, key, value)
+        elif key not in same or same[key] != value:
+            allowed = ", ".join(name for name in family.fields if name in DROPOUTS)
+            raise InvalidConfig(
+                f"model.config.{key} cannot be set beside model.id: the model's own config.json decides it",
+                hint=f"remove it; only {allowed} may differ, or remove model.id to train a model from scratch",
+            )
 
 
 def _common_names(family: _Family, given: dict[str, Any]) -> dict[str, Any]:

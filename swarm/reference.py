@@ -28,6 +28,7 @@ from swarm.errors import JobFailed, OutOfMemory
 from swarm.fixedpoint import mean_of_parts
 from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
+from swarm.model.state import read_initial
 from swarm.partition import unit_names
 from swarm.schedule import clip, evaluation_due, learning_rate, perplexity
 from swarm.types import Microbatch, UnitName
@@ -99,9 +100,9 @@ def train_local(
 
 
 def build_stages(spec: JobSpec, device: torch.device) -> list[Stage]:
-    """All stages of a resolved spec with their initial weights."""
+    """All stages of a resolved spec with their initial weights: drawn from the seed, or read from folder or hub."""
     assert spec.pipeline.split != "auto", "resolve the spec first"
-    return [Stage(spec, stage, device) for stage in range(len(spec.pipeline.split))]
+    return [Stage(spec, stage, device, read_initial(spec, stage)) for stage in range(len(spec.pipeline.split))]
 
 
 def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, step: int) -> StepReport:

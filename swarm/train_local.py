@@ -18,6 +18,7 @@ with quiet_start():
     from swarm.data import ByteTokenizer
     from swarm.errors import SwarmError, UsageError
     from swarm.partition import resolve
+    from swarm.pretrained import ground
     from swarm.process import print_error
     from swarm.weights import check_out_dir
 
@@ -35,7 +36,9 @@ def train_local(
 ) -> None:
     """Train a job in this one process and write the model folder; prints the sha256 of its weights."""
     threads_if_given = _threads(threads)
-    spec = resolve(load_job(file, overrides or ()), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    spec = resolve(
+        ground(load_job(file, overrides or ())), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1
+    )
     out_dir = out or Path(spec.name)
     check_out_dir(out_dir)
     with quiet_start():

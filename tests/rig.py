@@ -135,7 +135,7 @@ class Rig:
             lambda: WALL_START_UNIX_S + loop.time(),
             log,
         )
-        sessions = Sessions(store.epoch, membership, jobs, jobs.store_stage, tasks, log)
+        sessions = Sessions(store.epoch, membership, jobs, jobs.store_stage, jobs.fetch, tasks, log)
         network.add_handler(SCHEDULER, sessions)
         rig = cls(network, jobs, membership, sessions, store, metrics)
         tasks.create_task(jobs.dispatch())

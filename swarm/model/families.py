@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +43,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from swarm.config import JobSpec
-from swarm.errors import InvalidConfig
-from swarm.partition import hugging_face_config
+from swarm.errors import InvalidConfig, InvalidModel
+from swarm.partition import DROPOUTS, hugging_face_config
 
 HEAD = "lm_head.weight"  # in every family
 
@@ -60,7 +62,9 @@ class Family:
     positions: str = "wpe"
     layers: str = "layers"
     final_norm: str = "norm"
+    head_in_files: str = HEAD  # what files of the library call the head
     norm_eps: str = "rms_norm_eps"
+    embedding_dropout: str = ""  # the config's field; empty: none
     padded: bool = True  # the embedding of pad_token_id is zero and stays so
     attention: str = "sdpa"
     norm_start: float = 1.0
@@ -91,6 +95,7 @@ FAMILIES = {
         layers="h",
         final_norm="ln_f",
         norm_eps="layer_norm_epsilon",
+        embedding_dropout="embd_pdrop",
         padded=False,
         residual="c_proj.weight",
     ),
@@ -102,11 +107,40 @@ FAMILIES = {
         trunk="gpt_neox",
         embedding="embed_in",
         final_norm="final_layer_norm",
+        head_in_files="embed_out.weight",
         norm_eps="layer_norm_eps",
+        embedding_dropout="hidden_dropout",
         padded=False,
     ),
 }
 EMBEDDING = FAMILIES["llama"].embedding_name
+
+
+EMBEDDING_SITE = -1  # where a layer's index stands in a draw's seed
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What decides the dropout of one forward: equal draws give equal masks, whatever the cut and however often.
+
+    The timeline is left out: a step that is done again after a rollback drops the same.
+    """
+
+    seed: int
+    step: int
+    microbatch: int
+
+    def begin(self, site: int, device: torch.device) -> None:
+        """Set the device's generator for the dropouts of a layer (or EMBEDDING_SITE), which draw in order."""
+        text = f"dropout:{self.seed}:{self.step}:{self.microbatch}:{site}"
+        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+        match device.type:
+            case "cuda":
+                torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+            case "mps":
+                torch.mps.manual_seed(seed)
+            case _:
+                torch.default_generator.manual_seed(seed)
 
 
 class StageModule(nn.Module):
@@ -125,7 +159,9 @@ class StageModule(nn.Module):
         self._family, self._config = family, config
         self._first, self._last = first, last
         self._kinds = [_attention_kind(config, index) for index in range(first_layer, first_layer + layers)]
-        # No memory and no random numbers are spent here: `initialise` fills every parameter.
+        self._first_layer = first_layer
+        self._drops = any(getattr(config, key, 0.0) for key in DROPOUTS)
+        # No memory and no random numbers are spent here: `build` fills every parameter.
         with torch.device("meta"):
             trunk = nn.Module()
             if first:
@@ -143,14 +179,26 @@ class StageModule(nn.Module):
             self.add_module(family.trunk, trunk)
             if last:
                 self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.rotary: Any = None  # has no parameters
+        self.eval()
+
+    def materialise(self) -> None:
+        """Give every parameter memory on the CPU, not yet filled."""
         self.to_empty(device="cpu")
         for module in self.modules():
             if isinstance(module, Gemma2TextScaledWordEmbedding):
                 module.embed_scale.fill_(module.scalar_embed_scale)
-        self.rotary = None if family.rotary is None else family.rotary(config)  # has no parameters
+        if self._family.rotary is not None:
+            self.rotary = self._family.rotary(self._config).eval()
 
-    def forward(self, tokens_or_hidden: Tensor) -> Tensor:
-        """Tokens [B, T] (first stage) or hidden state [B, T, D] in; hidden state or logits [B, T, V] (last) out."""
+    def forward(self, tokens_or_hidden: Tensor, draw: Draw | None = None) -> Tensor:
+        """Tokens [B, T] (first stage) or hidden state [B, T, D] in; hidden state or logits [B, T, V] (last) out.
+
+        With `draw` dropout is on, without it (evaluation) off.
+        """
+        dropping = draw is not None and self._drops
+        if self.training != dropping:
+            self.train(dropping)
         trunk = self.get_submodule(self._family.trunk)
         position_ids = torch.arange(tokens_or_hidden.shape[1], device=tokens_or_hidden.device).unsqueeze(0)
         hidden_BTD = tokens_or_hidden
@@ -158,11 +206,18 @@ class StageModule(nn.Module):
             hidden_BTD = trunk.get_submodule(self._family.embedding)(hidden_BTD)
             if self.rotary is None:
                 hidden_BTD = hidden_BTD + trunk.get_submodule(self._family.positions)(position_ids)
+            if draw is not None and dropping and self._family.embedding_dropout:
+                draw.begin(EMBEDDING_SITE, hidden_BTD.device)
+                share = getattr(self._config, self._family.embedding_dropout)
+                hidden_BTD = nn.functional.dropout(hidden_BTD, share)
         arguments: dict[str, Any] = {"position_ids": position_ids}
         if self.rotary is not None:
             arguments["position_embeddings"] = self.rotary(hidden_BTD, position_ids)
         masks = {kind: self._mask(kind, hidden_BTD) for kind in set(self._kinds)}
-        for kind, layer in zip(self._kinds, trunk.get_submodule(self._family.layers).children(), strict=True):
+        layers = trunk.get_submodule(self._family.layers).children()
+        for index, (kind, layer) in enumerate(zip(self._kinds, layers, strict=True), self._first_layer):
+            if draw is not None and dropping:
+                draw.begin(index, hidden_BTD.device)
             hidden_BTD = layer(hidden_BTD, attention_mask=masks[kind], **arguments)
         if not self._last:
             return hidden_BTD
@@ -178,17 +233,60 @@ class StageModule(nn.Module):
         return mask
 
 
-def build(spec: JobSpec, stage: int, device: torch.device) -> StageModule:
-    """Stage number `stage` of a resolved spec, with its initial weights, on `device`."""
-    split = spec.pipeline.split
-    assert split != "auto", "resolve the spec first"
-    module = StageModule(spec, sum(split[:stage]), split[stage], first=stage == 0, last=stage == len(split) - 1)
-    initialise(module, spec)
+def build(spec: JobSpec, stage: int, device: torch.device, weights: Mapping[str, Tensor] | None = None) -> StageModule:
+    """Stage number `stage` of a resolved spec on `device`, with `weights` (None: drawn from training.seed).
+
+    `weights` are by Hugging Face name, on the CPU; a tied head takes the embedding's. InvalidModel if one is missing or
+    has another shape.
+    """
+    module = _outline(spec, stage)
+    with _described(spec):
+        module.materialise()
+    if weights is None:
+        initialise(module, spec)
+    else:
+        _fill(module, spec, weights)
     return module.to(device)
 
 
+def parameter_shapes(spec: JobSpec, stage: int | None = None) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every parameter of one stage, or of the whole model; takes no memory.
+
+    A tied head is called by the embedding's name.
+    """
+    module = _outline(spec, stage)
+    names = ((stored_name(spec, name), parameter) for name, parameter in module.named_parameters())
+    return {name: tuple(parameter.shape) for name, parameter in names}
+
+
+def stored_name(spec: JobSpec, name: str) -> str:
+    """The name under which a parameter is kept in files: a tied weight is stored once, as the embedding."""
+    return FAMILIES[spec.model.family].embedding_name if spec.tied and name == HEAD else name
+
+
+def _outline(spec: JobSpec, stage: int | None) -> StageModule:
+    """A stage (None: the whole model) without memory."""
+    split = spec.pipeline.split
+    assert split != "auto", "resolve the spec first"
+    with _described(spec):
+        if stage is None:
+            return StageModule(spec, 0, sum(split), first=True, last=True)
+        return StageModule(spec, sum(split[:stage]), split[stage], first=stage == 0, last=stage == len(split) - 1)
+
+
 @torch.no_grad()
-def initialise(module: nn.Module, spec: JobSpec) -> None:
+def _fill(module: StageModule, spec: JobSpec, weights: Mapping[str, Tensor]) -> None:
+    for name, parameter in module.named_parameters():
+        weight = weights.get(stored_name(spec, name))
+        if weight is None:
+            raise InvalidModel(f"the weights lack {stored_name(spec, name)}")
+        if weight.shape != parameter.shape:
+            raise InvalidModel(f"{name} has shape {list(weight.shape)}, this model needs {list(parameter.shape)}")
+        parameter.copy_(weight)
+
+
+@torch.no_grad()
+def initialise(module: StageModule, spec: JobSpec) -> None:
     """Fill the parameters as Transformers does: matrices normal with initializer_range, norms neutral, biases zero.
 
     Each parameter has its own generator, seeded by (training.seed, its name): the weights are the same whatever the
@@ -205,7 +303,7 @@ def initialise(module: nn.Module, spec: JobSpec) -> None:
             std = float(spec.model.config["initializer_range"])
             if family.residual and name.endswith(family.residual):
                 std /= math.sqrt(2 * spec.layers)
-            source = family.embedding_name if spec.tied and name == HEAD else name
+            source = stored_name(spec, name)
             parameter.normal_(0.0, std, generator=_generator(spec.training.seed, source))
             if source == family.embedding_name and family.padded and padding is not None:
                 parameter[padding] = 0.0
@@ -232,11 +330,29 @@ def _generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def _config(family: Family, spec: JobSpec) -> Any:
+@contextmanager
+def _described(spec: JobSpec) -> Iterator[None]:
+    """Makes what the library says of an impossible config an InvalidConfig."""
     try:
-        config = family.config(**hugging_face_config(spec))
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        cause = str(error).strip().splitlines()[-1].strip()
-        raise InvalidConfig(f"model.config does not describe a {spec.model.family} model: {cause}") from error
+        yield
+    except (StrictDataclassError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        cause = (str(error).strip().splitlines() or [""])[-1].strip()
+        raise InvalidConfig(
+            f"model.config does not describe a {spec.model.family} model: {cause or type(error).__name__}"
+        ) from error
+
+
+def _config(family: Family, spec: JobSpec) -> Any:
+    config = family.config(**hugging_face_config(spec))
     config._attn_implementation = family.attention
+    _check_agreement(config, spec)
     return config
+
+
+def _check_agreement(config: Any, spec: JobSpec) -> None:
+    """The stages were cut and the boundary shaped by the job's fields: the library must read them the same way."""
+    ours = {key: spec.model.config[key] for key in ("hidden_size", "num_attention_heads", "vocab_size")}
+    ours |= {"num_hidden_layers": spec.layers, "tie_word_embeddings": spec.tied}
+    for key, value in ours.items():
+        if (theirs := getattr(config, key)) != value:
+            raise InvalidConfig(f"model.config.{key} is {value} for the job, but {theirs} for the library")

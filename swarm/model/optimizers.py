@@ -27,6 +27,7 @@ from torch.optim.nadam import nadam
 from torch.optim.sgd import sgd
 
 from swarm.config import TrainingSection
+from swarm.errors import InvalidModel
 from swarm.fixedpoint import squared_norm
 
 State: TypeAlias = dict[str, Tensor]
@@ -55,6 +56,24 @@ class Optimizer:
     def state_of(self, name: str) -> State:
         """The tensors kept for a parameter, in an order that never changes; they are not copies."""
         return self._state[name]
+
+    @torch.no_grad()
+    def restore(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Take over a parameter's state from a checkpoint; InvalidModel if it is not that of this optimizer."""
+        held = self._state[name]
+        if held.keys() != state.keys():
+            raise InvalidModel(
+                f"the optimizer state of {name} holds {', '.join(sorted(state)) or 'nothing'}; "
+                f"{self._training.optimizer} keeps {', '.join(sorted(held)) or 'nothing'}",
+                hint="use the training.optimizer that the checkpoint was written with",
+            )
+        for key, tensor in state.items():
+            if held[key].shape != tensor.shape or held[key].dtype != tensor.dtype:
+                raise InvalidModel(
+                    f"{name}@{key} is {tensor.dtype} {list(tensor.shape)}, "
+                    f"this job needs {held[key].dtype} {list(held[key].shape)}"
+                )
+            held[key].copy_(tensor)
 
     @torch.no_grad()
     def step(

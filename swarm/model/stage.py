@@ -36,8 +36,9 @@ from swarm import fixedpoint
 from swarm.config import JobSpec
 from swarm.errors import NotFound, StaleMessage
 from swarm.messages import ParameterHash, ParameterNorm
-from swarm.model.families import FAMILIES, HEAD, StageModule, build
+from swarm.model.families import FAMILIES, HEAD, Draw, StageModule, build, stored_name
 from swarm.model.optimizers import Optimizer
+from swarm.model.state import InitialState
 from swarm.partition import TIED_UNIT
 from swarm.types import Microbatch, UnitName
 
@@ -63,6 +64,7 @@ class _Graph:
     """A microbatch between forward and backward. `output` is absent if it is to be recomputed."""
 
     version: int
+    draw: Draw | None  # None: evaluation, without dropout
     source: Tensor  # tokens [B, T], or the boundary tensor [B, T, D] as a leaf
     targets: Tensor | None
     output: Tensor | None = None  # boundary tensor, or the loss
@@ -79,10 +81,12 @@ class _Use:
 class Stage:
     """Stage `stage` of the job's model on one device. Not thread-safe: one compute thread calls it.
 
-    `spec` must be resolved; the cut is `spec.pipeline.split`. Raises InvalidConfig if the model's config is impossible.
+    `spec` must be resolved; the cut is `spec.pipeline.split`. Without `initial` it starts at version 0 with weights
+    drawn from training.seed. Raises InvalidConfig if the model's config is impossible, InvalidModel if `initial` does
+    not fit it.
     """
 
-    def __init__(self, spec: JobSpec, stage: int, device: torch.device) -> None:
+    def __init__(self, spec: JobSpec, stage: int, device: torch.device, initial: InitialState | None = None) -> None:
         split = spec.pipeline.split
         assert split != "auto", "resolve the spec first"
         self.stage = stage
@@ -93,12 +97,18 @@ class Stage:
         self._last = stage == self.stages - 1
         self._bits = spec.training.fixed_point_bits if spec.training.reproducible else None
         # Buffers of equal version hold equal weights; the first of them is used.
-        self._buffers = [_Buffer(0, build(spec, stage, device)) for _ in range(1 + spec.pipeline.staleness)]
+        self._buffers = [
+            _Buffer(version, build(spec, stage, device, weights))
+            for version, weights in _starts(initial)[: 1 + spec.pipeline.staleness]
+        ]
         self._places = _places(self._buffers[0].module, UnitName(f"stage-{stage}"), _tied_name(spec))
         self.units = {use.unit: layout for use, layout in self._places.items()}
         self._graphs: dict[Microbatch, _Graph] = {}
         self._sums: dict[int, dict[_Use, Tensor]] = {}
         self._optimizer = Optimizer(spec.training, self._buffers[0].module.named_parameters())
+        if initial is not None and initial.optimizer:
+            for name, _ in self._buffers[0].module.named_parameters():
+                self._optimizer.restore(name, initial.optimizer.get(stored_name(spec, name), {}))
 
     @property
     def version(self) -> int:
@@ -140,7 +150,8 @@ class Stage:
         else:
             assert x is not None, "a later stage computes from a boundary tensor"
             source = x.detach().to(self.device).requires_grad_()
-        graph = _Graph(version, source, None if targets is None else targets.to(self.device, torch.int64))
+        draw = Draw(self._spec.training.seed, microbatch.step, microbatch.index)
+        graph = _Graph(version, draw, source, None if targets is None else targets.to(self.device, torch.int64))
         output = self._output(graph)
         if not self._spec.model.recompute:
             graph.output = output
@@ -186,7 +197,8 @@ class Stage:
         assert source is not None, "the first stage computes from tokens, a later one from a boundary tensor"
         wanted = source.to(self.device, torch.int64) if self._first else source.to(self.device)
         output = self._output(
-            _Graph(version, wanted, None if targets is None else targets.to(self.device, torch.int64)), graph=False
+            _Graph(version, None, wanted, None if targets is None else targets.to(self.device, torch.int64)),
+            graph=False,
         )
         return (None, float(output)) if self._last else (output, 0.0)
 
@@ -291,7 +303,7 @@ class Stage:
         )
         with torch.set_grad_enabled(graph):
             with autocast:
-                output: Tensor = module(work.source)
+                output: Tensor = module(work.source, work.draw)
             if not self._last:
                 return output
             assert work.targets is not None, "the last stage needs targets"
@@ -327,6 +339,14 @@ class Stage:
             for (name, _, _), (_, view) in zip(_module_names(use, layout), _views(layout, mean), strict=True):
                 gradients[name] = view * scale
         return gradients
+
+
+def _starts(initial: InitialState | None) -> tuple[tuple[int, Mapping[str, Tensor] | None], ...]:
+    """Version and weights of the buffers, newest first."""
+    if initial is None:
+        return (0, None), (0, None)
+    previous = initial.previous or initial.weights
+    return (initial.version, initial.weights), (max(0, initial.version - 1), previous)
 
 
 def _tied_name(spec: JobSpec) -> str | None:

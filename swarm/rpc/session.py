@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
 import grpc.aio
 
 from swarm.errors import CorruptFrame, PeerUnavailable, Refused
-from swarm.messages import Command, Event, StoreHeader
+from swarm.messages import Command, Event, FetchRequest, StoreHeader
 from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, connect, public_error, translate
 from swarm.rpc.frames import CHUNK_BYTES
 from swarm.rpc.wire import from_command, from_event, from_message, parse, to_command, to_event, to_message
@@ -50,6 +51,14 @@ class SchedulerLink(Protocol):
         """Hand one stage's weights to the scheduler; gives the sha256 of what it stored."""
         ...
 
+    def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        """Bytes [start, stop) of a file that the job starts from, in chunks, exactly so many.
+
+        Raises what the scheduler raised (NotFound: no such file; Refused), CorruptFrame if the bytes are more or fewer,
+        SchedulerUnreachable if the connection breaks.
+        """
+        ...
+
     async def close(self) -> None:
         """Break the connection."""
         ...
@@ -73,6 +82,10 @@ class SessionHandler(Protocol):
         `chunks` adds up to exactly `header.total_bytes`, else it raises CorruptFrame. If the connection breaks, the
         call is cancelled. Either way what arrived until then must be dropped.
         """
+        ...
+
+    def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        """The bytes that were asked for, in chunks of at most CHUNK_BYTES; NotFound or Refused."""
         ...
 
 
@@ -116,6 +129,22 @@ class GrpcSchedulerLink:
             raise translate(error, self._address) from None
         return cast(session_pb2.StoreReply, reply).sha256
 
+    async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(f"/{SERVICE}/Fetch")
+        call = method(to_message(request).SerializeToString())
+
+        async def payloads() -> AsyncGenerator[bytes, None]:
+            async for data in call:
+                yield parse(session_pb2.FetchChunk, data).payload
+
+        try:
+            async for chunk in exactly(request, payloads()):
+                yield chunk
+        except grpc.RpcError as error:
+            raise translate(error, self._address) from None
+        finally:
+            call.cancel()
+
     async def close(self) -> None:
         await self._channel.close()
 
@@ -157,6 +186,7 @@ def add_session_service(server: grpc.aio.Server, handler: SessionHandler) -> Non
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         "Attach": grpc.stream_stream_rpc_method_handler(service.attach),
         "Store": grpc.stream_unary_rpc_method_handler(service.store),
+        "Fetch": grpc.unary_stream_rpc_method_handler(service.fetch),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
@@ -195,6 +225,13 @@ class _SessionService:
             sha256 = await self._handler.store(header, whole(header, _payloads(first, chunks)))
             return session_pb2.StoreReply(sha256=sha256).SerializeToString()
         raise AssertionError("answering returned after an error")
+
+    async def fetch(self, data: bytes, context: _Context) -> AsyncIterator[bytes]:
+        async with answering(context):
+            request = from_message(FetchRequest, parse(session_pb2.FetchRequest, data))
+            async with aclosing(self._handler.fetch(request)) as chunks:
+                async for chunk in chunks:
+                    yield session_pb2.FetchChunk(payload=chunk).SerializeToString()
 
 
 async def serve_session(
@@ -242,6 +279,19 @@ async def whole(header: StoreHeader, chunks: AsyncIterator[bytes]) -> AsyncGener
         yield chunk
     if held_bytes != header.total_bytes:
         raise CorruptFrame(f"the weights have {held_bytes} bytes or more, the header says {header.total_bytes}")
+
+
+async def exactly(request: FetchRequest, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The chunks, if they add up to what was asked for; else CorruptFrame as soon as that is sure."""
+    wanted_bytes = request.stop - request.start
+    held_bytes = 0
+    async for chunk in chunks:
+        held_bytes += len(chunk)
+        if held_bytes > wanted_bytes:
+            break
+        yield chunk
+    if held_bytes != wanted_bytes:
+        raise CorruptFrame(f"{held_bytes} bytes or more of {request.path} arrived, asked for were {wanted_bytes}")
 
 
 async def _payloads(first: session_pb2.StoreChunk, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:

@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, TypeVar
 
 from swarm.errors import CorruptFrame, PeerUnavailable, SchedulerUnreachable, SwarmError
-from swarm.messages import Command, Event, StoreHeader, TensorHeader
+from swarm.messages import Command, Event, FetchRequest, StoreHeader, TensorHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import public_error
 from swarm.rpc.peers import NoTraffic, TensorReceiver, Traffic, take
-from swarm.rpc.session import INBOX_LIMIT, Pipe, SessionHandler, serve_session, whole
+from swarm.rpc.session import INBOX_LIMIT, Pipe, SessionHandler, exactly, serve_session, whole
 from swarm.rpc.wire import from_command, from_event, parse, to_command, to_event
 from swarm.wire import session_pb2
 
@@ -310,6 +311,18 @@ class SimSchedulerLink:
             raise SchedulerUnreachable(f"{self._address} does not answer: the connection broke")
         return storing.result()
 
+    async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        handler = await self._dial()
+        arriving: Pipe[bytes] = Pipe(INBOX_LIMIT)
+        sending = self._network.spawn(
+            self._send_chunks(handler, request, arriving), f"fetch by {self._owner}", to=self._address
+        )
+        try:
+            async for chunk in exactly(request, arriving):
+                yield chunk
+        finally:
+            sending.cancel()
+
     async def close(self) -> None:
         self._closed = True
         self._network.cut(self._owner, self._address)
@@ -333,6 +346,19 @@ class SimSchedulerLink:
             raise public_error(error) from error
         await asyncio.sleep(self._network.delay())
         return sha256
+
+    async def _send_chunks(self, handler: SessionHandler, request: FetchRequest, arriving: Pipe[bytes]) -> None:
+        try:
+            async with aclosing(handler.fetch(request)) as chunks:
+                async for chunk in chunks:
+                    await asyncio.sleep(self._network.delay())
+                    await arriving.put(chunk)
+            arriving.end()
+        except asyncio.CancelledError:
+            arriving.fail(SchedulerUnreachable(f"{self._address} does not answer: the connection broke"))
+            raise
+        except Exception as error:
+            arriving.fail(public_error(error))
 
 
 class _Session:

@@ -14,13 +14,14 @@ import pytest
 from swarm.errors import (
     CorruptFrame,
     NotAllowed,
+    NotFound,
     PeerUnavailable,
     Refused,
     SchedulerUnreachable,
     StaleMessage,
     SwarmError,
 )
-from swarm.messages import Command, Event, Heartbeat, Leaving, StoreHeader, TensorHeader, Void, Welcome
+from swarm.messages import Command, Event, FetchRequest, Heartbeat, Leaving, StoreHeader, TensorHeader, Void, Welcome
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.frames import CHUNK_BYTES
 from swarm.rpc.peers import GrpcPeerLinks, PeerLinks, TensorReceiver, Traffic, add_peer_service
@@ -340,6 +341,19 @@ class Handler:
             self.over.set()
         return digest.hexdigest()
 
+    async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        if request.path == "none":
+            raise NotFound("there is no such file", hint="list them")
+        wanted = CONTENT[request.start : request.stop] + (b"x" if request.path == "long" else b"")
+        wanted = wanted[:-1] if request.path == "short" else wanted
+        try:
+            for start in range(0, len(wanted), CHUNK_BYTES):
+                yield wanted[start : start + CHUNK_BYTES]
+            if request.path == "stuck":
+                await asyncio.Event().wait()
+        finally:
+            self.over.set()
+
     async def read(self, events: AsyncIterator[Event]) -> None:
         try:
             async for event in events:
@@ -497,6 +511,8 @@ async def test_no_scheduler_is_scheduler_unreachable(world: World) -> None:
             await anext(aiter(link.attach(beats(1))))
         with pytest.raises(SchedulerUnreachable, match="does not answer"):
             await link.store(STORE, b"abcd")
+        with pytest.raises(SchedulerUnreachable, match="does not answer"):
+            await anext(link.fetch(FETCH))
 
 
 async def test_a_killed_scheduler_is_scheduler_unreachable(world: World) -> None:
@@ -534,3 +550,50 @@ async def test_storing_breaks_off_when_the_stage_server_is_gone(world: World) ->
             await link.store(replace(STORE, stage=98), b"abcd")
     async with asyncio.timeout(1):
         await handler.over.wait()
+
+
+CONTENT = Random(3).randbytes(2 * CHUNK_BYTES + 3)
+FETCH = FetchRequest(JobId("job-1"), 0, "model/model.safetensors", 0, len(CONTENT))
+
+
+@pytest.mark.parametrize("span", [(0, 8), (5, 5), (1, CHUNK_BYTES + 1), (0, len(CONTENT)), (CHUNK_BYTES, len(CONTENT))])
+async def test_a_part_of_a_file_arrives_as_asked(world: World, span: tuple[int, int]) -> None:
+    link = world.scheduler_link(await world.listen(None, Handler(echo)))
+    chunks = [chunk async for chunk in link.fetch(replace(FETCH, start=span[0], stop=span[1]))]
+    assert b"".join(chunks) == CONTENT[span[0] : span[1]]
+    assert max(map(len, chunks), default=0) <= CHUNK_BYTES
+
+
+@pytest.mark.parametrize("path", ["short", "long"])
+async def test_a_part_of_another_length_than_asked_for_is_corrupt(world: World, path: str) -> None:
+    link = world.scheduler_link(await world.listen(None, Handler(echo)))
+    with pytest.raises(CorruptFrame, match=f"of {path} arrived, asked for were 100"):
+        _ = [chunk async for chunk in link.fetch(replace(FETCH, path=path, stop=100))]
+
+
+async def test_an_error_while_fetching_reaches_the_stage_server(world: World) -> None:
+    link = world.scheduler_link(await world.listen(None, Handler(echo)))
+    with pytest.raises(NotFound, match="there is no such file") as caught:
+        _ = [chunk async for chunk in link.fetch(replace(FETCH, path="none"))]
+    assert caught.value.hint == "list them"
+
+
+async def test_fetching_ends_when_either_side_is_gone(world: World) -> None:
+    handler = Handler(echo)
+    address = await world.listen(None, handler)
+    fetching = world.scheduler_link(address).fetch(replace(FETCH, path="stuck"))
+    await anext(fetching)
+    await fetching.aclose()
+    async with asyncio.timeout(1):
+        await handler.over.wait()
+
+    async def rest() -> None:
+        async for _ in fetching:
+            pass
+
+    fetching = world.scheduler_link(address).fetch(replace(FETCH, path="stuck"))
+    await anext(fetching)
+    async with asyncio.timeout(1):
+        await world.kill(address)
+        with pytest.raises(SchedulerUnreachable):
+            await rest()

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from swarm.errors import CorruptFrame, PeerUnavailable, Refused, SchedulerUnreachable, SwarmError
-from swarm.messages import Command, Event, Heartbeat, StoreHeader, TensorHeader, Void
+from swarm.messages import Command, Event, FetchRequest, Heartbeat, StoreHeader, TensorHeader, Void
 from swarm.rpc.channel import answering, bind, connect, new_server, translate
 from swarm.rpc.frames import decode, split
 from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
@@ -269,6 +269,9 @@ class Handler:
         async for chunk in chunks:
             self.stored += chunk
         return "stored"
+
+    async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        yield b""
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
@@ -19,7 +19,7 @@ from stage_server.replica import Replica
 from swarm.config import JobSpec, parse_job
 from swarm.errors import CorruptFrame, Refused
 from swarm.logs import get_logger
-from swarm.messages import PROTOCOL_VERSION, Event, LoadStage, StoreHeader, TensorHeader
+from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, LoadStage, StoreHeader, TensorHeader
 from swarm.metrics import StageServerMetrics
 from swarm.partition import resolve
 from swarm.sim.network import SimNetwork
@@ -52,6 +52,9 @@ async def replica_of(compression: str) -> AsyncIterator[Replica]:
     async def store(header: StoreHeader, payload: bytes) -> str:
         raise AssertionError("nothing is stored here")
 
+    def fetch(request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        raise AssertionError("nothing is fetched here")
+
     async with asyncio.TaskGroup() as tasks:
         replica = await Replica.load(
             LoadStage(JOB, 0, 1, (1, 1), 0, spec.model_dump_json()),
@@ -61,6 +64,7 @@ async def replica_of(compression: str) -> AsyncIterator[Replica]:
             SimNetwork(Random(0)).peer_links("b"),
             events.append,
             store,
+            fetch,
             tasks,
             StageServerMetrics("0", PROTOCOL_VERSION),
             get_logger("test"),

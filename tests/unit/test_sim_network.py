@@ -1,14 +1,14 @@
 """The simulated network disturbs as much as it says, counts it, and does the same again with the same seed."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from random import Random
 
 import pytest
 
 from swarm.errors import PeerUnavailable, SchedulerUnreachable
-from swarm.messages import Command, Event, Heartbeat, StoreHeader, TensorHeader, Void
+from swarm.messages import Command, Event, FetchRequest, Heartbeat, StoreHeader, TensorHeader, Void
 from swarm.sim import loop as sim
 from swarm.sim.network import Counts, SimNetwork
 from swarm.types import JobId, PeerId
@@ -129,6 +129,9 @@ class Handler:
             self.ends.append("broken")
 
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        raise NotImplementedError
+
+    def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         raise NotImplementedError
 
 

@@ -1,0 +1,79 @@
+"""The Hugging Face hub: files of a model repository, as paths in the local cache.
+
+Thin on purpose: what it gives is a local file. The library honours HF_HOME, HF_TOKEN and HF_HUB_OFFLINE. No code of a
+repository is ever run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub import errors
+
+from swarm.errors import InvalidModel, NotFound
+
+_COMMIT = re.compile(r"^[0-9a-f]{40}$")
+
+
+def fetch(repository: str, revision: str, name: str) -> Path:
+    """The file `name` of a model repository, downloaded if the cache lacks it.
+
+    NotFound if there is no such file; InvalidModel with the cause otherwise: no such repository or revision, access,
+    network.
+    """
+    with _translated(repository, revision, name):
+        return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
+
+
+def commit_of(path: Path) -> str:
+    """The commit of a file that `fetch` gave: the cache keeps one folder per commit."""
+    return next((parent.name for parent in path.parents if _COMMIT.match(parent.name)), "")
+
+
+def names(repository: str, revision: str) -> list[str] | None:
+    """The files of a repository; None if the hub cannot be asked now (offline)."""
+    try:
+        with _translated(repository, revision, "its list of files"):
+            return list(huggingface_hub.HfApi().list_repo_files(repository, revision=revision))
+    except InvalidModel:
+        return None
+
+
+@contextmanager
+def _translated(repository: str, revision: str, name: str) -> Iterator[None]:
+    where = f'model.id = "{repository}"'
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise InvalidModel(
+            f"{where} is gated: the hub gives it only to those who were granted access",
+            hint=f"accept its terms at https://huggingface.co/{repository}, then set HF_TOKEN for this process",
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise InvalidModel(
+            f"{where} is neither a local folder nor a model on the hub that this process may see",
+            hint="check the id; for a private model set HF_TOKEN; a local folder is relative to where you are",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise InvalidModel(f"{where} has no revision {revision}", hint="correct model.revision") from error
+    except errors.HFValidationError as error:
+        raise InvalidModel(
+            f"{where} is neither a local folder nor a hub id",
+            hint="a hub id is NAME or OWNER/NAME; a local folder is relative to where you are",
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise InvalidModel(
+            f"{name} of {where} (revision {revision}) is not in the local cache, and the hub does not answer",
+            hint="check the network, HF_HUB_OFFLINE and HF_HOME; or give a local folder as model.id",
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise NotFound(f"{where} (revision {revision}) has no {name}") from error
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, OSError, ValueError) as error:
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidModel(
+            f"{name} of {where} cannot be had: {cause}", hint="check the network, HF_TOKEN and free disk space"
+        ) from error

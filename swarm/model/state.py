@@ -1,0 +1,319 @@
+"""What a stage starts from: weights, and of a checkpoint also the previous weights and the optimizer's state.
+
+A starting state is a set of files with the paths of a checkpoint. The headers say where the tensors lie; only the byte
+ranges of the tensors that a stage needs are read:
+
+    model/*.safetensors                 parameter                      any float dtype; becomes float32
+    optimizer/embed.safetensors         parameter@state, and with      all before the layers; a tied weight
+    optimizer/layer-0003.safetensors    staleness 1 parameter@previous one decoder layer
+    optimizer/head.safetensors                                         final norm, untied head
+
+`StateReading` knows which bytes and what they mean; who reads them (a local file, Session.Fetch) is not its business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swarm.config import JobSpec
+from swarm.errors import InvalidModel
+from swarm.messages import StateFile
+from swarm.model.families import FAMILIES, HEAD, parameter_shapes
+from swarm.pretrained import MODEL_FOLDER, WeightFile, hub_files, weight_files
+from swarm.tensorfile import LENGTH_BYTES, StoredTensor, header_bytes, parse_header
+
+OPTIMIZER_FOLDER = "optimizer"
+PREVIOUS = "previous"  # stands where an optimizer state's name does: the weights of version - 1
+READ_BYTES = 1 << 20
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Tables that older versions of the library wrote although they follow from the config.
+_KNOWN_BUFFER = re.compile(r"(^|\.)((attn|attention)\.(masked_)?bias|rotary_emb\.inv_freq)$")
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """The tensors that one stage starts from, by Hugging Face parameter name, on the CPU, float32.
+
+    `previous` are the weights of version - 1 (staleness 1); empty: the same as `weights`. `optimizer` has the state of
+    each parameter by name (swarm/model/optimizers.py); empty: start anew. A tied head is the embedding's entry.
+    """
+
+    version: int
+    weights: Mapping[str, Tensor]
+    previous: Mapping[str, Tensor] = field(default_factory=dict)
+    optimizer: Mapping[str, dict[str, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes [start, stop) of a file."""
+
+    path: str
+    start: int
+    stop: int
+
+
+class StateReading:
+    """Reads the starting state of one stage from `files`, whose order does not matter:
+
+    for span in reading.spans():
+        ...  # feed(bytes), in order, until the span is complete
+    state = reading.state()
+
+    InvalidModel names the file and the tensor. Memory: the tensors, one of them once more, and one header.
+    """
+
+    def __init__(self, spec: JobSpec, stage: int, files: Sequence[StateFile], version: int = 0) -> None:
+        self._spec = spec
+        self._version = version
+        self._shapes = parameter_shapes(spec, stage)
+        self._weight_files = [file for file in files if file.path.startswith(f"{MODEL_FOLDER}/") and _is_tensors(file)]
+        self._optimizer_files = {file.path: file for file in files if file.path.startswith(f"{OPTIMIZER_FOLDER}/")}
+        self._sink: Callable[[bytes], object] = _nowhere
+        self._weights: dict[str, Tensor] = {}
+        self._states: dict[str, Tensor] = {}
+        self.read_bytes = 0
+        self.total_bytes = sum(file.size_bytes for file in [*self._weight_files, *self._optimizer_files.values()])
+
+    def spans(self) -> Iterator[Span]:
+        """What to read next; the bytes of a span must be fed before the next one is asked for."""
+        yield from self._read_weights()
+        if self._optimizer_files:
+            for path in sorted({optimizer_path(self._spec, name) for name in self._shapes}):
+                yield from self._read_optimizer(path)
+        self._sink = _nowhere
+
+    def feed(self, chunk: bytes) -> None:
+        """The next bytes of the span."""
+        self.read_bytes += len(chunk)
+        self._sink(chunk)
+
+    def state(self) -> InitialState:
+        """The state, once every span was fed."""
+        optimizer: dict[str, dict[str, Tensor]] = {}
+        previous: dict[str, Tensor] = {}
+        for key, tensor in self._states.items():
+            name, _, state = key.rpartition("@")
+            if state == PREVIOUS:
+                previous[name] = tensor
+            else:
+                optimizer.setdefault(name, {})[state] = tensor
+        if self._optimizer_files:
+            optimizer = {name: optimizer.get(name, {}) for name in self._shapes}  # sgd keeps nothing
+        if previous and (lacking := sorted(self._shapes.keys() - previous.keys())):
+            raise InvalidModel(f"the checkpoint has previous weights, but not of {lacking[0]}")
+        return InitialState(self._version, self._weights, previous, optimizer)
+
+    def _read_weights(self) -> Generator[Span, None, None]:
+        found: dict[str, StoredTensor] = {}
+        known = parameter_shapes(self._spec)
+        for file in self._weight_files:
+            header = yield from self._header(file)
+            for stored in header.values():
+                name = _parameter_name(self._spec, stored, known)
+                if name in found:
+                    raise InvalidModel(f"{found[name].path} and {stored.path} both hold {name}: which one counts?")
+                if name:
+                    found[name] = stored
+        wanted = {}
+        for name, shape in self._shapes.items():
+            if name not in found:
+                paths = ", ".join(file.path for file in self._weight_files[:3]) or "no file"
+                raise InvalidModel(f"the model lacks tensor {name} (looked in {paths})", hint=_OTHER_MODEL)
+            _check(found[name], shape)
+            wanted[name] = found[name]
+        for span, tensors in _merged(wanted):
+            filler = _Filler(span.start, tensors, self._weights)
+            yield from self._pass(span, filler.feed)
+
+    def _read_optimizer(self, path: str) -> Generator[Span, None, None]:
+        file = self._optimizer_files.get(path)
+        if file is None:
+            raise InvalidModel(f"the checkpoint lacks {path}", hint="resume from another checkpoint")
+        header = yield from self._header(file)
+        wanted = {}
+        for key, stored in header.items():
+            name, at, state = key.rpartition("@")
+            if not at or not state:
+                raise InvalidModel(f"{path} holds {key!r}, which is no parameter@state")
+            if name not in self._shapes or (state == PREVIOUS and not self._spec.pipeline.staleness):
+                continue  # another stage's, or not needed
+            if state == PREVIOUS:
+                _check(stored, self._shapes[name])
+            if stored.dtype != "F32":
+                raise InvalidModel(f"{key} of {path} is {stored.dtype}, optimizer state is F32")
+            wanted[key] = stored
+        filler = _Filler(0, wanted, self._states)
+        digest = hashlib.sha256()
+
+        def hashed(chunk: bytes) -> None:
+            digest.update(chunk)
+            filler.feed(chunk)
+
+        yield from self._pass(Span(path, 0, file.size_bytes), hashed)
+        if file.sha256 and digest.hexdigest() != file.sha256:
+            raise InvalidModel(
+                f"{path} has sha256 {digest.hexdigest()[:12]}…, expected was {file.sha256[:12]}…",
+                hint="resume from another checkpoint: swarm checkpoints JOB --verify",
+            )
+
+    def _header(self, file: StateFile) -> Generator[Span, None, dict[str, StoredTensor]]:
+        opening = yield from self._bytes(Span(file.path, 0, min(LENGTH_BYTES, file.size_bytes)))
+        length = header_bytes(file.path, file.size_bytes, opening)
+        header = yield from self._bytes(Span(file.path, LENGTH_BYTES, LENGTH_BYTES + length))
+        return parse_header(file.path, file.size_bytes, header)
+
+    def _bytes(self, span: Span) -> Generator[Span, None, bytes]:
+        held = bytearray()
+        yield from self._pass(span, held.extend)
+        return bytes(held)
+
+    def _pass(self, span: Span, sink: Callable[[bytes], object]) -> Generator[Span, None, None]:
+        """Let the bytes of a span through to `sink`."""
+        before = self.read_bytes
+        self._sink = sink
+        if span.stop > span.start:
+            yield span
+        if self.read_bytes - before != span.stop - span.start:
+            raise InvalidModel(f"{span.path} ended before byte {span.stop}: it changed while it was read")
+
+
+def read_initial(spec: JobSpec, stage: int) -> InitialState | None:
+    """What a stage of a new job starts from, by the spec alone: its local folder, the hub, or None (random).
+
+    For a process that sees the folder itself; takes as long as a download takes.
+    """
+    if not spec.model.id or spec.model.init == "random":
+        return None
+    return read_files(spec, stage, weight_files(spec) or hub_files(spec, wanted_names(spec, stage)))
+
+
+def read_files(spec: JobSpec, stage: int, files: Sequence[WeightFile], version: int = 0) -> InitialState:
+    """The starting state of a stage from local files."""
+    located = {file.path: file.location for file in files}
+    reading = StateReading(spec, stage, [StateFile(file.path, file.size_bytes, "") for file in files], version)
+    for span in reading.spans():
+        for chunk in read_span(located[span.path], span.start, span.stop):
+            reading.feed(chunk)
+    return reading.state()
+
+
+def read_span(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    """Bytes [start, stop) of a file in pieces; fewer if it is shorter. InvalidModel if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            while start < stop and (chunk := file.read(min(READ_BYTES, stop - start))):
+                start += len(chunk)
+                yield chunk
+    except OSError as error:
+        raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def wanted_names(spec: JobSpec, stage: int) -> frozenset[str]:
+    """The names under which files may hold the tensors of a stage: the parameters', with and without the trunk."""
+    family = FAMILIES[spec.model.family]
+    names = parameter_shapes(spec, stage)
+    return frozenset(names) | {name.removeprefix(f"{family.trunk}.") for name in names} | {family.head_in_files}
+
+
+def optimizer_path(spec: JobSpec, name: str) -> str:
+    """The file of a checkpoint that holds the optimizer state of a parameter (a tied head: of the embedding)."""
+    family = FAMILIES[spec.model.family]
+    layer = re.match(rf"{re.escape(family.trunk)}\.{re.escape(family.layers)}\.(\d+)\.", name)
+    if layer is not None:
+        return f"{OPTIMIZER_FOLDER}/layer-{int(layer.group(1)):04d}.safetensors"
+    behind = name == HEAD or name.startswith(f"{family.trunk}.{family.final_norm}.")
+    return f"{OPTIMIZER_FOLDER}/{'head' if behind else 'embed'}.safetensors"
+
+
+_OTHER_MODEL = "the weights are of another architecture than config.json describes, or the folder is incomplete"
+
+
+def _is_tensors(file: StateFile) -> bool:
+    return file.path.endswith(".safetensors")
+
+
+def _nowhere(_chunk: bytes) -> None:
+    raise AssertionError("bytes were fed that no span asked for")
+
+
+def _parameter_name(spec: JobSpec, stored: StoredTensor, known: Mapping[str, tuple[int, ...]]) -> str:
+    """The parameter that a file's tensor is, "" for one that is not needed; InvalidModel if the model has no such.
+
+    Files of a model without its head leave the trunk's name out, as GPT-2's on the hub.
+    """
+    family = FAMILIES[spec.model.family]
+    in_file = HEAD if stored.name == family.head_in_files else stored.name
+    for name in (in_file, f"{family.trunk}.{in_file}"):
+        if name in known:
+            return name
+    if _KNOWN_BUFFER.search(in_file) or (spec.tied and in_file == HEAD):
+        return ""
+    raise InvalidModel(
+        f"{stored.path} holds tensor {stored.name}, which a {spec.model.family} model of this config.json has not",
+        hint=_OTHER_MODEL,
+    )
+
+
+def _check(stored: StoredTensor, shape: tuple[int, ...]) -> None:
+    if stored.shape != shape:
+        raise InvalidModel(
+            f"tensor {stored.name} of {stored.path} has shape {list(stored.shape)}, this model needs {list(shape)}",
+            hint=_OTHER_MODEL,
+        )
+    if stored.dtype not in _DTYPES:
+        raise InvalidModel(
+            f"tensor {stored.name} of {stored.path} is {stored.dtype}, readable are {', '.join(_DTYPES)}",
+            hint="use weights that are not quantised",
+        )
+
+
+def _merged(wanted: Mapping[str, StoredTensor]) -> Iterator[tuple[Span, dict[str, StoredTensor]]]:
+    """As few spans as possible, without a byte too many."""
+    in_order = sorted(wanted.items(), key=lambda item: (item[1].path, item[1].start))
+    for path, items in groupby(in_order, key=lambda item: item[1].path):
+        group: dict[str, StoredTensor] = {}
+        start = stop = -1
+        for name, stored in items:
+            if group and stored.start != stop:
+                yield Span(path, start, stop), group
+                group = {}
+            start = start if group else stored.start
+            group[name] = stored
+            stop = stored.stop
+        yield Span(path, start, stop), group
+
+
+class _Filler:
+    """Cuts the bytes of a file, from `position` on, into tensors; those between are skipped."""
+
+    def __init__(self, position: int, tensors: Mapping[str, StoredTensor], out: dict[str, Tensor]) -> None:
+        self._position = position
+        self._pending = sorted(tensors.items(), key=lambda item: item[1].start, reverse=True)
+        self._raw = bytearray()
+        self._out = out
+
+    def feed(self, chunk: bytes) -> None:
+        end = self._position + len(chunk)
+        view = memoryview(chunk)
+        while self._pending and self._pending[-1][1].start < end:
+            name, stored = self._pending[-1]
+            if not self._raw:
+                self._raw = bytearray(stored.stop - stored.start)
+            first, last = max(self._position, stored.start), min(end, stored.stop)
+            self._raw[first - stored.start : last - stored.start] = view[first - self._position : last - self._position]
+            if last < stored.stop:
+                break
+            self._out[name] = torch.frombuffer(self._raw, dtype=_DTYPES[stored.dtype]).reshape(stored.shape).float()
+            self._pending.pop()
+            self._raw = bytearray()
+        self._position = end

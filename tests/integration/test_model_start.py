@@ -1,0 +1,524 @@
+"""A model folder of Transformers goes in, cut anywhere, and gives the library's logits; a broken one gives a reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from swarm.config import JobSpec, parse_job, spec_from_json
+from swarm.data import Batches, TokenData
+from swarm.errors import InvalidConfig, InvalidModel, SwarmError
+from swarm.messages import StateFile
+from swarm.model.families import parameter_shapes
+from swarm.model.stage import Stage
+from swarm.model.state import InitialState, StateReading, optimizer_path, read_files, read_span
+from swarm.partition import balanced_split, flops_per_token, resolve
+from swarm.pretrained import WeightFile, ground, weight_files
+from swarm.reference import build_stages, save_folder, sha256_of, train_local, train_step
+from swarm.types import Microbatch
+
+CPU = torch.device("cpu")
+T = 16
+VOCABULARY = 260  # more than the tokenizer's
+BASE = {"vocab_size": VOCABULARY, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 3}
+GATED = BASE | {"intermediate_size": 50, "num_key_value_heads": 1, "max_position_embeddings": 64}
+WINDOW = {"sliding_window": 5}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", GATED | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}}),
+    "llama-tied": ("llama", GATED | {"tie_word_embeddings": True, "attention_bias": True, "head_dim": 10}),
+    "mistral": ("mistral", GATED | WINDOW | {"head_dim": 10}),
+    "qwen2": ("qwen2", GATED | WINDOW | {"use_sliding_window": True, "max_window_layers": 1}),
+    "qwen3": ("qwen3", GATED | {"head_dim": 10, "layer_types": ["full_attention"] * 3}),
+    "gemma2": ("gemma2", GATED | WINDOW | {"head_dim": 10, "query_pre_attn_scalar": 20}),
+    "gpt2": ("gpt2", {"vocab_size": VOCABULARY, "n_embd": 36, "n_layer": 3, "n_head": 3, "n_positions": 64}),
+    "gpt_neox": ("gpt_neox", BASE | {"intermediate_size": 50, "rotary_pct": 0.5, "max_position_embeddings": 64}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def save(folder: Path, model: str = "llama", *, dtype: torch.dtype = torch.float32, shard: str = "5GB") -> Any:
+    """A model of the library with nothing at its neutral value, saved; evaluating."""
+    family, fields = MODELS[model]
+    torch.manual_seed(1)
+    twin: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    twin.to(dtype).save_pretrained(folder, max_shard_size=shard)
+    return twin.eval()
+
+
+def job(folder: Path | str, *, stages: int = 1, config: dict[str, Any] | None = None, **changes: Any) -> JobSpec:
+    """A job that starts from `folder`; changes are "section__key" values."""
+    values: dict[str, Any] = {
+        "name": "t",
+        "model": {"id": str(folder), "dtype": "float32", "config": config or {}, "tokenizer": "byte"},
+        "data": {"source": "x", "sequence_length": T},
+        "training": {
+            "steps": 2,
+            "warmup_steps": 0,
+            "global_batch_sequences": 4,
+            "microbatch_sequences": 2,
+            "learning_rate": 1e-2,
+            "reproducible": True,
+        },
+        "pipeline": {"stages": stages, "compression": "none"},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        values[section][name] = value
+    return parse_job(values)
+
+
+def spec_of(folder: Path | str, **changes: Any) -> JobSpec:
+    return resolve(ground(job(folder, **changes)), vocabulary_size=257, stages_if_auto=1)
+
+
+def batches_of(spec: JobSpec) -> Batches:
+    text = np.random.default_rng(0).integers(0, 257, size=40 * T + 1).astype(np.uint16)
+    return Batches(TokenData([text]), spec.training, T, spec.data.shuffle, spec.training.seed)
+
+
+def logits_of(stages: list[Stage], tokens: Tensor) -> Tensor:
+    hidden = tokens.long()
+    with torch.no_grad():
+        for stage in stages:
+            hidden = stage.module(hidden)
+    return hidden
+
+
+# What goes in ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_folder_of_the_library_gives_its_logits_at_any_cut(model: str, tmp_path: Path) -> None:
+    twin = save(tmp_path / "hf", model, shard="20KB" if model != "gpt2" else "5GB")
+    assert (tmp_path / "hf" / "model.safetensors.index.json").exists() == (model != "gpt2")
+    shas = set()
+    for count in (1, 2, 3):
+        spec = spec_of(tmp_path / "hf", stages=count)
+        assert spec.model.family == MODELS[model][0]
+        assert spec.model.init == "pretrained"
+        stages = build_stages(spec, CPU)
+        tokens, targets = (torch.from_numpy(array) for array in batches_of(spec).microbatch(0, 0))
+        expected = twin(input_ids=tokens.long()).logits.detach()
+        assert torch.equal(logits_of(stages, tokens), expected)
+        shas.add(sha256_of(stages))
+
+        x, loss = None, 0.0
+        for stage in stages:
+            x, loss = stage.forward(Microbatch(0, 0, 0), 0, x=x, tokens=tokens, targets=targets)
+        if model != "gpt2":  # whose config.json asks for dropout
+            summed = nn.functional.cross_entropy(expected.flatten(0, 1), targets.long().flatten(), reduction="sum")
+            assert loss == float(summed)
+    assert len(shas) == 1
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_was_trained_loads_as_the_same_architecture(model: str, tmp_path: Path) -> None:
+    save(tmp_path / "hf", model)
+    spec = spec_of(tmp_path / "hf", stages=2)
+    before = sha256_of(build_stages(spec, CPU))
+    trained = train_local(spec, batches_of(spec))
+    assert trained.sha256 != before
+    save_folder(trained.stages, spec, tmp_path / "out")
+    twin, loading = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", local_files_only=True, output_loading_info=True
+    )
+    assert not any(loading.values()), loading
+    given, written = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("hf", "out"))
+    for name in ("transformers_version", "dtype", "architectures"):
+        given.pop(name, None)
+    assert given.items() <= written.items()
+    assert written["dtype"] == "float32"
+    tokens = torch.from_numpy(batches_of(spec).microbatch(5, 0)[0])
+    assert torch.equal(logits_of(list(trained.stages), tokens), twin.eval()(input_ids=tokens.long()).logits.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_files_become_float32_masters(dtype: torch.dtype, tmp_path: Path) -> None:
+    twin = save(tmp_path / "hf", dtype=dtype)
+    (stage,) = build_stages(spec_of(tmp_path / "hf"), CPU)
+    ours = dict(stage.module.named_parameters())
+    for name, parameter in twin.named_parameters():
+        assert ours[name].dtype == torch.float32
+        assert torch.equal(ours[name], parameter.detach().float()), name
+
+
+def test_gpt2_files_without_the_trunks_name_and_with_old_tables_load(tmp_path: Path) -> None:
+    twin = save(tmp_path / "hf", "gpt2")
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
+    assert "h.0.attn.c_attn.bias" in tensors
+    tensors |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64, dtype=torch.bool) for layer in range(3)}
+    tensors |= {f"h.{layer}.attn.masked_bias": torch.tensor(-1e4) for layer in range(3)}
+    save_file(tensors, path)
+    tokens = torch.arange(T).unsqueeze(0)
+    stages = build_stages(spec_of(tmp_path / "hf", stages=3), CPU)
+    assert torch.equal(logits_of(stages, tokens), twin(input_ids=tokens).logits.detach())
+
+
+def test_a_tied_model_needs_no_head_and_ignores_one(tmp_path: Path) -> None:
+    save(tmp_path / "hf", "llama-tied")
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(path)
+    assert "lm_head.weight" not in tensors
+    plain = sha256_of(build_stages(spec_of(tmp_path / "hf", stages=2), CPU))
+    save_file(tensors | {"lm_head.weight": torch.zeros(VOCABULARY, 36)}, path)
+    assert sha256_of(build_stages(spec_of(tmp_path / "hf", stages=2), CPU)) == plain
+
+
+def test_random_builds_the_same_architecture_from_the_seed(tmp_path: Path) -> None:
+    save(tmp_path / "hf", "mistral")
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    seeds = [spec_of(tmp_path / "hf", model__init="random", training__seed=seed) for seed in (0, 0, 1)]
+    first, again, other = (sha256_of(build_stages(spec, CPU)) for spec in seeds)
+    assert first == again != other
+    assert parameter_shapes(seeds[0]).keys() == parameter_shapes(seeds[2]).keys()
+
+
+# How much is read -----------------------------------------------------------------------------------------------------
+
+
+def read(spec: JobSpec, stage: int, folder: Path) -> StateReading:
+    """Read a stage's state as a stage server does; gives the reading."""
+    files = {file.path: file for file in weight_files(spec)}
+    assert {file.location.parent for file in files.values()} == {folder}
+    reading = StateReading(spec, stage, [StateFile(path, file.size_bytes, "") for path, file in files.items()])
+    for span in reading.spans():
+        for chunk in read_span(files[span.path].location, span.start, span.stop):
+            reading.feed(chunk)
+    return reading
+
+
+@pytest.mark.parametrize("shard", ["20KB", "5GB"])
+def test_a_stage_reads_headers_and_its_own_tensors_and_no_other_byte(shard: str, tmp_path: Path) -> None:
+    save(tmp_path / "hf", "llama", dtype=torch.bfloat16, shard=shard)
+    spec = spec_of(tmp_path / "hf", stages=3)
+    paths = [file.location for file in weight_files(spec)]
+    assert len(paths) == 1 if shard == "5GB" else len(paths) > 3
+    headers = sum(8 + int.from_bytes(path.read_bytes()[:8], "little") for path in paths)
+    for stage in range(3):
+        reading = read(spec, stage, tmp_path / "hf")
+        elements = sum(torch.Size(shape).numel() for shape in parameter_shapes(spec, stage).values())
+        assert reading.read_bytes == headers + 2 * elements
+        assert reading.total_bytes == sum(path.stat().st_size for path in paths)
+        assert reading.state().weights.keys() == parameter_shapes(spec, stage).keys()
+
+
+def test_adjacent_tensors_are_one_span(tmp_path: Path) -> None:
+    save(tmp_path / "hf", "llama")
+    spec = spec_of(tmp_path / "hf")
+    (file,) = weight_files(spec)
+    reading = StateReading(spec, 0, [StateFile(file.path, file.size_bytes, "")])
+    spans = []
+    for span in reading.spans():
+        spans.append(span)
+        for chunk in read_span(file.location, span.start, span.stop):
+            for byte in range(0, len(chunk), 1000):
+                reading.feed(chunk[byte : byte + 1000])
+    assert len(spans) == 3  # length, header, tensors
+    assert sha256_of([Stage(spec, 0, CPU, reading.state())]) == sha256_of(build_stages(spec, CPU))
+
+
+# A checkpoint's state -------------------------------------------------------------------------------------------------
+
+
+def checkpoint(spec: JobSpec, stages: list[Stage], folder: Path) -> None:
+    """Write what the stages hold as a checkpoint's files: the tests' own writer."""
+    weights: dict[str, Tensor] = {}
+    files: dict[str, dict[str, Tensor]] = {}
+    for stage in stages:
+        buffers = [dict(buffer.module.named_parameters()) for buffer in stage._buffers]
+        old = [index for index, buffer in enumerate(stage._buffers) if buffer.version != stage.version]
+        previous = buffers[old[0]] if old else {}
+        for name, parameter in stage.module.named_parameters():
+            if spec.tied and name == "lm_head.weight":
+                continue
+            weights[name] = parameter.detach().clone()
+            file = files.setdefault(optimizer_path(spec, name), {})
+            file |= {f"{name}@{key}": value.clone() for key, value in stage._optimizer.state_of(name).items()}
+            if spec.pipeline.staleness:
+                file[f"{name}@previous"] = previous[name].detach().clone()
+    (folder / "model").mkdir(parents=True)
+    (folder / "optimizer").mkdir()
+    save_file(weights, folder / "model" / "model.safetensors")
+    for path, tensors in files.items():
+        save_file(tensors, folder / path)
+
+
+def listed(folder: Path) -> list[WeightFile]:
+    paths = sorted([*folder.glob("model/*.safetensors"), *folder.glob("optimizer/*")])
+    return [WeightFile(str(path.relative_to(folder)), path, path.stat().st_size) for path in paths]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("optimizer", ["adamw", "nadamw", "sgd"])
+def test_training_goes_on_from_a_checkpoint_at_another_cut_with_the_same_bits(
+    tied: bool, staleness: int, optimizer: str, tmp_path: Path
+) -> None:
+    save(tmp_path / "hf", "llama-tied" if tied else "llama")
+    changes = {"training__steps": 5, "pipeline__staleness": staleness, "training__optimizer": optimizer}
+    whole = spec_of(tmp_path / "hf", stages=2, **changes)
+    batches = batches_of(whole)
+    stages = build_stages(whole, CPU)
+    for step in range(3):
+        train_step(stages, whole, batches, step)
+    checkpoint(whole, stages, tmp_path / "saved")
+    for step in range(3, 5):
+        train_step(stages, whole, batches, step)
+    for count in (1, 3):
+        spec = spec_of(tmp_path / "hf", stages=count, **changes)
+        files = listed(tmp_path / "saved")
+        again = [Stage(spec, stage, CPU, read_files(spec, stage, files, 3)) for stage in range(count)]
+        assert [stage.version for stage in again] == [3] * count
+        for step in range(3, 5):
+            train_step(again, spec, batches, step)
+        assert sha256_of(again) == sha256_of(stages)
+
+
+def test_optimizer_files_are_checked_whole(tmp_path: Path) -> None:
+    save(tmp_path / "hf")
+    spec = spec_of(tmp_path / "hf", stages=2)
+    stages = build_stages(spec, CPU)
+    train_step(stages, spec, batches_of(spec), 0)
+    checkpoint(spec, stages, tmp_path / "saved")
+    files = listed(tmp_path / "saved")
+    hashes = [hashlib.sha256(file.location.read_bytes()).hexdigest() for file in files]
+
+    def load(wrong: str) -> InitialState:
+        told = [
+            StateFile(file.path, file.size_bytes, "0" * 64 if file.path == wrong else sha256)
+            for file, sha256 in zip(files, hashes, strict=True)
+        ]
+        return read_told(spec, 1, told, {file.path: file.location for file in files})
+
+    assert load("").optimizer
+    load("optimizer/embed.safetensors")  # another stage's
+    for path in ("optimizer/layer-0002.safetensors", "optimizer/head.safetensors"):
+        with pytest.raises(InvalidModel, match=f"{path} has sha256"):
+            load(path)
+
+
+def read_told(spec: JobSpec, stage: int, files: list[StateFile], where: dict[str, Path]) -> InitialState:
+    reading = StateReading(spec, stage, files)
+    for span in reading.spans():
+        for chunk in read_span(where[span.path], span.start, span.stop):
+            reading.feed(chunk)
+    return reading.state()
+
+
+def test_a_checkpoint_of_another_optimizer_or_with_a_file_missing_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "hf")
+    spec = spec_of(tmp_path / "hf")
+    stages = build_stages(spec, CPU)
+    train_step(stages, spec, batches_of(spec), 0)
+    checkpoint(spec, stages, tmp_path / "saved")
+    files = listed(tmp_path / "saved")
+    other = spec_of(tmp_path / "hf", training__optimizer="nadamw")
+    with pytest.raises(InvalidModel, match="nadamw keeps"):
+        Stage(other, 0, CPU, read_files(other, 0, files))
+    with pytest.raises(InvalidModel, match=r"lacks optimizer/head\.safetensors"):
+        read_files(spec, 0, [file for file in files if "head" not in file.path])
+    path = tmp_path / "saved" / "optimizer" / "head.safetensors"
+    tensors = load_file(path)
+    save_file({name: value for name, value in tensors.items() if "@previous" not in name}, path)
+    with pytest.raises(InvalidModel, match="previous weights, but not of"):
+        read_files(spec, 0, listed(tmp_path / "saved"))
+
+
+# Bad folders ----------------------------------------------------------------------------------------------------------
+
+
+def header(edit: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """Rewrite the header, and leave the tensors."""
+
+    def apply(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        raw = path.read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        entries = json.loads(raw[8 : 8 + length])
+        edit(entries)
+        text = json.dumps(entries).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+
+    return apply
+
+
+def tensors(edit: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        held = load_file(folder / "model.safetensors")
+        edit(held)
+        save_file(held, folder / "model.safetensors")
+
+    return apply
+
+
+def config(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        values = json.loads((folder / "config.json").read_text())
+        edit(values)
+        (folder / "config.json").write_text(json.dumps(values))
+
+    return apply
+
+
+def raw(edit: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        path.write_bytes(edit(path.read_bytes()))
+
+    return apply
+
+
+NORM, UP = "model.norm.weight", "model.layers.1.mlp.up_proj.weight"
+
+
+def twice(content: bytes) -> bytes:
+    """A header that names one tensor twice; JSON keeps the last."""
+    length = int.from_bytes(content[:8], "little")
+    text = content[8 : 8 + length].rstrip()
+    entry = json.dumps({NORM: json.loads(text)[NORM]}).encode()
+    text = text[:-1] + b"," + entry[1:]
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+
+def as_index(folder: Path, **weight_map: Any) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json does not exist"),
+    "config no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json .* is no JSON"),
+    "config a list": (lambda f: (f / "config.json").write_text("[]"), "is no JSON object"),
+    "other model": (config(lambda c: c.update(model_type="bert")), "'bert', which this version cannot train"),
+    "no model type": (config(lambda c: c.pop("model_type")), "model_type = None"),
+    "quantised": (config(lambda c: c.update(quantization_config={"bits": 4})), "quantised"),
+    "no width": (config(lambda c: c.pop("hidden_size")), "hidden_size = None"),
+    "width a word": (config(lambda c: c.update(hidden_size="36")), "hidden_size = '36'"),
+    "rope nonsense": (config(lambda c: c.update(rope_parameters={"rope_type": "linear"})), "does not describe a llama"),
+    "act nonsense": (config(lambda c: c.update(hidden_act="sine")), "does not describe a llama"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds neither"),
+    "pickle only": (
+        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+        "only pytorch_model.bin: pickled",
+    ),
+    "pickle renamed": (lambda f: torch.save({}, f / "model.safetensors"), "is no safetensors file"),
+    "empty": (raw(lambda _: b""), "has 0 bytes"),
+    "short": (raw(lambda content: content[:-10]), r"ends at byte .*, before tensor"),
+    "long": (raw(lambda content: content + b"x"), "its tensors end at"),
+    "header cut": (raw(lambda content: content[:100]), "its header would have"),
+    "header huge": (raw(lambda content: b"\xff" * 8 + content[8:]), "its header would have"),
+    "header no JSON": (raw(lambda content: content[:8] + b"x" + content[9:]), "header is no JSON"),
+    "name twice": (raw(twice), f"names '{NORM}' twice"),
+    "offsets far": (
+        header(lambda h: h[NORM].update(data_offsets=[1 << 40, (1 << 40) + 144])),
+        f"before tensor {NORM} does",
+    ),
+    "offsets negative": (header(lambda h: h[NORM].update(data_offsets=[-144, 0])), f"tensor {NORM}"),
+    "overlap": (header(lambda h: h[NORM].update(data_offsets=[0, 144])), "begins at byte"),
+    "offsets and shape": (header(lambda h: h[NORM].update(shape=[35])), f"tensor {NORM} .* has 140 bytes"),
+    "shape negative": (header(lambda h: h[NORM].update(shape=[-6, -6])), "impossible shape"),
+    "shape a word": (header(lambda h: h[NORM].update(shape="36")), "is not described"),
+    "offsets a word": (header(lambda h: h[NORM].update(data_offsets=["0", "144"])), "is not described"),
+    "dtype unknown": (header(lambda h: h[NORM].update(dtype="F7")), "unknown dtype 'F7'"),
+    "dtype integer": (header(lambda h: h[NORM].update(dtype="I32")), f"tensor {NORM} .* is I32"),
+    "missing": (tensors(lambda t: t.pop(UP)), f"lacks tensor {UP}"),
+    "missing head": (tensors(lambda t: t.pop("lm_head.weight")), "lacks tensor lm_head.weight"),
+    "shape": (tensors(lambda t: t.update({UP: t[UP].T.contiguous()})), f"{UP} .* has shape \\[36, 50\\]"),
+    "extra": (tensors(lambda t: t.update({"score.weight": torch.ones(2)})), "holds tensor score.weight"),
+    "extra bias": (
+        tensors(lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(36)})),
+        "holds tensor model.layers.0.self_attn.q_proj.bias",
+    ),
+    "extra layer": (config(lambda c: c.update(num_hidden_layers=2)), r"holds tensor model.layers.2"),
+    "with and without trunk": (tensors(lambda t: t.update({"norm.weight": t[NORM].clone()})), f"both hold {NORM}"),
+    "index empty": (lambda f: as_index(f), "has no weight_map"),
+    "index outside": (lambda f: as_index(f, a="../model.safetensors"), "no safetensors file beside it"),
+    "index of pickles": (lambda f: as_index(f, a="pytorch_model-00001.bin"), "no safetensors file beside it"),
+    "index missing file": (lambda f: as_index(f, a="model-00001.safetensors"), "lacks model-00001.safetensors"),
+    "file twice": (
+        lambda f: (
+            shutil.copy(f / "model.safetensors", f / "b.safetensors"),
+            as_index(f, a="model.safetensors", b="b.safetensors"),
+        ),
+        "both hold",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_folder_is_refused_with_the_reason(bad: str, tmp_path: Path) -> None:
+    save(tmp_path / "hf")
+    spoil, words = BAD[bad]
+    spoil(tmp_path / "hf")
+    with pytest.raises(InvalidConfig, match=words):
+        build_stages(spec_of(tmp_path / "hf"), CPU)
+
+
+def test_an_id_that_is_no_folder_says_so(tmp_path: Path) -> None:
+    for name in (str(tmp_path / "none"), "./none", "a/b/c", "~/none-such"):
+        with pytest.raises(InvalidModel, match="there is no such folder"):
+            ground(job(name))
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InvalidModel, match="is a file"):
+        ground(job(tmp_path / "file"))
+
+
+# The job file ---------------------------------------------------------------------------------------------------------
+
+
+def test_beside_an_id_only_dropout_may_be_set(tmp_path: Path) -> None:
+    save(tmp_path / "hf")
+    spec = spec_of(tmp_path / "hf", config={"attention_dropout": 0.25})
+    assert spec.model.config["attention_dropout"] == 0.25
+    assert spec.model.config["rope_parameters"]["factor"] == 2.0
+    assert ground(job(tmp_path / "hf", config={"hidden_size": 36})).layers == 3  # the same
+    for fields in ({"hidden_size": 40}, {"num_hidden_layers": 2}, {"rope_theta": 1e6}, {"vocab_size": 257}):
+        with pytest.raises(InvalidConfig, match=f"{next(iter(fields))} cannot be set beside model.id"):
+            ground(job(tmp_path / "hf", config=fields))
+    with pytest.raises(InvalidConfig, match="attention_dropout"):
+        spec_of(tmp_path / "hf", config={"attention_dropout": 1.5})
+    with pytest.raises(InvalidConfig, match=r'model\.family = "gpt2"'):
+        ground(job(tmp_path / "hf", model__family="gpt2"))
+    with pytest.raises(SwarmError, match="allows 64 positions"):
+        spec_of(tmp_path / "hf", data__sequence_length=65)
+
+
+def test_a_grounded_and_resolved_spec_is_itself_again(tmp_path: Path) -> None:
+    for model in MODELS:
+        save(tmp_path / model, model)
+        once = ground(job(tmp_path / model))
+        assert ground(once) == once
+        spec = resolve(once, vocabulary_size=257, stages_if_auto=2)
+        assert resolve(spec, vocabulary_size=257, stages_if_auto=1) == spec
+        assert spec_from_json(spec.model_dump_json()) == spec
+        layer, head = flops_per_token(spec)
+        assert layer > 0
+        assert head == 36 * VOCABULARY
+        assert sum(balanced_split(spec, 3)) == 3
+
+
+def test_dropout_that_a_config_leaves_out_is_the_librarys(tmp_path: Path) -> None:
+    save(tmp_path / "hf", "gpt2")
+    config(lambda values: values.pop("resid_pdrop"))(tmp_path / "hf")
+    assert spec_of(tmp_path / "hf").model.config["resid_pdrop"] == 0.1
