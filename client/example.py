@@ -14,9 +14,13 @@ schema_version = 1
 name = "example"                # required: a-z, 0-9 and -, at most 40 characters
 
 [model]
-family    = "llama"             # llama, mistral, qwen2, qwen3, gemma2, gpt2 or gpt_neox
+id        = ""                  # Hugging Face hub id or local folder to start from; empty = from scratch, by config
+revision  = "main"              # of a hub id; pinned to a commit at submit
+init      = "random"            # default pretrained: the weights of id; random: drawn from training.seed
+family    = "llama"             # default auto: what id says, else llama; mistral, qwen2, qwen3, gemma2, gpt2, gpt_neox
 config    = {config}
-                                # required: fields of the family's Hugging Face config; weights start at random
+                                # required without id: fields of the family's Hugging Face config; beside id only
+                                # dropout, such as {{ attention_dropout = 0.1 }}
 dtype     = "float32"           # default bfloat16: float32, or bfloat16 autocast; master weights stay float32
 recompute = false               # keep only a stage's input, compute its forward again in backward: less memory
 tokenizer = "byte"              # UTF-8 bytes, no files needed
