@@ -178,6 +178,8 @@ async def _start(
                 *("--http-port", "0"),
                 *("--threads", str(threads)),
                 *("--device", options.device),
+                # All start at once and see the same free memory: each may have its share.
+                *("--max-memory", f"{90 / count:.2f}%"),
                 *("--data-dir", str(folder / f"peer-{index}")),
             ],
         )

@@ -20,6 +20,7 @@ from random import Random
 from typing import TypeAlias, assert_never
 
 from scheduler.averaging import Participant, plan_round, squared_norms
+from scheduler.devices import explain_probes, step_places, step_together
 from scheduler.evaluation import EvaluationRow, Evaluations
 from scheduler.ledger import Ledger, Verdict
 from scheduler.pace import Pace
@@ -118,6 +119,7 @@ class Replica:
     incarnation: int
     address: str
     stage: int
+    device: str = ""  # as the peer names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,7 @@ class JobBrain:
         self._suspects: set[PeerId] = set()
         self._loads: list[dict[PeerId, ReplicaLoad]] = [{} for _ in range(self.stages)]
         self._changed: set[PeerId] = set()  # whose load in `_loads` is out of date
+        self._step_together = step_together(self.stages, settings.units)
         self._unmeasured: list[set[PeerId]] = [set() for _ in range(self.stages)]
         self._loaded: dict[PeerId, Loaded] = {}
         self._elements: dict[UnitName, int] = {}
@@ -228,11 +231,8 @@ class JobBrain:
             self._pools[replica.stage].append(replica.peer)
             self._unmeasured[replica.stage].add(replica.peer)
             self._wiring.add(replica.peer, replica.stage)
-            load = LoadStage(
-                settings.job, settings.timeline, replica.stage, settings.split, 0, settings.spec_json, settings.files
-            )
-            self._send(replica.peer, load)
         assert all(self._pools), "each stage needs a replica"
+        self._load_stages()
         for peer, replica in self._replicas.items():
             # In order of peer id, once and for all: ties between replicas must not depend on the order of a set.
             self._loads[replica.stage][peer] = self._load(peer)
@@ -435,6 +435,36 @@ class JobBrain:
 
     # Loading and saving ------------------------------------------------------------------------------------------
 
+    def _load_stages(self) -> None:
+        settings = self.settings
+        places = step_places(
+            [[self._replicas[peer].device for peer in pool] for pool in self._pools], self._step_together
+        )
+        for replica in self._replicas.values():
+            load = LoadStage(
+                settings.job,
+                settings.timeline,
+                replica.stage,
+                settings.split,
+                0,
+                settings.spec_json,
+                settings.files,
+                step_on=places[replica.stage],
+            )
+            self._send(replica.peer, load)
+        mixed = [str(stage) for stage, place in enumerate(places) if place == "cpu"]
+        if mixed:
+            self._note("info", f"unequal devices: the optimizer of stage {', '.join(mixed)} runs on the CPU")
+
+    def _compare_probes(self, stage: int) -> None:
+        """Replicas whose optimizer gives other bits must not train together."""
+        stages = self._step_together[stage]
+        probes = {peer: one.probe for peer, one in self._loaded.items() if one.stage in stages}
+        fault = explain_probes(probes, {peer: self._replicas[peer].device for peer in probes}, stages)
+        if fault:
+            hint = "give each kind of device stages of its own: start its stage servers with --stage N"
+            self._fail(ReplicaDiverged.code, fault, hint)
+
     def _on_loaded(self, peer: PeerId, event: Loaded) -> None:
         replica, settings = self._replicas[peer], self.settings
         if self.mode is not Mode.LOADING or (event.job, event.timeline) != (settings.job, settings.timeline):
@@ -452,6 +482,7 @@ class JobBrain:
                 self._fail(ReplicaDiverged.code, message, "run the same release on every stage server")
                 return
         self._loaded[peer] = event
+        self._compare_probes(event.stage)
         digests = {other: one.digest for other, one in self._loaded.items() if one.stage == event.stage}
         self._compare(digests, f"of stage {event.stage} after loading")
 

@@ -369,8 +369,8 @@ class Jobs:
             await self._enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
             return
         replicas = [
-            Replica(peer, idle[peer].hello.incarnation, idle[peer].hello.address, stage)
-            for peer, stage in decision.plan.items()
+            Replica(hello.peer, hello.incarnation, hello.address, stage, hello.device)
+            for hello, stage in ((idle[peer].hello, stage) for peer, stage in decision.plan.items())
         ]
         # No await until the driver is there: whoever cancels or leaves from now on reaches it.
         for replica in replicas:

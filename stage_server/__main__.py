@@ -12,7 +12,7 @@ with quiet_start():
     import platformdirs
     import typer
 
-    from stage_server.options import Options
+    from stage_server.options import DEFAULT_SHARE, MemoryShare, Options
     from swarm.logs import configure
     from swarm.process import auto_int, http_port_of, log_format_of, run_cli, run_process
 
@@ -38,6 +38,9 @@ def stage_server(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or mps.")] = "auto",
     stage: Annotated[str, typer.Option(help="Serve only this stage: auto or its number.")] = "auto",
     threads: Annotated[str, typer.Option(help="torch CPU threads: auto (all cores) or a number.")] = "auto",
+    max_memory: Annotated[
+        str, typer.Option(metavar="SIZE|PERCENT", help="Memory to use: 20GiB, or a share of what is free now.")
+    ] = DEFAULT_SHARE,
     http_host: Annotated[str, typer.Option(help="Address of /metrics and /healthz.")] = "127.0.0.1",
     http_port: Annotated[
         str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
@@ -64,6 +67,7 @@ def stage_server(
         device=device,
         stage=auto_int("--stage", stage, auto=-1, least=0),
         threads=auto_int("--threads", threads, auto=0, least=1),
+        max_memory=MemoryShare.parse(max_memory),
         http_host=http_host,
         http_port=http_port_of(http_port),
         data_dirs=tuple(DATA_DIR / str(number) for number in range(SERVERS_MAX)) if data_dir is None else (data_dir,),

@@ -10,12 +10,10 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from random import SystemRandom
-
-import psutil
-import torch
 
 from stage_server.device import ThreadDevice
 from stage_server.options import Options
@@ -26,7 +24,7 @@ from swarm.logs import configure, get_logger
 from swarm.memory import tune_malloc
 from swarm.messages import PROTOCOL_VERSION
 from swarm.metrics import StageServerMetrics
-from swarm.model.runtime import choose_device
+from swarm.model.runtime import choose_device, describe_device, free_bytes, limit_memory, used_bytes
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import find_scheduler
@@ -83,15 +81,18 @@ async def serve(options: Options) -> None:
             http_address = f"{options.http_host}:{endpoint.start()}"
             stack.callback(endpoint.close)
 
+        memory_bytes = options.max_memory.of(free_bytes(device_name))
+        limit_memory(device_name, memory_bytes)
+        metrics.device_memory(partial(used_bytes, device_name), memory_bytes)
         identity = Identity(
             peer=peer,
             incarnation=time.time_ns(),
             product=product,
             address=address,
             http_address=http_address,
-            device=str(device_name),
+            device=describe_device(device_name),
             threads=threads,
-            memory_bytes=_memory_bytes(device_name),
+            memory_bytes=memory_bytes,
             pinned_stage=options.stage,
         )
         bus: Bus | None = None
@@ -194,12 +195,6 @@ def _bind_free(server: object) -> int:
         except InvalidConfig:
             continue
     return bind(server, "127.0.0.1:0")  # type: ignore[arg-type]
-
-
-def _memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

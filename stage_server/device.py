@@ -16,8 +16,12 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from swarm.errors import OutOfMemory
+from swarm.model.runtime import synchronise
 
 T = TypeVar("T")
+
+# How torch says so where it has no class for it: the CPU's allocator, CUDA and MPS, cuBLAS.
+_OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class ThreadDevice:
         return asyncio.get_running_loop().run_in_executor(self._executor, _guarded, work, self.name)
 
     def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
-        return self.run(lambda: _clocked(work))
+        return self.run(lambda: _clocked(work, self.name))
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -89,7 +93,7 @@ def _guarded(work: Callable[[], T], device: torch.device) -> T:
         return work()
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError, as is the CPU allocator's
         known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not known and not any(words in str(error) for words in ("allocate memory", "not enough memory")):
+        if not known and not any(words in str(error) for words in _OUT_OF_MEMORY):
             raise
         raise OutOfMemory(
             f"{device} has no memory left: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
@@ -98,7 +102,8 @@ def _guarded(work: Callable[[], T], device: torch.device) -> T:
         ) from error
 
 
-def _clocked(work: Callable[[], T]) -> Timed[T]:
+def _clocked(work: Callable[[], T], device: torch.device) -> Timed[T]:
     started_s = time.perf_counter()
     result = work()
+    synchronise(device)
     return Timed(result, time.perf_counter() - started_s)

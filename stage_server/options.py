@@ -5,9 +5,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.errors import InvalidConfig
+from swarm.config import parse_size
+from swarm.errors import InvalidConfig, UsageError
 from swarm.logs import LogFormat
 from swarm.process import check_http_host, check_loopback
+
+DEFAULT_SHARE = "90%"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """How much memory this server offers: so many bytes, or a share of what is free when it starts."""
+
+    size_bytes: int | None
+    ratio: float
+
+    @classmethod
+    def parse(cls, text: str) -> MemoryShare:
+        """A size such as "20GiB" or a share such as "45%"; UsageError for anything else."""
+        try:
+            if text.endswith("%"):
+                ratio = float(text[:-1]) / 100.0
+                if not 0.0 < ratio <= 1.0:
+                    raise ValueError
+                return cls(None, ratio)
+            size_bytes = parse_size(text)
+        except ValueError:
+            size_bytes = 0
+        if size_bytes < 1:
+            raise UsageError(
+                f'--max-memory is a size or a share of what is free, not "{text}"',
+                hint=f"for example --max-memory 20GiB, or --max-memory {DEFAULT_SHARE}",
+            )
+        return cls(size_bytes, 1.0)
+
+    def of(self, free_bytes: int) -> int:
+        """What is offered where so much is free."""
+        return int(self.ratio * free_bytes) if self.size_bytes is None else self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +55,7 @@ class Options:
     device: str
     stage: int  # -1 = any
     threads: int  # 0 = auto
+    max_memory: MemoryShare
     http_host: str
     http_port: int | None  # None = off
     data_dirs: tuple[Path, ...]  # the first that no other process uses

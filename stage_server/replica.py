@@ -70,7 +70,8 @@ from swarm.messages import (
     Void,
 )
 from swarm.metrics import StageServerMetrics
-from swarm.model.runtime import configure
+from swarm.model.probe import probe_digest
+from swarm.model.runtime import configure, is_slow_at_bfloat16, step_device
 from swarm.model.stage import Stage
 from swarm.rpc.peers import PeerLinks
 from swarm.types import Direction, Hop, Microbatch, Round, UnitName
@@ -182,11 +183,15 @@ class Replica:
         """Build the stage on the device and report it; raises OutOfMemory if it does not fit, InvalidModel."""
         await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
         initial = await load_initial(command, spec, device, fetch, log)
-        stage = await device.run(lambda: build(spec, command.stage, device.name, initial))
-        digest = await device.run(stage.digest)
+        stage = await device.run(lambda: build(spec, command.stage, device.name, initial, step_on=command.step_on))
+        steps_at = step_device(device.name, command.step_on)
+        digest, probe = await device.run(lambda: (stage.digest(), probe_digest(spec.training, steps_at)))
         replica = cls(command, spec, stage, me, device, links, emit, store, tasks, metrics, log)
         units = tuple(UnitSize(name, layout.elements) for name, layout in stage.units.items())
-        emit(Loaded(command.job, command.timeline, command.stage, stage.version, digest, units))
+        emit(Loaded(command.job, command.timeline, command.stage, stage.version, digest, units, probe))
+        if spec.model.dtype == "bfloat16" and is_slow_at_bfloat16(device.name):
+            hint = 'set model.dtype = "float32"'
+            log.warning(f"{me.peer}: its CPU has no bfloat16 instructions, float32 is 2.5-3 times as fast: {hint}")
         log.info("stage loaded", stage=command.stage, layers=command.split[command.stage], device=str(device.name))
         return replica
 
@@ -539,6 +544,8 @@ class Replica:
 
     def fail(self, error: SwarmError) -> None:
         """Tell the scheduler that this replica cannot go on with the job."""
+        if isinstance(error, OutOfMemory):
+            self._metrics.out_of_memory()
         self._log.error("cannot go on", error_code=error.code, reason=error.message)
         self._emit(Failed(self.job, error.code, error.message, error.hint))
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
@@ -19,7 +20,7 @@ from stage_server.device import Device
 from stage_server.outgoing import Outgoing
 from stage_server.replica import BuildStage, Replica
 from swarm.config import spec_from_json
-from swarm.errors import IncompatibleVersion, SchedulerUnreachable, StaleMessage, SwarmError
+from swarm.errors import IncompatibleVersion, OutOfMemory, SchedulerUnreachable, StaleMessage, SwarmError
 from swarm.logs import Logger
 from swarm.messages import (
     PROTOCOL_VERSION,
@@ -44,6 +45,7 @@ from swarm.messages import (
     Welcome,
 )
 from swarm.metrics import StageServerMetrics
+from swarm.model.runtime import release_memory
 from swarm.model.stage import Stage
 from swarm.rpc.peers import PeerLinks
 from swarm.rpc.session import SchedulerLink
@@ -237,6 +239,8 @@ class StageServer:
                 self._build,
             )
         except SwarmError as error:
+            if isinstance(error, OutOfMemory):
+                self._metrics.out_of_memory()
             self._log.error("stage not loaded", job_id=command.job, error_code=error.code, reason=error.message)
             self.emit(Failed(command.job, error.code, error.message, error.hint))
 
@@ -262,6 +266,7 @@ class StageServer:
         replica, self._replica = self._replica, None
         if replica is not None:
             await replica.close()
+            self._device.run(partial(release_memory, self._device.name))  # others may share the device
         if job:
             self._log.info("stage released", job_id=job, reason=reason)
 

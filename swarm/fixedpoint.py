@@ -81,6 +81,8 @@ def squared_norm(tensor: Tensor) -> float:
     does not.
     """
     flat = tensor.detach().reshape(-1)
+    if flat.device.type == "mps":  # has no float64
+        flat = flat.cpu()
     total = 0.0
     for start in range(0, flat.numel(), NORM_BLOCK_ELEMENTS):
         block = flat[start : start + NORM_BLOCK_ELEMENTS].to(torch.float64)

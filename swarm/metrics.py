@@ -11,7 +11,7 @@ from any thread. Floats of the form `*_unix_s` are seconds since the epoch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 
 from prometheus_client import (
     CollectorRegistry,
@@ -217,7 +217,7 @@ class SchedulerMetrics:
         if name == OTHER:
             return
         _remove_series(self._peer_info, name, 0)
-        known_device = device.split(":", 1)[0].lower()
+        known_device = re.split("[: ]", device, maxsplit=1)[0].lower()
         self._peer_info.labels(
             name,
             version if _VERSION.match(version) else OTHER,
@@ -299,6 +299,13 @@ class StageServerMetrics:
         self._busy = Counter(
             "swarm_device_busy_seconds_total", "Seconds the device computed; its rate is utilisation", registry=registry
         )
+        self._memory_used = Gauge(
+            "swarm_device_memory_used_bytes", "Device memory that this process holds", registry=registry
+        )
+        self._memory_capacity = Gauge(
+            "swarm_device_memory_capacity_bytes", "Device memory that it may use", registry=registry
+        )
+        self._oom = Counter("swarm_oom_total", "Times the device had no memory left", registry=registry)
         self._network = Counter("swarm_network_bytes_total", "Tensor bytes on the wire", traffic, registry=registry)
         self._uncompressed = Counter(
             "swarm_network_uncompressed_bytes_total", "The same tensors before compression", traffic, registry=registry
@@ -326,6 +333,15 @@ class StageServerMetrics:
     def device_busy(self, seconds: float) -> None:
         """The device was busy with something that is no microbatch, such as an optimizer step."""
         self._busy.inc(seconds)
+
+    def device_memory(self, used_bytes: Callable[[], int], capacity_bytes: int) -> None:
+        """What the device's memory is asked for whenever the series are read."""
+        self._memory_used.set_function(used_bytes)
+        self._memory_capacity.set(capacity_bytes)
+
+    def out_of_memory(self) -> None:
+        """The device had no memory left."""
+        self._oom.inc()
 
     def queue_depth(self, stage: int, *, forward: int, backward: int) -> None:
         """So many computations wait for the device."""

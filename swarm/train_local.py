@@ -8,6 +8,7 @@ from __future__ import annotations
 from swarm.startup import quiet_start
 
 with quiet_start():
+    import os
     import sys
     from pathlib import Path
     from typing import Annotated
@@ -41,6 +42,8 @@ def train_local(
     )
     out_dir = out or Path(spec.name)
     check_out_dir(out_dir)
+    # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with quiet_start():
         from swarm.reference import train_and_save  # noqa: PLC0415  # loads torch: errors above must not wait for it
     sha256 = train_and_save(spec, out_dir, device=device, threads=threads_if_given)

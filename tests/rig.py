@@ -144,10 +144,20 @@ class Rig:
             rig.add_peer(PeerId(f"peer-{number}"), tasks, Random(rng.random()))
         return rig
 
-    def add_peer(self, peer: PeerId, tasks: asyncio.TaskGroup, rng: Random, *, stage: int = -1) -> None:
-        """Start a stage server whose computations take a random while."""
-        device = InlineDevice(lambda: rng.uniform(0.001, 0.03))
-        identity = Identity(peer, 1, "0", f"address-of-{peer}", "", "cpu", 1, 1 << 30, stage)
+    def add_peer(
+        self,
+        peer: PeerId,
+        tasks: asyncio.TaskGroup,
+        rng: Random,
+        *,
+        stage: int = -1,
+        device_name: str = "cpu",
+        memory_bytes: int = 1 << 30,
+        device_type: type[InlineDevice] = InlineDevice,
+    ) -> None:
+        """Start a stage server whose computations take a random while; what it says of itself need not be true."""
+        device = device_type(lambda: rng.uniform(0.001, 0.03))
+        identity = Identity(peer, 1, "0", f"address-of-{peer}", "", device_name, 1, memory_bytes, stage)
 
         async def find() -> str:
             return SCHEDULER

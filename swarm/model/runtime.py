@@ -1,14 +1,24 @@
-"""How torch shall compute in this process: on which device, with how many threads, repeatably or not."""
+"""What differs between devices: which there are, how torch shall compute on them, what memory they have.
+
+Everything else in the product treats cpu, cuda:N and mps alike. Several processes may share one GPU: nothing here asks
+for a device as a whole, and a process can be held to its share of the memory.
+
+MPS has no float64. Sums and norms in float64 are made on the CPU there (`sum_device`), which shares its memory.
+"""
 
 from __future__ import annotations
 
+import psutil
 import torch
 
 from swarm.errors import InvalidConfig
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called "auto" (a GPU if there is one), "cpu", "cuda", "cuda:N" or "mps"; InvalidConfig if absent."""
+    """The device called "auto" (a CUDA GPU if there is one), "cpu", "cuda", "cuda:N" or "mps"; InvalidConfig if absent.
+
+    "auto" never takes MPS, which this version was not tried on.
+    """
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
@@ -24,7 +34,14 @@ def choose_device(name: str) -> torch.device:
         raise InvalidConfig(
             f'device "{name}" is not on this machine', hint='use "auto", "cpu", or "cuda:N" of a GPU that torch sees'
         )
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else torch.device(device.type)
+
+
+def describe_device(device: torch.device) -> str:
+    """The device with its model, such as "cuda:0 NVIDIA H100 80GB HBM3"; "cpu" is only that."""
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return str(device)
 
 
 def configure(device: torch.device, *, threads: int | None, reproducible: bool) -> None:
@@ -37,5 +54,75 @@ def configure(device: torch.device, *, threads: int | None, reproducible: bool) 
     if threads is not None:
         torch.set_num_threads(threads)
     if device.type == "cuda":
+        torch.cuda.set_device(device)  # per thread, as well
         torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
         torch.use_deterministic_algorithms(reproducible)
+        # We read no memory that we did not write; filling it would cost a pass over every new tensor.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by name
+
+
+def sum_device(device: torch.device) -> torch.device:
+    """Where sums in float64 are made: on the device, or on the CPU if it has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def step_device(device: torch.device, step_on: str) -> torch.device:
+    """Where the optimizer runs and keeps its state; `step_on` is LoadStage's: "device" or "cpu"."""
+    return torch.device("cpu") if step_on == "cpu" else device
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done all that was asked of it; clocks mean nothing before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free now, whoever else uses the device."""
+    available = int(psutil.virtual_memory().available)
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "mps":  # the GPU's share of the machine's memory
+        return max(0, min(available, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()))
+    return available
+
+
+def used_bytes(device: torch.device) -> int:
+    """Memory that this process holds on the device; on the CPU the process as a whole."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_reserved(device))
+    if device.type == "mps":
+        return int(torch.mps.driver_allocated_memory())
+    return int(psutil.Process().memory_info().rss)
+
+
+def limit_memory(device: torch.device, size_bytes: int) -> None:
+    """Hold this process to so many bytes of a GPU, so that its neighbours there keep theirs; nothing on the CPU."""
+    if device.type == "cuda":
+        total = int(torch.cuda.mem_get_info(device)[1])
+        torch.cuda.set_per_process_memory_fraction(min(1.0, size_bytes / total), device)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give memory that is held in reserve back to the device, for the other processes on it."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
+def is_slow_at_bfloat16(device: torch.device) -> bool:
+    """Whether the device lacks instructions for bfloat16, so that it is slower than float32 there (measured: 2.5-3x).
+
+    Only x86 CPUs are known well enough to say so.
+    """
+    if device.type != "cpu":
+        return False
+    able = torch.cpu.get_capabilities()
+    return able.get("architecture") == "x86_64" and not (able.get("avx512_bf16") or able.get("amx_bf16"))

@@ -38,6 +38,7 @@ from swarm.errors import NotFound, StaleMessage
 from swarm.messages import ParameterHash, ParameterNorm
 from swarm.model.families import FAMILIES, HEAD, Draw, StageModule, build, stored_name
 from swarm.model.optimizers import Optimizer
+from swarm.model.runtime import step_device, sum_device
 from swarm.model.state import InitialState
 from swarm.partition import TIED_UNIT
 from swarm.types import Microbatch, UnitName
@@ -82,11 +83,20 @@ class Stage:
     """Stage `stage` of the job's model on one device. Not thread-safe: one compute thread calls it.
 
     `spec` must be resolved; the cut is `spec.pipeline.split`. Without `initial` it starts at version 0 with weights
-    drawn from training.seed. Raises InvalidConfig if the model's config is impossible, InvalidModel if `initial` does
-    not fit it.
+    drawn from training.seed. With `step_on` "cpu" the optimizer runs and keeps its state on the CPU, which gives the
+    bits of a replica that lives there. Raises InvalidConfig if the model's config is impossible, InvalidModel if
+    `initial` does not fit it.
     """
 
-    def __init__(self, spec: JobSpec, stage: int, device: torch.device, initial: InitialState | None = None) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        stage: int,
+        device: torch.device,
+        initial: InitialState | None = None,
+        *,
+        step_on: str = "device",
+    ) -> None:
         split = spec.pipeline.split
         assert split != "auto", "resolve the spec first"
         self.stage = stage
@@ -105,7 +115,11 @@ class Stage:
         self.units = {use.unit: layout for use, layout in self._places.items()}
         self._graphs: dict[Microbatch, _Graph] = {}
         self._sums: dict[int, dict[_Use, Tensor]] = {}
-        self._optimizer = Optimizer(spec.training, self._buffers[0].module.named_parameters())
+        self._sum_device, self._step_device = sum_device(device), step_device(device, step_on)
+        self._optimizer = Optimizer(
+            spec.training,
+            ((name, each.to(self._step_device)) for name, each in self._buffers[0].module.named_parameters()),
+        )
         if initial is not None and initial.optimizer:
             for name, _ in self._buffers[0].module.named_parameters():
                 self._optimizer.restore(name, initial.optimizer.get(stored_name(spec, name), {}))
@@ -180,7 +194,7 @@ class Stage:
         if not self._first:
             dx, *rest = gradients
             gradients = tuple(rest)
-        by_name = dict(zip(names, gradients, strict=True))
+        by_name = {name: each.to(self._sum_device) for name, each in zip(names, gradients, strict=True)}
         finite = self._acceptable(by_name)
         if finite and accumulate:
             self._add(microbatch.step, by_name)
@@ -251,7 +265,7 @@ class Stage:
             _copy(newest.module, oldest.module)
         if not skip:
             gradients = self._gradients(means, scale)
-            self._optimizer.step(oldest.module.named_parameters(), gradients, learning_rate)
+            self._step(oldest.module, gradients, learning_rate)
         oldest.version = step + 1
         return self.digest()
 
@@ -326,16 +340,27 @@ class Stage:
         sums = self._sums.setdefault(step, {})
         for use, layout in self._places.items():
             if use not in sums:
-                sums[use] = torch.zeros(layout.elements, dtype=fixedpoint.sum_dtype(self._bits), device=self.device)
+                sums[use] = torch.zeros(
+                    layout.elements, dtype=fixedpoint.sum_dtype(self._bits), device=self._sum_device
+                )
             for name, offset, _ in _module_names(use, layout):
                 gradient = gradients[name]
                 fixedpoint.accumulate(sums[use][offset : offset + gradient.numel()], gradient, self._bits)
+
+    @torch.no_grad()
+    def _step(self, module: nn.Module, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
+        """Run the optimizer where it is to run, one parameter after the other."""
+        for name, parameter in module.named_parameters():
+            there = parameter.detach().to(self._step_device)  # the parameter itself if it is there
+            self._optimizer.step([(name, there)], gradients, learning_rate)
+            if self._step_device != self.device:
+                parameter.copy_(there)
 
     def _gradients(self, means: Mapping[UnitName, Tensor], scale: float) -> dict[str, Tensor]:
         """The clipped gradient of every parameter of the module; both uses of a tied weight get the same."""
         gradients = {}
         for use, layout in self._places.items():
-            mean = means[use.unit].to(self.device)
+            mean = means[use.unit].to(self._step_device)
             for (name, _, _), (_, view) in zip(_module_names(use, layout), _views(layout, mean), strict=True):
                 gradients[name] = view * scale
         return gradients

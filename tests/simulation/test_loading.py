@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,7 +20,6 @@ from swarm.logs import get_logger
 from swarm.messages import PROTOCOL_VERSION, Command, Event, Failed, Loaded, LoadStage, Release, StoreHeader, Welcome
 from swarm.metrics import StageServerMetrics
 from swarm.model.stage import Stage
-from swarm.model.state import InitialState
 from swarm.partition import resolve
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
@@ -70,8 +69,8 @@ def play(spec: JobSpec, commands: Sequence[tuple[float, Command]], built: list[w
     script = Script(commands)
     torch.set_num_threads(1)
 
-    def build(spec: JobSpec, stage: int, device: torch.device, initial: InitialState | None) -> Stage:
-        made = Stage(spec, stage, device, initial)
+    def build(*arguments: Any, **options: Any) -> Stage:
+        made = Stage(*arguments, **options)
         built.append(weakref.ref(made))
         return made
 

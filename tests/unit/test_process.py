@@ -13,8 +13,8 @@ import pytest
 
 import scheduler.app
 import stage_server.app
-from stage_server.options import Options
-from swarm.errors import InvalidConfig, NotAllowed
+from stage_server.options import MemoryShare, Options
+from swarm.errors import InvalidConfig, NotAllowed, UsageError
 from swarm.process import check_http_host, lock_first, lock_folder
 
 HOLD = """
@@ -77,6 +77,7 @@ def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> Options:
         device="cpu",
         stage=-1,
         threads=1,
+        max_memory=MemoryShare.parse("1GiB"),
         http_host=http_host,
         http_port=0,
         data_dirs=(folder,),
@@ -105,3 +106,14 @@ async def test_metrics_are_not_shown_to_others_unless_that_is_meant(tmp_path: Pa
     check_http_host("0.0.0.0", 9464, insecure=True)
     check_http_host("0.0.0.0", None, insecure=False)
     check_http_host("localhost", 9464, insecure=False)
+
+
+@pytest.mark.parametrize(("text", "offered"), [("90%", 900), ("12.5%", 125), ("100%", 1000), ("2KiB", 2048), ("7", 7)])
+def test_offered_memory_is_a_size_or_a_share_of_what_is_free(text: str, offered: int) -> None:
+    assert MemoryShare.parse(text).of(1000) == offered
+
+
+@pytest.mark.parametrize("text", ["", "0", "0%", "101%", "nan%", "much", "-1", "-5%", "%", "1GB"])
+def test_another_amount_of_memory_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="--max-memory is a size or a share"):
+        MemoryShare.parse(text)

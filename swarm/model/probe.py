@@ -1,0 +1,49 @@
+"""Do two devices step alike? The job's optimizer on a fixed input, and a digest of every bit that came out.
+
+Replicas of a stage get the same averaged gradient, byte for byte, and each runs the optimizer on it. If one device
+rounds a square root otherwise, or flushes small numbers to zero, the replicas drift apart without any error. So each
+runs this probe when it loads, where it will run the optimizer, and the scheduler compares the digests (design: as the
+weights after every commit, but before any of it is lost).
+"""
+
+from __future__ import annotations
+
+import torch
+import xxhash
+from torch import Tensor
+
+from swarm.config import TrainingSection
+from swarm.model.optimizers import Optimizer
+
+ELEMENTS = 4099  # odd: the last elements are not a whole vector
+STEPS = 4
+SEED = 20_240_229
+# What everyday numbers do not show: zeros, denormals, the smallest normal numbers, large ones.
+EDGES = (0.0, -0.0, 1e-45, -3e-42, 1.1e-38, 1.18e-38, -1e-30, 1e-8, 0.1, 1.0, -65504.0, 1e12, -1e18)
+
+
+def probe_digest(training: TrainingSection, device: torch.device) -> str:
+    """xxh3-128 of parameters and state after each of a few steps of the job's optimizer on `device`."""
+    generator = torch.Generator().manual_seed(SEED)
+    start = {"matrix": _values(generator, 0.02).view(-1, 1), "vector": _values(generator, 1.0)}
+    parameters = {name: tensor.to(device, copy=True) for name, tensor in start.items()}
+    optimizer = Optimizer(training, parameters.items())
+    digest = xxhash.xxh3_128()
+    for step in range(STEPS):
+        gradients = {}
+        for name, parameter in parameters.items():
+            gradient = _values(generator, 10.0 ** (-2 * step)).view(parameter.shape)
+            gradients[name] = gradient.to(device) * 0.7316227766016838  # clipped, as gradients are
+        optimizer.step(parameters.items(), gradients, training.learning_rate * (1.0 + 0.1 * step))
+        for name, parameter in parameters.items():
+            for tensor in (parameter, *optimizer.state_of(name).values()):
+                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _values(generator: torch.Generator, scale: float) -> Tensor:
+    values = torch.randn(ELEMENTS, generator=generator) * scale
+    edges = torch.tensor(EDGES)
+    for start in range(0, 8 * len(edges), len(edges)):  # at the places of different elements of a vector
+        values[start : start + len(edges)] = edges
+    return values

@@ -1,0 +1,118 @@
+"""A pool of unequal devices trains with equal bits, or says why it does not start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+import pytest
+import torch
+
+from scheduler.jobs import Job
+from stage_server.device import InlineDevice
+from swarm.data import ByteTokenizer
+from swarm.errors import ReplicaDiverged
+from swarm.messages import LoadStage
+from swarm.partition import resolve
+from swarm.reference import train_local
+from swarm.sim import loop as sim
+from swarm.types import JobState, PeerId
+from tests.rig import Done, Rig, Tokens, small_spec, write_text
+
+T = TypeVar("T")
+H100 = "cuda:0 NVIDIA H100"
+
+
+class FlushingDevice(InlineDevice):
+    """Its optimizer gives other bits: it has no denormals."""
+
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        def flushing() -> T:
+            torch.set_flush_denormal(True)
+            try:
+                return work()
+            finally:
+                torch.set_flush_denormal(False)
+
+        return super().run(flushing)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def train(
+    folder: Path, peers: Sequence[tuple[str, type[InlineDevice], int]], **changes: object
+) -> tuple[Job, dict[int, str], str]:
+    """The ended job, where each stage stepped, and the hash that one process gives; peers are (device, type, pin)."""
+    spec = small_spec(write_text(folder), pipeline__stages=2, training__steps=2, **changes)
+    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    tokens = Tokens.make(folder, resolved)
+    step_on: dict[int, str] = {}
+
+    async def main() -> Job:
+        job: Job | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 0, tasks, Random(1))
+                send = rig.sessions.send
+
+                def watched(peer: PeerId, command: object) -> None:
+                    if isinstance(command, LoadStage):
+                        step_on[command.stage] = command.step_on
+                    send(peer, command)  # type: ignore[arg-type]
+
+                rig.sessions.send = watched  # type: ignore[method-assign, assignment]
+                for number, (name, kind, pin) in enumerate(peers):
+                    rng = Random(number)
+                    peer = PeerId(f"peer-{number}")
+                    rig.add_peer(peer, tasks, rng, stage=pin, device_name=name, device_type=kind)
+                while len(rig.membership.idle_peers()) < len(peers):
+                    await asyncio.sleep(0.1)
+                job = await rig.jobs.submit(resolved, tokens.of_job(), ByteTokenizer().tokenizer_files())
+                await rig.finished(job)
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+        assert job is not None
+        return job
+
+    job = sim.run(main(), seed=1, limit_s=3600.0)
+    return job, step_on, train_local(resolved, tokens.batches(resolved)).sha256
+
+
+def test_a_mixed_stage_steps_on_the_cpu_and_ends_with_the_weights_of_one_process(tmp_path: Path) -> None:
+    peers = [(H100, InlineDevice, 0), ("cpu", InlineDevice, 0), (H100, InlineDevice, 1)]
+    job, step_on, expected = train(tmp_path, peers)
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
+    assert step_on == {0: "cpu", 1: "device"}
+    assert job.record.weights_sha256 == expected
+
+
+def test_stages_that_share_the_embedding_step_alike(tmp_path: Path) -> None:
+    peers = [(H100, InlineDevice, 0), ("cpu", InlineDevice, 1)]
+    job, step_on, expected = train(tmp_path, peers, config__tie_word_embeddings=True)
+    assert step_on == {0: "cpu", 1: "cpu"}
+    assert job.record.weights_sha256 == expected
+
+
+def test_a_device_whose_optimizer_gives_other_bits_is_not_mixed_and_named(tmp_path: Path) -> None:
+    peers = [("cpu", InlineDevice, 0), (H100, FlushingDevice, 0), ("cpu", InlineDevice, 1)]
+    job, _, _ = train(tmp_path, peers)
+    assert job.record.state is JobState.FAILED
+    assert job.record.error_code == ReplicaDiverged.code
+    assert "peer-0 (cpu) against peer-1 (cuda:0 NVIDIA H100)" in job.record.reason
+    assert "--stage" in job.record.hint
+    assert job.progress.steps_done == 0
+
+
+def test_such_a_device_may_have_a_stage_of_its_own(tmp_path: Path) -> None:
+    peers = [("cpu", InlineDevice, 0), (H100, FlushingDevice, 1)]
+    job, step_on, _ = train(tmp_path, peers)
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
+    assert step_on == {0: "device", 1: "device"}
