@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,10 @@ END_S_MAX = 8.0  # stage servers at work take a few seconds to close their links
 # When a process died under a running job: so long may the scheduler take to say what that means for the job.
 VERDICT_S_MAX = 20.0
 TAIL_LINES = 15
+SILENT_S = 4.0  # a start that takes longer says how far it is
+# A stage server that ends is started again, unless it does so this often within this time.
+ENDS_MAX = 3
+ENDS_WITHIN_S = 60.0
 READY_SCHEMA = "swarm.ready/1"
 
 Result = TypeVar("Result")
@@ -84,10 +88,12 @@ class Child:
     """A process, where it logs, and what it said when it was ready."""
 
     name: str
+    command: Sequence[str]
     process: asyncio.subprocess.Process
     log: Path
     out: Path
     ready: dict[str, str] = field(default_factory=dict)
+    ended_s: list[float] = field(default_factory=list)  # when it ended lately
 
 
 async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | None = None) -> int:
@@ -96,7 +102,7 @@ async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | Non
     The first SIGINT, SIGTERM or SIGHUP stops everything in order, a second one kills it. Whatever happens, no process
     is left when this returns.
     """
-    fleet = Fleet()
+    fleet = Fleet(shell)
     work = asyncio.ensure_future(_up(shell, options, programs or Programs(), fleet))
     received: list[signal.Signals] = []
 
@@ -133,10 +139,10 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         shell.say(f"starting {options.stages} stages x {options.replicas} replicas; logs in {fleet.logs}")
         broker = await stack.enter_async_context(local_broker(log=fleet.logs / "broker.log"))
         stack.push_async_callback(fleet.end)  # before the broker ends: peers say farewell there
-        scheduler, servers = await _start(options, programs, fleet, broker, folder)
+        scheduler, servers = await _start(shell, options, programs, fleet, broker, folder)
         address = scheduler.ready["address"]
         jobs = await stack.enter_async_context(_jobs(address))
-        await fleet.guard(_wait_for_peers(jobs, servers, fleet))
+        await fleet.guard(_wait_for_peers(shell, jobs, servers, fleet))
         _show(shell, broker, scheduler, servers, fleet.logs)
         if options.demo:
             return await fleet.guard(_demo(shell, programs, fleet, jobs, address, folder, options), shell)
@@ -152,7 +158,7 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
 
 
 async def _start(
-    options: UpOptions, programs: Programs, fleet: Fleet, broker: str, folder: Path
+    shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet, broker: str, folder: Path
 ) -> tuple[Child, list[Child]]:
     """Start scheduler and stage servers; all are ready when this returns."""
     scheduler = await fleet.start(
@@ -185,16 +191,42 @@ async def _start(
         )
         for index in range(count)
     ]
-    await asyncio.gather(*(fleet.ready(child) for child in (scheduler, *servers)))
+    children = (scheduler, *servers)
+    async with _telling(
+        shell, lambda: f"{sum(bool(c.ready) for c in children)} of {len(children)} processes are ready"
+    ):
+        await asyncio.gather(*(fleet.ready(child) for child in children))
     return scheduler, servers
 
 
-async def _wait_for_peers(jobs: Any, servers: Sequence[Child], fleet: Fleet) -> None:
+@asynccontextmanager
+async def _telling(shell: Shell, progress: Callable[[], str]) -> AsyncIterator[None]:
+    """Say how far the body is, if it takes longer than SILENT_S, and when that changes."""
+
+    async def tell() -> None:
+        await asyncio.sleep(SILENT_S)
+        said = ""
+        while True:
+            if (text := progress()) != said:
+                said = text
+                shell.say(text)
+            await asyncio.sleep(POLL_S)
+
+    telling = asyncio.ensure_future(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await asyncio.wait({telling})
+
+
+async def _wait_for_peers(shell: Shell, jobs: Any, servers: Sequence[Child], fleet: Fleet) -> None:
     """Until the scheduler lists all stage servers."""
     usable = (PeerState.IDLE.value, PeerState.SERVING.value)
     listed = 0
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(START_S_MAX):
+        told = _telling(shell, lambda: f"{listed} of {len(servers)} stage servers attached")
+        async with asyncio.timeout(START_S_MAX), told:
             while True:
                 with contextlib.suppress(grpc.RpcError):
                     reply = await jobs.Peers(pb.PeersRequest(stage=-1), timeout=5.0)
@@ -321,19 +353,23 @@ def _cores() -> int:
 class Fleet:
     """The child processes of one `swarm up`."""
 
-    def __init__(self) -> None:
+    def __init__(self, shell: Shell) -> None:
         self.logs = Path()
+        self._shell = shell
         self._servers: list[Child] = []  # run until they are told to end
         self._tools: list[asyncio.subprocess.Process] = []  # run until they are done
 
     async def start(self, name: str, command: Sequence[str]) -> Child:
         """A process that serves until it is told to end."""
         log, out = self.logs / f"{name}.log", self.logs / f"{name}.out"
-        with log.open("wb") as stderr, out.open("wb") as stdout:
-            process = await self._spawn(command, stdout=stdout, stderr=stderr)
-        child = Child(name, process, log, out)
+        log.write_bytes(b"")
+        child = Child(name, command, await self._serve(command, log, out), log, out)
         self._servers.append(child)
         return child
+
+    async def _serve(self, command: Sequence[str], log: Path, out: Path) -> asyncio.subprocess.Process:
+        with log.open("ab") as stderr, out.open("wb") as stdout:
+            return await self._spawn(command, stdout=stdout, stderr=stderr)
 
     async def run(self, command: Sequence[str], *, capture: bool = False) -> tuple[int, str]:
         """Run a program to its end, its messages on our stderr; gives its exit code and, captured, its stdout."""
@@ -357,28 +393,57 @@ class Fleet:
         raise DeadlinePassed(f"{child.name} is not ready after {START_S_MAX:.0f} s", hint=f"see why in {child.log}")
 
     async def guard(self, work: Coroutine[Any, Any, Result], shell: Shell | None = None) -> Result:
-        """Do `work` while all servers run; ProcessEnded if one ends.
+        """Do `work`, and start stage servers again that end meanwhile.
 
-        With a `shell` the work is a job: when a stage server dies the scheduler is given time to say what that means
-        for the job, and the work's own end is what counts.
+        ProcessEnded if the scheduler ends, or a stage server again and again. With a `shell` the work is a job: then
+        the scheduler is given time to say what a lost stage server means for it, and the work's own end is what counts.
         """
         doing = asyncio.ensure_future(work)
-        ends = {asyncio.ensure_future(child.process.wait()): child for child in self._servers}
+        lost: ProcessEnded | None = None
+        last: Child | None = None  # the one that is not started again
         try:
-            await asyncio.wait({doing, *ends}, return_when=asyncio.FIRST_COMPLETED)
-            dead = next((child for task, child in ends.items() if task.done()), None)
-            if dead is None or (doing.done() and shell is None):
-                return await doing
-            if shell is not None and dead.name != "scheduler":
+            while last is None and not doing.done():
+                await self._until_an_end(doing)
+                for child in self._servers:
+                    if child.process.returncode is not None:
+                        lost = _ended(child)
+                        if not await self._start_again(child):
+                            last = child
+                            break
+            if last is not None and last.name != "scheduler" and shell is not None:
                 await asyncio.wait({doing}, timeout=VERDICT_S_MAX)
-            if shell is None or not doing.done():
-                raise _ended(dead)
-            shell.error(_ended(dead))
+            if not doing.done():
+                assert lost is not None
+                raise lost
+            if lost is not None and shell is not None and (doing.exception() is not None or doing.result()):
+                shell.error(lost)
             return await doing
         finally:
-            for task in (doing, *ends):
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+
+    async def _until_an_end(self, doing: asyncio.Future[Result]) -> None:
+        """Until the work is done or a server has ended."""
+        ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(child.process.wait()) for child in self._servers]
+        try:
+            await asyncio.wait({doing, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in ends:
                 task.cancel()
-            await asyncio.gather(doing, *ends, return_exceptions=True)
+            await asyncio.gather(*ends, return_exceptions=True)
+
+    async def _start_again(self, child: Child) -> bool:
+        """Whether the child that has ended runs again."""
+        if child.name == "scheduler":
+            return False
+        now_s = asyncio.get_running_loop().time()
+        child.ended_s = [end_s for end_s in child.ended_s if now_s - end_s < ENDS_WITHIN_S] + [now_s]
+        if len(child.ended_s) >= ENDS_MAX:
+            self._shell.say(f"{child.name} ended {ENDS_MAX} times within {ENDS_WITHIN_S:.0f} s")
+            return False
+        self._shell.say(f"{child.name} {_how_it_ended(child)}, see {child.log}; it is started again")
+        child.process = await self._serve(child.command, child.log, child.out)
+        return True
 
     async def end(self) -> None:
         """Tools first, then servers: SIGTERM, some seconds, SIGKILL."""
@@ -414,9 +479,13 @@ def _ready_line(out: Path) -> dict[str, str]:
 
 
 def _ended(child: Child) -> ProcessEnded:
-    code = child.process.returncode
-    assert code is not None
-    how = f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
     lines = child.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
     tail = "".join(f"\n  | {line}" for line in lines)
-    return ProcessEnded(f"{child.name} {how}; the end of its log:{tail}" if tail else f"{child.name} {how}, silently")
+    how = f"{child.name} {_how_it_ended(child)}"
+    return ProcessEnded(f"{how}; the end of its log:{tail}" if tail else f"{how}, silently")
+
+
+def _how_it_ended(child: Child) -> str:
+    code = child.process.returncode
+    assert code is not None
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"

@@ -71,10 +71,12 @@ signal.signal(signal.SIGTERM, asked_to_end)
 if (folder.parent.parent / "broken").exists() and folder.name == "peer-1":
     print("the device is on fire", file=sys.stderr)
     sys.exit(9)
-(folder / "here").touch()
 peer = folder.name + "-id"
 ready = {"schema": "swarm.ready/1", "role": "stage-server", "address": "127.0.0.1:2", "http": "", "peer": peer}
 print(json.dumps(ready), flush=True)
+while (folder.parent.parent / "late").exists() and folder.name == "peer-1":
+    time.sleep(0.05)
+(folder / "here").touch()
 while not ((folder.parent.parent / "dies").exists() and folder.name == "peer-1"):
     time.sleep(0.05)
 print("something gave way", file=sys.stderr)
@@ -118,6 +120,7 @@ options = local.UpOptions(**({"stages": 2, "replicas": 1, "device": "cpu", "demo
 programs = local.Programs(program("scheduler"), program("stage"), program("client"), program("sample"))
 local.END_S_MAX = 2.0
 local.START_S_MAX = 30.0
+local.SILENT_S = 0.5
 shell = Shell()
 try:
     sys.exit(asyncio.run(local.up_and_wait(shell, options, programs)))
@@ -291,12 +294,42 @@ def test_a_child_that_cannot_start_is_named_with_the_end_of_its_log(here: Path, 
     assert "error[E0110]: peer-1 ended with exit code 9; the end of its log:\n  | the device is on fire" in up.seen
 
 
-def test_a_child_that_dies_later_ends_everything(here: Path, made: list[Up]) -> None:
+def test_a_stage_server_that_dies_is_started_again(here: Path, made: list[Up]) -> None:
+    """One lost stage server once took all the others, the scheduler and the broker with it."""
+    up = _started(here, made)
+    up.until("Ctrl-C stops everything")
+    (here / "data" / "peer-1" / "here").unlink()
+    (here / "dies").touch()
+    up.until("peer-1 ended with exit code 9, see ")
+    (here / "dies").unlink()
+    while not (here / "data" / "peer-1" / "here").exists():
+        assert up.process.poll() is None
+        time.sleep(0.05)
+    up.look()
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
+    assert "it is started again" in up.seen
+    assert len(list(here.glob("data/peer-*/ended"))) == 2
+
+
+def test_a_stage_server_that_dies_again_and_again_ends_everything(here: Path, made: list[Up]) -> None:
     up = _started(here, made)
     up.until("Ctrl-C stops everything")
     (here / "dies").touch()
     assert up.end() == 1
-    assert "something gave way" in up.seen
+    assert up.seen.count("it is started again") == 2
+    assert "peer-1 ended 3 times within 60 s" in up.seen
+    assert "  | something gave way" in up.seen
+
+
+def test_a_slow_start_says_how_far_it_is(here: Path, made: list[Up]) -> None:
+    (here / "late").touch()
+    up = _started(here, made, stages=3)
+    up.until("2 of 3 stage servers attached")
+    (here / "late").unlink()
+    up.until("Ctrl-C stops everything")
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
 
 
 def test_a_jobs_own_error_comes_before_that_of_the_child_it_lost(here: Path, made: list[Up]) -> None:
