@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm.config import JobSpec, parse_job
@@ -19,6 +19,7 @@ from swarm.model.families import EMBEDDING, HEAD
 from swarm.partition import resolve
 from swarm.reference import Trained, build_stages, save_folder, sha256_of, train_local, train_step
 from swarm.types import Microbatch
+from tests.unsplit import assert_equals_unsplit
 
 CPU = torch.device("cpu")
 T = 16
@@ -117,40 +118,7 @@ def test_logits_loss_and_gradients_are_those_of_the_unsplit_model(tied: bool, tm
     stages = build_stages(spec, CPU)
     save_folder(stages, spec, tmp_path / "model")
     twin: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
-
-    tokens, targets = (torch.from_numpy(array) for array in batches_of(spec).microbatch(0, 0))
-    with torch.no_grad():
-        hidden: Tensor = tokens.long()
-        for stage in stages:
-            hidden = stage.module(hidden)
-        assert torch.equal(hidden, twin(input_ids=tokens.long()).logits)
-
-    logits = twin(input_ids=tokens.long()).logits
-    expected = nn.functional.cross_entropy(logits.flatten(0, 1), targets.long().flatten(), reduction="sum")
-    expected.backward()
-
-    microbatch, x, g, loss = Microbatch(0, 0, 0), None, None, 0.0
-    for stage in stages:
-        x, loss = stage.forward(microbatch, 0, x=x, tokens=tokens, targets=targets)
-    for stage in reversed(stages):
-        g, _ = stage.backward(microbatch, g)
-    assert loss == float(expected.detach())
-
-    sums: dict[str, Tensor] = {}
-    for stage in stages:
-        for unit, layout in stage.units.items():
-            part = stage.part(0, unit)
-            for name, offset, shape in layout.parameters:
-                gradient = part[offset : offset + torch.Size(shape).numel()].view(shape)
-                sums[name] = sums[name] + gradient if name in sums else gradient
-    gradients = {name: parameter.grad for name, parameter in twin.named_parameters()}
-    assert gradients.keys() == sums.keys()
-    for name, gradient in gradients.items():
-        assert gradient is not None
-        if tied and name == EMBEDDING:  # autograd adds the two uses in its own order
-            torch.testing.assert_close(sums[name], gradient)
-        else:
-            assert torch.equal(sums[name], gradient), name
+    assert_equals_unsplit(stages, batches_of(spec), twin, EMBEDDING if tied else None)
 
 
 def test_the_order_of_microbatches_does_not_change_a_bit() -> None:

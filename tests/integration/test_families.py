@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.config import JobSpec, parse_job
@@ -17,7 +17,7 @@ from swarm.data import Batches, TokenData
 from swarm.model.families import FAMILIES, HEAD
 from swarm.partition import hugging_face_config, resolve
 from swarm.reference import build_stages, save_folder, train_local
-from swarm.types import Microbatch
+from tests.unsplit import assert_equals_unsplit, loss_of
 
 CPU = torch.device("cpu")
 T = 16
@@ -84,12 +84,6 @@ def batches_of(spec: JobSpec) -> Batches:
     return Batches(TokenData([text]), spec.training, T, spec.data.shuffle, spec.training.seed)
 
 
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), targets.long().flatten(), ignore_index=-100, reduction="sum"
-    )
-
-
 @torch.no_grad()
 def perturb(stages: list[Any], tied: str | None) -> None:
     """Move every parameter off its start: zero biases and neutral norms would hide a mix-up."""
@@ -116,38 +110,7 @@ def test_logits_loss_and_gradients_are_those_of_the_unsplit_model(model: str, st
     assert twin.config.model_type == spec.model.family
     assert twin.config._attn_implementation == family.attention
 
-    tokens, targets = (torch.from_numpy(array) for array in batches_of(spec).microbatch(0, 0))
-    logits = twin(input_ids=tokens.long()).logits
-    with torch.no_grad():
-        hidden: Tensor = tokens.long()
-        for stage in held:
-            hidden = stage.module(hidden)
-        assert torch.equal(hidden, logits)
-
-    expected = loss_of(logits, targets)
-    expected.backward()
-    microbatch, x, g, loss = Microbatch(0, 0, 0), None, None, 0.0
-    for stage in held:
-        x, loss = stage.forward(microbatch, 0, x=x, tokens=tokens, targets=targets)
-    for stage in reversed(held):
-        g, _ = stage.backward(microbatch, g)
-    assert loss == float(expected.detach())
-
-    sums: dict[str, Tensor] = {}
-    for stage in held:
-        for unit, layout in stage.units.items():
-            part = stage.part(0, unit)
-            for name, offset, shape in layout.parameters:
-                gradient = part[offset : offset + torch.Size(shape).numel()].view(shape)
-                sums[name] = sums[name] + gradient if name in sums else gradient
-    gradients = {name: parameter.grad for name, parameter in twin.named_parameters()}
-    assert gradients.keys() == sums.keys()
-    for name, gradient in gradients.items():
-        assert gradient is not None
-        if spec.tied and name == family.embedding_name:  # autograd adds the two uses in its own order
-            torch.testing.assert_close(sums[name], gradient)
-        else:
-            assert torch.equal(sums[name], gradient), name
+    assert_equals_unsplit(held, batches_of(spec), twin, family.embedding_name if spec.tied else None)
 
 
 @pytest.mark.parametrize("model", MODELS)

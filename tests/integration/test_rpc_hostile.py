@@ -22,26 +22,9 @@ from swarm.rpc.session import GrpcSchedulerLink, add_session_service
 from swarm.rpc.wire import to_event, to_message
 from swarm.types import JobId, PeerId
 from swarm.wire import frame_pb2, frame_pb2_grpc, session_pb2
+from tests.headers import header_of
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def header_of(size_bytes: int, index: int = 0) -> TensorHeader:
-    return TensorHeader(
-        job=JobId("j"),
-        kind="activation",
-        timeline=0,
-        step=0,
-        microbatch=index,
-        stage=1,
-        attempt=0,
-        sender=PeerId("a"),
-        incarnation=1,
-        dtype="uint8",
-        shape=(size_bytes,),
-        codec="none",
-        total_bytes=size_bytes,
-    )
 
 
 class Receiver:

@@ -11,25 +11,7 @@ from swarm.errors import PeerUnavailable, SchedulerUnreachable
 from swarm.messages import Command, Event, FetchRequest, Heartbeat, StoreHeader, TensorHeader, Void
 from swarm.sim import loop as sim
 from swarm.sim.network import Counts, SimNetwork
-from swarm.types import JobId, PeerId
-
-
-def header_of(index: int) -> TensorHeader:
-    return TensorHeader(
-        job=JobId("j"),
-        kind="activation",
-        timeline=0,
-        step=0,
-        microbatch=index,
-        stage=1,
-        attempt=0,
-        sender=PeerId("a"),
-        incarnation=1,
-        dtype="uint8",
-        shape=(4,),
-        codec="none",
-        total_bytes=4,
-    )
+from tests.headers import header_of
 
 
 class Receiver:
@@ -52,7 +34,7 @@ def flood(seed: int, **options: object) -> tuple[list[int], Counts, float]:
         network.add_receiver("b", receiver)
         async with asyncio.TaskGroup() as tasks:
             for index in range(200):
-                tasks.create_task(links.send("b", header_of(index), b"abcd"))
+                tasks.create_task(links.send("b", header_of(4, index), b"abcd"))
         await asyncio.sleep(1)  # duplicates may still be on their way
         await network.close()
         return receiver.order, network.counts, asyncio.get_running_loop().time()
@@ -99,8 +81,8 @@ def test_deliveries_to_a_killed_process_fail_at_once_and_what_it_sent_still_arri
         receiver = Receiver()
         network.add_receiver("a", receiver)
         network.add_receiver("b", Receiver())
-        to_b = asyncio.create_task(network.peer_links("a").send("b", header_of(0), b"abcd"))
-        to_a = asyncio.create_task(network.peer_links("b").send("a", header_of(1), b"abcd"))
+        to_b = asyncio.create_task(network.peer_links("a").send("b", header_of(4, 0), b"abcd"))
+        to_a = asyncio.create_task(network.peer_links("b").send("a", header_of(4, 1), b"abcd"))
         await asyncio.sleep(0.5)
         network.kill("b")
         with pytest.raises(PeerUnavailable, match="b does not answer"):
