@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from typing import NoReturn
-
 from swarm.startup import quiet_start
+
+with quiet_start():
+    import signal
+    import sys
+    from typing import NoReturn
 
 
 def main() -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import inspect
 import os
@@ -26,8 +27,9 @@ from client.pull import pull
 from client.shell import DEFAULT_SCHEDULER, DEFAULT_TIMEOUT_S, Shell
 from client.submit import dry_run, submit
 from client.views import job_table, job_values, jobs_table, peer_values, peers_table
-from swarm.errors import SwarmError, UsageError
+from swarm.errors import InvalidConfig, SwarmError, UsageError
 from swarm.messages import PROTOCOL_VERSION
+from swarm.process import print_error
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
@@ -64,11 +66,12 @@ def run(arguments: list[str]) -> int:
         return INTERRUPTED
     except SwarmError as error:
         return _failed(shell, error)
-    except BrokenPipeError:
-        # The reader of a pipe has what it wanted; python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has what it wanted
+        _give_stdout_up()
         return 1
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return _failed(shell, InvalidConfig("the disk is full", hint="free some space, or write elsewhere"))
         text = str(error) or type(error).__name__
         hint = "" if shell.verbosity > 1 else "see where it happened with: -vv"
         return _failed(shell, SwarmError(f"unexpected error: {text}", hint=hint))
@@ -77,8 +80,18 @@ def run(arguments: list[str]) -> int:
 def _failed(shell: Shell, error: SwarmError) -> int:
     if shell.verbosity > 1:
         sys.excepthook(type(error), error, error.__traceback__)
-    shell.error(error)
+    try:
+        shell.error(error)
+        sys.stdout.flush()
+    except OSError:  # a full disk takes no JSON either
+        _give_stdout_up()
+        print_error(error)
     return error.exit_code
+
+
+def _give_stdout_up() -> None:
+    """Python would complain once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: TyperException, arguments: list[str]) -> UsageError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -380,7 +380,7 @@ class Jobs:
         job.driver = self._make_driver(job, batches)
         self._say(job, "info", f"placed: {_describe(job.stages)}")
         self._tasks.create_task(self._drive(job, job.driver, replicas))
-        await self._enter(job, JobState.LOADING, f"{len(replicas)} peers build {len(job.stages)} stages")
+        await self._enter(job, JobState.LOADING, f"{_count(replicas, 'peer')} for {_count(job.stages, 'stage')}")
 
     def _make_driver(self, job: Job, batches: Batches) -> JobDriver:
         spec, record = job.spec, job.record
@@ -601,6 +601,10 @@ def _now_s() -> float:
 def _split(spec: JobSpec) -> tuple[int, ...]:
     assert spec.pipeline.split != "auto", "resolved at submit"
     return spec.pipeline.split
+
+
+def _count(things: Sized, name: str) -> str:
+    return f"{len(things)} {name}" + ("" if len(things) == 1 else "s")
 
 
 def _describe(stages: dict[int, list[PeerId]]) -> str:

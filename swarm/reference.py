@@ -32,7 +32,15 @@ from swarm.model.state import read_initial
 from swarm.partition import unit_names
 from swarm.schedule import clip, evaluation_due, learning_rate, perplexity
 from swarm.types import Microbatch, UnitName
-from swarm.weights import INDEX_NAME, check_out_dir, model_folder_files, safetensors_index, shard_name, weights_sha256
+from swarm.weights import (
+    INDEX_NAME,
+    cannot_write,
+    check_out_dir,
+    model_folder_files,
+    safetensors_index,
+    shard_name,
+    weights_sha256,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +226,7 @@ def _write(path: Path, content: bytes) -> None:
 def train_and_save(spec: JobSpec, out_dir: Path, *, device: str, threads: int | None) -> str:
     """Tokenise, train, write the model folder, and say so on stderr; gives the sha256 of the weights.
 
-    OutOfMemory if the model or a microbatch does not fit the device.
+    OutOfMemory if the model or a microbatch does not fit the device, InvalidConfig if the folder cannot be written.
     """
     where = choose_device(device)
     configure(where, threads=threads, reproducible=spec.training.reproducible)
@@ -235,7 +243,10 @@ def train_and_save(spec: JobSpec, out_dir: Path, *, device: str, threads: int | 
                 raise
             hint = "lower training.microbatch_sequences or data.sequence_length, or set model.recompute = true"
             raise OutOfMemory("the model or a microbatch does not fit the device", hint=hint) from error
-    save_folder(trained.stages, spec, out_dir)
+    try:
+        save_folder(trained.stages, spec, out_dir)
+    except OSError as error:
+        raise cannot_write(out_dir, error) from error
     _say(f"model written to {out_dir}")
     return trained.sha256
 

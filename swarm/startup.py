@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,8 +16,12 @@ def quiet_start() -> Iterator[None]:
     """Around the imports of a `__main__`: Ctrl-C ends the process at once with 130, without the traceback of an import.
 
     gRPC's own messages on stderr are switched off, unless the user's GRPC_VERBOSITY asks for them: what they say of a
-    busy port, our error says too. It must be set before gRPC is loaded.
+    busy port, our error says too. It must be set before gRPC is loaded. A stream that is closed (`>&-`) is the null
+    device from here on.
     """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115  # as long as we live
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else somebody wants it to be ignored: nohup, a script's "&"

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from swarm.config import JobSpec
-from swarm.errors import NotAllowed, ReplicaDiverged
+from swarm.errors import InvalidConfig, NotAllowed, ReplicaDiverged
 from swarm.messages import ParameterHash
 from swarm.partition import hugging_face_config
 
@@ -84,6 +85,16 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def check_out_dir(out_dir: Path) -> None:
-    """NotAllowed if writing a model to `out_dir` would mix with what is there."""
+    """NotAllowed if a model in `out_dir` would mix with what is there, InvalidConfig if it cannot be written."""
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
         raise NotAllowed(f"{out_dir} exists already", hint="choose another --out, or remove it")
+    try:
+        out_dir.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(prefix=".swarm-", dir=out_dir.parent).cleanup()
+    except OSError as error:
+        raise cannot_write(out_dir, error) from None
+
+
+def cannot_write(out_dir: Path, error: OSError) -> InvalidConfig:
+    """What to say when `error` kept a model from being written."""
+    return InvalidConfig(f"{out_dir} cannot be written: {error.strerror or error}", hint="choose another --out")

@@ -68,6 +68,7 @@ def test_ctrl_c_while_python_imports_is_no_traceback(here: Path, arguments: tupl
         (("swarm.train_local", "job.toml", "--threads", "0"), 2, "error[E0200]: --threads 0"),
         (("swarm.train_local", "job.toml", "--set", "training.stepps=1"), 3, "error[E0300]: job.toml: unknown key"),
         (("swarm.train_local", "job.toml", "--out", "."), 10, "error[E1000]: . exists already"),
+        (("swarm.train_local", "job.toml", "--out", "job.toml/x"), 3, "error[E0300]: job.toml/x cannot be written: "),
     ],
 )
 def test_what_is_wrong_is_said_before_torch_is_loaded(
@@ -94,3 +95,19 @@ def test_a_busy_port_is_one_error_without_grpcs_own_line(here: Path) -> None:
     assert process.returncode == 3
     assert err.startswith(f"error[E0300]: cannot listen at {address}: ")
     assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(("redirection", "code"), [(">&-", 0), ("> /dev/full", 3), ("-o json > /dev/full", 3)])
+def test_an_output_that_is_closed_or_full_is_no_traceback(here: Path, redirection: str, code: int) -> None:
+    """`swarm ls >&-` spoke of NoneType, a full disk ended in two tracebacks."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    command = f"{sys.executable} -m client submit --dry-run job.toml {redirection}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=here, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True
+    )
+    assert done.returncode == code, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"unexpected" not in done.stderr
+    assert b"Exception" not in done.stderr
+    assert code == 0 or b"error[E0300]: the disk is full" in done.stderr
