@@ -58,7 +58,7 @@ time.sleep(600)
 STAGE_SERVER = """
 import argparse, json, pathlib, signal, sys, time
 flags = argparse.ArgumentParser()
-for name in ("--listen", "--http-port", "--broker", "--threads", "--device", "--data-dir"):
+for name in ("--listen", "--http-port", "--broker", "--threads", "--device", "--max-memory", "--data-dir"):
     flags.add_argument(name)
 flags = flags.parse_args()
 folder = pathlib.Path(flags.data_dir)
