@@ -28,6 +28,7 @@ are ours. benchmarks/rebalancing.py compares them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, fsum, inf, isfinite
@@ -53,6 +54,11 @@ class StageReplica:
     def __post_init__(self) -> None:
         assert 0.0 < self.seconds < inf, "a pace is a positive, finite number of seconds"
 
+    @property
+    def speed(self) -> float:
+        """Microbatches per second."""
+        return 1.0 / self.seconds
+
 
 @dataclass(frozen=True, slots=True)
 class StagePool:
@@ -67,7 +73,7 @@ class StagePool:
     @property
     def capacity(self) -> float:
         """Microbatches per second, with those that arrive."""
-        return fsum(1.0 / replica.seconds for replica in self.replicas)
+        return fsum(replica.speed for replica in self.replicas)
 
     @property
     def transfer_s(self) -> float:
@@ -151,7 +157,7 @@ class Plan:
 def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: float) -> Plan:
     """The plan with the greatest net gain, judged; does not know what was decided before.
 
-    O(moves * peers * stages) with at most twice as many moves as stages. Ties go to the lowest peer id.
+    O(peers log peers + stages^3 log peers): at most twice as many moves as stages. Ties go to the lowest peer id.
     """
     state = _Fill(pools, settings, now_s)
     rate_now = state.rate
@@ -211,7 +217,7 @@ def where_to_join(
         pool = min(short, key=lambda pool: (len(pool.replicas), pool.stage))
         return Decision(pool.stage, f"stage {pool.stage} has {len(pool.replicas)} of {min_replicas} replicas")
     if speed is None or not (isfinite(speed) and speed > 0.0):
-        speed = median(pool.work / replica.seconds for pool in pools for replica in pool.replicas)
+        speed = median(pool.work * replica.speed for pool in pools for replica in pool.replicas)
     capacities = {pool.stage: pool.capacity for pool in pools}
     unit = max(capacities.values())
 
@@ -250,13 +256,21 @@ class _Fill:
         self.capacities = {pool.stage: pool.capacity for pool in pools}
         self.unit = max(self.capacities.values()) or 1.0
         self.serving = {pool.stage: sum(not one.arriving for one in pool.replicas) for pool in pools}
-        free = [(pool.stage, one) for pool in pools for one in pool.replicas if not one.pinned and not one.arriving]
-        rested = [(stage, one) for stage, one in free if now_s - one.since_s >= settings.cooldown_s]
-        self.movable: dict[int, list[StageReplica]] = {pool.stage: [] for pool in pools}
-        for stage, one in sorted(rested, key=lambda pair: pair[1].peer):
-            self.movable[stage].append(one)
+        free = [one for pool in pools for one in pool.replicas if not one.pinned and not one.arriving]
+        self.resting = sum(now_s - one.since_s < settings.cooldown_s for one in free)
+        # Slowest first, then by peer id.
+        self.movable = {
+            pool.stage: sorted(
+                (
+                    one
+                    for one in pool.replicas
+                    if not one.pinned and not one.arriving and now_s - one.since_s >= settings.cooldown_s
+                ),
+                key=lambda one: (one.speed, one.peer),
+            )
+            for pool in pools
+        }
         self.pinned = sum(one.pinned for pool in pools for one in pool.replicas)
-        self.resting = len(free) - len(rested)
 
     @property
     def rate(self) -> float:
@@ -272,7 +286,7 @@ class _Fill:
         best_rank = _worst_first(self.capacities, self.unit)
         for step in self._steps():
             after = dict(self.capacities)
-            after[step.source] -= 1.0 / step.replica.seconds
+            after[step.source] -= step.replica.speed
             after[step.target] += step.adds
             rank = _worst_first(after, self.unit)
             tied = best is not None and rank == best_rank and step.replica.peer < best.replica.peer
@@ -281,17 +295,23 @@ class _Fill:
         return best
 
     def _steps(self) -> Iterator[_Step]:
+        """The best ones from each stage: there the smaller of the two capacities after the move is greatest, and that
+        rises with the mover's speed until both are equal and then falls."""
         target = self.lowest
-        for source, movable in self.movable.items():  # each in order of peer id
-            if source == target or self.serving[source] <= self.settings.min_replicas:
+        for source, movable in self.movable.items():
+            if source == target or not movable or self.serving[source] <= self.settings.min_replicas:
                 continue
             ratio = self.pools[source].work / self.pools[target].work
-            # Of equally fast replicas the first will do.
-            for replica in {one.seconds: one for one in reversed(movable)}.values():
-                yield _Step(replica, source, target, ratio / replica.seconds)
+            level = (self.capacities[source] - self.capacities[target]) / (1.0 + ratio)
+            above = _first_as_fast(movable, level)
+            if above < len(movable):
+                yield _Step(movable[above], source, target, ratio * movable[above].speed)
+            if above > 0:
+                below = movable[_first_as_fast(movable, movable[above - 1].speed)]
+                yield _Step(below, source, target, ratio * below.speed)
 
     def make(self, step: _Step) -> None:
-        self.capacities[step.source] -= 1.0 / step.replica.seconds
+        self.capacities[step.source] -= step.replica.speed
         self.capacities[step.target] += step.adds
         self.serving[step.source] -= 1
         self.movable[step.source].remove(step.replica)
@@ -307,6 +327,11 @@ class _Fill:
         ]
         told = "; ".join(fact for fact in facts if fact)
         return f" ({told})" if told else ""
+
+
+def _first_as_fast(replicas: Sequence[StageReplica], speed: float) -> int:
+    """Of replicas sorted by speed the first that is at least so fast; their number if none is."""
+    return bisect_left(replicas, speed, key=lambda one: one.speed)
 
 
 def _net_share(rate_now: float, rate_after: float, transfer_s: float, settings: RebalanceSettings) -> float:

@@ -1,0 +1,77 @@
+"""How the state of a stage is cut, so that a joiner can have it from several donors and bring each part up to date.
+
+      tensors    |      a      | b |        c         |      in the stage's order, flat
+      chunks     |   0   |   1   |   2   |   3   | 4  |      fixed size; with `whole_tensors` cut at tensors only
+
+A chunk is a range of parameters together with their optimizer state (and, if two versions are kept, the older weights),
+because a commit changes these together and element by element. What the optimizer keeps once per tensor (a counter of
+updates) travels with each chunk that has a part of the tensor. Optimizers that look at a whole tensor (LAMB) need
+`whole_tensors`. Whoever cuts the same tensors by the same sizes gets the same chunks: the index names one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSize:
+    """A parameter of the stage."""
+
+    name: str
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [start, stop) of a parameter, flat."""
+
+    tensor: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`size_bytes` is what a snapshot of it weighs, `record_bytes` its share of one averaged gradient."""
+
+    index: int
+    pieces: tuple[Piece, ...]
+    size_bytes: int
+    record_bytes: int
+
+
+def cut(
+    tensors: Sequence[TensorSize],
+    *,
+    chunk_bytes: int,
+    element_bytes: int,
+    gradient_bytes: int,
+    whole_tensors: bool = False,
+) -> tuple[Chunk, ...]:
+    """Chunks of at most `chunk_bytes` (one element or, with `whole_tensors`, one tensor may be more), in order.
+
+    `element_bytes` is what a snapshot holds per element, `gradient_bytes` what a record of the log does.
+    """
+    assert min(chunk_bytes, element_bytes, gradient_bytes) >= 1
+    assert len({tensor.name for tensor in tensors}) == len(tensors), "a tensor is listed once"
+    room = max(1, chunk_bytes // element_bytes)
+    groups: list[list[Piece]] = []
+    filled = room
+    for tensor in tensors:
+        start = 0
+        while start < tensor.elements:
+            left = room - filled
+            if left <= 0 or (whole_tensors and tensor.elements > left):
+                groups.append([])
+                filled, left = 0, room
+            stop = tensor.elements if whole_tensors else min(tensor.elements, start + left)
+            groups[-1].append(Piece(tensor.name, start, stop))
+            filled += stop - start
+            start = stop
+    return tuple(
+        Chunk(index, tuple(pieces), elements * element_bytes, elements * gradient_bytes)
+        for index, pieces in enumerate(groups)
+        for elements in (sum(piece.stop - piece.start for piece in pieces),)
+    )

@@ -1,0 +1,58 @@
+"""What a replica remembers of past commits: a record per step, the averaged gradient and the Commit, within bytes.
+
+      record of step   4   5   6   7        takes a state from version 4 to 5, ..., 7 to 8
+                       └ reach              a state of version 4 or newer can be brought up to date
+
+The oldest records go when the bytes run out. This module knows their sizes only; the flow keeps what they hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class CommitLog:
+    """Which steps are in the log."""
+
+    def __init__(self, limit_bytes: int, version: int = 0) -> None:
+        assert limit_bytes >= 0
+        self._limit_bytes = limit_bytes
+        self._sizes: deque[int] = deque()
+        self._version = version
+        self.size_bytes = 0
+
+    @property
+    def version(self) -> int:
+        """What a replay of the whole log leads to: the newest version."""
+        return self._version
+
+    @property
+    def reach(self) -> int:
+        """The oldest version that the log can bring up to date; equal to `version` if the log is empty."""
+        return self._version - len(self._sizes)
+
+    def append(self, step: int, size_bytes: int) -> range:
+        """Remember a commit; the steps whose records are to be dropped, the new one too if it is over the limit."""
+        assert step == self._version, f"the log is at version {self._version}, its next record is not of step {step}"
+        assert size_bytes >= 0
+        before = self.reach
+        self._version = step + 1
+        self._sizes.append(size_bytes)
+        self.size_bytes += size_bytes
+        while self.size_bytes > self._limit_bytes:
+            self.size_bytes -= self._sizes.popleft()
+        return range(before, self.reach)
+
+    def steps(self, start: int, stop: int) -> range | None:
+        """The records that bring version `start` towards `stop`, as far as there are any; None if the log does not
+        reach back to it."""
+        if start < self.reach:
+            return None
+        return range(start, max(start, min(stop, self._version)))
+
+    def restart(self, version: int) -> range:
+        """Another timeline begins at `version`; the steps whose records are to be dropped."""
+        dropped = range(self.reach, self._version)
+        self._sizes.clear()
+        self.size_bytes, self._version = 0, version
+        return dropped
