@@ -278,7 +278,7 @@ class Rejoin:
             if agreed is not None and agreed != digest:
                 return self._start_over(version)
             if agreed is not None and version == self._newest and self._settled():
-                self._admitted = version
+                self._admitted, self._mismatches = version, 0
                 return [Admit(version, self._first_step())]
         if self._announced == self._newest or not self._settled():
             return []

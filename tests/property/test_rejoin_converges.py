@@ -193,7 +193,7 @@ class World:
         raise AssertionError(f"no end: {self.rejoin.status()}")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(1, 12),
@@ -233,7 +233,7 @@ def test_with_records_enough_no_chunk_is_pulled_twice_while_versions_advance() -
     assert set(pulls.values()) == {1}
 
 
-@pytest.mark.parametrize(("donors", "chunk_count"), [(20, 16), (7, 32), (40, 8)])
+@pytest.mark.parametrize(("donors", "chunk_count"), [(20, 16), (40, 8)])
 def test_three_hundred_joiners_do_not_herd(donors: int, chunk_count: int) -> None:
     names = [PeerId(f"donor-{number}") for number in range(donors)]
     first: Counter[PeerId] = Counter()

@@ -1,0 +1,176 @@
+"""When a hop has taken too long: deadlines that follow what is measured, and the hops that are past theirs.
+
+    deadline = median + k * max(1.4826 * MAD, 0.05 * median), within [min_s, max_s]
+
+of the last 64 completions of a stage and direction; MAD is the median absolute deviation, 1.4826 makes it a standard
+deviation where times are normal. Fewer than half of the samples, however slow, cannot carry it away. Before 8
+completions are known the deadline is max_s.
+
+A hop that is past its deadline is told once and not watched any more; its seconds count still if it completes after
+all, so a deadline that became too tight widens. Should nothing complete at all, because everything became slower at
+once, the deadline doubles with every 8 hops that expire in a row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from statistics import median
+
+from swarm.types import Direction, PeerId
+
+SAMPLES_KEPT = 64
+SAMPLES_MIN = 8
+MISSES_PER_DOUBLING = 8
+SPREAD_MIN = 0.05  # of the median: even times do not make a deadline without slack
+NORMAL = 1.4826
+LATE_KEPT = 1024  # expired hops that may complete after all, per stage and direction
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineSettings:
+    """Keys of [pipeline] in the job file: deadline_k, deadline_min_s, deadline_max_s."""
+
+    k: float = 6.0
+    min_s: float = 1.0
+    max_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WatchedHop:
+    """The turn of a peer in microbatch (step, index): its forward or its backward at one stage."""
+
+    step: int
+    stage: int
+    index: int
+    direction: Direction
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A hop that is past its deadline."""
+
+    hop: WatchedHop
+    waited_s: float
+    deadline_s: float
+
+    @property
+    def reason(self) -> str:
+        """For a person."""
+        hop = self.hop
+        return (
+            f"{hop.peer} has had {hop.direction} of {hop.step}.{hop.index} at stage {hop.stage} for "
+            f"{self.waited_s:.3g} s; others take less than {self.deadline_s:.3g} s"
+        )
+
+
+def deadline_s(samples: Sequence[float], settings: DeadlineSettings) -> float:
+    """Seconds after which a hop is too late, given seconds of completed ones."""
+    if len(samples) < SAMPLES_MIN:
+        return settings.max_s
+    middle = median(samples)
+    spread = median(abs(sample - middle) for sample in samples)
+    return _within(middle + settings.k * max(NORMAL * spread, SPREAD_MIN * middle), settings)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A stage and direction. Hops are in the order in which they began, so the first expires first."""
+
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+    began_s: dict[WatchedHop, float] = field(default_factory=dict)
+    late_s: dict[WatchedHop, float] = field(default_factory=dict)
+    misses: int = 0  # since the last completion
+    deadline_s: float | None = None  # None: to be computed anew
+
+
+class Deadlines:
+    """Watches the hops of one job."""
+
+    def __init__(self, settings: DeadlineSettings) -> None:
+        assert 0.0 < settings.min_s <= settings.max_s < inf
+        self._settings = settings
+        self._lanes: dict[tuple[int, Direction], _Lane] = {}
+
+    def of(self, stage: int, direction: Direction) -> float:
+        """Seconds that a hop may take now."""
+        lane = self._lanes.get((stage, direction))
+        return self._settings.max_s if lane is None else self._deadline_s(lane)
+
+    def began(self, hop: WatchedHop, now_s: float) -> None:
+        """The peer can compute: it has, or was sent, what it needs. Times never go back. Again: anew."""
+        lane = self._lanes.setdefault((hop.stage, hop.direction), _Lane())
+        lane.began_s.pop(hop, None)
+        lane.late_s.pop(hop, None)
+        lane.began_s[hop] = now_s
+
+    def done(self, hop: WatchedHop, now_s: float) -> None:
+        """The hop completed; what was not watched, or was forgotten, is ignored."""
+        lane = self._lanes.get((hop.stage, hop.direction))
+        if lane is None:
+            return
+        began_s = lane.began_s.pop(hop, None)
+        if began_s is None:
+            began_s = lane.late_s.pop(hop, None)
+        if began_s is not None:
+            lane.samples.append(max(0.0, now_s - began_s))
+            lane.misses, lane.deadline_s = 0, None
+
+    def expired(self, now_s: float) -> list[Overdue]:
+        """The hops that are past their deadline, each told once, in order of step, stage and index."""
+        overdue = []
+        for lane in self._lanes.values():
+            limit_s = self._deadline_s(lane)
+            for hop, began_s in list(lane.began_s.items()):
+                if now_s - began_s < limit_s:
+                    break
+                overdue.append(Overdue(hop, now_s - began_s, limit_s))
+                del lane.began_s[hop]
+                lane.late_s[hop] = began_s
+                lane.misses += 1
+                lane.deadline_s = None
+            while len(lane.late_s) > LATE_KEPT:
+                del lane.late_s[next(iter(lane.late_s))]
+        return sorted(overdue, key=lambda one: one.hop)
+
+    def due_s(self) -> float | None:
+        """When the next hop expires if nothing happens; None if none is watched."""
+        return min(
+            (
+                next(iter(lane.began_s.values())) + self._deadline_s(lane)
+                for lane in self._lanes.values()
+                if lane.began_s
+            ),
+            default=None,
+        )
+
+    def forget_peer(self, peer: PeerId) -> None:
+        """The peer is suspect or gone: its hops are given to others."""
+        self._forget(lambda hop: hop.peer == peer)
+
+    def forget_step(self, step: int) -> None:
+        """The step committed, or is void: nothing of it, or of steps before, is awaited."""
+        self._forget(lambda hop: hop.step <= step)
+
+    def watched(self) -> list[WatchedHop]:
+        """The hops that have begun and are neither done nor expired."""
+        return sorted(hop for lane in self._lanes.values() for hop in lane.began_s)
+
+    def _deadline_s(self, lane: _Lane) -> float:
+        if lane.deadline_s is None:
+            base_s = deadline_s(lane.samples, self._settings)
+            lane.deadline_s = _within(base_s * 2.0 ** min(lane.misses // MISSES_PER_DOUBLING, 30), self._settings)
+        return lane.deadline_s
+
+    def _forget(self, is_meant: Callable[[WatchedHop], bool]) -> None:
+        for lane in self._lanes.values():
+            for hops in (lane.began_s, lane.late_s):
+                for hop in [hop for hop in hops if is_meant(hop)]:
+                    del hops[hop]
+
+
+def _within(seconds: float, settings: DeadlineSettings) -> float:
+    return min(settings.max_s, max(settings.min_s, seconds))
