@@ -158,6 +158,20 @@ def test_pinned_and_newly_come_peers_stay() -> None:
     assert plan_moves(fresh, SETTINGS, 170.0).first is not None
 
 
+def test_of_equally_good_movers_the_lowest_peer_id_goes_wherever_it_serves() -> None:
+    needy, *rich = pools([1.0], [1.0] * 3, [1.0] * 3)
+    for names in (("za", "zb"), ("zb", "za")):
+        named = [
+            StagePool(
+                pool.stage, tuple(StageReplica(PeerId(name + one.peer), 1.0) for one in pool.replicas), 1000, 100.0
+            )
+            for name, pool in zip(names, rich, strict=True)
+        ]
+        move = plan_moves([needy, *named], SETTINGS, 0.0).first
+        assert move is not None
+        assert move.peer.startswith("za")
+
+
 def test_two_stages_that_limit_together_get_a_plan_of_two_moves() -> None:
     plan = plan_moves(pools([1.0], [1.0], [1.0] * 4), SETTINGS, 0.0)
     assert plan.first is not None

@@ -221,3 +221,20 @@ def test_an_answer_to_another_question_is_a_programming_error() -> None:
     ask = only(rejoin.donors([A], 0.0))
     with pytest.raises(AssertionError, match="another question"):
         rejoin.recorded(ask.ticket, 3, reach=0, now_s=0.0)
+
+
+def test_a_digest_of_a_state_that_was_dropped_is_no_digest_of_the_next_one() -> None:
+    rejoin = joiner()
+    *_, fifth = complete(rejoin, 5)
+    records = only(rejoin.committed(6, 0.0))
+    _, sixth = rejoin.recorded(records.ticket, 6, reach=0, now_s=0.0)
+    assert isinstance(fifth, Digest)
+    assert isinstance(sixth, Digest)
+    rejoin.agreed(5, "five", 0.0)
+    rejoin.agreed(6, "six", 0.0)
+    drop, *again = rejoin.digested(fifth.ticket, "wrong", 0.0)
+    assert drop == Drop()
+    *_, anew = complete(rejoin, 6, orders=again)
+    assert isinstance(anew, Digest)
+    assert rejoin.digested(sixth.ticket, "of what was dropped", 0.0) == []
+    assert rejoin.digested(anew.ticket, "six", 0.0) == [Admit(6, 6)]
