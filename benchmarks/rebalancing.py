@@ -10,7 +10,7 @@ The setting of the paper: 4 stages, 100 equal peers, 32 h. A peer is up for 8 h 
 (exponential), and 60 s pass until one that came or moved can serve. The optimum is floor(peers up / 4) peers per stage.
 The paper replays a trace of preemptible T4 counts that is not published; this churn stands for it.
 
-Throughput E, after docs of the project's targets: N / integral of min over stages of sum of speeds alive, where N are
+Throughput E: N / integral of min over stages of sum of speeds alive, where N are
 committed microbatches, each counted once. A replica leaves the integral at its death, a joiner enters it when it
 reports idle. Raw: N / what the fleet does without faults. What a death costs here, as parameters: the work of
 `redo_s + detect_s` seconds of that replica is done again by its stage, before anything else; the whole pipeline stands
