@@ -23,13 +23,18 @@ config    = {config}
                                 # dropout, such as {{ attention_dropout = 0.1 }}
 dtype     = "float32"           # default bfloat16: float32, or bfloat16 autocast; master weights stay float32
 recompute = false               # keep only a stage's input, compute its forward again in backward: less memory
-tokenizer = "byte"              # UTF-8 bytes, no files needed
+tokenizer = "byte"              # UTF-8 bytes, no files; or a folder with tokenizer.json, a hub id, "" (that of id)
 
 [data]
 source   = {source}
                                 # required: your text files, such as "corpus/**/*.txt"; here Python's own library
-format   = "auto"               # auto or text: each file is one document
+format   = "auto"               # by suffix, or text (a file is a document), jsonl, parquet, bin (token ids), hf
+text_field = "text"             # jsonl, parquet, hf: where the text is
+subset   = ""                   # hf ("hf:owner/name", or a folder): the data set's configuration
+split    = "train"              # hf
+bin_dtype = "uint16"            # bin: uint16 or uint32, little-endian
 sequence_length = 128           # default 1024; tokens, 8 to 1048576
+packing  = true                 # documents follow one another; false: each begins a sequence, the rest is padding
 shuffle  = true                 # the order depends on training.seed and the step alone
 validation_ratio = 0.0          # 0 to 0.5: this share, the end of the data, is not trained on
 upload_shard_bytes = "64MiB"    # 1MiB to 1GiB: the unit of upload

@@ -131,7 +131,7 @@ async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | Non
 
 async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet) -> int:
     # Checked before half a minute of starting things.
-    spec = None if options.job is None else check_job(options.job, ())
+    spec = None if options.job is None else check_job(options.job, ())[0]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_data_folder(shell, options.data_dir))
         fleet.logs = folder / "logs"

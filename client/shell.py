@@ -23,6 +23,7 @@ from swarm.errors import JobFailed, SwarmError, UsageError
 from swarm.logs import configure
 
 SCHEMA = "swarm.cli/1"
+PROGRESS_LINE_S = 5.0
 DEFAULT_SCHEDULER = "127.0.0.1:7950"
 DEFAULT_TIMEOUT_S = 30.0
 
@@ -118,14 +119,29 @@ class Shell:
 
 @contextmanager
 def bytes_bar(shell: Shell, what: str) -> Iterator[Advance]:
-    """A progress bar in bytes; nothing where lines cannot be redrawn."""
+    """A progress bar in bytes; where lines cannot be redrawn a line now and then."""
     if not shell.live:
-        yield lambda done, total: None
+        yield _Lines(shell, what)
         return
     columns = (TextColumn(what), BarColumn(bar_width=30), DownloadColumn(binary_units=True), TimeRemainingColumn())
     with Progress(*columns, console=shell.err, transient=True) as progress:
         task = progress.add_task("", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+class _Lines:
+    """Says how far something is every PROGRESS_LINE_S; nothing if it does not take so long."""
+
+    def __init__(self, shell: Shell, what: str) -> None:
+        self._shell = shell
+        self._what = what
+        self._said_s = time.monotonic()
+
+    def __call__(self, done: int, total: int | None) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_s >= PROGRESS_LINE_S:
+            self._said_s = now_s
+            self._shell.say(f"{self._what}: {size(done)}{f' of {size(total)}' if total else ''}")
 
 
 def utc(unix_s: float) -> str | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from client.connection import CHUNK_BYTES, Scheduler
+from client.blobs import File, upload
+from client.connection import Scheduler
 from client.follow import follow, raise_unless_succeeded
 from client.shell import Shell, bytes_bar, size
 from client.upload import upload_weights
 from client.views import job_values
 from swarm.config import JobSpec, load_job
-from swarm.data import ByteTokenizer, ShardInfo, TokenManifest, read_documents, tokenise
-from swarm.errors import InvalidData
-from swarm.partition import common_name, resolve
+from swarm.data import Corpus, TokenManifest, open_corpus, tokenise
+from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
+from swarm.partition import common_name
 from swarm.pretrained import ground, weight_files
 from swarm.wire import jobs_pb2 as pb
 
@@ -36,15 +38,14 @@ class Value:
     origin: str
 
 
-def check_job(path: Path, overrides: Sequence[str]) -> JobSpec:
-    """The spec in `path`, after every check that needs no scheduler: InvalidConfig, InvalidData, UsageError."""
+def check_job(path: Path, overrides: Sequence[str]) -> tuple[JobSpec, Corpus]:
+    """The spec in `path` and its data, after every check that needs no scheduler: InvalidConfig, UsageError."""
     spec = ground(load_job(path, overrides))
     weight_files(spec)
+    corpus = open_corpus(spec)
     # For its checks only: "auto" is resolved by the scheduler, which knows the peers.
-    resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
-    if not read_documents(spec.data.source, spec.data.format):
-        raise InvalidData(f'data.source = "{spec.data.source}" matches only empty files', hint="add text to them")
-    return spec
+    corpus.resolve(spec)
+    return spec, corpus
 
 
 def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, managed: bool = False) -> int:
@@ -52,20 +53,23 @@ def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, 
 
     `managed`: `swarm up` started this and stops it, so there is nothing to say about detaching.
     """
-    spec = check_job(path, overrides)
+    spec, corpus = check_job(path, overrides)
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         scheduler.check_protocol()
         with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
             with bytes_bar(shell, "tokenising") as advance:
-                manifest = tokenise(spec, Path(folder), advance)
+                manifest = tokenise(spec, Path(folder), advance, corpus)
             shell.say(
                 f"{manifest.tokens} tokens in {len(manifest.shards)} "
                 f"{'shard' if len(manifest.shards) == 1 else 'shards'}, "
                 f"unigram entropy {manifest.unigram_entropy:.3f} nats"
             )
-            _upload(shell, scheduler, manifest)
-        files = upload_weights(shell, scheduler, spec)
-        view = scheduler.submit(_request(spec, manifest, files))
+            shards = [File(shard.sha256, shard.size_bytes, shard.path, shard.tokens) for shard in manifest.shards]
+            upload(shell, scheduler, shards, "data")
+        request = _request(spec, manifest)
+        request.files.extend(upload_weights(shell, scheduler, spec))
+        _add_tokenizer(shell, scheduler, request, corpus.tokenizer.tokenizer_files())
+        view = scheduler.submit(request)
         return _after_submit(shell, scheduler, view, detach=detach, managed=managed)
 
 
@@ -94,46 +98,32 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detac
     return 0
 
 
-def _request(spec: JobSpec, manifest: TokenManifest, files: Sequence[pb.JobFile]) -> pb.SubmitRequest:
+def _request(spec: JobSpec, manifest: TokenManifest) -> pb.SubmitRequest:
     return pb.SubmitRequest(
         spec_json=spec.model_dump_json(),
-        shards=[_wire(shard) for shard in manifest.shards],
+        shards=[
+            pb.Shard(sha256=shard.sha256, tokens=shard.tokens, size_bytes=shard.size_bytes) for shard in manifest.shards
+        ],
         token_dtype=manifest.token_dtype,
         vocabulary_size=manifest.vocabulary_size,
         unigram_entropy=manifest.unigram_entropy,
         end_of_text=manifest.end_of_text,
-        tokenizer_files=ByteTokenizer().tokenizer_files(),
-        files=files,
     )
 
 
-def _upload(shell: Shell, scheduler: Scheduler, manifest: TokenManifest) -> None:
-    """Send the shards that the scheduler lacks, equal ones once."""
-    files = {shard.sha256: shard for shard in manifest.shards}
-    missing = {shard.sha256 for shard in scheduler.missing_shards([_wire(shard) for shard in files.values()])}
-    lacking = [shard for sha256, shard in files.items() if sha256 in missing]
-    total_bytes = sum(shard.size_bytes for shard in lacking)
-    if not lacking:
-        shell.say("the scheduler has the data already")
+def _add_tokenizer(
+    shell: Shell, scheduler: Scheduler, request: pb.SubmitRequest, tokenizer_files: Mapping[str, bytes]
+) -> None:
+    """Put the tokenizer's files into the request; those that do not fit one message are uploaded, and named in it."""
+    if sum(map(len, tokenizer_files.values())) <= TOKENIZER_MESSAGE_BYTES_MAX:
+        request.tokenizer_files.update(tokenizer_files)
         return
-    sent_bytes = 0
-    with bytes_bar(shell, "uploading") as advance:
-
-        def pieces(shard: ShardInfo) -> Iterator[bytes]:
-            nonlocal sent_bytes
-            with shard.path.open("rb") as file:
-                while piece := file.read(CHUNK_BYTES):
-                    yield piece
-                    sent_bytes += len(piece)
-                    advance(sent_bytes, total_bytes)
-
-        for shard in lacking:
-            scheduler.put_shard(_wire(shard), pieces(shard))
-    shell.say(f"uploaded {size(total_bytes)}")
-
-
-def _wire(shard: ShardInfo) -> pb.Shard:
-    return pb.Shard(sha256=shard.sha256, tokens=shard.tokens, size_bytes=shard.size_bytes)
+    files = {name: File(hashlib.sha256(raw).hexdigest(), len(raw), raw) for name, raw in tokenizer_files.items()}
+    upload(shell, scheduler, list(files.values()), "tokenizer")
+    request.files.extend(
+        pb.JobFile(path=f"{MODEL_FOLDER}{name}", sha256=file.sha256, size_bytes=file.size_bytes)
+        for name, file in files.items()
+    )
 
 
 # --dry-run -----------------------------------------------------------------------------------------------------------
@@ -141,16 +131,17 @@ def _wire(shard: ShardInfo) -> pb.Shard:
 
 def dry_run(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     """Show what `submit` would send and where each value came from; sends nothing. Raises as `submit` does."""
-    spec = check_job(path, overrides)
-    values = origins(spec, path, overrides)
-    documents = read_documents(spec.data.source, spec.data.format)
-    data_bytes = sum(document.size_bytes for document in documents)
+    spec, corpus = check_job(path, overrides)
+    values = origins(spec, corpus, path, overrides)
+    formats = sorted({source.format for source in corpus.sources})
     if shell.json:
         shell.data(
             {
                 "values": [{"key": value.key, "value": value.value, "origin": value.origin} for value in values],
-                "files": len(documents),
-                "size_bytes": data_bytes,
+                "files": len(corpus.sources),
+                "size_bytes": corpus.size_bytes,
+                "formats": formats,
+                "vocabulary_size": corpus.tokenizer.vocabulary_size,
             }
         )
         return
@@ -160,12 +151,17 @@ def dry_run(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     for value in values:
         table.add_row(Text(value.key), Text(_shown(value.value)), Text(value.origin))
     shell.out.print(table)
-    shell.say(f"data: {len(documents)} files, {size(data_bytes)}; nothing was sent")
+    count = len(corpus.sources)
+    kinds = f"{count} {'file' if count == 1 else 'files'} ({', '.join(formats)})"
+    if formats == ["hf"]:
+        kinds = "a Hugging Face data set"
+    total = size(corpus.size_bytes) if corpus.size_bytes else "not downloaded yet"
+    shell.say(f"data: {kinds}, {total}; vocabulary of {corpus.tokenizer.vocabulary_size}; nothing was sent")
 
 
-def origins(spec: JobSpec, path: Path, overrides: Sequence[str]) -> list[Value]:
+def origins(spec: JobSpec, corpus: Corpus, path: Path, overrides: Sequence[str]) -> list[Value]:
     """Every value of the spec in the order of the job file, resolved as far as it can be without a scheduler."""
-    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    resolved = corpus.resolve(spec)
     family = resolved.model.family
     in_file = {_final_key(key, family) for key in _leaves(tomllib.loads(path.read_text(encoding="utf-8-sig")))}
     by_flag = {_final_key(override.partition("=")[0].strip(), family) for override in overrides}

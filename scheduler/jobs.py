@@ -207,7 +207,12 @@ class Jobs:
         InvalidConfig, InvalidData, InvalidModel.
         """
         idle = len(self._membership.idle_peers())
-        resolved = resolve(spec, vocabulary_size=tokens.vocabulary_size, stages_if_auto=stages_for(idle))
+        resolved = resolve(
+            spec,
+            vocabulary_size=tokens.vocabulary_size,
+            stages_if_auto=stages_for(idle),
+            end_of_text=tokens.end_of_text,
+        )
         self._open_batches(resolved, tokens)
         check_uploaded(files, [self.shard_path(file.sha256) for file in files])
         job_id = JobId(f"{spec.name}-{self._rng.randbytes(3).hex()}")

@@ -21,6 +21,11 @@ from scheduler.membership import Membership, Peer
 from scheduler.store import JobTokens
 from swarm.config import spec_from_json
 from swarm.data.batches import TOKEN_DTYPES
+from swarm.data.tokenizer_files import (
+    TOKENIZER_FILE_BYTES_MAX,
+    TOKENIZER_MESSAGE_BYTES_MAX,
+    tokenizer_file_name,
+)
 from swarm.errors import InvalidConfig, InvalidData, NotFound, Refused
 from swarm.messages import PROTOCOL_VERSION, StateFile
 from swarm.rpc.channel import answering
@@ -33,7 +38,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 WATCH_S_MIN = 0.2
 BLOB_BYTES_MAX = 1 << 38  # one file of a model's weights
 REASON_CHARACTERS_MAX = 1000
-TOKENIZER_BYTES_MAX = 3 << 20  # all files together; they travel in one message
 LEVELS = ("debug", "info", "warning", "error")
 
 _SHA256 = re.compile(r"^[0-9a-f]{64}$")
@@ -127,8 +131,10 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             for name in request.tokenizer_files:
                 if not _FILE_NAME.match(name):
                     raise InvalidConfig(f"{name!r} is no file name for a tokenizer file")
-            if sum(map(len, request.tokenizer_files.values())) > TOKENIZER_BYTES_MAX:
-                raise InvalidConfig(f"tokenizer files have more than {TOKENIZER_BYTES_MAX} bytes together")
+            if sum(map(len, request.tokenizer_files.values())) > TOKENIZER_MESSAGE_BYTES_MAX:
+                raise InvalidConfig(
+                    f"tokenizer files in a message have at most {TOKENIZER_MESSAGE_BYTES_MAX} bytes together"
+                )
             tokens = JobTokens(
                 shards=tuple(shard.sha256 for shard in request.shards),
                 token_dtype=request.token_dtype,
@@ -138,10 +144,38 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             )
             for file in request.files:
                 self._shard_path(file.sha256)
-            files = tuple(StateFile(file.path, file.size_bytes, file.sha256) for file in request.files)
+            files = tuple(
+                StateFile(file.path, file.size_bytes, file.sha256)
+                for file in request.files
+                if tokenizer_file_name(file.path) is None  # stage servers have no use for those
+            )
             spec = spec_from_json(request.spec_json)
-            return self._view(await self._jobs.submit(spec, tokens, dict(request.tokenizer_files), files))
+            tokenizer_files = dict(request.tokenizer_files) | await self._uploaded_tokenizer(request)
+            return self._view(await self._jobs.submit(spec, tokens, tokenizer_files, files))
         raise AssertionError
+
+    async def _uploaded_tokenizer(self, request: pb.SubmitRequest) -> dict[str, bytes]:
+        """The tokenizer files among the files that were uploaded before, by name; InvalidData if one is not here."""
+        paths = {
+            name: self._shard_path(file.sha256)
+            for file in request.files
+            if (name := tokenizer_file_name(file.path)) is not None
+        }
+
+        def read() -> dict[str, bytes]:
+            files = {}
+            for name, path in paths.items():
+                if path.exists() and path.stat().st_size > TOKENIZER_FILE_BYTES_MAX:
+                    raise InvalidConfig(f"{name} has more than {TOKENIZER_FILE_BYTES_MAX} bytes")
+                files[name] = path.read_bytes()
+            return files
+
+        try:
+            return await run_blocking(self._executor, read)
+        except OSError as error:
+            raise InvalidData(
+                f"a tokenizer file of the job is not here: {error.strerror or error}", hint="submit again to upload it"
+            ) from error
 
     def _shard_path(self, sha256: str) -> Path:
         if not _SHA256.match(sha256):

@@ -47,15 +47,20 @@ class ModelSection(Section):
     init: Literal["pretrained", "random"] = "pretrained"  # without an id always random
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # autocast; master weights stay float32
     recompute: bool = False
-    tokenizer: Literal["byte"] = "byte"
+    tokenizer: str = ""  # "byte", a local folder or a hub id; empty = that of id, without an id "byte"
 
 
 class DataSection(Section):
     """Which text, and how it becomes sequences."""
 
     source: Annotated[str, Field(min_length=1)]
-    format: Literal["auto", "text"] = "auto"
+    format: Literal["auto", "text", "jsonl", "parquet", "bin", "hf"] = "auto"
+    text_field: Annotated[str, Field(min_length=1)] = "text"  # jsonl, parquet, hf
+    subset: str = ""  # hf: its configuration
+    split: Annotated[str, Field(min_length=1)] = "train"  # hf
+    bin_dtype: Literal["uint16", "uint32"] = "uint16"
     sequence_length: Annotated[int, Field(ge=8, le=1 << 20)] = 1024
+    packing: bool = True  # a sample may hold several documents; False: each document begins a sample
     shuffle: bool = True
     validation_ratio: Annotated[float, Field(ge=0, le=0.5)] = 0.0  # the last part of the samples is not trained on
     upload_shard_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20

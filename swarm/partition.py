@@ -57,8 +57,8 @@ _BASE: dict[str, tuple[type, Any]] = {
     "max_position_embeddings": (int, None),
     "initializer_range": (float, 0.02),
     "tie_word_embeddings": (bool, False),
-    "bos_token_id": (int, END_OF_TEXT),
-    "eos_token_id": (int, END_OF_TEXT),
+    "bos_token_id": (int, None),  # both: the tokenizer's end of text
+    "eos_token_id": (int, None),
     "pad_token_id": (int, None),
 }
 _GATED: dict[str, tuple[type, Any]] = _BASE | {
@@ -144,15 +144,15 @@ DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", 
 _SEE = "see: swarm submit --example"
 
 
-def resolve(spec: JobSpec, *, vocabulary_size: int, stages_if_auto: int) -> JobSpec:
+def resolve(spec: JobSpec, *, vocabulary_size: int, stages_if_auto: int, end_of_text: int = END_OF_TEXT) -> JobSpec:
     """The spec with every "auto" but pipeline.max_in_flight replaced and the model's config filled and checked.
 
-    `vocabulary_size` is the tokenizer's. Resolving a resolved spec changes nothing. Raises InvalidConfig if the config
-    has an unknown field, or one that contradicts another, the data or the tokenizer.
+    `vocabulary_size` and `end_of_text` (-1: unknown) are the tokenizer's. Resolving a resolved spec changes nothing.
+    Raises InvalidConfig if the config has an unknown field, or one that contradicts another, the data or the tokenizer.
     """
     spec = _with_family(spec)
     values = spec.model_dump()
-    values["model"]["config"] = _model_config(spec, vocabulary_size)
+    values["model"]["config"] = _model_config(spec, vocabulary_size, end_of_text)
     if spec.training.microbatch_sequences == "auto":
         values["training"]["microbatch_sequences"] = auto_microbatch(
             spec.training.global_batch_sequences, spec.data.sequence_length
@@ -243,12 +243,13 @@ def unit_names(stages: int, tied: bool) -> dict[UnitName, tuple[int, ...]]:
 def hugging_face_config(spec: JobSpec) -> dict[str, Any]:
     """The filled model.config under the names of the family's own config class, as in its config.json.
 
-    From scratch, without a pad_token_id of the job's there is none: some families would otherwise call an ordinary byte
-    padding.
+    From scratch, what the job does not say of special tokens is none: some families would otherwise call an ordinary
+    byte padding.
     """
     names = _FAMILIES[spec.model.family].own_names
     config = {names.get(key, key): value for key, value in spec.model.config.items()}
-    return config if spec.model.id else {"pad_token_id": None} | config
+    unknown = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    return config if spec.model.id else unknown | config
 
 
 def common_name(family: str, field_name: str) -> str:
@@ -257,7 +258,7 @@ def common_name(family: str, field_name: str) -> str:
     return next((name for name, own in own_names.items() if own == field_name), field_name)
 
 
-def _model_config(spec: JobSpec, vocabulary_size: int) -> dict[str, Any]:
+def _model_config(spec: JobSpec, vocabulary_size: int, end_of_text: int) -> dict[str, Any]:
     """The family's config, complete; InvalidConfig names the field."""
     family = _FAMILIES[spec.model.family]
     given = _common_names(family, spec.model.config)
@@ -266,6 +267,8 @@ def _model_config(spec: JobSpec, vocabulary_size: int) -> dict[str, Any]:
     for key, value in given.items():
         _check_field(family.fields, key, value)
     config = {key: default for key, (_, default) in family.fields.items() if default is not None} | given
+    if end_of_text >= 0:
+        config = {"bos_token_id": end_of_text, "eos_token_id": end_of_text} | config
     _check_vocabulary(spec, config, vocabulary_size)
     length = spec.data.sequence_length
     config.setdefault("max_position_embeddings", max(family.positions, length))
@@ -372,7 +375,7 @@ def _check_vocabulary(spec: JobSpec, config: dict[str, Any], vocabulary_size: in
     if config["vocab_size"] < vocabulary_size:
         raise InvalidConfig(
             f"model.config.vocab_size = {config['vocab_size']} is less than the {vocabulary_size} tokens "
-            f"of the tokenizer ({spec.model.tokenizer})",
+            f"of the tokenizer ({spec.model.tokenizer or 'byte'})",
             hint=f"use at least {vocabulary_size}, or leave vocab_size out",
         )
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from swarm.codec import round_trip
 from swarm.config import JobSpec
-from swarm.data import Batches, ByteTokenizer, TokenData, TokenManifest, tokenise
+from swarm.data import Batches, ByteTokenizer, Corpus, TokenData, TokenManifest, tokenise
 from swarm.errors import JobFailed, OutOfMemory
 from swarm.fixedpoint import mean_of_parts
 from swarm.model.runtime import choose_device, configure
@@ -41,6 +41,8 @@ from swarm.weights import (
     shard_name,
     weights_sha256,
 )
+
+TOKENISE_LINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +163,20 @@ def sha256_of(stages: Sequence[Stage]) -> str:
     return weights_sha256(parameter for stage in stages for parameter in stage.parameter_hashes())
 
 
-def save_folder(stages: Sequence[Stage], spec: JobSpec, out_dir: Path) -> None:
+def save_folder(
+    stages: Sequence[Stage], spec: JobSpec, out_dir: Path, tokenizer_files: Mapping[str, bytes] | None = None
+) -> None:
     """Write a folder that `from_pretrained` loads; it appears whole or not at all.
 
-    NotAllowed if `out_dir` exists and is not an empty folder.
+    Without `tokenizer_files` it holds the byte tokenizer. NotAllowed if `out_dir` exists and is not an empty folder.
     """
     check_out_dir(out_dir)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     part = out_dir.parent / f".{out_dir.name}.part-{os.getpid()}"
     part.mkdir()
     try:
-        files = model_folder_files(spec) | ByteTokenizer().tokenizer_files()
+        files = model_folder_files(spec)
+        files |= ByteTokenizer().tokenizer_files() if tokenizer_files is None else tokenizer_files
         hashes = {shard_name(stage.stage, len(stages)): stage.parameter_hashes() for stage in stages}
         if len(stages) > 1:
             files[INDEX_NAME] = safetensors_index(hashes)
@@ -223,7 +228,7 @@ def _write(path: Path, content: bytes) -> None:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def train_and_save(spec: JobSpec, out_dir: Path, *, device: str, threads: int | None) -> str:
+def train_and_save(spec: JobSpec, corpus: Corpus, out_dir: Path, *, device: str, threads: int | None) -> str:
     """Tokenise, train, write the model folder, and say so on stderr; gives the sha256 of the weights.
 
     OutOfMemory if the model or a microbatch does not fit the device, InvalidConfig if the folder cannot be written.
@@ -231,7 +236,7 @@ def train_and_save(spec: JobSpec, out_dir: Path, *, device: str, threads: int | 
     where = choose_device(device)
     configure(where, threads=threads, reproducible=spec.training.reproducible)
     with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
-        manifest = tokenise(spec, Path(folder))
+        manifest = tokenise(spec, Path(folder), _TokeniseProgress(), corpus)
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
         batches = Batches.of_job(spec, data, manifest.end_of_text)
         _say(_opening(spec, manifest, batches))
@@ -244,7 +249,7 @@ def train_and_save(spec: JobSpec, out_dir: Path, *, device: str, threads: int | 
             hint = "lower training.microbatch_sequences or data.sequence_length, or set model.recompute = true"
             raise OutOfMemory("the model or a microbatch does not fit the device", hint=hint) from error
     try:
-        save_folder(trained.stages, spec, out_dir)
+        save_folder(trained.stages, spec, out_dir, corpus.tokenizer.tokenizer_files())
     except OSError as error:
         raise cannot_write(out_dir, error) from error
     _say(f"model written to {out_dir}")
@@ -260,6 +265,19 @@ def _opening(spec: JobSpec, manifest: TokenManifest, batches: Batches) -> str:
         f"{spec.training.microbatches} microbatches of {spec.training.microbatch_sequences} sequences; "
         f"unigram entropy {manifest.unigram_entropy:.3f} nats"
     )
+
+
+class _TokeniseProgress:
+    """A line every few seconds, none if it does not take so long."""
+
+    def __init__(self) -> None:
+        self._said_s = time.monotonic()
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_s >= TOKENISE_LINE_S:
+            self._said_s = now_s
+            _say(f"tokenised {done_bytes / 2**20:.0f} of {total_bytes / 2**20:.0f} MiB")
 
 
 class _Progress:

@@ -16,9 +16,8 @@ with quiet_start():
     import typer
 
     from swarm.config import load_job
-    from swarm.data import ByteTokenizer
+    from swarm.data import open_corpus
     from swarm.errors import SwarmError, UsageError
-    from swarm.partition import resolve
     from swarm.pretrained import ground
     from swarm.process import print_error
     from swarm.weights import check_out_dir
@@ -37,16 +36,16 @@ def train_local(
 ) -> None:
     """Train a job in this one process and write the model folder; prints the sha256 of its weights."""
     threads_if_given = _threads(threads)
-    spec = resolve(
-        ground(load_job(file, overrides or ())), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1
-    )
+    job = ground(load_job(file, overrides or ()))
+    corpus = open_corpus(job)
+    spec = corpus.resolve(job)
     out_dir = out or Path(spec.name)
     check_out_dir(out_dir)
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with quiet_start():
         from swarm.reference import train_and_save  # noqa: PLC0415  # loads torch: errors above must not wait for it
-    sha256 = train_and_save(spec, out_dir, device=device, threads=threads_if_given)
+    sha256 = train_and_save(spec, corpus, out_dir, device=device, threads=threads_if_given)
     print(f"weights_sha256 {sha256}")
 
 

@@ -18,21 +18,27 @@ from swarm.data.batches import (
     shuffled,
     split_samples,
 )
-from swarm.data.documents import read_documents
-from swarm.data.shards import Progress, ShardInfo, TokenManifest, tokenise
-from swarm.data.tokenizer import ByteTokenizer
+from swarm.data.documents import Source, find_sources
+from swarm.data.shards import Corpus, Progress, ShardInfo, TokenManifest, open_corpus, tokenise
+from swarm.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer, load_tokenizer
 
 __all__ = [
     "IGNORED",
     "TOKEN_DTYPES",
     "Batches",
     "ByteTokenizer",
+    "Corpus",
+    "HuggingFaceTokenizer",
     "Progress",
     "ShardInfo",
+    "Source",
     "TokenData",
     "TokenIds",
     "TokenManifest",
-    "read_documents",
+    "Tokenizer",
+    "find_sources",
+    "load_tokenizer",
+    "open_corpus",
     "sample_count",
     "shuffled",
     "split_samples",

@@ -12,10 +12,12 @@ Legend: B sequences of a microbatch, T tokens of a sequence.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,7 +35,7 @@ NO_END_OF_TEXT = -1
 TOKEN_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 FEISTEL_ROUNDS = 6
 COUNTED_STEPS_MAX = 64  # steps whose token counts are remembered: more than are ever open at once
-COUNT_TOKENS = 1 << 20  # tokens looked at together when a long stretch is counted
+PIECE_TOKENS = 1 << 20  # tokens looked at together, so that a long stretch takes little memory
 _WORD = (1 << 64) - 1
 
 
@@ -41,8 +43,8 @@ class TokenData:
     """Token shards as one long row, mapped from their files."""
 
     def __init__(self, shards: Sequence[NDArray[Any]], vocabulary_size: int | None = None) -> None:
-        self._shards = tuple(shards)
-        self._starts = np.cumsum([0, *(shard.size for shard in shards)])
+        self._shards = tuple(shard for shard in shards if shard.size)
+        self._starts = list(itertools.accumulate((shard.size for shard in self._shards), initial=0))
         self._vocabulary_size = vocabulary_size
 
     @classmethod
@@ -60,30 +62,40 @@ class TokenData:
                 size_bytes = path.stat().st_size
                 if size_bytes == 0 or size_bytes % dtype.itemsize:
                     raise InvalidData(f"token shard {path} has {size_bytes} bytes, no whole number of {token_dtype}")
-                shards.append(np.memmap(path, dtype=dtype, mode="r"))
+                shards.append(np.asarray(np.memmap(path, dtype=dtype, mode="r")))
             except OSError as error:
                 raise InvalidData(f"token shard {path} cannot be read: {error.strerror or error}") from error
         return cls(shards, vocabulary_size)
 
     @property
     def tokens(self) -> int:
-        return int(self._starts[-1])
+        return self._starts[-1]
 
     def read(self, start: int, count: int) -> TokenIds:
         """Tokens [start, start + count) of the row."""
-        assert 0 <= start <= start + count <= self.tokens
         out = np.empty(count, dtype=np.int32)
         filled = 0
-        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while filled < count:
-            offset = start + filled - int(self._starts[shard])
-            piece = self._shards[shard][offset : offset + count - filled]
+        for piece in self._pieces(start, count):
             out[filled : filled + piece.size] = piece
             filled += piece.size
-            shard += 1
         if self._vocabulary_size is not None and count and int(out.max()) >= self._vocabulary_size:
             raise InvalidData(f"the token shards hold id {int(out.max())}, the vocabulary has {self._vocabulary_size}")
         return out
+
+    def occurrences(self, token: int, start: int, count: int) -> int:
+        """How often `token` is among tokens [start, start + count)."""
+        return sum(int(np.count_nonzero(piece == token)) for piece in self._pieces(start, count))
+
+    def _pieces(self, start: int, count: int) -> Iterator[NDArray[Any]]:
+        """Tokens [start, start + count) as they lie in the shards."""
+        assert 0 <= start <= start + count <= self.tokens
+        shard = bisect.bisect_right(self._starts, start) - 1
+        while count:
+            offset = start - self._starts[shard]
+            piece = self._shards[shard][offset : offset + min(count, PIECE_TOKENS)]
+            yield piece
+            start, count = start + piece.size, count - piece.size
+            shard += offset + piece.size == self._shards[shard].size
 
 
 def sample_count(tokens: int, sequence_length: int) -> int:
@@ -226,10 +238,7 @@ class Batches:
         """How many of these tokens of the row are the end of a text."""
         if self._end_of_text == NO_END_OF_TEXT:
             return 0
-        return sum(
-            int(np.count_nonzero(self._data.read(first, min(COUNT_TOKENS, start + count - first)) == self._end_of_text))
-            for first in range(start, start + count, COUNT_TOKENS)
-        )
+        return self._data.occurrences(self._end_of_text, start, count)
 
     def _sample(self, number: int) -> int:
         a_pass, position = divmod(number, self.samples)

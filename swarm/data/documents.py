@@ -1,65 +1,383 @@
-"""Where texts come from."""
+"""Where texts come from: files of plain text, JSON lines or Parquet, and Hugging Face data sets.
+
+A text comes as one piece, or, if it is larger than CUT_BYTES, as several: cut in front of a line that does not begin
+with a space, where tokenizers split anyway, so that no file needs more memory than a piece does. Errors name the file
+and the line, row or byte. Sources are read in order of path, each from its beginning: the same files give the same
+texts in the same order.
+
+pyarrow and datasets are imported when a source needs them: a job on text files starts without. No code of a data set is
+ever run; scripts in it are refused by the library.
+"""
 
 from __future__ import annotations
 
 import codecs
 import glob
+import gzip
+import importlib
+import io
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
-from swarm.errors import InvalidData
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.config import DataSection
+from swarm.data.batches import TOKEN_DTYPES
+from swarm.errors import InvalidConfig, InvalidData
 
 READ_BYTES = 4 << 20
+CUT_BYTES = 8 << 20  # a larger text is cut; tokenizers need 150 bytes of memory per byte of a text
+LINE_BYTES_MAX = 256 << 20  # of a JSON line, and so of a file that is none
+ROWS = 1024  # rows of a table that are looked at together
+HUB_PREFIX = "hf:"
+_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".bin": "bin"}
+_COMPRESSED = (".gz", ".zst")
+_SAVED_MARKS = ("state.json", "dataset_dict.json")  # what save_to_disk writes
+
+
+class Piece(NamedTuple):
+    """A text or a part of one; `ends` closes the text, `done_bytes` is how much of the source has been read."""
+
+    text: str
+    ends: bool
+    done_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """One text, read in pieces so that a large file needs little memory."""
+class Source:
+    """A file or a data set; `format` is text, jsonl, parquet, bin or hf, `size_bytes` 0 if unknown (hub)."""
 
     path: Path
+    format: str
     size_bytes: int
 
-    def pieces(self) -> Iterator[str]:
-        """The text in order; InvalidData names the first byte that is no UTF-8."""
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        position = 0
-        try:
-            with self.path.open("rb") as file:
-                while block := file.read(READ_BYTES):
-                    held_back = len(decoder.getstate()[0])
-                    yield decoder.decode(block)
-                    position += len(block)
-                held_back = len(decoder.getstate()[0])
-                decoder.decode(b"", final=True)
-        except UnicodeDecodeError as error:
-            raise InvalidData(
-                f"{self.path} is not UTF-8: byte {position - held_back + error.start}",
-                hint="convert the file to UTF-8, or choose data.source so that it is left out",
-            ) from None
-        except OSError as error:
-            raise InvalidData(f"{self.path} cannot be read: {error.strerror or error}") from error
 
+def find_sources(section: DataSection) -> list[Source]:
+    """What `section.source` names, in order of path; nothing is read yet, empty files are left out.
 
-def read_documents(source: str, format: str = "auto") -> list[Document]:
-    """The documents that `source` names: one per file, in order of path, empty files left out.
-
-    `source` is a glob, or several between commas; "**" descends into folders. Both formats of this version, "auto" and
-    "text", take a whole file as one text. InvalidData if nothing matches or a file cannot be looked at.
+    It is a glob, or several between commas ("**" descends into folders), or a data set on the hub ("hf:owner/name",
+    "hf:owner/name@revision"). With format "auto" the suffix decides: .jsonl and .ndjson (also .gz and .zst), .parquet,
+    .bin; a folder that `save_to_disk` wrote is a data set; all else is text, one file one text. InvalidData if nothing
+    matches, only empty files do, or token files (.bin) are mixed with others.
     """
-    assert format in ("auto", "text"), format
-    if source.startswith("hf:"):
+    named = section.source.removeprefix(HUB_PREFIX)
+    if section.source.startswith(HUB_PREFIX):
+        if section.format not in ("auto", "hf"):
+            raise InvalidConfig(
+                f'data.source = "{section.source}" is a data set, data.format = "{section.format}" is not',
+                hint='set data.format = "auto"',
+            )
+        folder = Path(os.path.expanduser(named))
+        return [_folder(folder)] if folder.is_dir() else [Source(Path(named), "hf", 0)]
+    if section.format == "hf" and not glob.glob(os.path.expanduser(named)):
+        return [Source(Path(named), "hf", 0)]
+    sources = _matching(section)
+    if not sources:
+        raise InvalidData(f'data.source = "{section.source}" matches only empty files', hint="add text to them")
+    formats = {source.format for source in sources}
+    if "bin" in formats and len(formats) > 1:
+        other = next(source.path for source in sources if source.format != "bin")
         raise InvalidData(
-            f'data.source = "{source}": hub data sets are not supported', hint='name files: "corpus/*.txt"'
+            f'data.source = "{section.source}" mixes files of token ids (.bin) with others, such as {other}',
+            hint="name one kind only",
         )
-    patterns = [part.strip() for part in source.split(",") if part.strip()]
-    paths = sorted({path for pattern in patterns for path in glob.glob(os.path.expanduser(pattern), recursive=True)})
+    return sources
+
+
+def read_texts(source: Source, section: DataSection) -> Iterator[Piece]:
+    """The texts of a source that is not "bin"; InvalidData names what is wrong and where."""
+    with _reading(source.path):
+        match source.format:
+            case "text":
+                yield from _plain(source.path)
+            case "jsonl":
+                yield from _json_lines(source.path, section.text_field)
+            case "parquet":
+                yield from _parquet(source, section.text_field)
+            case "hf":
+                yield from _data_set(source, section)
+            case _:
+                raise AssertionError(source.format)
+
+
+def read_ids(source: Source, bin_dtype: str, vocabulary_size: int) -> Iterator[tuple[NDArray[Any], int]]:
+    """The token ids of a "bin" source in order, each time with how many bytes are done; InvalidData: see the text."""
+    dtype = TOKEN_DTYPES[bin_dtype]
+    done_bytes = 0
+    if source.size_bytes % dtype.itemsize:
+        raise InvalidData(
+            f"{source.path} has {source.size_bytes} bytes, no whole number of {bin_dtype} ids",
+            hint="see data.bin_dtype; the file must hold ids and nothing else",
+        )
+    with _reading(source.path), source.path.open("rb") as file:
+        while block := file.read(READ_BYTES):
+            ids = np.frombuffer(block[: len(block) // dtype.itemsize * dtype.itemsize], dtype=dtype)
+            if ids.size and int(ids.max()) >= vocabulary_size:
+                at = int(np.argmax(ids >= vocabulary_size))
+                raise InvalidData(
+                    f"{source.path} holds id {int(ids[at])} at position {done_bytes // dtype.itemsize + at}, "
+                    f"the vocabulary has {vocabulary_size}",
+                    hint="see data.bin_dtype, model.tokenizer and vocab_size in model.config",
+                )
+            done_bytes += len(block)
+            yield ids, done_bytes
+
+
+def load_extra(name: str, needed_for: str) -> Any:
+    """The module `name` of the optional dependencies; InvalidConfig says how to install it."""
     try:
-        files = [(Path(path), os.stat(path).st_size) for path in paths if os.path.isfile(path)]
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InvalidConfig(
+            f"{needed_for} needs the Python package {name.partition('.')[0]}, which is not installed here",
+            hint="install it with: pip install 'swarm-stages[data]'",
+        ) from error
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def _matching(section: DataSection) -> list[Source]:
+    patterns = [part.strip() for part in section.source.split(",") if part.strip()]
+    paths = sorted({path for pattern in patterns for path in glob.glob(os.path.expanduser(pattern), recursive=True)})
+    sources = []
+    try:
+        for path in map(Path, paths):
+            if path.is_dir():
+                if section.format == "hf" or (section.format == "auto" and _is_saved(path)):
+                    sources.append(_folder(path))
+            elif path.is_file():
+                # The files of a saved data set lie below its folder, which "**" matches too.
+                if section.format == "auto" and any(_is_saved(parent) for parent in path.parents[:2]):
+                    continue
+                chosen = _format(path) if section.format == "auto" else section.format
+                sources.append(Source(path, chosen, path.stat().st_size))
     except OSError as error:
         raise InvalidData(f"{error.filename} cannot be read: {error.strerror}") from error
-    if not files:
+    if not sources:
         hint = "a folder needs a pattern: DIR/**/*.txt" if paths else "check the path; it is relative to where you are"
-        raise InvalidData(f'data.source = "{source}" matches no file', hint=hint)
-    return [Document(path, size_bytes) for path, size_bytes in files if size_bytes > 0]
+        raise InvalidData(f'data.source = "{section.source}" matches no file', hint=hint)
+    return [source for source in sources if source.size_bytes > 0]
+
+
+def _format(path: Path) -> str:
+    name = path.name.lower()
+    for suffix in _COMPRESSED:
+        inner = name.removesuffix(suffix)
+        if inner != name and Path(inner).suffix in (".jsonl", ".ndjson"):
+            return "jsonl"
+    return _SUFFIXES.get(Path(name).suffix, "text")
+
+
+def _is_saved(folder: Path) -> bool:
+    return any((folder / mark).is_file() for mark in _SAVED_MARKS)
+
+
+def _folder(folder: Path) -> Source:
+    return Source(folder, "hf", sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidData(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _plain(path: Path) -> Iterator[Piece]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    position, held, held_bytes = 0, [], 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(READ_BYTES):
+                held_back = len(decoder.getstate()[0])
+                held.append(decoder.decode(block))
+                position += len(block)
+                held_bytes += len(block)
+                if held_bytes > CUT_BYTES:
+                    text = "".join(held)
+                    cut = _line_end(text, 0, len(text) - 1)
+                    yield Piece(text[:cut], False, position)
+                    held, held_bytes = [text[cut:]], len(text) - cut
+            held_back = len(decoder.getstate()[0])
+            decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise InvalidData(
+            f"{path} is not UTF-8: byte {position - held_back + error.start}",
+            hint="convert the file to UTF-8, or choose data.source so that it is left out",
+        ) from None
+    yield Piece("".join(held), True, position)
+
+
+def _json_lines(path: Path, text_field: str) -> Iterator[Piece]:
+    with path.open("rb") as raw, _decompressed(path, raw) as file:
+        for number, line in enumerate(_lines(path, file), start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                values = json.loads(line)
+            except UnicodeDecodeError as error:
+                raise InvalidData(f"{where} is not UTF-8: byte {error.start} of the line") from None
+            except (ValueError, RecursionError) as error:
+                raise InvalidData(f"{where} is not JSON: {error}", hint="each line must be one JSON object") from None
+            if not isinstance(values, dict):
+                raise InvalidData(f"{where} is no JSON object", hint=f'write lines such as {{"{text_field}": "..."}}')
+            if text_field not in values:
+                raise InvalidData(f'{where} has no field "{text_field}"', hint=_other_field(values))
+            text = _text(values[text_field], f'{where}: field "{text_field}"')
+            if b"\\u" in line:  # half a surrogate pair is JSON, but no text
+                _check_encodes(text, where)
+            yield from _whole(text, raw.tell())
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    try:
+        while line := file.readline(LINE_BYTES_MAX):
+            if len(line) == LINE_BYTES_MAX:
+                raise InvalidData(f"{path} has a line of more than {LINE_BYTES_MAX} bytes", hint="is it JSON lines?")
+            yield line
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise InvalidData(f"{path} is damaged or not compressed as its name says: {error}") from error
+
+
+@contextmanager
+def _decompressed(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
+    match path.suffix.lower():
+        case ".gz":
+            with gzip.GzipFile(fileobj=raw) as file:
+                yield file  # type: ignore[misc]  # reads as a binary file does
+        case ".zst":
+            arrow = load_extra("pyarrow", f"reading {path}")
+            with arrow.CompressedInputStream(raw, "zstd") as stream:
+                yield io.BufferedReader(stream, READ_BYTES)
+        case _:
+            yield raw
+
+
+def _parquet(source: Source, text_field: str) -> Iterator[Piece]:
+    arrow = load_extra("pyarrow", f"reading {source.path}")
+    parquet = load_extra("pyarrow.parquet", f"reading {source.path}")
+    try:
+        with parquet.ParquetFile(source.path) as file:
+            _check_column(arrow, str(source.path), file.schema_arrow, text_field)
+            rows, row = max(1, file.metadata.num_rows), 0
+            for batch in file.iter_batches(batch_size=ROWS, columns=[text_field]):
+                done_bytes = source.size_bytes * (row + batch.num_rows) // rows
+                yield from _column(batch.column(0), str(source.path), text_field, row, done_bytes)
+                row += batch.num_rows
+    except arrow.ArrowException as error:
+        raise InvalidData(f"{source.path} is no Parquet file, or damaged: {_first_line(error)}") from error
+
+
+# Hugging Face data sets ----------------------------------------------------------------------------------------------
+
+
+def _data_set(source: Source, section: DataSection) -> Iterator[Piece]:
+    name = f'data.source = "{section.source}"'
+    arrow = load_extra("pyarrow", name)
+    rows = _load_data_set(source, section)
+    _check_column(arrow, name, rows.features.arrow_schema, section.text_field)
+    table = rows.select_columns([section.text_field]).with_format("arrow")
+    row = 0
+    total = max(1, len(rows))
+    for batch in table.iter(ROWS):
+        done_bytes = source.size_bytes * (row + batch.num_rows) // total
+        for chunk in batch.column(0).chunks:
+            yield from _column(chunk, name, section.text_field, row, done_bytes)
+            row += len(chunk)
+
+
+def _load_data_set(source: Source, section: DataSection) -> Any:
+    """A `datasets.Dataset`: complete and on disk, so that its rows have one order."""
+    datasets = load_extra("datasets", f'data.source = "{section.source}"')
+    path, _, revision = str(source.path).partition("@") if not source.path.is_dir() else (str(source.path), "", "")
+    where = f'data.source = "{section.source}"'
+    try:
+        if _is_saved(source.path):
+            found = datasets.load_from_disk(path)
+            if isinstance(found, dict):
+                if section.split not in found:
+                    raise InvalidData(
+                        f'{where} has no split "{section.split}"', hint=f"data.split: one of {', '.join(sorted(found))}"
+                    )
+                found = found[section.split]
+            return found
+        return datasets.load_dataset(path, section.subset or None, split=section.split, revision=revision or None)
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError, datasets.exceptions.DatasetsError) as error:
+        raise InvalidData(
+            f"{where} (subset {section.subset!r}, split {section.split!r}) cannot be loaded: {_first_line(error)}",
+            hint="check data.source, data.subset, data.split, the network and HF_TOKEN; a folder must hold data files "
+            "or come from save_to_disk",
+        ) from error
+
+
+def _check_column(arrow: Any, where: str, schema: Any, text_field: str) -> None:
+    if text_field not in schema.names:
+        raise InvalidData(f'{where} has no column "{text_field}"', hint=_other_field(dict.fromkeys(schema.names)))
+    kind = schema.field(text_field).type
+    if arrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind)):
+        raise InvalidData(f'{where}: column "{text_field}" holds {kind}, not text', hint=_other_field(schema.names))
+
+
+def _column(column: Any, where: str, text_field: str, first_row: int, done_bytes: int) -> Iterator[Piece]:
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        raise InvalidData(
+            f'{where}: column "{text_field}", rows {first_row} to {first_row + len(column) - 1}, is not UTF-8'
+        ) from None
+    for row, value in enumerate(values, start=first_row):
+        yield from _whole(_text(value, f'{where}, row {row}: column "{text_field}"'), done_bytes)
+
+
+# All -----------------------------------------------------------------------------------------------------------------
+
+
+def _whole(text: str, done_bytes: int) -> Iterator[Piece]:
+    """A text that is in memory already, cut if it is large; nothing if it is empty."""
+    start = 0
+    while len(text) - start > CUT_BYTES:
+        cut = _line_end(text, start, start + CUT_BYTES)
+        yield Piece(text[start:cut], False, done_bytes)
+        start = cut
+    if text:
+        yield Piece(text[start:], True, done_bytes)
+
+
+def _line_end(text: str, start: int, stop: int) -> int:
+    """Where to cut text[start:stop]: behind its last line end that no white space follows, else at `stop`."""
+    at = text.rfind("\n", start, stop)
+    while at > start and text[at + 1].isspace():
+        at = text.rfind("\n", start, at)
+    return at + 1 if at >= start else stop
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidData(f"{where} is {json.dumps(value, default=str)[:60]}, not text", hint="see data.text_field")
+    return value
+
+
+def _check_encodes(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidData(f"{where} is no valid Unicode: half a surrogate pair at character {error.start}") from None
+
+
+def _other_field(names: Sequence[str] | dict[str, Any]) -> str:
+    return f"set data.text_field to one of: {', '.join(map(str, names))}"[:300]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 
 from swarm.config import JobSpec
 from swarm.data.batches import TOKEN_DTYPES, split_samples
-from swarm.data.documents import read_documents
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.errors import InvalidData
+from swarm.data.documents import Piece, Source, find_sources, read_ids, read_texts
+from swarm.data.tokenizer import Ids, Tokenizer, load_tokenizer
+from swarm.errors import InvalidConfig, InvalidData
+from swarm.partition import resolve
 
 Progress: TypeAlias = Callable[[int, int], None]  # bytes read, bytes in all
+
+BATCH_CHARACTERS = 2 << 20  # encoded together, on all cores
+BATCH_TEXTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,39 +53,140 @@ class TokenManifest:
         return sum(shard.tokens for shard in self.shards)
 
 
-def tokenise(spec: JobSpec, out_dir: Path, progress: Progress | None = None) -> TokenManifest:
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """What a job trains on, before it is read: sources, and what turns their texts into ids."""
+
+    sources: tuple[Source, ...]
+    tokenizer: Tokenizer
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all sources together; what lies on the hub counts as 0."""
+        return sum(source.size_bytes for source in self.sources)
+
+    def resolve(self, spec: JobSpec) -> JobSpec:
+        """The resolved spec of a job on this corpus, of one stage if the number is "auto"; InvalidConfig."""
+        tokenizer = self.tokenizer
+        return resolve(
+            spec,
+            vocabulary_size=tokenizer.vocabulary_size,
+            stages_if_auto=1,
+            end_of_text=tokenizer.end_of_text,
+        )
+
+
+def open_corpus(spec: JobSpec) -> Corpus:
+    """The sources and the tokenizer of a job; texts are not read. InvalidData or InvalidConfig."""
+    sources = tuple(find_sources(spec.data))
+    ids_given = sources[0].format == "bin"
+    if ids_given and not spec.data.packing:
+        raise InvalidConfig(
+            "data.packing = false needs texts; token ids (.bin) are used as they are", hint="leave data.packing out"
+        )
+    return Corpus(sources, load_tokenizer(spec, ids_given=ids_given))
+
+
+def tokenise(
+    spec: JobSpec, out_dir: Path, progress: Progress | None = None, corpus: Corpus | None = None
+) -> TokenManifest:
     """Write the token shards of `spec.data.source` into `out_dir` (made if missing), each named by its hash.
 
-    Documents follow one another, each closed by the end-of-text token. The same files give the same shards, whatever
-    the machine. InvalidData: no file, bad UTF-8, or fewer tokens than one sample needs.
+    Documents follow one another, each closed by the end-of-text token; without packing each begins at a multiple of the
+    sequence length, and the room before it is filled with that token. Ids (.bin) are taken as they are. The same
+    sources and tokenizer files give the same shards, whatever the machine. InvalidData: a source that cannot be read,
+    no text in it, an id beyond the vocabulary, or fewer tokens than one sample needs.
     """
-    tokenizer = ByteTokenizer()
+    corpus = corpus or open_corpus(spec)
+    tokenizer = corpus.tokenizer
     dtype = "uint16" if tokenizer.vocabulary_size <= 1 << 16 else "uint32"
-    documents = read_documents(spec.data.source, spec.data.format)
-    total_bytes = sum(document.size_bytes for document in documents)
-    counts = np.zeros(tokenizer.vocabulary_size, dtype=np.int64)
+    row = _Row(tokenizer, 1 if spec.data.packing else spec.data.sequence_length)
+    report = progress or (lambda done, total: None)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        writer = _ShardWriter(out_dir, TOKEN_DTYPES[dtype], spec.data.upload_shard_bytes)
-        done_bytes = 0
-        with writer:
-            for document in documents:
-                for piece in document.pieces():
-                    tokens = tokenizer.encode(piece)
-                    counts += np.bincount(tokens, minlength=counts.size)
-                    writer.write(tokens)
-                    done_bytes += tokens.size
-                    if progress is not None:
-                        progress(min(done_bytes, total_bytes), total_bytes)
-                writer.write(np.array([tokenizer.END_OF_TEXT]))
-                counts[tokenizer.END_OF_TEXT] += 1
+        with _ShardWriter(out_dir, TOKEN_DTYPES[dtype], spec.data.upload_shard_bytes) as writer:
+            before_bytes = 0
+            for source in corpus.sources:
+                parts: Iterator[tuple[Ids, int]]
+                if source.format == "bin":
+                    read = read_ids(source, spec.data.bin_dtype, tokenizer.vocabulary_size)
+                    parts = ((row.given(ids), done_bytes) for ids, done_bytes in read)
+                else:
+                    parts = row.of(read_texts(source, spec.data))
+                for ids, done_bytes in parts:
+                    writer.write(ids)
+                    report(min(before_bytes + done_bytes, corpus.size_bytes), corpus.size_bytes)
+                before_bytes += source.size_bytes
+            writer.write(row.end())
     except OSError as error:
         raise InvalidData(f"token shards cannot be written to {out_dir}: {error.strerror or error}") from error
+    counts = row.counts
+    if not counts.sum():
+        raise InvalidData(f'data.source = "{spec.data.source}" has no text in it', hint="see data.text_field")
     manifest = TokenManifest(
-        tuple(writer.shards), dtype, tokenizer.vocabulary_size, _entropy(counts), tokenizer.END_OF_TEXT
+        tuple(writer.shards), dtype, tokenizer.vocabulary_size, _entropy(counts), tokenizer.end_of_text
     )
     split_samples(manifest.tokens, spec.data.sequence_length, spec.data.validation_ratio)
     return manifest
+
+
+class _Row:
+    """Lays texts one behind the other as ids, each closed, and filled up to a multiple of `multiple` tokens.
+
+    `counts` is how often each id occurs, without what only fills up.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, multiple: int) -> None:
+        self.counts = np.zeros(tokenizer.vocabulary_size, dtype=np.int64)
+        self._tokenizer = tokenizer
+        self._multiple = multiple
+        self._length = 0  # of the text so far
+
+    def of(self, pieces: Iterable[Piece]) -> Iterator[tuple[Ids, int]]:
+        """Ids of the texts in order, many at a time, each time with how many bytes of the source are done."""
+        held: list[Piece] = []
+        characters = 0
+        for piece in pieces:
+            held.append(piece)
+            characters += len(piece.text)
+            if characters >= BATCH_CHARACTERS or len(held) >= BATCH_TEXTS:
+                yield self._laid(held), piece.done_bytes
+                held, characters = [], 0
+        if held:
+            yield self._laid(held), held[-1].done_bytes
+
+    def given(self, ids: Ids) -> Ids:
+        """Ids that need no laying out; they only count."""
+        self.counts += np.bincount(ids, minlength=self.counts.size)
+        return ids
+
+    def end(self) -> Ids:
+        """What follows the last text: without packing one token more, so that the last sample has all its targets."""
+        return self._closing(1 if self._multiple > 1 and self.counts.any() else 0)
+
+    def _laid(self, pieces: Sequence[Piece]) -> Ids:
+        start = self._tokenizer.start
+        parts = [start[:0]]
+        fillings = 0
+        for piece, ids in zip(pieces, self._tokenizer.encode_batch([piece.text for piece in pieces]), strict=True):
+            if ids.size:
+                if not self._length:
+                    parts.append(start)
+                    self._length = start.size
+                parts.append(ids)
+                self._length += ids.size
+            if piece.ends and self._length:
+                filling = -(self._length + 1) % self._multiple
+                parts.append(self._closing(1 + filling))
+                fillings += filling
+                self._length = 0
+        ids = self.given(np.concatenate(parts))
+        if fillings:
+            self.counts[self._tokenizer.end_of_text] -= fillings
+        return ids
+
+    def _closing(self, count: int) -> Ids:
+        return np.full(count, self._tokenizer.end_of_text if count else 0, dtype=np.uint32)
 
 
 class _ShardWriter:
@@ -95,8 +200,9 @@ class _ShardWriter:
         self._part = out_dir / f".part-{os.getpid()}"
         self._hash = hashlib.sha256()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _ShardWriter:
         self._file = self._part.open("wb")
+        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None and self._room < self._capacity:

@@ -1,22 +1,218 @@
-"""Text to token ids."""
+"""Text to token ids: bytes as they are, or a Hugging Face tokenizer's tokenizer.json.
+
+The tokenizers library reads tokenizer.json without torch and without transformers; it is imported only for such a
+tokenizer. The ids are those of transformers.AutoTokenizer on the same files.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from swarm.config import JobSpec
+from swarm.data.batches import NO_END_OF_TEXT
+from swarm.data.documents import load_extra
+from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_FILES
+from swarm.errors import InvalidConfig
+
+Ids: TypeAlias = NDArray[np.unsignedinteger[Any]]
+
+BYTE = "byte"
+
+
+class Tokenizer(Protocol):
+    """What turns texts into ids below `vocabulary_size`; `end_of_text` closes each text, -1 if nothing does."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def end_of_text(self) -> int: ...
+
+    @property
+    def start(self) -> Ids:
+        """What every text begins with."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]: ...
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """What belongs into the model's folder, by file name."""
+
+
+def load_tokenizer(spec: JobSpec, *, ids_given: bool = False) -> Tokenizer:
+    """The tokenizer that `spec.model.tokenizer` names: "byte", a local folder or a hub id; empty: that of `model.id`.
+
+    Without both it is "byte". `ids_given`: the data are token ids already, so that none is needed unless the job names
+    one. InvalidConfig: no such tokenizer, or one without an end of text.
+    """
+    model = spec.model
+    name, where = model.tokenizer or model.id, f'model.tokenizer = "{model.tokenizer}"'
+    if not name:
+        return NoTokenizer(spec) if ids_given else ByteTokenizer()
+    if model.tokenizer == BYTE:
+        return ByteTokenizer()
+    folder = Path(os.path.expanduser(name))
+    if model.tokenizer:
+        repository, _, revision = name.partition("@")
+    else:
+        where = f'the tokenizer of model.id = "{name}"'
+        repository, revision = name, model.revision
+    if not folder.is_dir():
+        folder = _from_hub(repository, revision or None, where)
+    files = read_tokenizer_files(folder)
+    if ids_given and not model.tokenizer and "tokenizer.json" not in files:
+        return NoTokenizer(spec)
+    return HuggingFaceTokenizer(files, where, spec.data.packing)
+
+
+def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """The files of a tokenizer in `folder`, by name; InvalidConfig if one is too large or cannot be read."""
+    files = {}
+    try:
+        for name in TOKENIZER_FILES:
+            path = folder / name
+            if not path.is_file():
+                continue
+            if path.stat().st_size > TOKENIZER_FILE_BYTES_MAX:
+                raise InvalidConfig(f"{path} has more than {TOKENIZER_FILE_BYTES_MAX} bytes")
+            files[name] = path.read_bytes()
+    except OSError as error:
+        raise InvalidConfig(f"{error.filename} cannot be read: {error.strerror}") from error
+    return files
+
+
+class NoTokenizer:
+    """Stands where the data are token ids already and nothing says which tokenizer made them."""
+
+    end_of_text = NO_END_OF_TEXT
+
+    def __init__(self, spec: JobSpec) -> None:
+        size = spec.model.config.get("vocab_size")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise InvalidConfig(
+                "token ids (.bin) do not say how many there are",
+                hint="set vocab_size in model.config, or model.tokenizer",
+            )
+        self.vocabulary_size = size
+        self.start: Ids = np.empty(0, dtype=np.uint32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        raise AssertionError("token ids are not encoded")
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return {}
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer.json with what its configuration files say of special tokens; truncation and padding are off.
+
+    Every text begins with what the tokenizer's own template puts in front (Llama: <|begin_of_text|>), and is closed by
+    the eos_token, without which only `packing = false` works, if there is a pad_token. Special tokens that are written
+    out in a text become special tokens, as in transformers, unless `split_special_tokens` is set.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], where: str, packing: bool) -> None:
+        self._files = dict(files)
+        library = load_extra("tokenizers", where)
+        if "tokenizer.json" not in files:
+            raise InvalidConfig(
+                f"{where} has no tokenizer.json",
+                hint="write one: AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), and name that folder in "
+                "model.tokenizer",
+            )
+        try:
+            self._tokenizer = library.Tokenizer.from_str(files["tokenizer.json"].decode())
+        except Exception as error:  # the library raises nothing narrower
+            raise InvalidConfig(f"{where}: tokenizer.json cannot be used: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        config = _json_object(files, "tokenizer_config.json", where)
+        self._tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
+        self.vocabulary_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if not self.vocabulary_size:
+            raise InvalidConfig(f"{where}: tokenizer.json has no tokens")
+        special = _json_object(files, "special_tokens_map.json", where) | config
+        self.end_of_text = self._id_of(special, "eos_token", where)
+        if self.end_of_text < 0 and not packing:
+            self.end_of_text = self._id_of(special, "pad_token", where)
+        if self.end_of_text < 0:
+            raise InvalidConfig(
+                f"{where} names no eos_token, so nothing tells where a text ends",
+                hint='set "eos_token" in its tokenizer_config.json',
+            )
+        self.start = self._start()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(one.ids, dtype=np.uint32) for one in encoded]
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return dict(self._files)
+
+    def _id_of(self, special: Mapping[str, Any], key: str, where: str) -> int:
+        """The id of a special token, -1 if none is named."""
+        token = special.get(key)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if token is None:
+            return -1
+        found = self._tokenizer.token_to_id(token) if isinstance(token, str) else None
+        if found is None:
+            raise InvalidConfig(f"{where}: its {key} {token!r} is not in tokenizer.json")
+        return int(found)
+
+    def _start(self) -> Ids:
+        """What the template puts in front of a text; what it puts behind is replaced by the end of text."""
+        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+        whole = self._tokenizer.encode("a", add_special_tokens=True).ids
+        fits = (at for at in range(len(whole) - len(plain) + 1) if whole[at : at + len(plain)] == plain)
+        return np.array(whole[: next(fits, 0)], dtype=np.uint32)
+
+
+def _from_hub(repository: str, revision: str | None, where: str) -> Path:
+    """The folder in the local cache with the tokenizer files of a repository."""
+    hub = load_extra("huggingface_hub", where)
+    if repository.startswith((".", "/", "~")) or repository.count("/") > 1:
+        raise InvalidConfig(f"{where}: there is no such folder", hint="it is relative to where you are")
+    try:
+        return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(TOKENIZER_FILES)))
+    except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InvalidConfig(
+            f"{where} is no local folder, and cannot be had from the hub: {cause}",
+            hint='check the name, the network, HF_TOKEN and HF_HUB_OFFLINE; "byte" needs no files',
+        ) from error
+
+
+def _json_object(files: Mapping[str, bytes], name: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(files.get(name, b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidConfig(f"{where}: {name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidConfig(f"{where}: {name} is no JSON object")
+    return value
 
 
 class ByteTokenizer:
     """UTF-8 bytes as tokens: ids 0 to 255 are the bytes, 256 is the end of a text. Needs no files."""
 
     END_OF_TEXT = 256
+    end_of_text = END_OF_TEXT
     vocabulary_size = 257
+    start: Ids = np.empty(0, dtype=np.uint16)
 
     def encode(self, text: str) -> NDArray[np.uint16]:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text; bytes that are no UTF-8 become U+FFFD, the end-of-text token is left out."""

@@ -32,6 +32,7 @@ from swarm.rpc.channel import server_options, status_of
 from swarm.weights import weights_sha256
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
+from tests.bpe import write_tokenizer
 
 JOB = """\
 name = "tiny"
@@ -82,6 +83,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
     pause_s: float = 0.0
     hold: threading.Event | None = None  # Watch says this much and then waits
     broken_streams: int = 0
+    uploads_left: int = 1000  # then the line is cut
 
     def _perhaps_fail(self, context: grpc.ServicerContext) -> None:
         time.sleep(self.pause_s)
@@ -98,6 +100,9 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
         return pb.ShardList(shards=[shard for shard in request.shards if shard.sha256 not in self.shards])
 
     def PutShard(self, request: Iterator[pb.ShardChunk], context: grpc.ServicerContext) -> pb.PutShardReply:
+        if not self.uploads_left:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the line is cut")
+        self.uploads_left -= 1
         shard = next(request).shard
         content = b"".join(chunk.payload for chunk in request)
         assert hashlib.sha256(content).hexdigest() == shard.sha256
@@ -216,9 +221,49 @@ def test_submit_sends_what_the_job_needs_and_follows_it(swarm: Any, fake: FakeJo
 def test_data_that_the_scheduler_has_is_not_sent_again(swarm: Any, fake: FakeJobs) -> None:
     swarm("submit", "job.toml")
     sent = dict(fake.shards)
-    fake.PutShard = None  # type: ignore[method-assign,assignment]  # a second upload would fail
+    fake.uploads_left = 0
     assert swarm("submit", "job.toml")[0] == 0
     assert fake.shards == sent
+
+
+def test_a_broken_upload_goes_on_with_the_files_that_are_missing(swarm: Any, fake: FakeJobs, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("".join(f"{number} " for number in range(400_000)))
+    command = ("submit", "-d", "job.toml", "--set", 'data.upload_shard_bytes="1MiB"')
+    fake.uploads_left = 2
+    assert swarm(*command)[0] == 4
+    assert (len(fake.shards), fake.submitted) == (2, [])
+    fake.uploads_left = 4
+    code, _, err = swarm(*command)
+    assert (code, fake.uploads_left) == (0, 0)
+    assert "2 of 6 files were there" in err
+    assert [shard.sha256 for shard in fake.submitted[0].shards] == list(fake.shards)
+
+
+def test_a_tokenizer_that_fits_no_message_is_uploaded_like_a_shard(
+    swarm: Any, fake: FakeJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tokenizer(tmp_path / "tokenizer")
+    choose = ("--set", f"model.tokenizer={folder}")
+    assert swarm("submit", "-d", "job.toml", *choose)[0] == 0
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert dict(fake.submitted[0].tokenizer_files) == files
+    assert (fake.submitted[0].vocabulary_size, fake.submitted[0].end_of_text) == (321, 0)
+    monkeypatch.setattr("client.submit.TOKENIZER_MESSAGE_BYTES_MAX", 1000)
+    assert swarm("submit", "-d", "job.toml", *choose)[0] == 0
+    request = fake.submitted[1]
+    assert not request.tokenizer_files
+    assert {file.path: fake.shards[file.sha256] for file in request.files} == {
+        f"model/{name}": content for name, content in files.items()
+    }
+
+
+def test_long_work_is_told_in_lines_where_there_is_no_terminal(
+    swarm: Any, fake: FakeJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client.shell.PROGRESS_LINE_S", 0.0)
+    err = swarm("submit", "-d", "job.toml")[2]
+    assert "tokenising: " in err
+    assert "uploading: " in err
 
 
 def test_a_large_file_travels_in_chunks(swarm: Any, fake: FakeJobs, tmp_path: Path) -> None:
@@ -365,6 +410,20 @@ def test_dry_run_names_the_origin_of_every_value(swarm: Any, fake: FakeJobs) -> 
     table = swarm("submit", "--dry-run", "job.toml")[1]
     assert re.search(r"training.steps +20 +file", table)
     assert not fake.submitted
+
+
+def test_dry_run_says_what_the_data_are(swarm: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "b.bin").write_bytes(b"12345678")
+    found = _data(swarm("submit", "--dry-run", "job.toml", "--set", "data.source=a.jsonl", "-o", "json")[1])
+    assert (found["files"], found["size_bytes"], found["formats"]) == (1, 14, ["jsonl"])
+    said = swarm("submit", "--dry-run", "job.toml", "--set", "data.source=hf:a/b")[2]
+    assert "data: a Hugging Face data set, not downloaded yet; vocabulary of 257; nothing was sent" in said
+    arguments = ("--set", "data.source=b.bin", "--set", "model.config.vocab_size=999")
+    assert "1 file (bin), 8 B; vocabulary of 999" in swarm("submit", "--dry-run", "job.toml", *arguments)[2]
+    code, _, err = swarm("submit", "--dry-run", "job.toml", *arguments[:2])
+    assert code == 3
+    assert "hint: set vocab_size in model.config, or model.tokenizer" in err
 
 
 def test_dry_run_knows_a_familys_own_names(swarm: Any, tmp_path: Path) -> None:

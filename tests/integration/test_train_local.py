@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import torch
 
 from swarm.model.sample import sample
 from swarm.train_local import main
+from tests.bpe import write_tokenizer
 
 JOB = """
 name = "tiny"
@@ -77,6 +79,19 @@ def test_a_job_is_trained_written_hashed_and_can_be_sampled(folder: Path, train_
     text = sample(folder / "out" / "model", "the quick", tokens=20, seed=1)
     assert text.startswith("the quick")
     assert text == sample(folder / "out" / "model", "the quick", tokens=20, seed=1)
+
+
+def test_a_job_on_json_lines_keeps_its_own_tokenizer(folder: Path, train_local: Callable[..., Done]) -> None:
+    tokenizer = write_tokenizer(folder / "tokenizer")
+    (folder / "corpus.jsonl").write_text('{"body": "the quick brown fox jumps over the lazy dog. "}\n' * 60)
+    changes = ["data.source=corpus.jsonl", "data.text_field=body", "model.tokenizer=tokenizer", "training.steps=20"]
+    arguments = [argument for change in changes for argument in ("--set", change)]
+    done = train_local("job.toml", "--out", "model", "--threads", "1", *arguments)
+    assert done.code == 0, done.err
+    assert (folder / "model" / "tokenizer.json").read_bytes() == (tokenizer / "tokenizer.json").read_bytes()
+    assert json.loads((folder / "model" / "config.json").read_text())["vocab_size"] == 321
+    text = sample(folder / "model", "the quick", tokens=5, seed=1)
+    assert text.startswith("the quick")
 
 
 def test_the_hash_is_that_of_the_weights_not_of_the_cut(folder: Path, train_local: Callable[..., Done]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from swarm.config import JobSpec, parse_job
 from swarm.errors import InvalidConfig
-from swarm.partition import auto_microbatch, balanced_split, flops_per_token, resolve, unit_names
+from swarm.partition import auto_microbatch, balanced_split, flops_per_token, hugging_face_config, resolve, unit_names
 
 
 def job(config: dict[str, Any] | None = None, **sections: dict[str, Any]) -> JobSpec:
@@ -34,6 +34,17 @@ def test_resolving_fills_what_the_tokenizer_and_the_family_decide() -> None:
     assert config["num_key_value_heads"] == 4
     assert config["head_dim"] == 16
     assert config["max_position_embeddings"] == 2048
+
+
+def test_special_tokens_of_the_model_are_the_tokenizers_unless_the_job_names_them() -> None:
+    def config_of(end_of_text: int, **config: Any) -> dict[str, Any]:
+        spec = resolve(job(config), vocabulary_size=50, stages_if_auto=1, end_of_text=end_of_text)
+        return hugging_face_config(spec)
+
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    assert [config_of(7)[name] for name in names] == [7, 7, None]
+    assert [config_of(7, bos_token_id=3)[name] for name in names] == [3, 7, None]
+    assert [config_of(-1)[name] for name in names] == [None, None, None]
 
 
 def test_resolving_twice_changes_nothing() -> None:
