@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, Progress, TextColumn
 
 from client.connection import Scheduler
-from client.shell import JobEnded, Shell, duration
+from client.shell import JobDidNotFit, JobEnded, Shell, duration
 from client.views import evaluation_text, has_ended, job_values, number
-from swarm.errors import SchedulerUnreachable
+from swarm.errors import OutOfMemory, SchedulerUnreachable
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
@@ -37,9 +37,10 @@ def follow(shell: Shell, scheduler: Scheduler, job: str) -> pb.JobView:
 
 
 def raise_unless_succeeded(view: pb.JobView) -> None:
-    """JobEnded if the job failed or was cancelled."""
+    """JobEnded if the job failed or was cancelled, JobDidNotFit if for want of memory."""
     if view.state != JobState.SUCCEEDED:
-        raise JobEnded(
+        kind = JobDidNotFit if view.error_code == OutOfMemory.code else JobEnded
+        raise kind(
             f"job {view.id} {view.state}: {view.reason}",
             hint=view.hint or f"see what happened with: swarm logs {view.id}",
             job_code=view.error_code,

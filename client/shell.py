@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from swarm.errors import JobFailed, SwarmError, UsageError
+from swarm.errors import JobFailed, OutOfMemory, SwarmError, UsageError
 from swarm.logs import configure
 
 SCHEMA = "swarm.cli/1"
@@ -37,6 +37,12 @@ class JobEnded(JobFailed):
     def __init__(self, message: str, *, hint: str = "", job_code: str = "") -> None:
         super().__init__(message, hint=hint)
         self.job_code = job_code
+
+
+class JobDidNotFit(JobEnded):
+    """A followed job ended because a device had no memory left."""
+
+    exit_code = OutOfMemory.exit_code
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from scheduler.brain import BrainSettings, CommitRow, JobBrain, Replica
 from scheduler.checkpoints import CheckpointFolder
 from scheduler.driver import JobDriver, Outcome
 from scheduler.evaluation import EvaluationRow
+from scheduler.fitting import check_possible, fit, needs, stage_counts
 from scheduler.joblog import JobLogs, LogLine
 from scheduler.membership import Membership, Transition
 from scheduler.placement import Candidate, place, stages_for
@@ -204,15 +205,9 @@ class Jobs:
     ) -> Job:
         """Accept a job: resolve what is still "auto", check its data and `files`, store it.
 
-        InvalidConfig, InvalidData, InvalidModel.
+        InvalidConfig, InvalidData, InvalidModel, OutOfMemory.
         """
-        idle = len(self._membership.idle_peers())
-        resolved = resolve(
-            spec,
-            vocabulary_size=tokens.vocabulary_size,
-            stages_if_auto=stages_for(idle),
-            end_of_text=tokens.end_of_text,
-        )
+        resolved = self._resolve(spec, tokens)
         self._open_batches(resolved, tokens)
         check_uploaded(files, [self.shard_path(file.sha256) for file in files])
         job_id = JobId(f"{spec.name}-{self._rng.randbytes(3).hex()}")
@@ -239,6 +234,28 @@ class Jobs:
         self._changed(job)
         self._wake.set()
         return job
+
+    def _resolve(self, spec: JobSpec, tokens: JobTokens) -> JobSpec:
+        """The spec with every "auto" decided, the cut by the memory of the idle peers; OutOfMemory if it cannot fit."""
+        idle = [peer.hello.memory_bytes for peer in self._membership.idle_peers()]
+        decide = partial(
+            resolve,
+            vocabulary_size=tokens.vocabulary_size,
+            stages_if_auto=stages_for(len(idle)),
+            end_of_text=tokens.end_of_text,
+        )
+        resolved = decide(spec)
+        if spec.pipeline.split != "auto":
+            return resolved
+        fixed = spec.pipeline.stages != "auto"
+        counts = stage_counts(resolved, len(_split(resolved)), len(idle), fixed=fixed)
+        cut = fit(resolved, idle, counts)
+        if cut.plan is None:
+            present = [peer.hello.memory_bytes for peer in self._membership.peers() if peer.state is not PeerState.GONE]
+            check_possible(resolved, present, counts if fixed else range(1, resolved.layers + 1))
+            return resolved
+        pipeline = resolved.pipeline.model_copy(update={"split": cut.plan, "stages": len(cut.plan)})
+        return decide(resolved.model_copy(update={"pipeline": pipeline}))
 
     async def cancel(self, job: Job, reason: str) -> None:
         """End the job; idempotent. NotAllowed if it has ended otherwise."""
@@ -361,9 +378,12 @@ class Jobs:
 
     async def _try_to_start(self, job: Job) -> None:
         idle = {peer.hello.peer: peer for peer in self._membership.idle_peers()}
-        candidates = [Candidate(peer, known.hello.pinned_stage) for peer, known in idle.items()]
-        stages = len(_split(job.spec))
-        decision = place(candidates, stages, job.spec.limits.min_replicas)
+        candidates = [
+            Candidate(peer, known.hello.pinned_stage, memory_bytes=known.hello.memory_bytes)
+            for peer, known in idle.items()
+        ]
+        split = _split(job.spec)
+        decision = place(candidates, len(split), job.spec.limits.min_replicas, needs(job.spec, split, len(candidates)))
         if decision.plan is None:
             if (job.record.state, job.record.reason) != (JobState.PLACING, decision.reason):
                 await self._enter(job, JobState.PLACING, decision.reason)

@@ -211,16 +211,36 @@ def flops_per_token(spec: JobSpec) -> tuple[int, int]:
 
     Layers count as equal: a sliding window, which makes some layers of some families cheaper, is left out.
     """
+    config, widths = spec.model.config, layer_widths(spec)
+    scores = widths.queries * spec.data.sequence_length  # twice, over half of the positions (causal)
+    return widths.matrices + scores, config["hidden_size"] * config["vocab_size"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWidths:
+    """Sizes of one decoder layer: elements of its matrices, and the widths of what it computes per token."""
+
+    matrices: int
+    queries: int
+    attention: int  # queries, keys and values
+    inner: int  # of the MLP
+
+
+def layer_widths(spec: JobSpec) -> LayerWidths:
+    """The sizes of the model's decoder layers; `spec` needs a filled model.config."""
     config = spec.model.config
     width, heads = config["hidden_size"], config["num_attention_heads"]
     family = _FAMILIES[spec.model.family]
     # A config.json says null where the library derives a field.
     head_width = config.get("head_dim") or family.head_dim or width // heads
-    projections = 2 * width * head_width * (heads + (config.get("num_key_value_heads") or heads))
-    scores = heads * head_width * spec.data.sequence_length  # twice, over half of the positions (causal)
+    pairs = config.get("num_key_value_heads") or heads
     inner = config.get("n_inner") or config.get("intermediate_size") or 4 * width
-    mlp = family.mlp_matrices * width * inner
-    return projections + scores + mlp, width * config["vocab_size"]
+    return LayerWidths(
+        matrices=2 * width * head_width * (heads + pairs) + family.mlp_matrices * width * inner,
+        queries=heads * head_width,
+        attention=head_width * (heads + 2 * pairs),
+        inner=inner,
+    )
 
 
 def auto_microbatch(global_batch_sequences: int, sequence_length: int) -> int:

@@ -287,6 +287,13 @@ def test_set_and_name_change_the_job(swarm: Any, fake: FakeJobs) -> None:
     assert (spec.training.steps, spec.name) == (7, "other")
 
 
+def test_a_job_that_did_not_fit_a_device_is_exit_9(swarm: Any, fake: FakeJobs) -> None:
+    fake.views = [_view(state="failed", reason="cpu has no memory left", error_code="E0900", hint="use more stages")]
+    exit_code, _, err = swarm("status", "-w", "tiny")
+    assert exit_code == 9
+    assert "use more stages" in err
+
+
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
 def test_the_exit_code_is_the_jobs_result(swarm: Any, fake: FakeJobs, state: str) -> None:
     reason = "stage server p1 (stage 1) is gone"
