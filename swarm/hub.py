@@ -19,11 +19,15 @@ from swarm.errors import InvalidModel, NotFound
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 
 
+class NotCached(InvalidModel):
+    """The local cache lacks the file, and the hub cannot be asked."""
+
+
 def fetch(repository: str, revision: str, name: str) -> Path:
     """The file `name` of a model repository, downloaded if the cache lacks it.
 
-    NotFound if there is no such file; InvalidModel with the cause otherwise: no such repository or revision, access,
-    network.
+    NotFound if there is no such file, NotCached without a network; InvalidModel with the cause otherwise: no such
+    repository or revision, no access.
     """
     with _translated(repository, revision, name):
         return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
@@ -66,13 +70,13 @@ def _translated(repository: str, revision: str, name: str) -> Iterator[None]:
             hint="a hub id is NAME or OWNER/NAME; a local folder is relative to where you are",
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        raise InvalidModel(
+        raise NotCached(
             f"{name} of {where} (revision {revision}) is not in the local cache, and the hub does not answer",
             hint="check the network, HF_HUB_OFFLINE and HF_HOME; or give a local folder as model.id",
         ) from error
     except errors.EntryNotFoundError as error:
         raise NotFound(f"{where} (revision {revision}) has no {name}") from error
-    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, OSError, ValueError) as error:
+    except Exception as error:  # the errors of its HTTP client come through, and that client has changed before
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidModel(
             f"{name} of {where} cannot be had: {cause}", hint="check the network, HF_TOKEN and free disk space"

@@ -96,16 +96,14 @@ def ground(spec: JobSpec) -> JobSpec:
 def weight_files(spec: JobSpec) -> tuple[WeightFile, ...]:
     """The weights of a local model, each header checked; none if the job starts otherwise.
 
-    The files are those that Transformers would read: the index's, else model.safetensors. InvalidModel names the file.
+    The files are those that Transformers would read: model.safetensors, else the index's. InvalidModel names the file.
     """
     if not spec.model.id or spec.model.init != "pretrained":
         return ()
     folder = local_folder(spec)
     if folder is None:
         return ()
-    names = _indexed(folder)
-    if names is None:
-        names = [SINGLE_NAME] if (folder / SINGLE_NAME).is_file() else []
+    names = [SINGLE_NAME] if (folder / SINGLE_NAME).is_file() else _indexed(folder)
     if not names:
         raise _no_weights(f"{folder}", [path.name for path in folder.iterdir()])
     files = []
@@ -126,20 +124,21 @@ def hub_files(spec: JobSpec, wanted: frozenset[str]) -> tuple[WeightFile, ...]:
 
     model = spec.model
     try:
-        index = hub.fetch(model.id, model.revision, INDEX_NAME)
-    except NotFound:
-        names = [SINGLE_NAME]
-    else:
+        paths = {SINGLE_NAME: hub.fetch(model.id, model.revision, SINGLE_NAME)}
+    except (NotFound, hub.NotCached):
+        try:
+            index = hub.fetch(model.id, model.revision, INDEX_NAME)
+        except NotFound as error:
+            raise _no_weights(f'model.id = "{model.id}"', []) from error
         weight_map = _weight_map(_read(index, INDEX_BYTES_MAX), f'{INDEX_NAME} of model.id = "{model.id}"')
         names = sorted({file for tensor, file in weight_map.items() if tensor in wanted})
-    files = []
-    for name in names:
         try:
-            location = hub.fetch(model.id, model.revision, name)
+            paths = {name: hub.fetch(model.id, model.revision, name) for name in names}
         except NotFound as error:
-            raise InvalidModel(error.message, hint=f"the model needs safetensors files; {CONVERT}") from error
-        files.append(WeightFile(f"{MODEL_FOLDER}/{name}", location, location.stat().st_size))
-    return tuple(files)
+            raise InvalidModel(f"{error.message}, which its {INDEX_NAME} names") from error
+    return tuple(
+        WeightFile(f"{MODEL_FOLDER}/{name}", location, location.stat().st_size) for name, location in paths.items()
+    )
 
 
 def _hub_config(spec: JobSpec) -> tuple[str, bytes]:
@@ -168,7 +167,7 @@ def _no_weights(where: str, names: list[str]) -> InvalidModel:
         )
     return InvalidModel(
         f"{where} holds neither {SINGLE_NAME} nor {INDEX_NAME}",
-        hint='name a folder that save_pretrained wrote, or set model.init = "random"',
+        hint='a model that save_pretrained wrote has one; model.init = "random" needs none',
     )
 
 
@@ -186,11 +185,11 @@ def _family(spec: JobSpec, published: dict[str, Any], where: str) -> str:
     return str(named)
 
 
-def _indexed(folder: Path) -> list[str] | None:
-    """The files that a folder's index names; None if it has none."""
+def _indexed(folder: Path) -> list[str]:
+    """The files that a folder's index names; none if it has no index."""
     path = folder / INDEX_NAME
     if not path.is_file():
-        return None
+        return []
     return sorted(set(_weight_map(_read(path, INDEX_BYTES_MAX), str(path)).values()))
 
 

@@ -403,6 +403,7 @@ def twice(content: bytes) -> bytes:
 
 
 def as_index(folder: Path, **weight_map: Any) -> None:
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
@@ -459,7 +460,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "file twice": (
         lambda f: (
             shutil.copy(f / "model.safetensors", f / "b.safetensors"),
-            as_index(f, a="model.safetensors", b="b.safetensors"),
+            as_index(f, x="a.safetensors", y="b.safetensors"),
         ),
         "both hold",
     ),

@@ -1,0 +1,160 @@
+"""A hub id, without a network: what the local cache has is used, by the commit; what it lacks is said."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from swarm.config import JobSpec
+from swarm.data import ByteTokenizer
+from swarm.errors import InvalidModel
+from swarm.partition import resolve
+from swarm.pretrained import ground, hub_files, weight_files
+from swarm.reference import build_stages, sha256_of, train_local
+from swarm.sim import loop as sim
+from swarm.types import JobState
+from tests.rig import Done, Rig, Tokens, small_spec, write_text
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FIELDS = {
+    "vocab_size": 260,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, as HF_HOME and HF_HUB_OFFLINE=1 give it to a process that starts."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    torch.set_num_threads(1)
+    return cache
+
+
+def publish(cache: Path, name: str, *, shard: str = "20KB") -> Path:
+    """Put a model into the cache as a download does; gives its snapshot."""
+    torch.manual_seed(3)
+    twin: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **FIELDS), dtype=torch.float32)
+    folder = cache / f"models--{name.replace('/', '--')}"
+    snapshot = folder / "snapshots" / COMMIT
+    twin.save_pretrained(snapshot, max_shard_size=shard)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(COMMIT)
+    return snapshot
+
+
+def job(source: Path, name: str, **changes: object) -> JobSpec:
+    return small_spec(source, model__id=name, model__config={}, model__tokenizer="byte", **changes)
+
+
+def spec_of(source: Path, name: str, **changes: object) -> JobSpec:
+    spec = ground(job(source, name, **changes))
+    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+
+
+@pytest.mark.parametrize("shard", ["20KB", "5GB"])
+def test_a_hub_model_is_the_folder_it_was_saved_as_pinned_to_its_commit(
+    shard: str, offline: Path, tmp_path: Path
+) -> None:
+    snapshot = publish(offline, "acme/tiny", shard=shard)
+    spec = spec_of(tmp_path, "acme/tiny", pipeline__stages=2)
+    assert spec.model.revision == COMMIT
+    assert weight_files(spec) == ()
+    local = spec_of(tmp_path, str(snapshot), pipeline__stages=2)
+    assert sha256_of(build_stages(spec, torch.device("cpu"))) == sha256_of(build_stages(local, torch.device("cpu")))
+
+
+def test_only_the_files_that_hold_a_wanted_tensor_are_fetched(offline: Path, tmp_path: Path) -> None:
+    snapshot = publish(offline, "acme/tiny")
+    spec = spec_of(tmp_path, "acme/tiny", pipeline__stages=2)
+    one = hub_files(spec, frozenset({"lm_head.weight"}))
+    assert len(one) == 1 < len(list(snapshot.glob("*.safetensors")))
+    for path in snapshot.glob("*.safetensors"):
+        if path.name != one[0].location.name:
+            path.unlink()
+    assert hub_files(spec, frozenset({"lm_head.weight"})) == one
+    with pytest.raises(InvalidModel, match=r"safetensors of model.id = .* is not in the local cache"):
+        hub_files(spec, frozenset({"lm_head.weight", "model.embed_tokens.weight"}))
+
+
+def test_what_cannot_be_had_is_said(offline: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidModel, match=r"config\.json of model\.id = .acme/none.* the hub does not answer"
+    ) as caught:
+        ground(job(tmp_path, "acme/none"))
+    assert "HF_HUB_OFFLINE" in caught.value.hint
+    for name in ("acme/ti ny", "a--b", "acme/.."):
+        with pytest.raises(InvalidModel, match=r"neither a local folder nor a hub id|does not answer"):
+            ground(job(tmp_path, name))
+    publish(offline, "acme/tiny")
+    with pytest.raises(InvalidModel, match=r"revision v2\) is not in the local cache"):
+        ground(job(tmp_path, "acme/tiny", model__revision="v2"))
+    assert ground(job(tmp_path, "acme/tiny", model__revision=COMMIT)).model.revision == COMMIT
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (huggingface_hub.errors.GatedRepoError, "is gated"),
+        (huggingface_hub.errors.RepositoryNotFoundError, "neither a local folder nor a model on the hub"),
+        (huggingface_hub.errors.RevisionNotFoundError, "has no revision main"),
+        (huggingface_hub.errors.EntryNotFoundError, r"has no config\.json"),
+        (huggingface_hub.errors.OfflineModeIsEnabled, "cannot be had"),
+        (PermissionError, "cannot be had"),
+    ],
+)
+def test_what_the_library_raises_reaches_the_user_as_an_invalid_model(
+    error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's errors need a server that sends them: here the library itself is told to raise."""
+
+    def refuse(*_: object, **__: object) -> str:
+        failure = error.__new__(error)
+        Exception.__init__(failure, "no")
+        raise failure
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    with pytest.raises(InvalidModel, match=words):
+        ground(job(tmp_path, "acme/tiny"))
+
+
+def test_every_stage_server_reads_the_hub_itself(offline: Path, tmp_path: Path) -> None:
+    publish(offline, "acme/tiny")
+    spec = spec_of(write_text(tmp_path), "acme/tiny", pipeline__stages=2)
+    tokens = Tokens.make(tmp_path, spec)
+    expected = train_local(spec, tokens.batches(spec)).sha256
+
+    async def main() -> tuple[JobState, str, str]:
+        ended = (JobState.QUEUED, "", "")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 2, tasks, Random(1))
+                while len(rig.membership.idle_peers()) < 2:
+                    await asyncio.sleep(0.1)
+                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+                await rig.finished(job)
+                ended = job.record.state, job.record.weights_sha256, job.record.reason
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+        return ended
+
+    assert sim.run(main(), seed=1, limit_s=3600.0)[:2] == (JobState.SUCCEEDED, expected)
+    shutil.rmtree(offline)
+    state, _, reason = sim.run(main(), seed=1, limit_s=3600.0)
+    assert state is JobState.FAILED
+    assert "is not in the local cache" in reason
