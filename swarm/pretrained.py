@@ -21,7 +21,7 @@ from swarm.partition import FAMILY_NAMES, check_overrides
 from swarm.tensorfile import CONVERT, read_header
 from swarm.weights import INDEX_NAME
 
-CONFIG_BYTES_MAX = 1 << 20
+CONFIG_BYTES_MAX = 256 << 10  # it travels within the job
 INDEX_BYTES_MAX = 64 << 20
 SINGLE_NAME = "model.safetensors"
 MODEL_FOLDER = "model"  # of a starting state, as in a checkpoint
@@ -207,6 +207,7 @@ def _weight_map(raw: bytes, where: str) -> dict[str, str]:
 def _object(raw: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(raw)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # text and numbers that can be sent on
     except (ValueError, RecursionError) as error:
         raise InvalidModel(f"{where} is no JSON") from error
     if not isinstance(value, dict):

@@ -21,6 +21,7 @@ from swarm.errors import InvalidModel
 LENGTH_BYTES: Final = 8
 HEADER_BYTES_MAX: Final = 64 << 20  # about half a million tensors
 DIMENSIONS_MAX: Final = 16
+NAME_CHARACTERS_MAX: Final = 500
 ITEM_BYTES: Final = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -106,15 +107,17 @@ def _unique(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(path: str, name: str, entry: Any, begin: int) -> StoredTensor:
+    if not name.isprintable() or len(name) > NAME_CHARACTERS_MAX:
+        raise InvalidModel(f"{path} holds a tensor with the impossible name {name[:NAME_CHARACTERS_MAX]!r}")
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
             pass
         case _:
             raise InvalidModel(f"tensor {name} of {path} is not described by dtype, shape and offsets")
     if dtype not in ITEM_BYTES:
-        raise InvalidModel(f"tensor {name} of {path} has the unknown dtype {dtype!r}")
+        raise InvalidModel(f"tensor {name} of {path} has the unknown dtype {dtype[:20]!r}")
     if len(shape) > DIMENSIONS_MAX or not all(type(size) is int and size >= 0 for size in shape):
-        raise InvalidModel(f"tensor {name} of {path} has the impossible shape {shape}")
+        raise InvalidModel(f"tensor {name} of {path} has the impossible shape {str(shape)[:100]}")
     if start < 0 or stop - start != prod(shape) * ITEM_BYTES[dtype]:
         raise InvalidModel(
             f"tensor {name} of {path}, {dtype} {shape}, has {prod(shape) * ITEM_BYTES[dtype]} bytes, "

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -746,3 +746,118 @@ def test_programs_get_their_flags_untouched() -> None:
     answer = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert answer.returncode == 3
     assert "0.0.0.0:1" in answer.stderr
+
+
+# Starting from a local model ------------------------------------------------------------------------------------------
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    "transformers_version": "5.0.0",
+}
+
+
+def _weights(names: Sequence[str], fill: bytes = b"\0") -> bytes:
+    """A well-formed file; whether the tensors are those of the model is the stage servers' to see."""
+    entries = {
+        name: {"dtype": "F32", "shape": [4], "data_offsets": [16 * n, 16 * n + 16]} for n, name in enumerate(names)
+    }
+    header = json.dumps(entries).encode()
+    return len(header).to_bytes(8, "little") + header + fill * 16 * len(names)
+
+
+def _model(folder: Path) -> dict[str, bytes]:
+    """A model folder in two files; gives them by path."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    files = {"model-1.safetensors": _weights(["a", "b"]), "model-2.safetensors": _weights(["c"])}
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (folder / "consolidated.safetensors").write_bytes(b"not in the index")
+    return files
+
+
+FROM_FOLDER = JOB.replace(
+    re.search(r"config = .*\n", JOB).group(),  # type: ignore[union-attr]
+    'id = "./base"\ntokenizer = "byte"\nconfig = { attention_dropout = 0.1 }\n',
+)
+
+
+def test_submit_sends_the_weights_of_a_local_model_once(swarm: Any, fake: FakeJobs) -> None:
+    files = _model(Path("base"))
+    Path("job.toml").write_text(FROM_FOLDER)
+    code, _, err = swarm("submit", "-d", "job.toml")
+    assert code == 0, err
+    assert "weights: 2 files" in err
+    request = fake.submitted[0]
+    assert {file.path: file.sha256 for file in request.files} == {
+        f"model/{name}": hashlib.sha256(content).hexdigest() for name, content in files.items()
+    }
+    for file in request.files:
+        assert fake.shards[file.sha256] == files[file.path.removeprefix("model/")]
+        assert file.size_bytes == len(fake.shards[file.sha256])
+    spec = spec_from_json(request.spec_json)
+    assert (spec.model.family, spec.model.init, spec.layers) == ("llama", "pretrained", 2)
+    assert spec.model.config["rope_parameters"] == CONFIG["rope_parameters"]
+    assert spec.model.config["attention_dropout"] == 0.1
+    assert "transformers_version" not in spec.model.config
+
+    changed = _weights(["c"], b"\1")
+    Path("base/model-2.safetensors").write_bytes(changed)
+    before = dict(fake.shards)
+    assert swarm("submit", "-d", "job.toml")[0] == 0
+    assert fake.shards.keys() - before.keys() == {hashlib.sha256(changed).hexdigest()}
+
+    assert swarm("submit", "-d", "job.toml", "--set", "model.init=random")[0] == 0
+    assert not fake.submitted[-1].files
+
+
+def test_dry_run_tells_what_the_model_decides(swarm: Any, fake: FakeJobs) -> None:
+    _model(Path("base"))
+    Path("job.toml").write_text(FROM_FOLDER)
+    code, out, _ = swarm("submit", "--dry-run", "job.toml", "-o", "json")
+    assert code == 0
+    values = {value["key"]: (value["value"], value["origin"]) for value in _data(out)["values"]}
+    assert values["model.id"] == ("./base", "file")
+    assert values["model.family"] == ("llama", "model.id")
+    assert values["model.config.hidden_size"] == (16, "model.id")
+    assert values["model.config.attention_dropout"] == (0.1, "file")
+    assert not fake.submitted
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda: Path("base/config.json").unlink(), "config.json does not exist"),
+        (lambda: Path("base/model-2.safetensors").unlink(), "lacks model-2.safetensors"),
+        (lambda: Path("base/model-1.safetensors").write_bytes(b"\x80\x04pickle"), "no safetensors file"),
+        (lambda: Path("base/config.json").write_text('{"model_type": "bert"}'), "'bert', which this version"),
+        (lambda: Path("job.toml").write_text(FROM_FOLDER.replace("./base", "./bass")), "there is no such folder"),
+        (
+            lambda: Path("job.toml").write_text(FROM_FOLDER.replace("attention_dropout = 0.1", "hidden_size = 32")),
+            "model.config.hidden_size cannot be set beside model.id",
+        ),
+        (
+            lambda: Path("job.toml").write_text(JOB.replace("[model]", '[model]\ninit = "pretrained"')),
+            'model.init = "pretrained" needs a model',
+        ),
+    ],
+)
+def test_a_bad_model_is_refused_before_anything_is_sent(swarm: Any, fake: FakeJobs, spoil: Any, words: str) -> None:
+    _model(Path("base"))
+    Path("job.toml").write_text(FROM_FOLDER)
+    spoil()
+    code, out, err = swarm("submit", "-d", "job.toml")
+    assert (code, out) == (3, "")
+    assert words in err
+    assert "hint:" in err
+    assert not fake.submitted
+    assert not fake.shards

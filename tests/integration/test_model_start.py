@@ -408,6 +408,9 @@ def as_index(folder: Path, **weight_map: Any) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "config with NaN": (config(lambda c: c.update(initializer_range=float("nan"))), "is no JSON"),
+    "config with half a letter": (config(lambda c: c.update(hidden_act="\ud800")), "is no JSON"),
+    "name with half a letter": (header(lambda h: h.update({"\ud800": h.pop(NORM)})), "impossible name"),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json does not exist"),
     "config no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json .* is no JSON"),
     "config a list": (lambda f: (f / "config.json").write_text("[]"), "is no JSON object"),
