@@ -17,8 +17,8 @@ from client.blobs import File, upload
 from client.connection import Scheduler
 from client.follow import follow, raise_unless_succeeded
 from client.shell import Shell, bytes_bar, size
-from client.upload import upload_weights
 from client.views import job_values
+from client.weights import upload_weights
 from swarm.config import JobSpec, load_job
 from swarm.data import Corpus, TokenManifest, open_corpus, tokenise
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX

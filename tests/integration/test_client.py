@@ -796,7 +796,7 @@ def test_submit_sends_the_weights_of_a_local_model_once(swarm: Any, fake: FakeJo
     Path("job.toml").write_text(FROM_FOLDER)
     code, _, err = swarm("submit", "-d", "job.toml")
     assert code == 0, err
-    assert "weights: 2 files" in err
+    assert "of weights" in err
     request = fake.submitted[0]
     assert {file.path: file.sha256 for file in request.files} == {
         f"model/{name}": hashlib.sha256(content).hexdigest() for name, content in files.items()

@@ -48,7 +48,7 @@ def spec_of(
         "model": {"family": family, "dtype": "float32", "recompute": recompute, "config": config | shares},
         "data": {"source": "x", "sequence_length": T},
         "training": {
-            "steps": 3,
+            "steps": 2,
             "warmup_steps": 0,
             "global_batch_sequences": 4,
             "microbatch_sequences": 2,
@@ -73,8 +73,7 @@ def train(spec: JobSpec) -> Trained:
 @pytest.mark.parametrize("model", MODELS)
 def test_neither_the_cut_nor_recomputing_changes_a_bit(model: str) -> None:
     runs = [
-        train(spec_of(model, stages, recompute=recompute))
-        for stages, recompute in ((1, False), (1, True), (2, True), (3, False))
+        train(spec_of(model, stages, recompute=recompute)) for stages, recompute in ((1, False), (2, True), (3, False))
     ]
     assert len({run.losses for run in runs}) == 1
     assert len({run.sha256 for run in runs}) == 1

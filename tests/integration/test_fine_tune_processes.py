@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from swarm.config import JobSpec, load_job
-from swarm.data import ByteTokenizer
-from swarm.partition import resolve
+from swarm.config import load_job
+from swarm.data.batches import Batches, TokenData
+from swarm.data.shards import open_corpus, tokenise
 from swarm.pretrained import ground
 from swarm.reference import save_folder, train_local
+from tests.bpe import write_tokenizer
 from tests.cluster import Cluster
-from tests.rig import Tokens, write_text
+from tests.rig import write_text
 
 JOB = """\
 name = "fine"
 [model]
 id = {model}
 dtype = "float32"
-tokenizer = "byte"
 [data]
 source = {source}
 sequence_length = 16
@@ -47,13 +47,13 @@ def client(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
-def loss_of(folder: Path, tokens: Tokens, spec: JobSpec) -> float:
+def loss_of(folder: Path, batches: Batches) -> float:
     """Mean loss per token of a folder's model on a few microbatches, computed by Transformers alone."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     summed = count = 0.0
     with torch.no_grad():
         for step in range(20, 24):
-            ids, targets = (torch.from_numpy(part).long() for part in tokens.batches(spec).microbatch(step, 0))
+            ids, targets = (torch.from_numpy(part).long() for part in batches.microbatch(step, 0))
             logits = model(ids).logits.float().flatten(0, 1)
             summed += float(torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum"))
             count += float((targets != -100).sum())
@@ -63,11 +63,12 @@ def loss_of(folder: Path, tokens: Tokens, spec: JobSpec) -> float:
 def test_a_folder_is_fine_tuned_and_comes_back(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(4)
-    fields = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+    fields = {"vocab_size": 410, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
     fields |= {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True, "sliding_window": 5}
     config = AutoConfig.for_model("mistral", **fields)
     start: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     start.save_pretrained(tmp_path / "base", max_shard_size="10KB")
+    write_tokenizer(tmp_path / "base")
     job = tmp_path / "job.toml"
     job.write_text(JOB.format(model=json.dumps(str(tmp_path / "base")), source=json.dumps(str(write_text(tmp_path)))))
 
@@ -75,7 +76,7 @@ def test_a_folder_is_fine_tuned_and_comes_back(tmp_path: Path) -> None:
         cluster.add_servers(2)
         submitted = client(cluster, "submit", str(job))
         assert submitted.returncode == 0, f"{submitted.stderr}\n{cluster.tails()}"
-        assert "weights: " in submitted.stderr
+        assert "of weights" in submitted.stderr
         name = submitted.stdout.strip()
         view = json.loads(client(cluster, "status", name, "-o", "json").stdout)["data"]
         pulled = client(cluster, "pull", name, str(tmp_path / "pulled"))
@@ -83,11 +84,21 @@ def test_a_folder_is_fine_tuned_and_comes_back(tmp_path: Path) -> None:
         logs = client(cluster, "logs", name, "-n", "0").stdout
         assert logs.count("weights read") == 2, logs
 
-    spec = resolve(ground(load_job(job)), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
-    tokens = Tokens.make(tmp_path / "tokens", spec)
-    trained = train_local(spec, tokens.batches(spec))
+    grounded = ground(load_job(job))
+    corpus = open_corpus(grounded)
+    spec = corpus.resolve(grounded)
+    manifest = tokenise(spec, tmp_path / "tokens", None, corpus)
+    batches = Batches.of_job(
+        spec, TokenData.open([one.path for one in manifest.shards], manifest.token_dtype), manifest.end_of_text
+    )
+    trained = train_local(spec, batches)
     assert view["weights_sha256"] == trained.sha256
-    save_folder(trained.stages, spec, tmp_path / "local")
-    losses = [loss_of(tmp_path / folder, tokens, spec) for folder in ("pulled", "local", "base")]
+    save_folder(trained.stages, spec, tmp_path / "local", corpus.tokenizer.tokenizer_files())
+    losses = [loss_of(tmp_path / folder, batches) for folder in ("pulled", "local", "base")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0] < losses[2] - 0.1
+    for name in ("config.json", "tokenizer.json"):
+        assert (tmp_path / "pulled" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+    text = "the quick brown fox"
+    before, after = (AutoTokenizer.from_pretrained(tmp_path / folder)(text).input_ids for folder in ("base", "pulled"))
+    assert before == after

@@ -57,6 +57,7 @@ def publish(cache: Path, name: str, *, shard: str = "20KB") -> Path:
 
 
 def job(source: Path, name: str, **changes: object) -> JobSpec:
+    changes = {"training__steps": 2, **changes}
     return small_spec(source, model__id=name, model__config={}, model__tokenizer="byte", **changes)
 
 

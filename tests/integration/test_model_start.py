@@ -132,7 +132,7 @@ def test_a_folder_of_the_library_gives_its_logits_at_any_cut(model: str, tmp_pat
     assert len(shas) == 1
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["llama", "gemma2", "gpt2", "gpt_neox"])
 def test_what_was_trained_loads_as_the_same_architecture(model: str, tmp_path: Path) -> None:
     save(tmp_path / "hf", model)
     spec = spec_of(tmp_path / "hf", stages=2)
@@ -270,28 +270,29 @@ def listed(folder: Path) -> list[WeightFile]:
     return [WeightFile(str(path.relative_to(folder)), path, path.stat().st_size) for path in paths]
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("optimizer", ["adamw", "nadamw", "sgd"])
+@pytest.mark.parametrize(
+    ("tied", "staleness", "optimizer"),
+    [(True, 1, "adamw"), (False, 0, "adamw"), (False, 1, "nadamw"), (True, 0, "sgd")],
+)
 def test_training_goes_on_from_a_checkpoint_at_another_cut_with_the_same_bits(
     tied: bool, staleness: int, optimizer: str, tmp_path: Path
 ) -> None:
     save(tmp_path / "hf", "llama-tied" if tied else "llama")
-    changes = {"training__steps": 5, "pipeline__staleness": staleness, "training__optimizer": optimizer}
+    changes = {"training__steps": 4, "pipeline__staleness": staleness, "training__optimizer": optimizer}
     whole = spec_of(tmp_path / "hf", stages=2, **changes)
     batches = batches_of(whole)
     stages = build_stages(whole, CPU)
-    for step in range(3):
+    for step in range(2):
         train_step(stages, whole, batches, step)
     checkpoint(whole, stages, tmp_path / "saved")
-    for step in range(3, 5):
+    for step in range(2, 4):
         train_step(stages, whole, batches, step)
     for count in (1, 3):
         spec = spec_of(tmp_path / "hf", stages=count, **changes)
         files = listed(tmp_path / "saved")
-        again = [Stage(spec, stage, CPU, read_files(spec, stage, files, 3)) for stage in range(count)]
-        assert [stage.version for stage in again] == [3] * count
-        for step in range(3, 5):
+        again = [Stage(spec, stage, CPU, read_files(spec, stage, files, 2)) for stage in range(count)]
+        assert [stage.version for stage in again] == [2] * count
+        for step in range(2, 4):
             train_step(again, spec, batches, step)
         assert sha256_of(again) == sha256_of(stages)
 

@@ -19,7 +19,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(("stages", "recompute"), [(1, True), (3, False)])
+@pytest.mark.parametrize(("stages", "recompute"), [(2, True)])
 def test_the_swarm_with_dropout_ends_with_the_weights_of_one_process(
     tmp_path: Path, stages: int, recompute: bool
 ) -> None:
