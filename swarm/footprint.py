@@ -9,10 +9,11 @@
 
 The first three are counted per parameter. Graphs were measured: what autograd saves in one decoder layer is, per token,
 about 5 D + a (q + 2 kv) + m I elements of 4 bytes (D width, q and kv widths of the attention, I width of the MLP; a and
-m per family below), with eager attention 2 x heads x T more. With bfloat16 autocast it is up to 0.8 of that, and every
-graph keeps its own copy of the cast weights. tests/unit/test_footprint.py holds the estimate to measured graphs. What
-allocators lose is a factor, MARGIN. Of a process that kept four graphs of six layers (D 384) and then took a step, the
-estimate was 1.44 times the measured peak in float32, 1.21 times in bfloat16.
+m per family below), with eager attention 2 x heads x T more, with dropout in attention 4 x heads x T. With bfloat16
+autocast it is up to 0.8 of that, and every graph keeps its own copy of the cast weights. tests/unit/test_footprint.py
+holds the estimate to measured graphs. What allocators lose is a factor, MARGIN. Of a process that kept four graphs of
+six layers (D 384) and then took a step, the estimate was 1.44 times the measured peak in float32, 1.21 times in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ SAVED = {
     "gpt_neox": (2.0, 2.0),
 }
 EAGER = ("gemma2",)
+# Saved elements per score, where attention drops (fused kernels do not, on every device), and per element of D.
+ATTENTION_DROPOUT = 4.0
+HIDDEN_DROPOUT = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +110,13 @@ def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
     tokens = _tokens(spec)
     attention, inner = SAVED[spec.model.family]
     saved = 5 * width + attention * widths.attention + inner * widths.inner
-    if spec.model.family in EAGER:
-        saved += 2 * config["num_attention_heads"] * spec.data.sequence_length
+    scores = config["num_attention_heads"] * spec.data.sequence_length
+    if any(config.get(key) for key in ("attention_dropout", "attn_pdrop")):
+        saved += ATTENTION_DROPOUT * scores
+    elif spec.model.family in EAGER:
+        saved += 2 * scores
+    if any(config.get(key) for key in ("hidden_dropout", "resid_pdrop", "embd_pdrop")):
+        saved += HIDDEN_DROPOUT * width
     capped = config.get("final_logit_softcapping") is not None
     head = ((1 + capped) * vocabulary + 4 * width) if last else 0
     elements = tokens * (layers * saved + head)

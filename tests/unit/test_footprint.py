@@ -63,6 +63,19 @@ def test_graphs_are_estimated_a_little_too_high(family: str, dtype: str) -> None
         assert 1.0 <= graph_bytes(spec, layers, last=number == 1) / measured < 1.6
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_neox"])
+def test_graphs_with_dropout_are_estimated_a_little_too_high(family: str, dtype: str) -> None:
+    keys = {"gpt2": ["attn_pdrop", "resid_pdrop", "embd_pdrop"], "gpt_neox": ["attention_dropout", "hidden_dropout"]}
+    spec = spec_of(family, dtype)
+    config = spec.model.config | dict.fromkeys(keys.get(family, ["attention_dropout"]), 0.1)
+    dropping = spec.model_copy(update={"model": spec.model.model_copy(update={"config": config})})
+    for number, layers in enumerate((2, 1)):
+        measured = kept_bytes(Stage(dropping, number, torch.device("cpu")), 300)
+        assert measured > kept_bytes(Stage(spec, number, torch.device("cpu")), 300)
+        assert 1.0 <= graph_bytes(dropping, layers, last=number == 1) / measured < 1.7
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_counted(family: str) -> None:
     spec = spec_of(family)
