@@ -51,7 +51,7 @@ def header_bytes(path: str, size_bytes: int, opening: bytes) -> int:
     if length > HEADER_BYTES_MAX or LENGTH_BYTES + length > size_bytes:
         raise InvalidModel(
             f"{path} is no safetensors file: its header would have {length} bytes of {size_bytes}",
-            hint=f"pickled weights are not read under any name: {CONVERT}",
+            hint=f"copy or download it again; if it holds pickled weights, {CONVERT}",
         )
     return length
 

@@ -18,7 +18,7 @@ with quiet_start():
     from swarm.config import load_job
     from swarm.data import open_corpus
     from swarm.errors import SwarmError, UsageError
-    from swarm.pretrained import ground
+    from swarm.pretrained import ground, weight_files
     from swarm.process import print_error
     from swarm.weights import check_out_dir
 
@@ -37,6 +37,7 @@ def train_local(
     """Train a job in this one process and write the model folder; prints the sha256 of its weights."""
     threads_if_given = _threads(threads)
     job = ground(load_job(file, overrides or ()))
+    weight_files(job)  # for its checks, before time is spent on the data
     corpus = open_corpus(job)
     spec = corpus.resolve(job)
     out_dir = out or Path(spec.name)
