@@ -60,6 +60,8 @@ async def serve(options: Options) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.data_dir))
         executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="store"))
+        # Of its own, so that no commit waits behind the files of a checkpoint.
+        files_executor = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="files"))
         url = f"sqlite:///{options.data_dir / 'scheduler.db'}" if options.db == "sqlite" else options.db
         store = await Store.open(url, executor)
         stack.push_async_callback(store.close)
@@ -92,6 +94,8 @@ async def serve(options: Options) -> None:
             SystemRandom(),
             time.time,
             log,
+            files_executor=files_executor,
+            product=product,
         )
         sessions = Sessions(store.epoch, membership, jobs, jobs.store_stage, jobs.fetch, tasks, log)
         await jobs.load()

@@ -1,8 +1,9 @@
 """One job's decisions: an event in, outputs out; the driver carries them out in the given order.
 
       start ──▶ LOADING ──all loaded, digests equal──▶ RUNNING ──last step agreed──▶ SAVING ──all saved──▶ ENDED
-                                                     feed microbatches, average full steps,
-                                                     write rows, commit, compare digests
+                                                     feed microbatches, average full steps,              ▲
+                                                     write rows, commit, compare digests, save now and then
+                                                                  └── to be paused or cancelled: committed, saved ┘
 
 The brain composes ledger (what counts), step (what may overlap), wiring and pace (who computes) and averaging (who sums
 what). It never waits and never looks at a clock. Its rules of order are two: a row is written before any replica hears
@@ -24,6 +25,17 @@ from scheduler.devices import explain_probes, step_places, step_together
 from scheduler.evaluation import EvaluationRow, Evaluations
 from scheduler.ledger import Ledger, Verdict
 from scheduler.pace import Pace
+from scheduler.saving import (
+    NEVER,
+    SAVING_S_MAX,
+    BeginCheckpoint,
+    DropCheckpoint,
+    PublishCheckpoint,
+    Saving,
+    SavingRules,
+    Stopped,
+    Turned,
+)
 from scheduler.step import (
     ROUNDS_MAX,
     CommitRow,
@@ -55,7 +67,6 @@ from swarm.messages import (
     Loaded,
     LoadStage,
     Logged,
-    ParameterHash,
     Release,
     RoundFailed,
     Route,
@@ -66,7 +77,7 @@ from swarm.messages import (
     Void,
 )
 from swarm.schedule import clip
-from swarm.types import Hop, JobId, Microbatch, PeerId, Round, Routing, UnitName, set_digest
+from swarm.types import Hop, JobId, JobState, Microbatch, PeerId, Round, Routing, UnitName, set_digest
 
 __all__ = [
     "BrainSettings",
@@ -107,7 +118,10 @@ class BrainSettings:
     eval_every_steps: int = 0  # 0 = never
     evaluation_microbatches: int = 0
     evaluation_tokens: int = 0
-    files: tuple[StateFile, ...] = ()  # what the stages start from
+    pause_on_nonfinite: bool = False  # commit the step as skip, then pause
+    first_step: int = 0  # the version that is loaded, from `files`
+    files: tuple[StateFile, ...] = field(default=(), repr=False)
+    saving: SavingRules = NEVER
     recover: bool = False  # route around lost replicas; else the job fails when one is gone
 
 
@@ -154,7 +168,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job succeeded: all stages are saved, `brain.parameters` holds their hashes."""
+    """The job succeeded: the checkpoint after its last step is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +180,22 @@ class Fail:
     hint: str
 
 
-Output: TypeAlias = Send | WriteCommit | WriteEvaluation | Note | Finish | Fail
+Output: TypeAlias = (
+    Send
+    | WriteCommit
+    | WriteEvaluation
+    | Note
+    | Finish
+    | Fail
+    | BeginCheckpoint
+    | PublishCheckpoint
+    | DropCheckpoint
+    | Stopped
+    | Turned
+)
+
+
+CHECKPOINT_FAILED = "E1500"  # the code of swarm.checkpoint.CheckpointFailed, whose module reads files
 
 
 class Mode(StrEnum):
@@ -186,7 +215,6 @@ class JobBrain:
         self.settings = settings
         self.stages = len(settings.split)
         self.mode = Mode.WAITING
-        self.parameters: dict[int, tuple[ParameterHash, ...]] = {}  # by stage, once saved
         self._rng = rng
         self._ledger = Ledger(settings.timeline, self.stages, settings.microbatches)
         self._pace = Pace()
@@ -208,11 +236,11 @@ class JobBrain:
         self._unmeasured: list[set[PeerId]] = [set() for _ in range(self.stages)]
         self._loaded: dict[PeerId, Loaded] = {}
         self._elements: dict[UnitName, int] = {}
-        self._savers: dict[PeerId, int] = {}  # who was asked to save which stage
+        self._saving = Saving(settings.saving, self.stages, settings.first_step, settings.steps)
         self._runs: dict[int, StepRun] = {}
-        self._next_step = 0
-        self._commits_sent = 0  # steps whose row is durable
-        self._agreed = 0  # steps on whose commit all replicas agree
+        self._next_step = settings.first_step
+        self._commits_sent = settings.first_step  # steps whose row is durable
+        self._agreed = settings.first_step  # steps on whose commit all replicas agree
         self._round_number = 0
         self._in_flight_max = 0
         self._violations = 0
@@ -258,7 +286,7 @@ class JobBrain:
             case Loaded():
                 self._on_loaded(peer, event)
             case Saved():
-                self._on_saved(peer, event)
+                self._on_saved(peer, event, now_s)
             case Failed():
                 if event.job == self.settings.job:
                     self._fail(event.code, f"{self._name(peer)} cannot go on: {event.message}", event.hint)
@@ -289,6 +317,7 @@ class JobBrain:
         self._ledger.close(step)
         self._commits_sent = step + 1
         self._evaluations.made(step + 1)
+        self._after_commit(step + 1, row.skip, now_s)
         return self._go_on(now_s)
 
     def peer_suspect(self, peer: PeerId, reason: str, now_s: float, *, session_lost: bool = False) -> list[Output]:
@@ -341,8 +370,34 @@ class JobBrain:
         for run in self._redoable():
             self._reopen(run, f"{peer} is gone")
         self._ledger.peer_gone(peer, [run.step for run in self._redoable()], f"gone, {reason}")
-        if (stage := self._savers.pop(peer, None)) is not None:
-            self._ask_to_save(stage)
+        self._saver_gone(peer, replica.stage)
+        return self._go_on(now_s)
+
+    def checkpoint_kept(self, version: int, now_s: float) -> list[Output]:
+        """The checkpoint of `version` is complete and was read back."""
+        if self.mode is Mode.ENDED or not self._saving.kept(version):
+            return []
+        if version == self.settings.steps:
+            self._end("finished")
+            self._outputs.append(Finish())
+        return self._go_on(now_s)
+
+    def checkpoint_failed(self, version: int, reason: str, fault: str, now_s: float) -> list[Output]:
+        """The checkpoint of `version` could not be written: `fault` for a person, `reason` as in DropCheckpoint."""
+        if self.mode is not Mode.ENDED and self._saving.open is not None and self._saving.open.version == version:
+            self._give_up_saving(reason, fault)
+        return self._go_on(now_s)
+
+    def stop(self, state: JobState, reason: str, now_s: float) -> list[Output]:
+        """Pause or cancel: feed no new step, commit what runs, save, then stop; at once if nothing was trained."""
+        if self.mode is Mode.ENDED:
+            return []
+        untrained = self._commits_sent == self.settings.first_step
+        if self.mode in (Mode.WAITING, Mode.LOADING) or (untrained and state is JobState.CANCELLED):
+            self._end(reason)
+            self._outputs.append(Stopped(state, reason))
+        else:
+            self._saving.stop = Stopped(state, reason)
         return self._go_on(now_s)
 
     def cancel(self, now_s: float) -> list[Output]:
@@ -402,11 +457,13 @@ class JobBrain:
             case Mode.LOADING:
                 return f"waits for {_listed(self._replicas.keys() - self._loaded)} to load"
             case Mode.SAVING:
-                return f"waits for {_listed(self._savers)} to hand over the weights"
+                return self._waiting_for_checkpoint()
             case Mode.RUNNING if self._runs:
                 return self._waiting_for_step(self._runs[min(self._runs)])
             case Mode.RUNNING if not self._evaluations.is_idle:
                 return f"waits for the {self._evaluations.waiting_for()}"
+            case Mode.RUNNING:
+                return self._waiting_for_checkpoint()
         return f"is {self.mode}"
 
     def validate(self) -> None:
@@ -446,7 +503,7 @@ class JobBrain:
                 settings.timeline,
                 replica.stage,
                 settings.split,
-                0,
+                settings.first_step,
                 settings.spec_json,
                 settings.files,
                 step_on=places[replica.stage],
@@ -471,9 +528,9 @@ class JobBrain:
             return
         expected = {unit for unit, stages in settings.units.items() if replica.stage in stages}
         sizes = {size.unit: size.elements for size in event.units}
-        if (event.stage, event.version, set(sizes)) != (replica.stage, 0, expected):
+        if (event.stage, event.version, set(sizes)) != (replica.stage, settings.first_step, expected):
             held = f"stage {event.stage}, version {event.version}, units {_listed(sizes)}"
-            wanted = f"stage {replica.stage}, version 0, units {_listed(expected)}"
+            wanted = f"stage {replica.stage}, version {settings.first_step}, units {_listed(expected)}"
             self._fail(JobFailed.code, f"{self._name(peer)} loaded {held} instead of {wanted}", "")
             return
         for unit, elements in sizes.items():
@@ -486,21 +543,71 @@ class JobBrain:
         digests = {other: one.digest for other, one in self._loaded.items() if one.stage == event.stage}
         self._compare(digests, f"of stage {event.stage} after loading")
 
-    def _ask_to_save(self, stage: int) -> None:
-        saver = self._pools[stage][0]
-        self._savers[saver] = stage
-        self._send(saver, SaveStage(self.settings.job, self.settings.timeline, self.settings.steps))
+    def _after_commit(self, version: int, skipped: bool, now_s: float) -> None:
+        """The replicas were just told to make `version`: who shall save it must be told next."""
+        if skipped and self.settings.pause_on_nonfinite and self._saving.stop is None:
+            reason = f'the gradient of step {version - 1} was not finite (limits.on_nonfinite = "pause")'
+            self._saving.stop = Stopped(JobState.PAUSED, reason)
+            self._outputs.append(Turned(JobState.PAUSING, reason))
+        decision = self._saving.due(version, now_s)
+        if decision.plan is not None:
+            if self._saving.open is not None:
+                self._give_up_saving("timeout", f"it took more than {SAVING_S_MAX:g} s")
+            self._collect(version, now_s)
+        elif decision.reason:
+            self._note("warning", decision.reason)
 
-    def _on_saved(self, peer: PeerId, event: Saved) -> None:
-        expected = (self.settings.job, self.settings.timeline, self.settings.steps)
-        if self._savers.get(peer) != event.stage or (event.job, event.timeline, event.version) != expected:
+    def _collect(self, version: int, now_s: float) -> None:
+        """Ask one replica of each stage, the one with the least to do, for its state."""
+        self._outputs.append(BeginCheckpoint(version))
+        savers = [min(pool, key=lambda peer: (self._ledger.outstanding(peer), peer)) for pool in self._pools]
+        self._saving.begin(version, savers, now_s)
+        for saver in savers:
+            self._ask_to_save(saver, version)
+
+    def _ask_to_save(self, saver: PeerId, version: int) -> None:
+        settings = self.settings
+        self._send(saver, SaveStage(settings.job, settings.timeline, version, settings.saving.optimizer))
+
+    def _on_saved(self, peer: PeerId, event: Saved, now_s: float) -> None:
+        current = (event.job, event.timeline) == (self.settings.job, self.settings.timeline)
+        if not current or not self._saving.saved(peer, event):
             self._ledger.duplicates += 1
+        elif event.fault:
+            self._give_up_saving("peer", f"{self._name(peer)} could not hand over its state: {event.fault}")
+
+    def _saver_gone(self, peer: PeerId, stage: int) -> None:
+        held = self._saving.open
+        if held is None or self._saving.stage_of(peer) is None:
             return
-        del self._savers[peer]
-        self.parameters[event.stage] = event.parameters
-        if len(self.parameters) == self.stages:
-            self._end("finished")
-            self._outputs.append(Finish())
+        if held.version == self._commits_sent:  # others hold that version still
+            saver = self._pools[stage][0]
+            self._saving.replace(stage, peer, saver)
+            self._ask_to_save(saver, held.version)
+        else:
+            self._give_up_saving("peer", f"stage server {peer} was lost before it had handed over stage {stage}")
+
+    def _give_up_saving(self, reason: str, fault: str) -> None:
+        """The job goes on without this checkpoint, unless it was the last word: weights are never lost silently."""
+        version, kept = self._saving.give_up(), self._saving.newest
+        self._outputs.append(DropCheckpoint(version, reason, fault))
+        newest = f"the newest checkpoint is that of step {kept}" if kept else "there is no earlier checkpoint"
+        stop = self._saving.stop
+        if version == self.settings.steps:
+            again = f"swarm resume {self.settings.job}" if kept else "submit the job again"
+            message = f"the final weights (step {version}) could not be saved: {fault}; {newest}"
+            self._fail(CHECKPOINT_FAILED, message, f"see to it that checkpoints can be written, then: {again}")
+        elif stop is not None and stop.state is JobState.CANCELLED:
+            text = f"{stop.reason}; the checkpoint at step {version} could not be written: {fault}; {newest}"
+            self._end(text)
+            self._outputs.append(Stopped(stop.state, text))
+        elif stop is not None:
+            self._saving.stop = None
+            text = f"cannot pause, goes on: the checkpoint at step {version} could not be written: {fault}"
+            self._note("error", text)
+            self._outputs.append(Turned(JobState.RUNNING, text))
+        else:
+            self._note("error", f"the checkpoint at step {version} could not be written: {fault}; {newest}")
 
     # Accumulating ------------------------------------------------------------------------------------------------
 
@@ -550,6 +657,8 @@ class JobBrain:
         """Feed microbatches in order, older steps first, while there is room in flight."""
         while self._ledger.in_flight() < self._in_flight_max:
             step = next((s for s in self._ledger.open_steps() if self._ledger.unfed(s) is not None), None)
+            if step is None and self._saving.stop is not None:
+                return
             if step is None:
                 step = self._next_step
                 limits = {"steps": self.settings.steps, "staleness": self.settings.staleness}
@@ -769,6 +878,8 @@ class JobBrain:
             self._note("info", f"{len(self._replicas)} replicas of {self.stages} stages loaded: training starts")
         if self.mode is Mode.RUNNING:
             self._advance()
+        if self.mode in (Mode.RUNNING, Mode.SAVING):
+            self._save(now_s)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -793,11 +904,29 @@ class JobBrain:
         self._evaluate()
         if self._agreed == self.settings.steps and self._evaluations.is_idle:
             self.mode = Mode.SAVING
-            for stage in range(self.stages):
-                self._ask_to_save(stage)
+
+    def _save(self, now_s: float) -> None:
+        """Begin or complete a checkpoint, or stop, if it is time."""
+        move = self._saving.next(self._agreed, idle=not self._runs and self._evaluations.is_idle)
+        match move:
+            case BeginCheckpoint(version=version):
+                self._collect(version, now_s)
+            case PublishCheckpoint():
+                self._outputs.append(move)
+            case Stopped(reason=reason):
+                self._end(reason)
+                self._outputs.append(move)
 
     def _redoable(self) -> list[StepRun]:
         return [run for _, run in sorted(self._runs.items()) if run.can_be_redone]
+
+    def _waiting_for_checkpoint(self) -> str:
+        held = self._saving.open
+        if held is None:
+            return "waits for nothing"
+        if held.savers:
+            return f"waits for {_listed(held.savers)} to hand over the weights"
+        return f"waits until the checkpoint at step {held.version} is written"
 
     def _waiting_for_step(self, run: StepRun) -> str:
         match run.phase:

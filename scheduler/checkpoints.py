@@ -1,207 +1,295 @@
-"""A job's weights on disk: complete or absent.
+"""One job's checkpoints: files come in from stage servers, a checkpoint comes out, old ones go.
 
-    step-00000120.tmp-…/model/…   every file written, fsynced and hashed
-    step-00000120.tmp-…/manifest.json, fsync        the mark that it is complete
-    rename to step-00000120, fsync the parent, move `latest`
-
-A folder without a manifest is no checkpoint; nothing reads a temporary folder. The layout is that of a Hugging Face
-folder under model/, one safetensors file per stage, whole as the stage server sent it.
+What is saved when, by whom, and what a failure means is decided in `saving.py`; the format is swarm/checkpoint.py. All
+blocking work runs on an executor of its own, so that no commit waits behind a checkpoint.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Protocol, TypeVar
 
 from scheduler.blocking import run_blocking
+from scheduler.saving import PublishCheckpoint
+from swarm.checkpoint import (
+    Checkpoint,
+    CheckpointDamaged,
+    CheckpointFailed,
+    CheckpointWriter,
+    Facts,
+    FileWriter,
+    fault_of,
+    list_checkpoints,
+    prune,
+)
 from swarm.config import JobSpec
-from swarm.errors import CorruptFrame, NotFound, SwarmError
-from swarm.messages import ParameterHash, StoreHeader
+from swarm.errors import CorruptFrame, InvalidConfig, NotFound, Refused, SwarmError
+from swarm.messages import FetchRequest, StateFile, StoreHeader
+from swarm.rpc.frames import CHUNK_BYTES
+from swarm.storage import LocalStorage, Storage, StorageError, open_storage
 from swarm.types import JobId
-from swarm.weights import INDEX_NAME, model_folder_files, safetensors_index, shard_name, weights_sha256
+from swarm.weights import shard_name
 
-FORMAT_VERSION = 1
-READ_BYTES = 1 << 20
+T = TypeVar("T")
+
+_LAYER_FILE = re.compile(r"^optimizer/layer-(\d{4,5})\.safetensors$")
 
 
-class CheckpointFailed(SwarmError):
-    """A checkpoint could not be written; the last good one is untouched."""
+class Listener(Protocol):
+    """Who is told what became of a checkpoint."""
 
-    code = "E1500"
+    def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
+        """It is complete and was read back."""
+        ...
+
+    def failed(self, version: int, error: CheckpointFailed) -> None:
+        """It could not be written."""
+        ...
+
+    def note(self, level: str, text: str) -> None:
+        """Something that a person should know."""
+        ...
+
+
+@dataclass(slots=True)
+class _Open:
+    """A checkpoint that is being collected."""
+
+    version: int
+    facts: Facts
+    since_s: float
+    writer: asyncio.Future[CheckpointWriter] | None = None
+
+
+class JobCheckpoints:
+    """Collects and publishes the checkpoints of one job at work, on one timeline."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        job: JobId,
+        spec: JobSpec,
+        timeline: int,
+        tokenizer_files: Mapping[str, bytes],
+        facts: Callable[[int], Facts],
+        listener: Listener,
+        tasks: asyncio.TaskGroup,
+        executor: ThreadPoolExecutor | None,
+        *,
+        protected: Callable[[], set[str]] = set,
+    ) -> None:
+        self._storage = storage
+        self._job = job
+        self._spec = spec
+        self._timeline = timeline
+        self._tokenizer_files = tokenizer_files
+        self._facts = facts
+        self._listener = listener
+        self._tasks = tasks
+        self._executor = executor
+        self._protected = protected
+        self._open: _Open | None = None
+        self._working: set[asyncio.Task[None]] = set()
+
+    async def prepare(self) -> None:
+        """Remove what an interrupted writer left."""
+        try:
+            await self._run(self._storage.clean)
+        except StorageError as error:
+            self._listener.note("warning", f"checkpoints at {self._storage.where}: {error}")
+
+    def begin(self, version: int) -> None:
+        """Take files of `version` from now on."""
+        assert self._open is None
+        self._open = _Open(version, self._facts(version), asyncio.get_running_loop().time())
+
+    async def put(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        """Write one file of a stage; gives its sha256. Storing it again replaces it.
+
+        Refused if it does not belong here, CorruptFrame if it is not as long as announced, CheckpointFailed if it
+        cannot be written.
+        """
+        held = self._open
+        if held is None or (self._timeline, held.version) != (header.timeline, header.version):
+            raise Refused(f"job {header.job} collects no state of version {header.version}")
+        if not _belongs(header, self._spec):
+            raise Refused(f"stage {header.stage} writes no file {header.path[:100]!r}")
+        writer = await self._writer(held)
+        file: FileWriter = await self._run(lambda: writer.create(header.path))
+        size_bytes = 0
+        try:
+            async for chunk in chunks:
+                if self._open is not held:
+                    raise Refused(f"the checkpoint of version {header.version} was given up")
+                size_bytes += len(chunk)
+                await self._run(lambda chunk=chunk: file.write(chunk))  # type: ignore[misc]
+            if size_bytes != header.total_bytes:
+                raise CorruptFrame(f"{header.path} was announced with {header.total_bytes} bytes and has {size_bytes}")
+        except BaseException:
+            file.abort()
+            raise
+        return (await self._run(file.finish)).sha256
+
+    def publish(self, move: PublishCheckpoint) -> None:
+        """Complete the checkpoint in the background; the listener hears what became of it."""
+        assert self._open is not None
+        self._start(self._publish(self._open, move))
+
+    def drop(self) -> None:
+        """Forget what was collected."""
+        held, self._open = self._open, None
+        if held is not None and held.writer is not None:
+            self._start(self._discard(held.writer))
+
+    async def close(self) -> None:
+        """Finish what is being published; drop what is not complete."""
+        while self._working:
+            await asyncio.wait(set(self._working))
+        self.drop()
+        while self._working:
+            await asyncio.wait(set(self._working))
+
+    async def _writer(self, held: _Open) -> CheckpointWriter:
+        """The writer, made by the first file that comes."""
+        if held.writer is None:
+            held.writer = asyncio.ensure_future(
+                self._run(
+                    lambda: CheckpointWriter(self._storage, self._spec, held.version, f"{self._timeline}"),
+                )
+            )
+        return await asyncio.shield(held.writer)
+
+    async def _publish(self, held: _Open, move: PublishCheckpoint) -> None:
+        try:
+            writer = await self._writer(held)
+            checkpoint = await self._run(lambda: writer.publish(held.facts, move.parameters, self._tokenizer_files))
+            duration_s = asyncio.get_running_loop().time() - held.since_s
+            if fault := await self._run(lambda: fault_of(checkpoint)):
+                hint = "check the disk: what was written is not what is read back"
+                raise CheckpointFailed(f"it does not read back: {fault}", hint=hint)
+        except CheckpointFailed as error:
+            self._listener.failed(held.version, error)
+            return
+        except SwarmError as error:  # hashes that contradict each other, a stage that says nonsense
+            self._listener.failed(held.version, CheckpointFailed(error.message, hint=error.hint, reason="peer"))
+            return
+        except Exception as error:
+            self._listener.failed(held.version, CheckpointFailed(f"internal error: {error!r}"))
+            return
+        if self._open is held:
+            self._open = None
+        self._listener.kept(checkpoint, duration_s)
+        await self._prune(checkpoint)
+
+    async def _prune(self, proven: Checkpoint) -> None:
+        rules = self._spec.checkpoint
+        try:
+            removed = await self._run(
+                lambda: prune(
+                    self._storage,
+                    self._job,
+                    proven,
+                    keep_last=rules.keep_last,
+                    keep_every_steps=rules.keep_every_steps,
+                    protected=self._protected(),
+                )
+            )
+        except SwarmError as error:
+            self._listener.note("warning", f"old checkpoints could not be removed: {error}")
+        else:
+            if removed:
+                self._listener.note("info", f"removed {', '.join(sorted(removed))}")
+
+    async def _discard(self, writer: asyncio.Future[CheckpointWriter]) -> None:
+        try:
+            made = await asyncio.shield(writer)
+        except SwarmError:
+            return  # it never began
+        await self._run(made.discard)
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = self._tasks.create_task(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await run_blocking(self._executor, work)
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file of a checkpoint, relative to its folder."""
+class CheckpointFiles:
+    """A checkpoint's tensors as what stages start from, served in parts to the stage servers that load it."""
 
-    path: str
-    size_bytes: int
-    sha256: str
+    checkpoint: Checkpoint
 
+    @property
+    def listed(self) -> tuple[StateFile, ...]:
+        """As a stage server is told of them."""
+        return tuple(file for file in self.checkpoint.state_files() if file.path.endswith(".safetensors"))
 
-class CheckpointFolder:
-    """Collects the stages of one version of a job's weights and publishes them together."""
-
-    def __init__(
-        self, root: Path, job: JobId, spec: JobSpec, timeline: int, version: int, executor: ThreadPoolExecutor | None
-    ) -> None:
-        self._root = root
-        self._job = job
-        self._spec = spec
-        self.timeline = timeline
-        self.version = version
-        self._executor = executor
-        self._temporary = root / f"step-{version:08d}.tmp-{timeline}"
-        self._files: dict[str, StoredFile] = {}
-
-    async def begin(self) -> None:
-        """Make room; what an interrupted attempt left is removed."""
-
-        def make() -> None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            (self._temporary / "model").mkdir(parents=True)
-
-        await self._guard(make)
-
-    async def put_stage(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
-        """Write one stage's safetensors bytes; gives their sha256. Storing a stage again replaces it."""
-        assert self._spec.pipeline.split != "auto"
-        name = f"model/{shard_name(header.stage, len(self._spec.pipeline.split))}"
-        path = self._temporary / name
-        digest = hashlib.sha256()
-        size_bytes = 0
-        file = await self._guard(lambda: path.open("wb"))
+    async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
+        """The bytes that were asked for; NotFound, Refused, or CheckpointDamaged if they are gone."""
+        found = next((file for file in self.listed if file.path == request.path), None)
+        if found is None:
+            raise NotFound(f"job {request.job} has no file {request.path[:200]!r}")
+        if not 0 <= request.start <= request.stop <= found.size_bytes:
+            raise Refused(f"{found.path} has {found.size_bytes} bytes, not bytes {request.start} to {request.stop}")
+        file = await run_blocking(executor, lambda: self.checkpoint.open(found.path))
         try:
-            async for chunk in chunks:
-                digest.update(chunk)
-                size_bytes += len(chunk)
-                await self._guard(lambda chunk=chunk: file.write(chunk))
-            await self._guard(lambda: _sync(file))
+            await run_blocking(executor, lambda: file.seek(request.start))
+            left = request.stop - request.start
+            while left:
+                chunk = await run_blocking(executor, lambda size=min(CHUNK_BYTES, left): file.read(size))
+                if not chunk:
+                    raise CheckpointDamaged(f"{found.path} of {self.checkpoint.name} ends early")
+                left -= len(chunk)
+                yield chunk
+        except OSError as error:
+            raise CheckpointDamaged(f"{found.path} of {self.checkpoint.name} cannot be read: {error}") from error
         finally:
             file.close()
-        if size_bytes != header.total_bytes:
-            raise CorruptFrame(f"stage {header.stage} announced {header.total_bytes} bytes and sent {size_bytes}")
-        self._files[name] = StoredFile(name, size_bytes, digest.hexdigest())
-        return digest.hexdigest()
-
-    async def publish(
-        self,
-        parameters: Mapping[int, tuple[ParameterHash, ...]],
-        tokenizer_files: Mapping[str, bytes],
-        facts: Mapping[str, Any],
-    ) -> str:
-        """Complete the folder and make it the job's newest checkpoint; gives the sha256 of the weights.
-
-        `parameters` are the hashes per stage that the stage servers reported.
-        """
-        stages = len(parameters)
-        files = {shard_name(stage, stages): parameters[stage] for stage in sorted(parameters)}
-        missing = [name for name in files if f"model/{name}" not in self._files]
-        if missing:
-            raise CheckpointFailed(f"stages were not stored: {', '.join(missing)}")
-        small = {**model_folder_files(self._spec), **tokenizer_files}
-        if stages > 1:
-            small[INDEX_NAME] = safetensors_index(files)
-        sha256 = weights_sha256(hash_ for stage in parameters.values() for hash_ in stage)
-
-        def write() -> None:
-            for name, content in small.items():
-                _write_synced(self._temporary / "model" / name, content)
-                path = f"model/{name}"
-                self._files[path] = StoredFile(path, len(content), hashlib.sha256(content).hexdigest())
-            manifest = {
-                "format": FORMAT_VERSION,
-                "job": self._job,
-                "timeline": self.timeline,
-                "step": self.version,
-                "weights_sha256": sha256,
-                "tied": self._spec.tied,
-                "files": [
-                    {"path": file.path, "bytes": file.size_bytes, "sha256": file.sha256}
-                    for file in sorted(self._files.values(), key=lambda file: file.path)
-                ],
-                **facts,
-            }
-            _sync_folder(self._temporary / "model")
-            _write_synced(self._temporary / "manifest.json", _json(manifest))
-            _sync_folder(self._temporary)
-            final = self._root / f"step-{self.version:08d}"
-            shutil.rmtree(final, ignore_errors=True)
-            self._temporary.rename(final)
-            _sync_folder(self._root)
-            _write_synced(self._root / "latest.tmp", f"{final.name}\n".encode())
-            (self._root / "latest.tmp").replace(self._root / "latest")
-            _sync_folder(self._root)
-
-        await self._guard(write)
-        return sha256
-
-    async def discard(self) -> None:
-        """Remove what was collected."""
-        await run_blocking(self._executor, lambda: shutil.rmtree(self._temporary, ignore_errors=True))
-
-    async def _guard(self, work: Any) -> Any:
-        try:
-            return await run_blocking(self._executor, work)
-        except OSError as error:
-            raise CheckpointFailed(
-                f"checkpoint of job {self._job} at step {self.version} could not be written: {error}",
-                hint="free disk space in the scheduler's --data-dir, or make it writable",
-            ) from error
 
 
-def newest_model(root: Path, job: JobId) -> tuple[str, list[StoredFile]]:
-    """Weights hash and files (paths relative to `root`) of the newest complete checkpoint's model folder.
+def job_storage(spec: JobSpec, job: JobId, root: Path) -> Storage:
+    """Where a job's checkpoints are; `root` is the scheduler's data folder. InvalidConfig for a relative folder."""
+    where = spec.checkpoint.dir
+    if not where:
+        return LocalStorage(root / "jobs" / job / "checkpoints")
+    if "://" not in where and not Path(where).is_absolute():
+        raise InvalidConfig(
+            f'checkpoint.dir = "{where}" is relative, and the scheduler has no folder of yours',
+            hint="give an absolute folder that the scheduler can write, a URL, or leave it out",
+        )
+    return open_storage(f"{where.rstrip('/')}/{job}")
 
-    NotFound if the job has none.
-    """
+
+def newest_step(storage: Storage, job: JobId) -> int:
+    """The step of the newest checkpoint by its manifest; 0 if there is none or nothing can be read."""
     try:
-        name = (root / "latest").read_text().strip()
-        manifest = json.loads((root / name / "manifest.json").read_text())
-    except (OSError, ValueError):
-        raise NotFound(
-            f"job {job} has no weights to pull yet", hint=f"weights are saved when the job ends: swarm status {job}"
-        ) from None
-    files = [
-        StoredFile(f"{name}/{entry['path']}", entry["bytes"], entry["sha256"])
-        for entry in manifest["files"]
-        if entry["path"].startswith("model/")
-    ]
-    return manifest["weights_sha256"], files
+        found, _ = list_checkpoints(storage, job)
+    except StorageError:
+        return 0
+    return found[-1].step if found else 0
 
 
-def read_chunks(path: Path) -> Iterator[bytes]:
-    """The bytes of a file in pieces of READ_BYTES."""
-    with path.open("rb") as file:
-        while chunk := file.read(READ_BYTES):
-            yield chunk
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        _sync(file)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _belongs(header: StoreHeader, spec: JobSpec) -> bool:
+    """Whether the file is one that this stage writes."""
+    split = spec.pipeline.split
+    assert split != "auto"
+    if not 0 <= header.stage < len(split):
+        return False
+    if header.path == f"model/{shard_name(header.stage, len(split))}":
+        return True
+    if not spec.checkpoint.optimizer:
+        return False
+    if (layer := _LAYER_FILE.match(header.path)) is not None:
+        first = sum(split[: header.stage])
+        return first <= int(layer.group(1)) < first + split[header.stage]
+    if header.path == "optimizer/embed.safetensors":
+        return header.stage == 0
+    return header.path == "optimizer/head.safetensors" and header.stage == len(split) - 1

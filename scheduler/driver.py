@@ -15,9 +15,10 @@ from typing import Protocol, TypeAlias, assert_never
 from scheduler.brain import CommitRow, Fail, Finish, JobBrain, Note, Output, Replica, Send, WriteCommit, WriteEvaluation
 from scheduler.evaluation import EvaluationRow
 from scheduler.membership import Transition
+from scheduler.saving import BeginCheckpoint, DropCheckpoint, PublishCheckpoint, Stopped, Turned
 from swarm.data.batches import Batches
 from swarm.errors import SwarmError
-from swarm.messages import Command, Evaluate, Evaluated, Event, Loaded, ParameterHash, Route, Saved
+from swarm.messages import Command, Evaluate, Evaluated, Event, Loaded, Route, Saved
 from swarm.types import JobState, PeerId, PeerState
 
 
@@ -53,7 +54,22 @@ class _Cancel:
     reason: str
 
 
-_Item: TypeAlias = _Happened | _Changed | _Cancel
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    state: JobState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What became of a checkpoint; without a fault it is kept."""
+
+    version: int
+    reason: str = ""
+    fault: str = ""
+
+
+_Item: TypeAlias = _Happened | _Changed | _Cancel | _Stop | _Written
 
 
 class CommitWriter(Protocol):
@@ -68,6 +84,16 @@ class EvaluationWriter(Protocol):
     async def __call__(self, row: EvaluationRow) -> None: ...
 
 
+class Keeper(Protocol):
+    """Takes the files of a checkpoint and completes it; what became of it comes back by `checkpoint_written`."""
+
+    def begin(self, version: int) -> None: ...
+
+    def publish(self, move: PublishCheckpoint) -> None: ...
+
+    def drop(self) -> None: ...
+
+
 class JobDriver:
     """Runs one placed job to its end."""
 
@@ -79,6 +105,7 @@ class JobDriver:
         write_commit: CommitWriter,
         on_commit: Callable[[CommitRow], None],
         say: Callable[[str, str], None],
+        on_turn: Callable[[Turned | DropCheckpoint], None],
         *,
         write_evaluation: EvaluationWriter,
         no_progress_s: float,
@@ -91,6 +118,8 @@ class JobDriver:
         self._on_commit = on_commit
         self._say = say
         self._write_evaluation = write_evaluation
+        self._on_turn = on_turn
+        self.keeper: Keeper | None = None
         self._no_progress_s = no_progress_s
         self._runtime_s_max = runtime_s_max
         self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
@@ -113,6 +142,15 @@ class JobDriver:
     def cancel(self, reason: str) -> None:
         """End the job soon; asking twice is the same as once."""
         self._inbox.put_nowait(_Cancel(reason))
+
+    def stop(self, state: JobState, reason: str) -> None:
+        """Pause or cancel the job once what runs is committed and saved."""
+        self._inbox.put_nowait(_Stop(state, reason))
+
+    def checkpoint_written(self, version: int, reason: str = "", fault: str = "") -> None:
+        """A checkpoint is kept, or was not because of `fault`."""
+        self.made_progress()
+        self._inbox.put_nowait(_Written(version, reason, fault))
 
     async def run(self, replicas: list[Replica]) -> Outcome:
         """Train until the job succeeds, fails or is cancelled. StoreUnavailable and Fenced pass through."""
@@ -148,6 +186,12 @@ class JobDriver:
                 return self._peer_changed(transition, now_s)
             case _Cancel():
                 return self.brain.cancel(now_s)
+            case _Stop(state=state, reason=reason):
+                return self.brain.stop(state, reason, now_s)
+            case _Written(version=version, fault=""):
+                return self.brain.checkpoint_kept(version, now_s)
+            case _Written(version=version, reason=reason, fault=fault):
+                return self.brain.checkpoint_failed(version, reason, fault, now_s)
             case _:
                 assert_never(item)
 
@@ -184,9 +228,26 @@ class JobDriver:
                     return Outcome(JobState.SUCCEEDED, "all steps committed, weights saved")
                 case Fail(code=code, message=message, hint=hint):
                     return Outcome(JobState.FAILED, message, code, hint)
+                case BeginCheckpoint() | PublishCheckpoint() | DropCheckpoint():
+                    self._keep(output)
+                case Turned():
+                    self._on_turn(output)
+                case Stopped(state=state, reason=reason):
+                    return Outcome(state, reason)
                 case _:
                     assert_never(output)
         return None
+
+    def _keep(self, output: BeginCheckpoint | PublishCheckpoint | DropCheckpoint) -> None:
+        assert self.keeper is not None, "a job at work has a keeper"
+        match output:
+            case BeginCheckpoint(version=version):
+                self.keeper.begin(version)
+            case PublishCheckpoint():
+                self.keeper.publish(output)
+            case DropCheckpoint():
+                self.keeper.drop()
+                self._on_turn(output)
 
     def _with_tokens(self, peer: PeerId, command: Command) -> Command:
         """A route with token ids for the first hop and targets for the last; a stage in between needs neither."""
@@ -214,11 +275,6 @@ class JobDriver:
             NoProgress.code,
             "raise limits.max_runtime_s, or set it to 0 for no limit",
         )
-
-    @property
-    def parameters(self) -> dict[int, tuple[ParameterHash, ...]]:
-        """Hashes of the final weights per stage, once the job succeeded."""
-        return self.brain.parameters
 
 
 class _Recent:

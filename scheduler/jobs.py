@@ -1,6 +1,8 @@
 """All jobs of one scheduler: submitted, placed when peers allow, driven, ended, shown.
 
     submit ─▶ queued ─▶ placing ─▶ loading ─▶ running ─▶ succeeded | failed | cancelled
+                ▲                                │
+                └──resume── failed | cancelled | paused ◀─ pausing
 
 Every change of state is written to the database first, then shown to watchers, metrics and the broker.
 """
@@ -10,27 +12,31 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sized
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from scheduler.blocking import run_blocking
 from scheduler.brain import BrainSettings, CommitRow, JobBrain, Replica
-from scheduler.checkpoints import CheckpointFolder
+from scheduler.checkpoints import CheckpointFiles, JobCheckpoints
 from scheduler.driver import JobDriver, Outcome
 from scheduler.evaluation import EvaluationRow
 from scheduler.fitting import check_possible, fit, needs, stage_counts
 from scheduler.joblog import JobLogs, LogLine
+from scheduler.keeping import Keeping, job_and_step, same_model
+from scheduler.lineage import checkpoint_counts, row_counts
 from scheduler.membership import Membership, Transition
 from scheduler.placement import Candidate, place, stages_for
+from scheduler.saving import DropCheckpoint, SavingRules, Turned
 from scheduler.state_files import StateFiles, check_uploaded
 from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected, StoreUnavailable
+from swarm.checkpoint import Checkpoint, CheckpointFailed, Facts
 from swarm.config import JobSpec, spec_from_json
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidData, NotAllowed, NotFound, Refused, SwarmError
@@ -50,6 +56,7 @@ from swarm.messages import (
 )
 from swarm.metrics import SchedulerMetrics
 from swarm.partition import resolve, unit_names
+from swarm.resume import check_changes, check_state, check_steps
 from swarm.schedule import learning_rate, perplexity
 from swarm.types import JobId, JobState, PeerId, PeerState
 
@@ -83,6 +90,13 @@ class Progress:
     evaluation_loss: float = math.nan
     evaluation_step: int = 0  # steps after which it was measured; 0 = never
 
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Take in a row of the database."""
+        self.steps_done = row["step"] + 1
+        self.tokens += row["tokens"]
+        self.loss = math.nan if row["loss"] is None else row["loss"]
+        self.norm, self.learning_rate = row["norm"], row["learning_rate"]
+
     def committed(self, row: CommitRow, step_s: float, steps: int) -> None:
         """Take in a commit that came `step_s` after the one before."""
         first = math.isnan(self.step_s)
@@ -102,9 +116,42 @@ class Job:
     spec: JobSpec
     progress: Progress = field(default_factory=Progress)
     driver: JobDriver | None = None
-    folder: CheckpointFolder | None = None
+    keeper: JobCheckpoints | None = None
+    start: Checkpoint | None = None  # what the present timeline starts from
+    newest: Checkpoint | None = None
     stages: dict[int, list[PeerId]] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+_RESUMABLE = (JobState.PAUSED, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckpointNews:
+    """Passes on what became of a job's checkpoints: to the brain, to metrics, to people."""
+
+    job: Job
+    driver: JobDriver
+    metrics: SchedulerMetrics
+    wall_s: Callable[[], float]
+    say: Callable[[str, str], None]
+    changed: Callable[[Job], None]
+
+    def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
+        self.job.newest = checkpoint
+        size_bytes = checkpoint.size_bytes
+        self.metrics.checkpoint_kept(
+            self.job.record.id, duration_s=duration_s, time_unix_s=self.wall_s(), size_bytes=size_bytes
+        )
+        self.say("info", f"checkpoint {checkpoint.name} is kept: {size_bytes} bytes, read back, {duration_s:.1f} s")
+        self.driver.checkpoint_written(checkpoint.step)
+        self.changed(self.job)
+
+    def failed(self, version: int, error: CheckpointFailed) -> None:
+        self.driver.checkpoint_written(version, error.reason, str(error))
+
+    def note(self, level: str, text: str) -> None:
+        self.say(level, text)
 
 
 class Jobs:
@@ -125,6 +172,8 @@ class Jobs:
         log: Logger,
         *,
         settle_s: float = SETTLE_S,
+        files_executor: ThreadPoolExecutor | None = None,
+        product: str = "",
     ) -> None:
         self._store = store
         self._membership = membership
@@ -138,6 +187,8 @@ class Jobs:
         self._wall_s = wall_s
         self._log = log
         self._settle_s = settle_s
+        self._product = product
+        self.keeping = Keeping(root, files_executor)
         self._jobs: dict[JobId, Job] = {}
         self._wake = asyncio.Event()
         self._pool_changed_s = -math.inf
@@ -150,29 +201,42 @@ class Jobs:
         for record in await self._store.jobs():
             job = Job(record, spec_from_json(record.spec_json))
             self._jobs[record.id] = job
-            for row in await self._store.commits(record.id):
-                job.progress.steps_done = row["step"] + 1
-                job.progress.tokens += row["tokens"]
-                job.progress.loss = math.nan if row["loss"] is None else row["loss"]
-                job.progress.norm = row["norm"]
-                job.progress.learning_rate = row["learning_rate"]
+            job.progress = await self._progress_of(record)
+            if not (record.state.is_final and job.spec.checkpoint.dir):  # a bucket per old job would take long
+                job.newest = await self.keeping.newest(record, job.spec)
             self._metrics.job_opened(record.id, job.spec.model.family, job.progress.steps_done)
             self._metrics.job_state(record.id, record.state)
             if not record.state.is_final:
                 self.logs.open(record.id)
-            for evaluation in await self._store.evaluations(record.id):
-                job.progress.evaluation_loss, job.progress.evaluation_step = evaluation.loss, evaluation.version
-                self._metrics.evaluated(record.id, step=evaluation.version, loss=evaluation.loss)
+            if job.progress.evaluation_step:
+                self._metrics.evaluated(record.id, step=job.progress.evaluation_step, loss=job.progress.evaluation_loss)
             if record.state in (JobState.QUEUED, JobState.PLACING):
-                self._wake.set()
-            elif not record.state.is_final:
+                try:
+                    job.start = await self.keeping.start_of(record)
+                    self._wake.set()
+                except SwarmError as error:
+                    await self._enter(
+                        job, JobState.FAILED, error.message, error_code=error.code, hint=_again(job) or error.hint
+                    )
+            elif not record.state.is_final and record.state is not JobState.PAUSED:
                 await self._enter(
                     job,
                     JobState.FAILED,
                     f"the scheduler was restarted while the job was {record.state.value}",
                     error_code="E0102",
-                    hint="submit the job again: swarm submit FILE",
+                    hint=_again(job) or "submit the job again: swarm submit FILE",
                 )
+
+    async def _progress_of(self, record: JobRecord) -> Progress:
+        """How far the job is by the rows that count: those of timelines that were left behind do not."""
+        progress = Progress(steps_done=record.first_steps[-1])
+        for row in await self._store.commits(record.id):
+            if row_counts(row["timeline"], row["step"], record.first_steps):
+                progress.take(row)
+        for evaluation in await self._store.evaluations(record.id):
+            if checkpoint_counts(evaluation.timeline, evaluation.version, record.first_steps):
+                progress.evaluation_loss, progress.evaluation_step = evaluation.loss, evaluation.version
+        return progress
 
     # What clients ask --------------------------------------------------------------------------------------------
 
@@ -210,6 +274,8 @@ class Jobs:
         resolved = self._resolve(spec, tokens)
         self._open_batches(resolved, tokens)
         check_uploaded(files, [self.shard_path(file.sha256) for file in files])
+        self.keeping.storage(resolved, JobId(spec.name))  # for its checks
+        start = await self._start_from(resolved) if resolved.checkpoint.resume_from else None
         job_id = JobId(f"{spec.name}-{self._rng.randbytes(3).hex()}")
         now_unix_s = self._wall_s()
         record = JobRecord(
@@ -222,10 +288,11 @@ class Jobs:
             spec_json=resolved.model_dump_json(),
             tokens=tokens,
             files=files,
+            **_starting_at(start),
         )
         await run_blocking(self._executor, lambda: _write_files(self._tokenizer_folder(job_id), tokenizer_files))
         await self._store.put_job(record)
-        job = self._jobs[job_id] = Job(record, resolved)
+        job = self._jobs[job_id] = Job(record, resolved, Progress(steps_done=record.first_steps[-1]), start=start)
         self.logs.open(job_id)
         self._metrics.job_opened(job_id, resolved.model.family)
         self._say(
@@ -257,18 +324,103 @@ class Jobs:
         pipeline = resolved.pipeline.model_copy(update={"split": cut.plan, "stages": len(cut.plan)})
         return decide(resolved.model_copy(update={"pipeline": pipeline}))
 
-    async def cancel(self, job: Job, reason: str) -> None:
-        """End the job; idempotent. NotAllowed if it has ended otherwise."""
+    async def _start_from(self, spec: JobSpec) -> Checkpoint:
+        """The checkpoint of another job that a new one starts from; InvalidConfig, NotFound, CheckpointDamaged."""
+        name, step = job_and_step(spec.checkpoint.resume_from)
+        other = self.find(name)
+        same_model(other.spec, spec, f"job {other.record.id}")
+        found = await self.keeping.choose(other.record, other.spec, step)
+        if found.checkpoint is None:
+            raise NotFound(f"job {other.record.id} has no checkpoint to start from", hint=found.skipped_text())
+        check_state(found.checkpoint.trainer_state(), spec)
+        check_steps(spec, found.checkpoint.step)
+        return found.checkpoint
+
+    async def cancel(self, job: Job, reason: str, *, checkpoint: bool = True) -> None:
+        """Save what was trained and end the job; a second call, or one without `checkpoint`, ends it at once.
+
+        Idempotent. NotAllowed if it has ended otherwise.
+        """
         state = job.record.state
-        if state in (JobState.CANCELLED, JobState.CANCELLING):
+        if state is JobState.CANCELLED:
             return
         if state.is_final:
             raise NotAllowed(f"job {job.record.id} has {state.value} already", hint="there is nothing to cancel")
         if job.driver is None:
             await self._enter(job, JobState.CANCELLED, reason)
+        elif checkpoint and state is not JobState.CANCELLING:
+            job.driver.stop(JobState.CANCELLED, reason)
+            await self._enter(job, JobState.CANCELLING, f"{reason}; what runs is committed and saved first")
         else:
             job.driver.cancel(reason)
             await self._enter(job, JobState.CANCELLING, reason)
+
+    async def pause(self, job: Job, reason: str) -> None:
+        """Commit what runs, save, and let the peers go; idempotent. NotAllowed if the job ends or has ended."""
+        state = job.record.state
+        if state in (JobState.PAUSED, JobState.PAUSING):
+            return
+        if state.is_final or state is JobState.CANCELLING:
+            raise NotAllowed(f"job {job.record.id} is {state.value}: it cannot be paused")
+        if job.driver is None:
+            await self._enter(job, JobState.PAUSED, reason)
+        else:
+            job.driver.stop(JobState.PAUSED, reason)
+            await self._enter(job, JobState.PAUSING, f"{reason}; what runs is committed and saved first")
+
+    async def resume(self, job: Job, which: str, spec: JobSpec | None) -> None:
+        """Go on from a checkpoint ("latest" that verifies, or a step) on a new timeline, perhaps with changed values.
+
+        From "0", or if nothing was ever committed, the job starts anew. NotAllowed unless it is paused, failed or
+        cancelled; InvalidConfig, NotFound, CheckpointDamaged.
+        """
+        record = job.record
+        if record.state not in _RESUMABLE or job.driver is not None:
+            hint = f"start another job from it: swarm submit FILE --resume-from {record.id}:latest"
+            state = "is being stopped" if job.driver is not None else f"is {record.state.value}"
+            raise NotAllowed(
+                f"job {record.id} {state}; only a paused, failed or cancelled one can be resumed",
+                hint=hint if record.state is JobState.SUCCEEDED else f"see: swarm status {record.id}",
+            )
+        changed = job.spec
+        if spec is not None:
+            stages = len(_split(job.spec))
+            changed = resolve(spec, vocabulary_size=record.tokens.vocabulary_size, stages_if_auto=stages)
+            check_changes(job.spec, changed)
+        untrained = job.newest is None and job.progress.steps_done == record.first_steps[0]
+        anew = which == "0" or (untrained and which in ("", "latest"))
+        found = await self.keeping.choose(record, job.spec, "latest" if anew else which)
+        start, skipped = (None, "") if anew else (found.checkpoint, found.skipped_text())
+        if start is None and not anew:
+            raise NotFound(
+                f"job {record.id} has no checkpoint that can be used{': ' if skipped else ''}{skipped}",
+                hint=f"begin again at step 0 with: swarm resume {record.id} --from 0",
+            )
+        if start is None and job.spec.checkpoint.resume_from:
+            start = await self._start_from(job.spec)
+        step = start.step if start is not None else record.first_steps[0]
+        check_steps(changed, step)
+        if job.record is not record:
+            raise NotAllowed(f"job {record.id} changed meanwhile: it is {job.record.state.value}")
+        job.spec, job.start, job.stages = changed, start, {}
+        first_steps = (*record.first_steps, step)
+        job.record = replace(
+            record,
+            timeline=record.timeline + 1,
+            spec_json=changed.model_dump_json(),
+            weights_sha256="",
+            **(_starting_at(start) | {"first_steps": first_steps}),
+        )
+        self.logs.open(record.id)
+        self._metrics.job_opened(record.id, changed.model.family, step)
+        if skipped:
+            self._say(job, "warning", skipped)
+        where = f"from checkpoint {start.name}" if start is not None else "from the beginning"
+        await self._enter(job, JobState.QUEUED, f"goes on at step {step} {where}", error_code="", hint="")
+        job.progress = await self._progress_of(job.record)
+        job.newest = await self.keeping.newest(job.record, changed)
+        self._changed(job)
+        self._wake.set()
 
     async def watch(self, job: Job) -> AsyncIterator[Job]:
         """The job now and after every change, until it has ended."""
@@ -281,10 +433,6 @@ class Jobs:
 
     def peers_of(self, job: Job) -> dict[int, list[PeerId]]:
         return job.stages
-
-    def checkpoints(self, job: JobId) -> Path:
-        """Where the job's checkpoints are."""
-        return self._root / "jobs" / job / "checkpoints"
 
     def shard_path(self, sha256: str) -> Path:
         """Where the token shard with this hash is, or would be."""
@@ -339,18 +487,22 @@ class Jobs:
             job.driver.on_transition(transition)
 
     async def store_stage(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
-        """Take a stage's weights for the job's checkpoint."""
+        """Take a file of a stage's state for the job's checkpoint."""
         job = self._jobs.get(header.job)
-        driver, folder = (job.driver, job.folder) if job is not None else (None, None)
-        if driver is None or folder is None or (folder.timeline, folder.version) != (header.timeline, header.version):
-            raise Refused(f"job {header.job} collects no weights of version {header.version}")
+        driver, keeper = (job.driver, job.keeper) if job is not None else (None, None)
+        if driver is None or keeper is None:
+            raise Refused(f"job {header.job} collects nothing")
 
         async def counted() -> AsyncIterator[bytes]:
             async for chunk in chunks:
                 driver.made_progress()
                 yield chunk
 
-        return await folder.put_stage(header, counted())
+        try:
+            return await keeper.put(header, counted())
+        except CheckpointFailed as error:
+            driver.checkpoint_written(header.version, error.reason, str(error))
+            raise
 
     async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         """Bytes of a file that a job at work starts from; NotFound or Refused."""
@@ -358,7 +510,7 @@ class Jobs:
         driver = job.driver if job is not None else None
         if job is None or driver is None or job.record.timeline != request.timeline:
             raise Refused(f"job {request.job} does not load anything on timeline {request.timeline}")
-        async for chunk in self._state_files(job).read(request, self._executor):
+        async for chunk in self._state_files(job).read(request, self.keeping.executor):
             driver.made_progress()
             yield chunk
 
@@ -430,7 +582,10 @@ class Jobs:
             eval_every_steps=training.eval_every_steps,
             evaluation_microbatches=batches.evaluation_microbatches,
             evaluation_tokens=batches.evaluation_tokens,
+            pause_on_nonfinite=spec.limits.on_nonfinite == "pause",
+            first_step=record.first_steps[-1],
             files=self._state_files(job).listed,
+            saving=SavingRules(spec.checkpoint.every_steps, spec.checkpoint.every_s, spec.checkpoint.optimizer),
         )
         last_s = [_now_s()]
 
@@ -474,27 +629,19 @@ class Jobs:
             write_commit,
             on_commit,
             lambda level, text: self._say(job, level, text),
+            lambda output: self._turned(job, output),
             write_evaluation=write_evaluation,
             no_progress_s=spec.limits.no_progress_s,
             runtime_s_max=spec.limits.max_runtime_s,
         )
 
     async def _drive(self, job: Job, driver: JobDriver, replicas: list[Replica]) -> None:
-        training = job.spec.training
-        job.folder = CheckpointFolder(
-            self.checkpoints(job.record.id),
-            job.record.id,
-            job.spec,
-            job.record.timeline,
-            training.steps,
-            self._executor,
-        )
-        sha256, folder = "", job.folder
+        sha256 = ""
         try:
-            await folder.begin()
+            job.keeper = driver.keeper = await self._make_keeper(job, driver)
             outcome = await driver.run(replicas)
-            if outcome.state is JobState.SUCCEEDED:
-                sha256 = await self._publish(job, driver)
+            if outcome.state is JobState.SUCCEEDED and job.newest is not None:
+                sha256 = job.newest.weights_sha256
         except Fenced:
             raise
         except SwarmError as error:
@@ -504,8 +651,9 @@ class Jobs:
             outcome = Outcome(
                 JobState.FAILED, f"internal error: {error!r}", SwarmError.code, "see the scheduler's log; report this"
             )
-        await folder.discard()
-        job.driver = job.folder = None
+        if job.keeper is not None:
+            await job.keeper.close()
+        job.driver = job.keeper = None
         for replica in replicas:
             self._send(replica.peer, Release(job.record.id, outcome.reason))
             peer = self._membership.get(replica.peer)
@@ -518,17 +666,54 @@ class Jobs:
             outcome.state,
             outcome.reason,
             error_code=outcome.error_code,
-            hint=outcome.hint,
+            hint=_hint(job, outcome),
             weights_sha256=sha256,
         )
         self._wake.set()
 
-    async def _publish(self, job: Job, driver: JobDriver) -> str:
-        assert job.folder is not None
-        folder = self._tokenizer_folder(job.record.id)
-        tokenizer_files = await run_blocking(self._executor, lambda: _read_files(folder))
-        facts = {"loss": job.progress.loss, "tokens": job.progress.tokens, "epoch": self._store.epoch}
-        return await job.folder.publish(driver.parameters, tokenizer_files, facts)
+    async def _make_keeper(self, job: Job, driver: JobDriver) -> JobCheckpoints:
+        record, spec = job.record, job.spec
+        folder = self._tokenizer_folder(record.id)
+        storage = self.keeping.storage(spec, record.id)
+        keeper = JobCheckpoints(
+            storage,
+            record.id,
+            spec,
+            record.timeline,
+            await run_blocking(self._executor, lambda: _read_files(folder)),
+            lambda version: self._facts(job, version),
+            _CheckpointNews(job, driver, self._metrics, self._wall_s, partial(self._say, job), self._changed),
+            self._tasks,
+            self.keeping.executor,
+            protected=lambda: {
+                one.record.start_name for one in self._jobs.values() if _needs_start(one, storage.where)
+            },
+        )
+        await keeper.prepare()
+        return keeper
+
+    def _facts(self, job: Job, version: int) -> Facts:
+        return Facts(
+            job=job.record.id,
+            timeline=job.record.timeline,
+            step=version,
+            created_unix_s=self._wall_s(),
+            product=self._product,
+            loss=job.progress.loss,
+            tokens=job.progress.tokens,
+            optimizer=job.spec.checkpoint.optimizer,
+        )
+
+    def _turned(self, job: Job, output: Turned | DropCheckpoint) -> None:
+        """The brain gave a checkpoint up, decided to pause, or gave a pause up."""
+        if isinstance(output, DropCheckpoint):
+            self._metrics.checkpoint_failed(job.record.id, output.reason)
+        else:
+            self._tasks.create_task(self._turn(job, output))
+
+    async def _turn(self, job: Job, output: Turned) -> None:
+        if job.driver is not None and job.record.state in (JobState.RUNNING, JobState.PAUSING):
+            await self._enter(job, output.state, output.reason)
 
     async def _perhaps_running(self, job: Job) -> None:
         peers = [self._membership.get(peer) for pool in job.stages.values() for peer in pool]
@@ -583,7 +768,9 @@ class Jobs:
     def _tokenizer_folder(self, job: JobId) -> Path:
         return self._root / "jobs" / job / "tokenizer"
 
-    def _state_files(self, job: Job) -> StateFiles:
+    def _state_files(self, job: Job) -> StateFiles | CheckpointFiles:
+        if job.start is not None:
+            return CheckpointFiles(job.start)
         return StateFiles({file: self.shard_path(file.sha256) for file in job.record.files})
 
     def _open_batches(self, spec: JobSpec, tokens: JobTokens) -> Batches:
@@ -630,6 +817,30 @@ def _split(spec: JobSpec) -> tuple[int, ...]:
 
 def _count(things: Sized, name: str) -> str:
     return f"{len(things)} {name}" + ("" if len(things) == 1 else "s")
+
+
+def _starting_at(start: Checkpoint | None) -> dict[str, Any]:
+    """The fields of a record that say what its present timeline starts from."""
+    if start is None:
+        return {"start_where": "", "start_name": ""}
+    return {"first_steps": (start.step,), "start_where": start.storage.where, "start_name": start.name}
+
+
+def _needs_start(job: Job, where: str) -> bool:
+    return job.record.start_where == where and bool(job.record.start_name) and not job.record.state.is_final
+
+
+def _again(job: Job) -> str:
+    """How to go on after a failure, if there is a checkpoint."""
+    if job.newest is None:
+        return ""
+    return f"go on from step {job.newest.step} with: swarm resume {job.record.id}"
+
+
+def _hint(job: Job, outcome: Outcome) -> str:
+    if outcome.state is not JobState.FAILED or "swarm resume" in outcome.hint:
+        return outcome.hint
+    return "; ".join(filter(None, (outcome.hint, _again(job))))
 
 
 def _describe(stages: dict[int, list[PeerId]]) -> str:

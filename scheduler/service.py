@@ -6,15 +6,15 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
 from scheduler.blocking import run_blocking
-from scheduler.checkpoints import newest_model, read_chunks
 from scheduler.joblog import LogLine
 from scheduler.jobs import Job, Jobs
 from scheduler.membership import Membership, Peer
@@ -38,6 +38,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 WATCH_S_MIN = 0.2
 BLOB_BYTES_MAX = 1 << 38  # one file of a model's weights
 REASON_CHARACTERS_MAX = 1000
+_MODEL = "model/"
 LEVELS = ("debug", "info", "warning", "error")
 
 _SHA256 = re.compile(r"^[0-9a-f]{64}$")
@@ -238,28 +239,53 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.JobView:
         async with answering(context):
             job = self._jobs.find(request.job)
-            await self._jobs.cancel(job, request.reason[:REASON_CHARACTERS_MAX] or "cancelled by its user")
+            reason = request.reason[:REASON_CHARACTERS_MAX] or "cancelled by its user"
+            await self._jobs.cancel(job, reason, checkpoint=not request.no_checkpoint)
             return self._view(job)
+        raise AssertionError
+
+    async def Pause(self, request: pb.JobRequest, context: Context) -> pb.JobView:
+        async with answering(context):
+            job = self._jobs.find(request.job)
+            await self._jobs.pause(job, "paused by its user")
+            return self._view(job)
+        raise AssertionError
+
+    async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.JobView:
+        async with answering(context):
+            job = self._jobs.find(request.job)
+            spec = spec_from_json(request.spec_json) if request.spec_json else None
+            await self._jobs.resume(job, getattr(request, "from"), spec)
+            return self._view(job)
+        raise AssertionError
+
+    async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointList:
+        async with answering(context):
+            job = self._jobs.find(request.job)
+            shown = await self._jobs.keeping.shown(job.record, job.spec, verify=request.verify)
+            return pb.CheckpointList(checkpoints=[pb.CheckpointView(**asdict(one)) for one in shown])
         raise AssertionError
 
     async def Pull(self, request: pb.PullRequest, context: Context) -> AsyncIterator[pb.FileChunk]:
         async with answering(context):
             job = self._jobs.find(request.job)
-            root = self._jobs.checkpoints(job.record.id)
-            _, files = await run_blocking(self._executor, lambda: newest_model(root, job.record.id))
-            for file in files:
-                name = file.path.split("/model/", 1)[1]
+            checkpoint = await self._jobs.keeping.to_pull(job.record, job.spec, request.step)
+            for file in checkpoint.files:
+                if not file.path.startswith(_MODEL):
+                    continue
+                name = file.path.removeprefix(_MODEL)
                 yield pb.FileChunk(header=pb.FileHeader(path=name, size_bytes=file.size_bytes, sha256=file.sha256))
-                try:
-                    async for chunk in self._chunks(root / file.path):
-                        yield pb.FileChunk(payload=chunk)
-                except OSError as error:
-                    raise NotFound(f"{file.path} of job {job.record.id} cannot be read: {error}") from error
+                chunks = checkpoint.chunks(file.path)
+                while (chunk := await self._next(chunks)) is not None:
+                    yield pb.FileChunk(payload=chunk)
 
-    async def _chunks(self, path: Path) -> AsyncIterator[bytes]:
-        chunks = read_chunks(path)
-        while (chunk := await run_blocking(self._executor, lambda: next(chunks, None))) is not None:
-            yield chunk
+    async def _next(self, chunks: Iterator[bytes]) -> bytes | None:
+        try:
+            return await run_blocking(self._jobs.keeping.executor, lambda: next(chunks, None))
+        except OSError as error:
+            raise NotFound(
+                f"the checkpoint cannot be read: {error}", hint="it may have been removed: pull again"
+            ) from error
 
     # Views -------------------------------------------------------------------------------------------------------
 
@@ -304,6 +330,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             spec_json=record.spec_json,
             error_code=record.error_code,
             hint=record.hint,
+            checkpoint_step=job.newest.step if job.newest is not None else 0,
         )
 
     def _peer_view(self, peer: Peer) -> pb.PeerView:

@@ -48,6 +48,7 @@ _JOBS = sa.Table(
     *(sa.Column(name, sa.Text) for name in ("spec_json", "tokens_json", "files_json")),
     sa.Column("timeline", sa.Integer),
     sa.Column("weights_sha256", sa.Text),
+    *(sa.Column(name, sa.Text) for name in ("first_steps_json", "start_where", "start_name")),
 )
 _COMMITS = sa.Table(
     "commits",
@@ -121,6 +122,9 @@ class JobRecord:
     error_code: str = ""
     hint: str = ""
     files: tuple[StateFile, ...] = ()  # what it starts from; empty: from the seed, or the hub
+    first_steps: tuple[int, ...] = (0,)  # the step at which each timeline began
+    start_where: str = ""  # storage and name of the checkpoint that the present timeline started from
+    start_name: str = ""
 
     def entered(self, state: JobState, reason: str, now_unix_s: float, **changes: Any) -> JobRecord:
         """The record in another state."""
@@ -166,6 +170,7 @@ class Store:
         values = asdict(record)
         values["tokens_json"] = json.dumps(values.pop("tokens"))
         values["files_json"] = json.dumps(values.pop("files"))
+        values["first_steps_json"] = json.dumps(values.pop("first_steps"))
         values["state"] = record.state.value
 
         def write(connection: sa.Connection) -> None:
@@ -306,6 +311,7 @@ def _record(row: dict[str, Any]) -> JobRecord:
     tokens = json.loads(row.pop("tokens_json"))
     tokens["shards"] = tuple(tokens["shards"])
     row["state"] = JobState(row["state"])
+    row["first_steps"] = tuple(json.loads(row.pop("first_steps_json")))
     files = tuple(StateFile(**file) for file in json.loads(row.pop("files_json")))
     return JobRecord(tokens=JobTokens(**tokens), files=files, **row)
 

@@ -45,6 +45,10 @@ class Device(Protocol):
         """Like `run`, with the seconds that it took."""
         ...
 
+    def aside(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Do `work` beside the compute thread: for what needs no weights, graphs or sums, such as building files."""
+        ...
+
 
 class ThreadDevice:
     """The real device: a thread of its own with its own number of torch threads."""
@@ -56,14 +60,20 @@ class ThreadDevice:
             max_workers=1, thread_name_prefix="compute", initializer=torch.set_num_threads, initargs=(threads,)
         )
 
+        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aside")
+
     def run(self, work: Callable[[], T]) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(self._executor, _guarded, work, self.name)
+
+    def aside(self, work: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._aside, _guarded, work, self.name)
 
     def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
         return self.run(lambda: _clocked(work, self.name))
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._aside.shutdown(wait=False, cancel_futures=True)
 
 
 class InlineDevice:
@@ -81,10 +91,18 @@ class InlineDevice:
         seconds = self._seconds()
         return asyncio.ensure_future(self._after(Timed(work(), seconds), seconds))
 
+    def aside(self, work: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.ensure_future(_beside(work(), self._seconds()))
+
     async def _after(self, result: T, seconds: float) -> T:
         async with self._turn:  # asyncio locks are fair: first come, first served, as on the thread
             await asyncio.sleep(seconds)
         return result
+
+
+async def _beside(result: T, seconds: float) -> T:
+    await asyncio.sleep(seconds)
+    return result
 
 
 def _guarded(work: Callable[[], T], device: torch.device) -> T:

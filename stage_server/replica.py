@@ -10,9 +10,9 @@ what they say: it keeps the tensors, calls the device and hands finished tensors
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from stage_server.evaluator import Evaluator, Ids
 from stage_server.intake import Intake
 from stage_server.loading import FetchCall, load_initial
 from stage_server.outbox import SLICE_CODEC, Packed, deliver, pack
+from stage_server.saving import StoreCall, capture, hand_over
 from swarm import codec
 from swarm.config import JobSpec
 from swarm.errors import (
@@ -62,9 +63,7 @@ from swarm.messages import (
     LoadStage,
     RoundFailed,
     Route,
-    Saved,
     SaveStage,
-    StoreHeader,
     TensorHeader,
     UnitSize,
     Void,
@@ -73,6 +72,7 @@ from swarm.metrics import StageServerMetrics
 from swarm.model.probe import probe_digest
 from swarm.model.runtime import configure, is_slow_at_bfloat16, step_device
 from swarm.model.stage import Stage
+from swarm.model.state import InitialState
 from swarm.rpc.peers import PeerLinks
 from swarm.types import Direction, Hop, Microbatch, Round, UnitName
 
@@ -81,12 +81,6 @@ _DIRECTION = {kind: direction for direction, kind in _KIND.items()}
 
 ReplicaCommand = Route | Void | Average | AbortRound | Commit | SaveStage | Evaluate
 BuildStage = Callable[..., Stage]  # called as Stage is; simulations have one whose model is a few numbers
-
-
-class StoreCall(Protocol):
-    """Hands bytes to the scheduler; gives the sha256 that it stored."""
-
-    async def __call__(self, header: StoreHeader, payload: bytes) -> str: ...
 
 
 @dataclass(slots=True)
@@ -217,7 +211,8 @@ class Replica:
             case Commit():
                 await self._commit(command)
             case SaveStage():
-                self._start(self._save(command))
+                # Queued now: after the commit that made the version, before any other.
+                self._start(self._save(command, capture(command, self._stage, self._device)))
             case Evaluate():
                 shape = (-1, self._spec.data.sequence_length)
                 self._evaluator.route(command, Ids(_ids(command.tokens, shape), _ids(command.targets, shape)))
@@ -305,28 +300,8 @@ class Replica:
         self._metrics.device_busy(applied.seconds)
         self._emit(Committed(self.timeline, command.step, command.version, self.me.stage, applied.result))
 
-    async def _save(self, command: SaveStage) -> None:
-        try:
-            payload = await self._device.run(self._stage.export)
-            hashes = await self._device.run(self._stage.parameter_hashes)
-            await self._store_stage(command, payload)
-        except SwarmError as error:
-            self.fail(error)
-            return
-        self._emit(Saved(self.job, self.timeline, command.version, self.me.stage, hashes))
-        self._log.info("stage saved", stage=self.me.stage, size_bytes=len(payload))
-
-    async def _store_stage(self, command: SaveStage, payload: bytes) -> None:
-        header = StoreHeader(
-            job=self.job,
-            peer=self.me.peer,
-            incarnation=self.me.incarnation,
-            timeline=self.timeline,
-            version=command.version,
-            stage=self.me.stage,
-            total_bytes=len(payload),
-        )
-        await self._store(header, payload)
+    async def _save(self, command: SaveStage, captured: Awaitable[InitialState]) -> None:
+        self._emit(await hand_over(command, captured, self._spec, self.me, self._device, self._store, self._log))
 
     # Tensors -----------------------------------------------------------------------------------------------------
 

@@ -144,13 +144,25 @@ class AveragingSection(Section):
     timeout_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
 
 
+class CheckpointSection(Section):
+    """What is kept so that training can go on later, and where."""
+
+    dir: str = ""  # a folder or URL that the scheduler can write; empty = the scheduler's data folder
+    every_steps: Annotated[int, Field(ge=0, le=10**9)] = 500  # 0 = not by steps
+    every_s: Annotated[float, Field(ge=0, le=10**6)] = 1800.0  # 0 = not by time; whichever comes first
+    keep_last: Annotated[int, Field(ge=2, le=1000)] = 3
+    keep_every_steps: Annotated[int, Field(ge=0, le=10**9)] = 0  # multiples of it are kept for ever; 0 = none
+    optimizer: bool = True  # needed to go on exactly
+    resume_from: str = ""  # a checkpoint's folder, or "JOB:STEP"
+
+
 class LimitsSection(Section):
     """When to start, when to give up."""
 
     min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     no_progress_s: Annotated[float, Field(ge=10, le=86400)] = 300.0
     max_runtime_s: Annotated[float, Field(ge=0)] = 0.0
-    on_nonfinite: Literal["skip", "fail"] = "skip"
+    on_nonfinite: Literal["skip", "pause", "fail"] = "skip"
 
 
 class JobSpec(Section):
@@ -163,6 +175,7 @@ class JobSpec(Section):
     training: TrainingSection = TrainingSection()
     pipeline: PipelineSection = PipelineSection()
     averaging: AveragingSection = AveragingSection()
+    checkpoint: CheckpointSection = CheckpointSection()
     limits: LimitsSection = LimitsSection()
 
     @model_validator(mode="after")
@@ -247,9 +260,14 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         raise InvalidConfig(
             f"job file {path} is not TOML: {error}", hint="compare with: swarm submit --example"
         ) from error
+    return parse_job(apply_overrides(values, overrides), where=str(path))
+
+
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The values with each KEY=VALUE on top; changes `values`. UsageError for what is no KEY=VALUE."""
     for override in overrides:
         _apply_override(values, override)
-    return parse_job(values, where=str(path))
+    return values
 
 
 def parse_job(values: dict[str, Any], where: str = "job spec") -> JobSpec:

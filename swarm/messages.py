@@ -163,13 +163,14 @@ class ParameterHash:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The stage's weights of `version` were handed to the scheduler completely."""
+    """The stage's state of `version` was handed to the scheduler completely, or `fault` says why it was not."""
 
     job: JobId
     timeline: int
     version: int
     stage: int
     parameters: tuple[ParameterHash, ...]
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,14 @@ from swarm.types import JobState, PeerState
 
 # 1 ms to 120 s, factor 2.5.
 SECONDS_BUCKETS = (*(float(f"{0.001 * 2.5**k:.3g}") for k in range(13)), 120.0)
+LONG_SECONDS_BUCKETS = (*SECONDS_BUCKETS, 300.0, 900.0, 3600.0)
 PEERS_MAX = 2000
 OTHER = "other"
 
 DIRECTIONS = ("forward", "backward")
 TRAFFIC_DIRECTIONS = ("sent", "received")
 TRAFFIC_KINDS = ("activation", "gradient", "state")
+CHECKPOINT_FAILURES = ("disk_full", "storage", "peer", "timeout")
 ROUND_OUTCOMES = ("averaged", "failed", "aborted")
 
 _PEER_STATES = tuple(state.value for state in PeerState)
@@ -117,6 +119,24 @@ class SchedulerMetrics:
             "swarm_peer_last_heartbeat_timestamp_seconds", "Last sign of life", ("peer",), registry=registry
         )
         self._known_jobs: set[str] = set()
+        self._checkpoint_duration = Histogram(
+            "swarm_checkpoint_duration_seconds",
+            "Start of a checkpoint to its manifest",
+            buckets=LONG_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._checkpoint_success = Gauge(
+            "swarm_checkpoint_last_success_timestamp_seconds",
+            "Time of the newest checkpoint that was read back",
+            job,
+            registry=registry,
+        )
+        self._checkpoint_failures = Counter(
+            "swarm_checkpoint_failures_total", "Checkpoints given up", ("job_id", "reason"), registry=registry
+        )
+        self._checkpoint_size = Gauge(
+            "swarm_checkpoint_size_bytes", "Size of the newest checkpoint", job, registry=registry
+        )
         self._known_peers: set[str] = set()
         self._peer_groups: set[tuple[str, str]] = set()
         self._violations_seen: dict[str, int] = {}
@@ -140,6 +160,8 @@ class SchedulerMetrics:
         self._in_flight.labels(job_id).set(0)
         for counter in (self._tokens, self._nonfinite, self._committed, self._violations):
             counter.labels(job_id)
+        for reason in CHECKPOINT_FAILURES:
+            self._checkpoint_failures.labels(job_id, reason)
         self._step_duration.labels(job_id)
 
     def job_state(self, job_id: str, state: JobState | str) -> None:
@@ -191,6 +213,16 @@ class SchedulerMetrics:
         if total > before:
             self._violations.labels(job_id).inc(total - before)
             self._violations_seen[job_id] = total
+
+    def checkpoint_kept(self, job_id: str, *, duration_s: float, time_unix_s: float, size_bytes: int) -> None:
+        """A checkpoint is complete and was read back."""
+        self._checkpoint_duration.observe(duration_s)
+        self._checkpoint_success.labels(job_id).set(time_unix_s)
+        self._checkpoint_size.labels(job_id).set(size_bytes)
+
+    def checkpoint_failed(self, job_id: str, reason: str) -> None:
+        """A checkpoint was given up; `reason` is one of CHECKPOINT_FAILURES."""
+        self._checkpoint_failures.labels(job_id, reason if reason in CHECKPOINT_FAILURES else OTHER).inc()
 
     def route_decided(self, stage: int, peer: str) -> None:
         """`peer` was picked for a hop at `stage`."""
@@ -248,6 +280,9 @@ class SchedulerMetrics:
             self._committed,
             self._in_flight,
             self._violations,
+            self._checkpoint_success,
+            self._checkpoint_failures,
+            self._checkpoint_size,
             self._peers,
         ):
             _remove_series(metric, job_id, 0)

@@ -77,6 +77,8 @@ class JobState(StrEnum):
     PLACING = "placing"
     LOADING = "loading"
     RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
     CANCELLING = "cancelling"
     SUCCEEDED = "succeeded"
     FAILED = "failed"

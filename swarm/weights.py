@@ -10,14 +10,15 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from swarm.config import JobSpec
-from swarm.errors import InvalidConfig, NotAllowed, ReplicaDiverged
+from swarm.errors import CorruptFrame, InvalidConfig, NotAllowed, ReplicaDiverged
 from swarm.messages import ParameterHash
 from swarm.partition import hugging_face_config
+from swarm.tensorfile import StoredTensor
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -29,6 +30,8 @@ ARCHITECTURES = {
     "gpt_neox": "GPTNeoXForCausalLM",
 }
 INDEX_NAME = "model.safetensors.index.json"
+DTYPE_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # in safetensors headers
+READ_BYTES = 4 << 20
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -49,6 +52,22 @@ def weights_sha256(parameters: Iterable[ParameterHash]) -> str:
             )
     text = "".join(line for _, line in sorted(lines.items()))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tensor_hashes(file: BinaryIO, tensors: Iterable[StoredTensor]) -> Iterator[ParameterHash]:
+    """The sha256 of each tensor's bytes in an open file; CorruptFrame if it ends early or a tensor is no weight."""
+    for tensor in tensors:
+        if tensor.dtype not in DTYPE_NAMES:
+            raise CorruptFrame(f"tensor {tensor.name} of {tensor.path} is of type {tensor.dtype}, which no weight has")
+        digest = hashlib.sha256()
+        file.seek(tensor.start)
+        left = tensor.stop - tensor.start
+        while left and (piece := file.read(min(READ_BYTES, left))):
+            digest.update(piece)
+            left -= len(piece)
+        if left:
+            raise CorruptFrame(f"{tensor.path} ends within tensor {tensor.name}")
+        yield ParameterHash(tensor.name, DTYPE_NAMES[tensor.dtype], tensor.shape, digest.hexdigest())
 
 
 def shard_name(stage: int, stages: int) -> str:

@@ -24,7 +24,7 @@ Legend: B sequences, T tokens, D width, V vocabulary.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -295,6 +295,26 @@ class Stage:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._exported()}
         return bytes(save(tensors, metadata={"format": "pt"}))
 
+    @torch.no_grad()
+    def capture(self, *, optimizer: bool) -> InitialState:
+        """A copy on the CPU of what a checkpoint needs: the newest weights; with `optimizer` its state, and the weights
+        of one version before (staleness 1).
+
+        The tied weight is the first stage's only. Takes 4 bytes for each parameter, with `optimizer` as much again for
+        each of the optimizer's tensors and for the previous weights: 16 in all with AdamW and staleness 1.
+        """
+        names = [name for name, _ in self._exported()]
+        older = [buffer for buffer in self._buffers if buffer.version < self.version] if optimizer else []
+        return InitialState(
+            version=self.version,
+            weights=_clones(names, self.module),
+            previous=_clones(names, older[0].module) if older else {},
+            optimizer={
+                name: {key: _clone(tensor) for key, tensor in self._optimizer.state_of(name).items()}
+                for name in (names if optimizer else ())
+            },
+        )
+
     def _exported(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in sorted(self.module.named_parameters()):
             if not (self._spec.tied and name == HEAD):
@@ -414,6 +434,14 @@ def _views(layout: UnitLayout, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
 def _copy(source: nn.Module, target: nn.Module) -> None:
     for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
         ours.copy_(theirs)
+
+
+def _clones(names: Iterable[str], module: nn.Module) -> dict[str, Tensor]:
+    return {name: _clone(module.get_parameter(name)) for name in names}
+
+
+def _clone(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _raw(tensor: Tensor) -> memoryview:

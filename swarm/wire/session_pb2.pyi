@@ -241,18 +241,20 @@ class ParameterHash(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Saved(_message.Message):
-    __slots__ = ("job", "timeline", "version", "stage", "parameters")
+    __slots__ = ("job", "timeline", "version", "stage", "parameters", "fault")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     version: int
     stage: int
     parameters: _containers.RepeatedCompositeFieldContainer[ParameterHash]
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ...) -> None: ...
+    fault: str
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ..., fault: _Optional[str] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("job", "code", "message", "hint")

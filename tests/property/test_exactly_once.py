@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.brain import BrainSettings, CommitRow, Fail, Finish, JobBrain, Note, Output, Replica, Send, WriteCommit
+from scheduler.saving import BeginCheckpoint, DropCheckpoint, PublishCheckpoint, Stopped, Turned
 from scheduler.wiring import WIRINGS
 from stage_server.cell import Action, Ask, CellTable, Compute, DropOutput, Emit, Forget, ForgetSums, Report, Sealed
 from stage_server.intake import Intake
@@ -423,9 +424,13 @@ class World:
                 case WriteCommit(row):
                     self.judge.written(row)
                     self.rows.append(row)
+                case BeginCheckpoint():
+                    pass
+                case PublishCheckpoint(version=version):
+                    self.heed(self.brain.checkpoint_kept(version, self.now_s))
                 case Finish():
                     self.finished = True
-                case Fail():
+                case Fail() | Stopped() | Turned() | DropCheckpoint():
                     raise AssertionError(f"the job failed: {output}")
                 case Note():
                     self.notes.append(output.message)

@@ -22,6 +22,7 @@ from scheduler.brain import (
     Send,
     WriteCommit,
 )
+from scheduler.saving import PublishCheckpoint
 from scheduler.step import ROUNDS_MAX
 from scheduler.wiring import WIRINGS
 from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
@@ -178,9 +179,13 @@ def test_a_job_runs_from_loading_to_saved() -> None:
         event = swarm.reply(peer, command)
         assert event is not None
         outputs = swarm.hear(peer, event)
+    move = outputs[-1]
+    assert isinstance(move, PublishCheckpoint)
+    assert {stage: hashes[0].name for stage, hashes in move.parameters.items()} == {0: "w0", 1: "w1"}
+    assert swarm.brain.waiting_for() == "waits until the checkpoint at step 2 is written"
+    outputs = swarm.take(swarm.brain.checkpoint_kept(2, 1.0))
     assert isinstance(outputs[-1], Finish)
     assert [one.peer for one in sends(outputs, Release)] == [A, B, C, D]
-    assert {stage: hashes[0].name for stage, hashes in swarm.brain.parameters.items()} == {0: "w0", 1: "w1"}
     assert swarm.brain.stage_microbatches == (8, 8)
     assert swarm.brain.committed_steps == 2
     assert (swarm.brain.replayed, swarm.brain.duplicates, swarm.brain.violations) == (0, 0, 0)

@@ -1,0 +1,174 @@
+"""When a job's state is saved, which replica hands over which stage, when all is there, and when to give up.
+
+    due ──▶ COLLECTING ──all stages handed over, the commit agreed──▶ WRITING ──▶ kept
+                │ a saver lost or failed, or the storage refused         │ refused
+                └──────────────────────▶ given up ◀──────────────────────┘
+
+One checkpoint at a time; the job's steps never wait for it. Every replica of a stage holds the same bytes, so one of
+them is enough: the one with the least to do. It must be asked right after the commit that made the version: later it
+has moved on. Where nothing comes after (the last step, a pause) another replica may be asked instead.
+
+A job that shall stop (pause, cancel) feeds no new step; once what runs is committed and saved, it stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from swarm.messages import ParameterHash, Saved
+from swarm.types import Decision, JobState, PeerId
+
+# A checkpoint that takes longer than this is given up when the next one is due.
+SAVING_S_MAX = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SavingRules:
+    """How often; 0 = not by steps, not by time. `optimizer`: with all that an exact resume needs."""
+
+    every_steps: int = 0
+    every_s: float = 0.0
+    optimizer: bool = False
+
+
+NEVER = SavingRules()  # but after the last step
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCheckpoint:
+    """Get ready to take the files of `version`; the replicas are asked for them next."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishCheckpoint:
+    """All files of `version` are there: complete the checkpoint, then call `checkpoint_kept` or `checkpoint_failed`."""
+
+    version: int
+    parameters: Mapping[int, tuple[ParameterHash, ...]]  # hashes of the weights, per stage
+
+
+@dataclass(frozen=True, slots=True)
+class DropCheckpoint:
+    """Forget what was collected of `version`, because of `fault`; `reason` is peer, timeout, disk_full or storage."""
+
+    version: int
+    reason: str
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The job stopped before its last step: paused or cancelled, with all saved that can be."""
+
+    state: JobState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """The job decided to pause, or gave a pause up and is running."""
+
+    state: JobState
+    reason: str
+
+
+Move: TypeAlias = BeginCheckpoint | PublishCheckpoint | Stopped
+
+
+@dataclass(slots=True)
+class Collection:
+    """A checkpoint under way: who still has to hand over which stage, and what was handed over."""
+
+    version: int
+    since_s: float
+    savers: dict[PeerId, int]
+    parameters: dict[int, tuple[ParameterHash, ...]] = field(default_factory=dict)
+    is_writing: bool = False
+
+
+class Saving:
+    """The checkpoints of one job; `newest` is the newest version that is kept (or was started from)."""
+
+    def __init__(self, rules: SavingRules, stages: int, first_step: int, steps: int) -> None:
+        self.rules = rules
+        self.newest = first_step
+        self.open: Collection | None = None
+        self.stop: Stopped | None = None  # how the job shall end, if before its last step
+        self._stages = stages
+        self._steps = steps
+        self._last_s: float | None = None  # when the last one began, or training did
+
+    def due(self, version: int, now_s: float) -> Decision[int]:
+        """Whether to save `version`, which was just committed; a reason without a plan is worth a line in the log."""
+        rules = self.rules
+        if self._last_s is None:
+            self._last_s = now_s
+        if version == self._steps or self.stop is not None:
+            return Decision(None, "")  # saved when nothing runs any more
+        by_steps = rules.every_steps > 0 and version % rules.every_steps == 0
+        by_time = rules.every_s > 0 and now_s - self._last_s >= rules.every_s
+        if not by_steps and not by_time:
+            return Decision(None, "")
+        if self.open is not None and now_s - self.open.since_s < SAVING_S_MAX:
+            self._last_s = now_s
+            return Decision(
+                None, f"no checkpoint at step {version}: the one at step {self.open.version} is still being written"
+            )
+        return Decision(version, f"every {rules.every_steps} steps" if by_steps else f"every {rules.every_s:g} s")
+
+    def begin(self, version: int, savers: Sequence[PeerId], now_s: float) -> None:
+        """Collect `version`; `savers` has one peer per stage."""
+        assert self.open is None
+        assert len(savers) == self._stages
+        self._last_s = now_s
+        self.open = Collection(version, now_s, {peer: stage for stage, peer in enumerate(savers)})
+
+    def saved(self, peer: PeerId, event: Saved) -> bool:
+        """A stage was handed over; False if nobody waits for it."""
+        held = self.open
+        if held is None or held.version != event.version or held.savers.get(peer) != event.stage:
+            return False
+        del held.savers[peer]
+        held.parameters[event.stage] = event.parameters
+        return True
+
+    def replace(self, stage: int, lost: PeerId, saver: PeerId) -> None:
+        """Another replica hands the stage over."""
+        assert self.open is not None
+        self.open.savers.pop(lost, None)
+        self.open.savers[saver] = stage
+
+    def stage_of(self, peer: PeerId) -> int | None:
+        """The stage that the peer still has to hand over."""
+        return self.open.savers.get(peer) if self.open is not None else None
+
+    def next(self, agreed: int, *, idle: bool) -> Move | None:
+        """What follows, if anything; `agreed` counts the commits that all replicas agree on, `idle`: nothing runs."""
+        held = self.open
+        if held is not None:
+            if held.is_writing or len(held.parameters) < self._stages or agreed < held.version:
+                return None
+            held.is_writing = True
+            return PublishCheckpoint(held.version, held.parameters)
+        if not idle or (self.stop is None and agreed < self._steps):
+            return None
+        if agreed > self.newest:
+            return BeginCheckpoint(agreed)
+        return self.stop if agreed < self._steps else None
+
+    def kept(self, version: int) -> bool:
+        """The checkpoint is complete; False if it was given up before."""
+        if self.open is None or self.open.version != version:
+            return False
+        self.newest, self.open = version, None
+        return True
+
+    def give_up(self) -> int:
+        """Forget the one under way; gives its version."""
+        assert self.open is not None
+        version, self.open = self.open.version, None
+        return version

@@ -1,0 +1,399 @@
+"""Where checkpoints are kept: a folder on this machine, or a URL that fsspec knows (s3://, gs://, memory://).
+
+Both keep named folders of files, each of which appears whole or not at all:
+
+    local    name.tmp-TAG/…, every file fsynced; manifest, fsync; rename to name; fsync the parent
+    URL      the files as name/…; the manifest object last: without it there is nothing
+
+and a small file `latest` that is replaced as a whole. `Files` has every local operation that durability hangs on, so
+that a test can stop the world before and after each, tear it, or let it fail.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+import fsspec
+
+from swarm.errors import InvalidConfig, SwarmError
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+TEMPORARY = ".tmp-"
+TRASH = ".trash-"
+
+
+class StorageError(SwarmError):
+    """A file of a checkpoint could not be written, read or removed; `reason` is "disk_full" or "storage"."""
+
+    code = "E1501"
+
+    def __init__(self, message: str, *, hint: str = "", reason: str = "storage") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class Sink(Protocol):
+    """A file that is being written."""
+
+    def write(self, content: bytes | memoryview) -> None: ...
+
+    def finish(self) -> None:
+        """Close it; what was written is durable (local) or complete (URL)."""
+        ...
+
+    def abort(self) -> None:
+        """Close it; nobody will read it."""
+        ...
+
+
+class Draft(Protocol):
+    """A folder that is being written; nobody sees it before `publish`."""
+
+    def create(self, path: str) -> Sink:
+        """Begin a file; one that is there already is replaced."""
+        ...
+
+    def publish(self, manifest: bytes) -> None:
+        """Make the folder complete: the manifest is the mark."""
+        ...
+
+    def discard(self) -> None:
+        """Remove what was written, as far as that can be done."""
+        ...
+
+
+class Storage(Protocol):
+    """Folders of files under one root. Every method may raise StorageError."""
+
+    where: str  # for people
+
+    def names(self) -> list[str]:
+        """What is in the root; drafts and what is being removed are left out."""
+        ...
+
+    def open(self, path: str) -> tuple[BinaryIO, int]:
+        """A regular file for reading, and its size in bytes; symbolic links are refused."""
+        ...
+
+    def begin(self, name: str, tag: str) -> Draft: ...
+
+    def remove(self, name: str) -> None:
+        """Remove a folder; it stops being complete at once."""
+        ...
+
+    def point(self, name: str) -> None:
+        """Let `latest` name a folder."""
+        ...
+
+    def clean(self) -> None:
+        """Remove what interrupted writers left."""
+        ...
+
+
+def open_storage(where: str) -> Storage:
+    """The storage at a folder or URL; InvalidConfig if the kind of URL is unknown or its package is missing."""
+    scheme, mark, rest = where.partition("://")
+    if not mark:
+        return LocalStorage(Path(where))
+    if scheme in ("file", "local"):
+        return LocalStorage(Path(rest))
+    try:
+        filesystem, root = fsspec.core.url_to_fs(where)
+    except ImportError as error:
+        raise InvalidConfig(
+            f"{where}: {scheme}:// needs a package that is not installed: {error}",
+            hint=f"install it where the scheduler runs; for s3:// it is s3fs, for gs:// gcsfs (not for {scheme}:// "
+            "if that is neither)",
+        ) from None
+    except Exception as error:  # each file system of fsspec raises what it likes
+        raise InvalidConfig(f"{where} cannot be used: {error}", hint="use a folder, s3://… or gs://…") from None
+    return RemoteStorage(filesystem, root.rstrip("/"), where)
+
+
+def _put(sink: Sink, content: bytes) -> None:
+    try:
+        sink.write(content)
+        sink.finish()
+    except BaseException:
+        sink.abort()
+        raise
+
+
+# A folder on this machine ---------------------------------------------------------------------------------------------
+
+
+class Files:
+    """The local operations that durability hangs on."""
+
+    def make_folder(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def create(self, path: Path) -> BinaryIO:
+        return path.open("wb", buffering=0)
+
+    def write(self, file: BinaryIO, content: bytes | memoryview) -> None:
+        left = memoryview(content)
+        while left:
+            left = left[file.write(left) :]
+
+    def sync(self, file: BinaryIO) -> None:
+        os.fsync(file.fileno())
+
+    def sync_folder(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.rename(target)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def remove_folder(self, path: Path) -> None:
+        path.rmdir()
+
+
+class LocalStorage:
+    """Folders under a folder of this machine."""
+
+    def __init__(self, root: Path, files: Files | None = None) -> None:
+        self.root = root
+        self.where = str(root)
+        self.files = files or Files()
+
+    def names(self) -> list[str]:
+        with _local(self.where):
+            try:
+                names = os.listdir(self.root)
+            except FileNotFoundError:
+                return []
+            return sorted(name for name in names if not name.startswith(".") and TEMPORARY not in name)
+
+    def open(self, path: str) -> tuple[BinaryIO, int]:
+        with _local(path):
+            place = self.root
+            for part in path.split("/"):
+                place = place / part
+                mode = place.lstat().st_mode
+                if stat.S_ISLNK(mode):
+                    raise StorageError(f"{path}: {part} is a symbolic link", hint="only real files are read")
+            if not stat.S_ISREG(mode):
+                raise StorageError(f"{path} is no regular file", hint="only real files are read")
+            # Non-blocking and without following: it may have been replaced by a pipe or a link meanwhile.
+            file = cast(BinaryIO, os.fdopen(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb"))
+            return file, os.fstat(file.fileno()).st_size
+
+    def begin(self, name: str, tag: str) -> Draft:
+        with _local(self.where):
+            missing: list[Path] = []
+            while not (place := missing[-1].parent if missing else self.root).is_dir():
+                missing.append(place)
+            for folder in reversed(missing):
+                self.files.make_folder(folder)
+                self.files.sync_folder(folder.parent)
+        return _LocalDraft(self, name, tag)
+
+    def remove(self, name: str) -> None:
+        trash = self.root / f"{TRASH}{name}"
+        with _local(name):
+            self._remove_tree(trash)
+            self.files.rename(self.root / name, trash)
+            self.files.sync_folder(self.root)
+            self._remove_tree(trash)
+
+    def point(self, name: str) -> None:
+        temporary = self.root / f"{LATEST}{TEMPORARY}0"
+        with _local(LATEST):
+            with self.files.create(temporary) as file:
+                self.files.write(file, f"{name}\n".encode())
+                self.files.sync(file)
+            self.files.rename(temporary, self.root / LATEST)
+            self.files.sync_folder(self.root)
+
+    def clean(self) -> None:
+        with _local(self.where):
+            with suppress(FileNotFoundError):
+                for name in os.listdir(self.root):
+                    if TEMPORARY in name or name.startswith(TRASH):
+                        self._remove_tree(self.root / name)
+
+    def _remove_tree(self, path: Path) -> None:
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if stat.S_ISDIR(mode):
+            for name in sorted(os.listdir(path)):
+                self._remove_tree(path / name)
+            self.files.remove_folder(path)
+        else:
+            self.files.unlink(path)
+
+
+class _LocalDraft:
+    def __init__(self, storage: LocalStorage, name: str, tag: str) -> None:
+        self._storage = storage
+        self._files = storage.files
+        self._name = name
+        self._folder = storage.root / f"{name}{TEMPORARY}{tag}"
+        self._folders = {storage.root}  # made, and not yet synced
+
+    def create(self, path: str) -> Sink:
+        place = self._folder / path
+        with _local(path):
+            self._files.make_folder(place.parent)
+            self._folders |= {place.parent, self._folder}
+            return _LocalSink(self._files, self._files.create(place), path)
+
+    def publish(self, manifest: bytes) -> None:
+        with _local(self._name):
+            for folder in sorted(self._folders - {self._storage.root}, reverse=True):
+                self._files.sync_folder(folder)
+            _put(self.create(MANIFEST), manifest)
+            self._files.sync_folder(self._folder)
+            self._files.rename(self._folder, self._storage.root / self._name)
+            self._files.sync_folder(self._storage.root)
+
+    def discard(self) -> None:
+        with suppress(OSError):
+            self._storage._remove_tree(self._folder)
+
+
+class _LocalSink:
+    def __init__(self, files: Files, file: BinaryIO, path: str) -> None:
+        self._files = files
+        self._file = file
+        self._path = path
+
+    def write(self, content: bytes | memoryview) -> None:
+        with _local(self._path):
+            self._files.write(self._file, content)
+
+    def finish(self) -> None:
+        with _local(self._path):
+            try:
+                self._files.sync(self._file)
+            finally:
+                self._file.close()
+
+    def abort(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+
+
+@contextmanager
+def _local(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "free disk space there" if full else "check that the folder exists and is writable"
+        reason = "disk_full" if full else "storage"
+        raise StorageError(f"{what}: {error.strerror or error}", hint=hint, reason=reason) from error
+
+
+# A URL ----------------------------------------------------------------------------------------------------------------
+
+
+class RemoteStorage:
+    """Folders below a URL, as objects whose names begin alike."""
+
+    def __init__(self, filesystem: Any, root: str, where: str) -> None:
+        self._filesystem = filesystem
+        self._root = root
+        self.where = where
+
+    def names(self) -> list[str]:
+        with _remote(self.where):
+            self._filesystem.invalidate_cache()
+            try:
+                paths = self._filesystem.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return []
+            return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
+
+    def open(self, path: str) -> tuple[BinaryIO, int]:
+        with _remote(path):
+            place = f"{self._root}/{path}"
+            facts = self._filesystem.info(place)
+            if facts["type"] != "file":
+                raise StorageError(f"{path} is no file")
+            return cast(BinaryIO, self._filesystem.open(place, "rb")), int(facts["size"])
+
+    def begin(self, name: str, tag: str) -> Draft:
+        return _RemoteDraft(self, name)
+
+    def remove(self, name: str) -> None:
+        with _remote(name):
+            # The mark first: what is half removed must not look complete.
+            with suppress(FileNotFoundError):
+                self._filesystem.rm_file(f"{self._root}/{name}/{MANIFEST}")
+            with suppress(FileNotFoundError):
+                self._filesystem.rm(f"{self._root}/{name}", recursive=True)
+
+    def point(self, name: str) -> None:
+        _put(self.create(LATEST), f"{name}\n".encode())
+
+    def clean(self) -> None:
+        """Nothing: a folder without a manifest goes when a newer one is complete."""
+
+    def create(self, path: str) -> Sink:
+        place = f"{self._root}/{path}"
+        with _remote(path):
+            self._filesystem.makedirs(place.rsplit("/", 1)[0], exist_ok=True)
+            return _RemoteSink(self._filesystem.open(place, "wb"), path)
+
+
+class _RemoteDraft:
+    def __init__(self, storage: RemoteStorage, name: str) -> None:
+        self._storage = storage
+        self._name = name
+
+    def create(self, path: str) -> Sink:
+        return self._storage.create(f"{self._name}/{path}")
+
+    def publish(self, manifest: bytes) -> None:
+        _put(self._storage.create(f"{self._name}/{MANIFEST}"), manifest)
+
+    def discard(self) -> None:
+        with suppress(StorageError):
+            self._storage.remove(self._name)
+
+
+class _RemoteSink:
+    def __init__(self, file: Any, path: str) -> None:
+        self._file = file
+        self._path = path
+
+    def write(self, content: bytes | memoryview) -> None:
+        with _remote(self._path):
+            self._file.write(content)
+
+    def finish(self) -> None:
+        with _remote(self._path):
+            self._file.close()
+
+    def abort(self) -> None:
+        discard: Callable[[], None] = getattr(self._file, "discard", self._file.close)
+        with suppress(Exception):
+            discard()
+
+
+@contextmanager
+def _remote(what: str) -> Iterator[None]:
+    try:
+        yield
+    except SwarmError:
+        raise
+    except Exception as error:  # botocore's, aiohttp's, google's: each file system raises what it likes
+        raise StorageError(f"{what}: {error or type(error).__name__}", hint="check the URL and its access") from error
