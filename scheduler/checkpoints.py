@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -244,7 +245,7 @@ class CheckpointFiles:
             await run_blocking(executor, lambda: file.seek(request.start))
             left = request.stop - request.start
             while left:
-                chunk = await run_blocking(executor, lambda size=min(CHUNK_BYTES, left): file.read(size))
+                chunk = await run_blocking(executor, partial(file.read, min(CHUNK_BYTES, left)))
                 if not chunk:
                     raise CheckpointDamaged(f"{found.path} of {self.checkpoint.name} ends early")
                 left -= len(chunk)

@@ -21,16 +21,19 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from swarm.checkpoint import Checkpoint
 from swarm.codec import round_trip
 from swarm.config import JobSpec
 from swarm.data import Batches, ByteTokenizer, Corpus, TokenData, TokenManifest, tokenise
 from swarm.errors import JobFailed, OutOfMemory
 from swarm.fixedpoint import mean_of_parts
+from swarm.local_checkpoints import LocalCheckpoints, stages_from
 from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
 from swarm.model.state import read_initial
 from swarm.partition import unit_names
 from swarm.schedule import clip, evaluation_due, learning_rate, perplexity
+from swarm.storage import open_storage
 from swarm.types import Microbatch, UnitName
 from swarm.weights import (
     INDEX_NAME,
@@ -67,6 +70,7 @@ class EvaluationReport:
 
 
 OnStep: TypeAlias = Callable[[StepReport], None]
+OnCommit: TypeAlias = Callable[[Sequence[Stage], StepReport], None]
 OnEvaluation: TypeAlias = Callable[[EvaluationReport], None]
 
 
@@ -87,18 +91,29 @@ def train_local(
     device: torch.device | None = None,
     on_step: OnStep | None = None,
     on_evaluation: OnEvaluation | None = None,
+    on_commit: OnCommit | None = None,
+    start: Checkpoint | None = None,
 ) -> Trained:
-    """Train all steps of a resolved spec in this thread.
+    """Train all steps of a resolved spec in this thread, or those after the checkpoint `start`.
 
-    JobFailed if a step is not finite and `limits.on_nonfinite` is "fail".
+    `on_commit` may look at the stages after each step. JobFailed if a step is not finite and `limits.on_nonfinite` is
+    "fail"; with "pause" after `on_commit`.
     """
-    stages = build_stages(spec, device or torch.device("cpu"))
+    device = device or torch.device("cpu")
+    stages = build_stages(spec, device) if start is None else stages_from(start, spec, device)
     losses, evaluations = [], []
-    for step in range(spec.training.steps):
+    for step in range(0 if start is None else start.step, spec.training.steps):
         report = train_step(stages, spec, batches, step)
         losses.append(report.loss)
         if on_step is not None:
             on_step(report)
+        if on_commit is not None:
+            on_commit(stages, report)
+        if report.skipped and spec.limits.on_nonfinite == "pause":
+            raise JobFailed(
+                f'the gradient of step {step} is not finite, and limits.on_nonfinite = "pause"',
+                hint="go on from the last checkpoint with: swarm train-local FILE --resume-from FOLDER",
+            )
         if (
             evaluation_due(step + 1, spec.training.eval_every_steps, spec.training.steps)
             and batches.evaluation_microbatches
@@ -228,10 +243,19 @@ def _write(path: Path, content: bytes) -> None:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def train_and_save(spec: JobSpec, corpus: Corpus, out_dir: Path, *, device: str, threads: int | None) -> str:
-    """Tokenise, train, write the model folder, and say so on stderr; gives the sha256 of the weights.
+def train_and_save(
+    spec: JobSpec,
+    corpus: Corpus,
+    out_dir: Path,
+    *,
+    device: str,
+    threads: int | None,
+    start: Checkpoint | None = None,
+) -> str:
+    """Tokenise, train (on from `start`), write the model folder, and say so on stderr; gives the weights' sha256.
 
-    OutOfMemory if the model or a microbatch does not fit the device, InvalidConfig if the folder cannot be written.
+    Checkpoints go to checkpoint.dir, or beside `out_dir`. OutOfMemory if the model or a microbatch does not fit the
+    device, InvalidConfig if the folder cannot be written.
     """
     where = choose_device(device)
     configure(where, threads=threads, reproducible=spec.training.reproducible)
@@ -240,9 +264,24 @@ def train_and_save(spec: JobSpec, corpus: Corpus, out_dir: Path, *, device: str,
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
         batches = Batches.of_job(spec, data, manifest.end_of_text)
         _say(_opening(spec, manifest, batches))
-        progress = _Progress(spec.training.steps)
+        progress = _Progress(spec.training.steps, start.step if start is not None else 0)
+        storage = open_storage(_checkpoint_dir(spec, out_dir))
+        kept = LocalCheckpoints(storage, spec, corpus.tokenizer.tokenizer_files(), _say, start=start)
+
+        def keep(stages: Sequence[Stage], report: StepReport) -> None:
+            at_once = report.skipped and spec.limits.on_nonfinite == "pause"
+            kept.after(stages, report.step + 1, report.loss, report.tokens, at_once=at_once)
+
         try:
-            trained = train_local(spec, batches, device=where, on_step=progress, on_evaluation=_say_evaluation)
+            trained = train_local(
+                spec,
+                batches,
+                device=where,
+                on_step=progress,
+                on_evaluation=_say_evaluation,
+                on_commit=keep,
+                start=start,
+            )
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "memory" not in str(error):
                 raise
@@ -254,6 +293,12 @@ def train_and_save(spec: JobSpec, corpus: Corpus, out_dir: Path, *, device: str,
         raise cannot_write(out_dir, error) from error
     _say(f"model written to {out_dir}")
     return trained.sha256
+
+
+def _checkpoint_dir(spec: JobSpec, out_dir: Path) -> str:
+    if spec.checkpoint.dir:
+        return f"{spec.checkpoint.dir.rstrip('/')}/{spec.name}"
+    return str(out_dir.absolute().with_name(f"{out_dir.absolute().name}-checkpoints"))
 
 
 def _opening(spec: JobSpec, manifest: TokenManifest, batches: Batches) -> str:
@@ -283,8 +328,9 @@ class _TokeniseProgress:
 class _Progress:
     """A line per second at most, and one for the last step."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, first_step: int) -> None:
         self._steps = steps
+        self._first_step = first_step
         self._start_s = self._said_s = time.monotonic()
         self._tokens = 0
 
@@ -292,7 +338,7 @@ class _Progress:
         now_s = time.monotonic()
         self._tokens += report.tokens
         done = report.step + 1
-        if now_s - self._said_s < 1.0 and done not in (1, self._steps):
+        if now_s - self._said_s < 1.0 and done not in (self._first_step + 1, self._steps):
             return
         self._said_s = now_s
         elapsed_s = max(now_s - self._start_s, 1e-9)
@@ -300,7 +346,7 @@ class _Progress:
         _say(
             f"step {done}/{self._steps}  loss {report.loss:.4f}  norm {report.norm:.3f}  "
             f"lr {report.learning_rate:.2e}  {self._tokens / elapsed_s:.0f} tokens/s  "
-            f"ETA {elapsed_s / done * (self._steps - done):.0f} s{skipped}"
+            f"ETA {elapsed_s / (done - self._first_step) * (self._steps - done):.0f} s{skipped}"
         )
 
 

@@ -15,6 +15,7 @@ with quiet_start():
 
     import typer
 
+    from swarm.checkpoint import open_folder
     from swarm.config import load_job
     from swarm.data import open_corpus
     from swarm.errors import SwarmError, UsageError
@@ -33,8 +34,19 @@ def train_local(
         str, typer.Option(metavar="N|auto", help="torch threads; bits agree between equal numbers only.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or mps.")] = "auto",
+    resume_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Go on from a checkpoint: a step-… folder, or a folder of them (the newest that verifies). "
+            "Checkpoints of a swarm fit too.",
+        ),
+    ] = None,
 ) -> None:
-    """Train a job in this one process and write the model folder; prints the sha256 of its weights."""
+    """Train a job in this one process and write the model folder; prints the sha256 of its weights.
+
+    Checkpoints (checkpoint.every_steps, every_s) go to checkpoint.dir, or to OUT-checkpoints.
+    """
     threads_if_given = _threads(threads)
     job = ground(load_job(file, overrides or ()))
     weight_files(job)  # for its checks, before time is spent on the data
@@ -42,11 +54,13 @@ def train_local(
     spec = corpus.resolve(job)
     out_dir = out or Path(spec.name)
     check_out_dir(out_dir)
+    folder = resume_from or (Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None)
+    start = open_folder(folder) if folder is not None else None
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with quiet_start():
         from swarm.reference import train_and_save  # noqa: PLC0415  # loads torch: errors above must not wait for it
-    sha256 = train_and_save(spec, corpus, out_dir, device=device, threads=threads_if_given)
+    sha256 = train_and_save(spec, corpus, out_dir, device=device, threads=threads_if_given, start=start)
     print(f"weights_sha256 {sha256}")
 
 

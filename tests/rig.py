@@ -52,6 +52,8 @@ def small_spec(source: Path, **changes: object) -> JobSpec:
             "fixed_point_bits": 24,
         },
         "pipeline": {"compression": "none"},
+        "checkpoint": {},
+        "limits": {},
     }
     for key, value in changes.items():
         section, _, name = key.partition("__")

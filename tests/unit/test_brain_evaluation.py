@@ -65,6 +65,7 @@ def test_the_last_version_is_evaluated_before_the_peers_are_released() -> None:
     answer_evaluations(swarm)
     assert swarm.brain.mode is Mode.SAVING
     swarm.answer(SaveStage)
+    swarm.take(swarm.brain.checkpoint_kept(1, 1.0))
     assert isinstance(swarm.outputs[-1], Finish)
 
 

@@ -31,6 +31,10 @@ SCHEDULER = {
     "swarm_microbatches_committed_total": {"job_id"},
     "swarm_microbatches_in_flight": {"job_id"},
     "swarm_ledger_violations_total": {"job_id"},
+    "swarm_checkpoint_duration_seconds": set(),
+    "swarm_checkpoint_last_success_timestamp_seconds": {"job_id"},
+    "swarm_checkpoint_failures_total": {"job_id", "reason"},
+    "swarm_checkpoint_size_bytes": {"job_id"},
     "swarm_route_decisions_total": {"stage", "peer"},
     "swarm_peers": {"job_id", "stage", "state"},
     "swarm_peer_info": {"peer", "version", "device"},
@@ -77,6 +81,8 @@ def _with_a_job() -> SchedulerMetrics:
             microbatches=4,
         )
     metrics.evaluated("j1", step=2, loss=2.25)
+    metrics.checkpoint_kept("j1", duration_s=2.0, time_unix_s=1002.0, size_bytes=100)
+    metrics.checkpoint_failed("j1", "disk_full")
     metrics.peer_attached("p1", "0.1.0", "cuda:0", 1000.0)
     metrics.route_decided(1, "p1")
     metrics.peers({("j1", 0, "serving"): 2, ("", None, "idle"): 1}, {"j1": 2})

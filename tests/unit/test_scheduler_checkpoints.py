@@ -1,32 +1,49 @@
+"""Collecting a checkpoint: only what belongs comes in, all of it or nothing comes out."""
+
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save
 
-from scheduler.checkpoints import CheckpointFailed, CheckpointFolder, newest_model
-from swarm.config import JobSpec
-from swarm.errors import CorruptFrame, NotFound
-from swarm.messages import ParameterHash, StoreHeader
-from swarm.partition import resolve
+from scheduler.checkpoints import CheckpointFiles, JobCheckpoints, job_storage
+from scheduler.saving import PublishCheckpoint
+from swarm.checkpoint import Checkpoint, CheckpointFailed, list_checkpoints, newest
+from swarm.errors import CorruptFrame, InvalidConfig, NotFound, Refused
+from swarm.messages import FetchRequest, StoreHeader
+from swarm.storage import LocalStorage
 from swarm.types import JobId, PeerId
-from swarm.weights import weights_sha256
-from tests.rig import small_spec
+from tests.checkpoints import JOB, TOKENIZER, facts, hashes, spec, tensors, write
 
-JOB = JobId("demo-1")
-
-
-def spec() -> JobSpec:
-    return resolve(small_spec(Path("x"), pipeline__stages=2), vocabulary_size=257, stages_if_auto=1)
+JOB_ID = JobId(JOB)
 
 
-def header(stage: int, size_bytes: int) -> StoreHeader:
-    return StoreHeader(
-        job=JOB, peer=PeerId("p"), incarnation=1, timeline=0, version=4, stage=stage, total_bytes=size_bytes
-    )
+@dataclass(slots=True)
+class Heard:
+    """What the keeper told."""
+
+    kept_: list[Checkpoint] = field(default_factory=list)
+    failed_: list[tuple[int, CheckpointFailed]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
+        assert duration_s >= 0
+        self.kept_.append(checkpoint)
+
+    def failed(self, version: int, error: CheckpointFailed) -> None:
+        self.failed_.append((version, error))
+
+    def note(self, level: str, text: str) -> None:
+        self.notes.append(text)
+
+
+def header(stage: int, path: str, payload: bytes, *, version: int = 4, timeline: int = 0) -> StoreHeader:
+    return StoreHeader(JOB_ID, PeerId("p"), 1, timeline, version, stage, len(payload), path)
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
@@ -34,64 +51,124 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
         yield part
 
 
-def hashes(stage: int) -> tuple[ParameterHash, ...]:
-    return (ParameterHash(f"model.layers.{stage}.w", "float32", (2,), f"{stage}" * 64),)
+def keeper(root: Path, heard: Heard, tasks: asyncio.TaskGroup) -> JobCheckpoints:
+    return JobCheckpoints(LocalStorage(root), JOB_ID, spec(), 0, TOKENIZER, facts, heard, tasks, None)
 
 
-async def folder(root: Path) -> CheckpointFolder:
-    made = CheckpointFolder(root, JOB, spec(), timeline=0, version=4, executor=None)
-    await made.begin()
-    return made
-
-
-async def test_a_checkpoint_appears_whole_with_a_manifest_that_names_every_file(tmp_path: Path) -> None:
-    made = await folder(tmp_path)
+async def put_all(made: JobCheckpoints, version: int) -> PublishCheckpoint:
+    made.begin(version)
     for stage in (0, 1):
-        stored = await made.put_stage(header(stage, 6), chunks(b"abc", b"de%d" % stage))
-        assert stored == hashlib.sha256(b"abcde%d" % stage).hexdigest()
-    assert not (tmp_path / "latest").exists()
-    parameters = {stage: hashes(stage) for stage in (0, 1)}
-    sha256 = await made.publish(parameters, {"tokenizer.json": b"{}"}, {"loss": 1.5})
-    assert sha256 == weights_sha256([*hashes(0), *hashes(1)])
-
-    home = tmp_path / "step-00000004"
-    manifest = json.loads((home / "manifest.json").read_text())
-    assert {file["path"] for file in manifest["files"]} == {
-        str(path.relative_to(home)) for path in home.glob("model/*")
-    }
-    for file in manifest["files"]:
-        content = (home / file["path"]).read_bytes()
-        assert (len(content), hashlib.sha256(content).hexdigest()) == (file["bytes"], file["sha256"])
-    assert newest_model(tmp_path, JOB)[0] == sha256
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000004"]
+        payload = save(tensors(version, stage))
+        path = f"model/model-{stage + 1:05d}-of-00002.safetensors"
+        stored = await made.put(header(stage, path, payload, version=version), chunks(payload[:7], payload[7:]))
+        assert stored == hashlib.sha256(payload).hexdigest()
+    return PublishCheckpoint(version, {stage: hashes(tensors(version, stage)) for stage in (0, 1)})
 
 
-async def test_without_all_stages_nothing_is_published(tmp_path: Path) -> None:
-    made = await folder(tmp_path)
-    await made.put_stage(header(0, 3), chunks(b"abc"))
-    with pytest.raises(CheckpointFailed, match="model-00002-of-00002"):
-        await made.publish({0: hashes(0), 1: hashes(1)}, {}, {})
-    with pytest.raises(NotFound):
-        newest_model(tmp_path, JOB)
-    await made.discard()
+async def test_stages_come_in_and_a_checkpoint_comes_out(tmp_path: Path) -> None:
+    heard = Heard()
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, heard, tasks)
+        for version in (2, 4, 6, 8):
+            made.publish(await put_all(made, version))
+            await made.close()
+    assert [one.step for one in heard.kept_] == [2, 4, 6, 8]
+    assert [one.step for one in list_checkpoints(LocalStorage(tmp_path), JOB_ID)[0]] == [4, 6, 8]
+    assert heard.notes == ["removed step-00000002"]
+
+
+async def test_only_what_belongs_comes_in(tmp_path: Path) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        good = "model/model-00001-of-00002.safetensors"
+        with pytest.raises(Refused, match="collects no state of version 4"):
+            await made.put(header(0, good, b"x"), chunks(b"x"))
+        made.begin(4)
+        for stage, path in (
+            (1, good),
+            (0, "model/model-00001-of-00003.safetensors"),
+            (0, "../../etc/passwd"),
+            (0, "manifest.json"),
+            (0, ""),
+            (0, "optimizer/layer-0002.safetensors"),
+            (1, "optimizer/embed.safetensors"),
+            (0, "optimizer/head.safetensors"),
+            (7, good),
+        ):
+            with pytest.raises(Refused, match="writes no file"):
+                await made.put(header(stage, path, b"x"), chunks(b"x"))
+        for version, timeline in ((5, 0), (4, 1)):
+            with pytest.raises(Refused):
+                await made.put(header(0, good, b"x", version=version, timeline=timeline), chunks(b"x"))
+        with pytest.raises(CorruptFrame, match="announced with 9 bytes and has 3"):
+            await made.put(header(0, good, b"x" * 9), chunks(b"abc"))
+        await made.put(header(1, "optimizer/head.safetensors", b"abc"), chunks(b"abc"))
+        made.drop()
+        with pytest.raises(Refused):
+            await made.put(header(0, good, b"x"), chunks(b"x"))
+        await made.close()
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_stage_of_another_size_than_announced_is_refused(tmp_path: Path) -> None:
-    made = await folder(tmp_path)
-    with pytest.raises(CorruptFrame, match="announced 9 bytes and sent 3"):
-        await made.put_stage(header(0, 9), chunks(b"abc"))
+async def test_hashes_that_are_not_those_of_the_files_make_no_checkpoint(tmp_path: Path) -> None:
+    heard = Heard()
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, heard, tasks)
+        move = await put_all(made, 4)
+        made.publish(PublishCheckpoint(4, {stage: hashes(tensors(9, stage)) for stage in (0, 1)}))
+        await made.close()
+        assert move.version == 4
+    assert heard.kept_ == []
+    assert "does not read back" in heard.failed_[0][1].message
+    assert newest(LocalStorage(tmp_path), JOB_ID).checkpoint is None
 
 
 async def test_a_folder_that_cannot_be_written_is_an_error_with_its_cause(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    made = CheckpointFolder(tmp_path / "file", JOB, spec(), timeline=0, version=4, executor=None)
-    with pytest.raises(CheckpointFailed, match="Not a directory"):
-        await made.begin()
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path / "file" / "x", Heard(), tasks)
+        made.begin(4)
+        with pytest.raises(CheckpointFailed, match="Not a directory"):
+            await made.put(header(0, "model/model-00001-of-00002.safetensors", b"x"), chunks(b"x"))
+        await made.close()
 
 
-async def test_a_second_attempt_replaces_what_an_interrupted_one_left(tmp_path: Path) -> None:
-    await (await folder(tmp_path)).put_stage(header(1, 3), chunks(b"old"))
-    made = await folder(tmp_path)
-    with pytest.raises(CheckpointFailed):
-        await made.publish({0: hashes(0), 1: hashes(1)}, {}, {})
+async def test_what_was_given_up_while_it_came_in_is_refused_and_removed(tmp_path: Path) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"a"
+        made.drop()
+        yield b"b"
+
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        made.begin(4)
+        with pytest.raises(Refused, match="given up"):
+            await made.put(header(0, "model/model-00001-of-00002.safetensors", b"ab"), slow())
+        await made.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_parts_of_a_checkpoint_are_served(tmp_path: Path) -> None:
+    made = write(LocalStorage(tmp_path), 4)
+    files = CheckpointFiles(made)
+    assert [file.path for file in files.listed][-1] == "optimizer/layer-0001.safetensors"
+    path = files.listed[0].path
+    whole = b"".join(made.chunks(path))
+
+    async def read(path: str, start: int, stop: int) -> bytes:
+        return b"".join([part async for part in files.read(FetchRequest(JOB_ID, 0, path, start, stop), None)])
+
+    assert await read(path, 3, 50) == whole[3:50]
+    with pytest.raises(Refused):
+        await read(path, 3, len(whole) + 1)
+    for other in ("manifest.json", "../x", "model/config.json"):
+        with pytest.raises(NotFound):
+            await read(other, 0, 1)
+
+
+def test_a_job_says_where_its_checkpoints_go(tmp_path: Path) -> None:
+    assert job_storage(spec(), JOB_ID, tmp_path).where == str(tmp_path / "jobs" / JOB / "checkpoints")
+    assert job_storage(spec(checkpoint__dir="/data/x/"), JOB_ID, tmp_path).where == f"/data/x/{JOB}"
+    assert job_storage(spec(checkpoint__dir="memory://b/c"), JOB_ID, tmp_path).where == f"memory://b/c/{JOB}"
+    with pytest.raises(InvalidConfig, match="relative"):
+        job_storage(spec(checkpoint__dir="here"), JOB_ID, tmp_path)
