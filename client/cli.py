@@ -6,6 +6,7 @@ import asyncio
 import errno
 import functools
 import inspect
+import json
 import os
 import sys
 import time
@@ -18,6 +19,7 @@ import platformdirs
 import typer
 from typer.exceptions import TyperException
 
+from client.checkpoints import pause, resume, show_checkpoints
 from client.connection import Scheduler
 from client.example import example_job
 from client.follow import follow, raise_unless_succeeded
@@ -292,6 +294,15 @@ def _submit(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the job, instead of the file's.", show_default=False)] = "",
+    resume_from: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER|JOB:STEP",
+            help="Start from a checkpoint, at its step: a folder on this machine, or that of a job of the scheduler "
+            "(JOB:500, JOB:latest). To train on from weights alone, set model.id to a model folder instead.",
+            show_default=False,
+        ),
+    ] = "",
     dry_run_: Annotated[
         bool, typer.Option("--dry-run", help="Show the values and where each came from; send nothing.")
     ] = False,
@@ -305,6 +316,8 @@ def _submit(
     if file is None:
         raise UsageError("missing argument FILE", hint="write one with: swarm submit --example > job.toml")
     overrides = [*(set_ or ()), *([f'name="{name}"'] if name else [])]
+    if resume_from:
+        overrides.append(f"checkpoint.resume_from={json.dumps(resume_from)}")
     if dry_run_:
         dry_run(shell, file, overrides)
         return 0
@@ -373,15 +386,20 @@ def _logs(
 
 
 def _cancel(
-    shell: Shell, jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Names, ids or beginnings of ids.")]
+    shell: Shell,
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Names, ids or beginnings of ids.")],
+    no_checkpoint: Annotated[
+        bool, typer.Option("--no-checkpoint", help="Stop at once; what was trained since the last checkpoint is lost.")
+    ] = False,
 ) -> None:
-    """Stop jobs. What they trained is lost: this version keeps weights only of jobs that succeed."""
+    """Save what was trained, then stop jobs; `swarm resume` goes on. A second cancel stops at once, without saving."""
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         views = [scheduler.get(job) for job in jobs]
         if not shell.yes and sys.stdin.isatty() and sys.stderr.isatty():
             names = ", ".join(view.id for view in views)
-            typer.confirm(f"cancel {names}, losing what was trained so far?", abort=True, err=True)
-        views = [scheduler.cancel(view.id, "cancelled by its user") for view in views]
+            lost = ", losing what was trained since the last checkpoint" if no_checkpoint else ""
+            typer.confirm(f"cancel {names}{lost}?", abort=True, err=True)
+        views = [scheduler.cancel(view.id, "cancelled by its user", no_checkpoint=no_checkpoint) for view in views]
     if shell.json:
         shell.data([job_values(view) for view in views])
     for view in views:
@@ -390,6 +408,54 @@ def _cancel(
 
 _verb("cancel")(_cancel)
 _verb("stop", hidden=True)(_cancel)
+
+
+@_verb("pause")
+def _pause(
+    shell: Shell,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name, id or beginning of an id.")],
+) -> int:
+    """Commit what runs, write a checkpoint, free the stage servers for other jobs; `swarm resume` goes on."""
+    return pause(shell, job)
+
+
+@_verb("resume")
+def _resume(
+    shell: Shell,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name, id or beginning of an id.")],
+    from_: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="latest|STEP",
+            help="The newest checkpoint that verifies, or that of a step (swarm checkpoints JOB); 0 begins anew.",
+        ),
+    ] = "latest",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value, such as training.steps, training.learning_rate or pipeline.stages; what is trained "
+            "(model, data, seed, batch, optimizer) stays.",
+        ),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Do not wait for the job.")] = False,
+) -> int:
+    """Let a paused, failed or cancelled job go on from a checkpoint, at any number of stages, and follow it."""
+    return resume(shell, job, from_, set_ or (), detach=detach)
+
+
+@_verb("checkpoints")
+def _checkpoints(
+    shell: Shell,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name, id or beginning of an id.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every file and compare its hash; exit code 1 if a fault is found.")
+    ] = False,
+) -> int:
+    """List the checkpoints of a job: step, time, size, loss, whether a resume from it is exact, faults."""
+    return show_checkpoints(shell, job, verify=verify)
 
 
 @_verb("peers")
@@ -415,10 +481,15 @@ def _pull(
     shell: Shell,
     job: Annotated[str, typer.Argument(metavar="JOB", help="Name, id or beginning of an id.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model folder goes.")],
+    step: Annotated[str, typer.Option(metavar="latest|STEP", help="Which checkpoint.")] = "latest",
+    dtype: Annotated[
+        Literal["keep", "float32", "bfloat16", "float16"],
+        typer.Option(help="Precision of the weights; rounded to nearest even, after all hashes were checked."),
+    ] = "keep",
     force: Annotated[bool, typer.Option("--force", help="Replace DIR if it exists.")] = False,
 ) -> None:
-    """Fetch the trained model as a Hugging Face folder, every hash checked."""
-    pull(shell, job, folder, force=force)
+    """Fetch the model of a checkpoint, the newest if none is named, as a Hugging Face folder; every hash is checked."""
+    pull(shell, job, folder, step=step, dtype=dtype, force=force)
 
 
 @_verb("version")

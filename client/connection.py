@@ -20,6 +20,8 @@ from swarm.wire import jobs_pb2_grpc
 CHUNK_BYTES = 1 << 20
 # A shard may take this long per MiB (64 kbit/s), and never less than the deadline.
 SECONDS_PER_MIB = 128.0
+# Calls for which the scheduler reads whole checkpoints may take this long.
+READING_S_MAX = 3600.0
 
 
 class Scheduler:
@@ -75,7 +77,9 @@ class Scheduler:
             self._stub.PutShard(chunks(), timeout=timeout_s)
 
     def submit(self, request: pb.SubmitRequest) -> pb.JobView:
-        view: pb.JobView = self._call(self._stub.Submit, request)
+        # From a checkpoint: the scheduler reads all of it first.
+        timeout_s = max(self.timeout_s, READING_S_MAX) if request.files else self.timeout_s
+        view: pb.JobView = self._call(self._stub.Submit, request, timeout_s=timeout_s)
         return view
 
     def jobs(self, *, all: bool, state: str, limit: int) -> list[pb.JobView]:
@@ -91,9 +95,27 @@ class Scheduler:
         with self._translated():
             yield from self._stub.Watch(pb.JobRequest(job=job))
 
-    def cancel(self, job: str, reason: str) -> pb.JobView:
-        view: pb.JobView = self._call(self._stub.Cancel, pb.CancelRequest(job=job, reason=reason))
+    def cancel(self, job: str, reason: str, *, no_checkpoint: bool = False) -> pb.JobView:
+        request = pb.CancelRequest(job=job, reason=reason, no_checkpoint=no_checkpoint)
+        view: pb.JobView = self._call(self._stub.Cancel, request)
         return view
+
+    def pause(self, job: str) -> pb.JobView:
+        view: pb.JobView = self._call(self._stub.Pause, pb.JobRequest(job=job))
+        return view
+
+    def resume(self, job: str, which: str, spec_json: str) -> pb.JobView:
+        """Go on from a checkpoint; the scheduler reads all of it first, which takes as long as it takes."""
+        request = pb.ResumeRequest(job=job, spec_json=spec_json, **{"from": which})
+        view: pb.JobView = self._call(self._stub.Resume, request, timeout_s=max(self.timeout_s, READING_S_MAX))
+        return view
+
+    def checkpoints(self, job: str, *, verify: bool) -> list[pb.CheckpointView]:
+        """A job's checkpoints, oldest first; with `verify` the scheduler reads them all."""
+        timeout_s = max(self.timeout_s, READING_S_MAX) if verify else self.timeout_s
+        request = pb.CheckpointsRequest(job=job, verify=verify)
+        reply: pb.CheckpointList = self._call(self._stub.Checkpoints, request, timeout_s=timeout_s)
+        return list(reply.checkpoints)
 
     def peers(self, *, state: str = "", stage: int = -1) -> list[pb.PeerView]:
         reply: pb.PeerList = self._call(self._stub.Peers, pb.PeersRequest(state=state, stage=stage))
@@ -103,13 +125,13 @@ class Scheduler:
         with self._translated():
             yield from self._stub.Logs(request, timeout=None if request.follow else self.timeout_s)
 
-    def pull(self, job: str) -> Iterator[pb.FileChunk]:
+    def pull(self, job: str, step: str = "latest") -> Iterator[pb.FileChunk]:
         with self._translated():
-            yield from self._stub.Pull(pb.PullRequest(job=job))
+            yield from self._stub.Pull(pb.PullRequest(job=job, step=step))
 
-    def _call(self, method: Any, request: Any) -> Any:
+    def _call(self, method: Any, request: Any, timeout_s: float = 0.0) -> Any:
         with self._translated():
-            return method(request, timeout=self.timeout_s)
+            return method(request, timeout=timeout_s or self.timeout_s)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

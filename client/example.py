@@ -70,11 +70,20 @@ staleness   = 1                 # 1: steps overlap, weights one step old; 0: syn
 [averaging]
 timeout_s = 60.0                # 1 to 3600: one averaging round
 
+[checkpoint]
+dir          = ""               # an absolute folder or URL (s3://, gs://) that the scheduler can write; empty = its own
+every_steps  = 500              # 0 = not by steps
+every_s      = 1800.0           # 0 = not by time; whichever comes first
+keep_last    = 3                # 2 to 1000
+keep_every_steps = 0            # multiples of it are kept for ever; 0 = none
+optimizer    = true             # false: weights only, a third of the size, but no exact resume
+resume_from  = ""               # start from a checkpoint: a folder, or "JOB:STEP"
+
 [limits]
 min_replicas  = 1               # stage servers per stage before the job starts
 no_progress_s = 300.0           # 10 to 86400: no step committed for so long ends the job
 max_runtime_s = 0.0             # 0 = no limit
-on_nonfinite  = "skip"          # skip or fail: a step with NaN or infinite gradients
+on_nonfinite  = "skip"          # skip, pause or fail: a step with NaN or infinite gradients
 """
 
 _CONFIG = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -11,38 +10,42 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from client.connection import Scheduler
+from client.precision import Dtype, convert_folder
 from client.shell import Shell, bytes_bar, size
-from swarm.errors import CorruptFrame, InvalidConfig, NotAllowed
+from swarm.errors import CorruptFrame, InvalidConfig, InvalidModel, NotAllowed
 from swarm.messages import ParameterHash
-from swarm.weights import weights_sha256
+from swarm.tensorfile import read_header
+from swarm.weights import tensor_hashes, weights_sha256
 from swarm.wire import jobs_pb2 as pb
 
 FILES_MAX = 10_000
-HEADER_BYTES_MAX = 100 << 20  # of a safetensors file
-READ_BYTES = 4 << 20
-_DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+LATEST = "latest"
 _AGAIN = "pull again; if it happens again, the checkpoint on the scheduler is damaged"
 
 
-def pull(shell: Shell, job: str, folder: Path, *, force: bool) -> None:
-    """Fetch the model of `job` into `folder` and print its path and the sha256 of its weights.
+def pull(shell: Shell, job: str, folder: Path, *, step: str = "latest", dtype: Dtype = "keep", force: bool) -> None:
+    """Fetch the model of `job` at a checkpoint into `folder` and print its path and the sha256 of its weights.
 
-    NotAllowed if the folder exists (and is not empty) without `force`; CorruptFrame if any hash disagrees: then nothing
-    is left behind and an existing folder is untouched.
+    Hashes are checked as it arrives, before `dtype` changes it. NotAllowed if the folder exists (and is not empty)
+    without `force`; CorruptFrame if any hash disagrees, InvalidModel if a weight does not fit `dtype`: then nothing is
+    left behind and an existing folder is untouched.
     """
     _check_target(folder, force)
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         view = scheduler.get(job)
+        final = view.weights_sha256 if step in (LATEST, str(view.steps)) else ""
         part = _new_sibling(folder)
         try:
-            count, size_bytes = _receive(shell, scheduler.pull(view.id), part)
+            count, size_bytes = _receive(shell, scheduler.pull(view.id, step), part)
             sha256 = weights_sha256(_parameters(part))
-            if view.weights_sha256 and sha256 != view.weights_sha256:
+            if final and sha256 != final:
                 raise CorruptFrame(
-                    f"the weights of job {view.id} arrived with sha256 {sha256}, the scheduler names "
-                    f"{view.weights_sha256}",
+                    f"the weights of job {view.id} arrived with sha256 {sha256}, the scheduler names {final}",
                     hint=_AGAIN,
                 )
+            if dtype != "keep":
+                convert_folder(part, dtype)
+                sha256 = weights_sha256(_parameters(part))
             _put_in_place(part, folder)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
@@ -166,28 +169,9 @@ def _put_in_place(part: Path, folder: Path) -> None:
 def _parameters(folder: Path) -> Iterator[ParameterHash]:
     """The hash of every tensor in the safetensors files of a folder: the client has no torch to load them with."""
     for path in sorted(folder.glob("*.safetensors")):
+        try:
+            tensors = read_header(path, path.name).values()
+        except InvalidModel as error:
+            raise CorruptFrame(error.message, hint=_AGAIN) from None
         with path.open("rb") as file:
-            yield from _tensors(file, path)
-
-
-def _tensors(file: BinaryIO, path: Path) -> Iterator[ParameterHash]:
-    """Of one file: 8 bytes length, that much JSON, then the tensors' bytes at the offsets that the JSON names."""
-    try:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        if header_bytes > HEADER_BYTES_MAX:
-            raise ValueError("header too long")
-        header = json.loads(file.read(header_bytes))
-        header.pop("__metadata__", None)
-        for name, facts in header.items():
-            start, stop = facts["data_offsets"]
-            digest = hashlib.sha256()
-            file.seek(8 + header_bytes + start)
-            left = stop - start
-            while left and (piece := file.read(min(READ_BYTES, left))):
-                digest.update(piece)
-                left -= len(piece)
-            if left:
-                raise ValueError(f"{name} is cut off")
-            yield ParameterHash(name, _DTYPES[facts["dtype"]], tuple(facts["shape"]), digest.hexdigest())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptFrame(f"{path.name} is not a safetensors file: {error}", hint=_AGAIN) from None
+            yield from tensor_hashes(file, tensors)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client.blobs import File, upload
+from client.checkpoints import open_start, upload_start
 from client.connection import Scheduler
 from client.follow import follow, raise_unless_succeeded
 from client.shell import Shell, bytes_bar, size
@@ -54,6 +55,7 @@ def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, 
     `managed`: `swarm up` started this and stops it, so there is nothing to say about detaching.
     """
     spec, corpus = check_job(path, overrides)
+    start = open_start(corpus.resolve(spec))
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         scheduler.check_protocol()
         with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
@@ -67,7 +69,9 @@ def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, 
             shards = [File(shard.sha256, shard.size_bytes, shard.path, shard.tokens) for shard in manifest.shards]
             upload(shell, scheduler, shards, "data")
         request = _request(spec, manifest)
-        request.files.extend(upload_weights(shell, scheduler, spec))
+        request.files.extend(
+            upload_weights(shell, scheduler, spec) if start is None else upload_start(shell, scheduler, start)
+        )
         _add_tokenizer(shell, scheduler, request, corpus.tokenizer.tokenizer_files())
         view = scheduler.submit(request)
         return _after_submit(shell, scheduler, view, detach=detach, managed=managed)

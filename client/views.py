@@ -25,6 +25,8 @@ _STATE_STYLE = {
     "suspect": "yellow",
     "cancelled": "yellow",
     "cancelling": "yellow",
+    "pausing": "yellow",
+    "paused": "yellow",
 }
 
 
@@ -67,6 +69,7 @@ def job_values(view: pb.JobView, *, spec: bool = False) -> dict[str, Any]:
             "in_flight": view.microbatches_in_flight,
             "replayed": view.microbatches_replayed,
         },
+        "checkpoint_step": view.checkpoint_step or None,
         "weights_sha256": view.weights_sha256 or None,
         "error_code": view.error_code or None,
         "hint": view.hint or None,
@@ -170,6 +173,8 @@ def job_table(view: pb.JobView) -> RenderableType:
         peers = ", ".join(stage.peers) or "no peers"
         facts = f"{stage.layers} layers, {stage.microbatches} microbatches: {peers}"
         rows.append((f"stage {stage.stage}", Text(facts)))
+    if view.checkpoint_step:
+        rows.append(("checkpoint", Text(f"step {view.checkpoint_step} (all: swarm checkpoints {view.id})")))
     if view.weights_sha256:
         rows.append(("weights sha256", Text(view.weights_sha256)))
     for name, value in rows:

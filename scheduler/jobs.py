@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sized
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,7 +29,7 @@ from scheduler.driver import JobDriver, Outcome
 from scheduler.evaluation import EvaluationRow
 from scheduler.fitting import check_possible, fit, needs, stage_counts
 from scheduler.joblog import JobLogs, LogLine
-from scheduler.keeping import Keeping, job_and_step, same_model
+from scheduler.keeping import Keeping, job_and_step, same_model, uploaded_checkpoint
 from scheduler.lineage import checkpoint_counts, row_counts
 from scheduler.membership import Membership, Transition
 from scheduler.placement import Candidate, place, stages_for
@@ -58,6 +58,7 @@ from swarm.metrics import SchedulerMetrics
 from swarm.partition import resolve, unit_names
 from swarm.resume import check_changes, check_state, check_steps
 from swarm.schedule import learning_rate, perplexity
+from swarm.storage import MANIFEST
 from swarm.types import JobId, JobState, PeerId, PeerState
 
 # A job takes the peers that are there when it starts: wait until nobody new has come for this long.
@@ -275,7 +276,11 @@ class Jobs:
         self._open_batches(resolved, tokens)
         check_uploaded(files, [self.shard_path(file.sha256) for file in files])
         self.keeping.storage(resolved, JobId(spec.name))  # for its checks
-        start = await self._start_from(resolved) if resolved.checkpoint.resume_from else None
+        sent = uploaded_checkpoint(files, self.shard_path)
+        start = await self._start_from(resolved) if resolved.checkpoint.resume_from and sent is None else None
+        if sent is not None:
+            check_state(sent.trainer_state(), resolved)
+            check_steps(resolved, sent.step)
         job_id = JobId(f"{spec.name}-{self._rng.randbytes(3).hex()}")
         now_unix_s = self._wall_s()
         record = JobRecord(
@@ -288,7 +293,7 @@ class Jobs:
             spec_json=resolved.model_dump_json(),
             tokens=tokens,
             files=files,
-            **_starting_at(start),
+            **(_starting_at(start) if sent is None else {"first_steps": (sent.step,)}),
         )
         await run_blocking(self._executor, lambda: _write_files(self._tokenizer_folder(job_id), tokenizer_files))
         await self._store.put_job(record)
@@ -384,8 +389,7 @@ class Jobs:
             )
         changed = job.spec
         if spec is not None:
-            stages = len(_split(job.spec))
-            changed = resolve(spec, vocabulary_size=record.tokens.vocabulary_size, stages_if_auto=stages)
+            changed = self._resolve(spec, record.tokens)
             check_changes(job.spec, changed)
         untrained = job.newest is None and job.progress.steps_done == record.first_steps[0]
         anew = which == "0" or (untrained and which in ("", "latest"))
@@ -396,7 +400,7 @@ class Jobs:
                 f"job {record.id} has no checkpoint that can be used{': ' if skipped else ''}{skipped}",
                 hint=f"begin again at step 0 with: swarm resume {record.id} --from 0",
             )
-        if start is None and job.spec.checkpoint.resume_from:
+        if start is None and job.spec.checkpoint.resume_from and not _has_checkpoint(record.files):
             start = await self._start_from(job.spec)
         step = start.step if start is not None else record.first_steps[0]
         check_steps(changed, step)
@@ -824,6 +828,10 @@ def _starting_at(start: Checkpoint | None) -> dict[str, Any]:
     if start is None:
         return {"start_where": "", "start_name": ""}
     return {"first_steps": (start.step,), "start_where": start.storage.where, "start_name": start.name}
+
+
+def _has_checkpoint(files: Iterable[StateFile]) -> bool:
+    return any(file.path == MANIFEST for file in files)
 
 
 def _needs_start(job: Job, where: str) -> bool:

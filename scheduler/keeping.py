@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from scheduler.blocking import run_blocking
 from scheduler.checkpoints import job_storage
@@ -19,7 +20,8 @@ from scheduler.store import JobRecord
 from swarm.checkpoint import Checkpoint, CheckpointDamaged, Fault, Found, fault_of, find, list_checkpoints, newest
 from swarm.config import JobSpec
 from swarm.errors import InvalidConfig, NotFound
-from swarm.storage import Storage, StorageError, open_storage
+from swarm.messages import StateFile
+from swarm.storage import MANIFEST, Storage, StorageError, open_storage
 from swarm.types import JobId
 
 LATEST = "latest"
@@ -148,6 +150,46 @@ class Keeping:
             )
 
         return await run_blocking(self.executor, look)
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A checkpoint that came with a job: its files as blobs, each under the hash that was announced."""
+
+    files: Mapping[str, Path]  # by path within the checkpoint
+    where: str = "upload"
+
+    def open(self, path: str) -> tuple[BinaryIO, int]:
+        inside = path.partition("/")[2]
+        if inside not in self.files:
+            raise StorageError(f"{inside} was not sent along")
+        try:
+            return self.files[inside].open("rb"), self.files[inside].stat().st_size
+        except OSError as error:
+            raise StorageError(f"{inside}: {error.strerror or error}") from error
+
+
+def uploaded_checkpoint(files: Sequence[StateFile], place: Callable[[str], Path]) -> Checkpoint | None:
+    """The checkpoint among the files that came with a job, None if there is none; `place` has the blobs by hash.
+
+    CheckpointDamaged if the files are not those that its manifest names.
+    """
+    if MANIFEST not in {file.path for file in files}:
+        return None
+    held = Uploaded({file.path: place(file.sha256) for file in files})
+    found = find(cast(Storage, held), "upload")
+    announced = {file.path: (file.size_bytes, file.sha256) for file in files if file.path != MANIFEST}
+    named = {
+        file.path: (file.size_bytes, file.sha256)
+        for file in found.files
+        if file.path in announced or file.path.endswith(".safetensors")
+    }
+    if named != announced:
+        odd = sorted(path for path in named.keys() | announced.keys() if named.get(path) != announced.get(path))
+        raise CheckpointDamaged(
+            f"the checkpoint that was sent along is not complete: {', '.join(odd[:5])}", hint="submit again"
+        )
+    return found
 
 
 def job_and_step(text: str) -> tuple[str, str]:

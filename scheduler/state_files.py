@@ -18,7 +18,7 @@ from swarm.messages import FetchRequest, StateFile
 from swarm.rpc.frames import CHUNK_BYTES
 
 FILES_MAX = 10_000
-_PATH = re.compile(r"^(model|optimizer)/[A-Za-z0-9][A-Za-z0-9_.-]{0,199}$")
+_PATH = re.compile(r"^((model|optimizer)/[A-Za-z0-9][A-Za-z0-9_.-]{0,199}|manifest\.json|trainer_state\.json)$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ class Swarm:
             case LoadStage():
                 units = [unit for unit, stages in self.brain.settings.units.items() if stage in stages]
                 sizes = tuple(UnitSize(unit, 1000) for unit in units)
-                return Loaded(JOB, 0, stage, 0, changes.get("digest", "start"), sizes)
+                return Loaded(JOB, 0, stage, command.version, changes.get("digest", "start"), sizes)
             case Route(microbatch=microbatch, hops=hops) if hops[stage].peer == peer:
                 loss = self.loss + microbatch.index if stage == len(hops) - 1 else 0.0
                 return Accumulated(

@@ -1,0 +1,142 @@
+"""Pause, resume at another number of stages, list, verify, pull and start anew, with real processes and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swarm.partition import resolve
+from swarm.reference import train_local
+from tests.cluster import Cluster
+from tests.rig import Tokens, small_spec, write_text
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, **ONE_THREAD},
+    )
+
+
+@pytest.mark.timeout(900)
+def test_a_job_is_paused_and_goes_on_at_another_number_of_stages_with_the_same_bits(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    source = write_text(tmp_path)
+    draft = small_spec(source, pipeline__stages=2, training__steps=40, checkpoint__every_steps=10)
+    spec = resolve(draft, vocabulary_size=257, stages_if_auto=1)
+    tokens = Tokens.make(tmp_path / "data", spec)
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    job_file = tmp_path / "job.toml"
+    job_file.write_text(
+        f'''name = "rig"
+[model]
+family = "llama"
+dtype = "float32"
+[model.config]
+num_hidden_layers = 3
+hidden_size = 32
+intermediate_size = 64
+num_attention_heads = 4
+num_key_value_heads = 2
+[data]
+source = "{source}"
+sequence_length = 16
+[training]
+steps = 40
+global_batch_sequences = 12
+microbatch_sequences = 2
+warmup_steps = 1
+learning_rate = 1e-2
+reproducible = true
+fixed_point_bits = 24
+[pipeline]
+stages = 2
+compression = "none"
+[checkpoint]
+every_steps = 10
+'''
+    )
+    with Cluster(tmp_path) as cluster:
+        cluster.add_servers(2)
+
+        def swarm(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return run("client", *arguments, "--scheduler", cluster.address)
+
+        def data(*arguments: str) -> Any:
+            done = swarm(*arguments, "-o", "json")
+            return json.loads(done.stdout.splitlines()[-1])["data"]
+
+        job = cluster.submit(spec, tokens.manifest).id
+        cluster.wait_for_step(job, 12)
+        paused = swarm("pause", job)
+        assert paused.returncode == 0, paused.stderr
+        assert f"go on with: swarm resume {job}" in paused.stderr
+        view = data("status", job)
+        assert (view["state"], view["step"] >= 12) == ("paused", True), cluster.tails()
+        assert view["checkpoint_step"] == view["step"]
+
+        listed = data("checkpoints", job, "--verify")
+        assert {10, view["step"]} <= {one["step"] for one in listed}
+        assert all(one["verified"] and one["optimizer"] for one in listed)
+
+        # A scheduler that starts again knows the paused job still.
+        cluster.restart_scheduler()
+        resumed = swarm("resume", job, "--set", "pipeline.stages=1", "--detach")
+        assert resumed.returncode == 0, resumed.stderr
+        ended = cluster.wait(job)
+        assert ended.state == "succeeded", f"{ended.reason}\n{cluster.tails()}"
+        assert ended.weights_sha256 == expected.sha256
+        assert len(ended.stages) == 1
+        refused = swarm("resume", job)
+        assert refused.returncode == 10
+        assert "--resume-from" in refused.stderr
+
+        # The same bits again: from a folder of this machine, from the scheduler's job, and in one process.
+        home = tmp_path / "scheduler" / "jobs" / job / "checkpoints"
+        step = max(one["step"] for one in listed)
+        folder = next(path for path in home.iterdir() if path.name == f"step-{step:08d}")
+        for start in (str(folder), f"{job}:{step}"):
+            again = swarm("submit", str(job_file), "--resume-from", start)
+            assert again.returncode == 0, again.stderr
+            assert f"weights sha256 {expected.sha256}" in again.stderr
+        out = tmp_path / "local"
+        local = run(
+            "swarm.train_local", str(job_file), "--out", str(out), "--threads", "1", "--resume-from", str(folder)
+        )
+        assert local.returncode == 0, local.stderr
+        assert f"weights_sha256 {expected.sha256}" in local.stdout
+        assert sorted(path.name for path in (tmp_path / "local-checkpoints").iterdir()) == [
+            "latest",
+            "step-00000020",
+            "step-00000030",
+        ]
+
+        # Its model at an earlier step, in another precision.
+        pulled = swarm("pull", job, str(tmp_path / "model"), "--step", str(step), "--dtype", "bfloat16")
+        assert pulled.returncode == 0, pulled.stderr
+        kept = load_file(folder / "model" / "model-00001-of-00002.safetensors")
+        got = {}
+        for path in (tmp_path / "model").glob("*.safetensors"):
+            got |= load_file(path)
+        assert all(torch.equal(got[name], tensor.bfloat16()) for name, tensor in kept.items())
+        assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
+
+        # A damaged one is named.
+        (folder / "optimizer" / "layer-0001.safetensors").write_bytes(b"")
+        found = swarm("checkpoints", job, "--verify")
+        assert found.returncode == 1
+        assert "layer-0001.safetensors" in found.stdout
+        assert swarm("pull", job, str(tmp_path / "other"), "--step", "7").returncode == 7
