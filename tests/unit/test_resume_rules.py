@@ -51,7 +51,6 @@ def test_how_it_is_done_may_change(override: str) -> None:
     [
         ('name="other"', "name"),
         ("model.config.hidden_size=64", "model.config.hidden_size"),
-        ('model.family="mistral"', "model."),
         ("data.sequence_length=8", "data.sequence_length"),
         ('data.source="other"', "data.source"),
         ("data.shuffle=false", "data.shuffle"),
