@@ -172,6 +172,6 @@ def _parameters(folder: Path) -> Iterator[ParameterHash]:
         try:
             tensors = read_header(path, path.name).values()
         except InvalidModel as error:
-            raise CorruptFrame(error.message, hint=_AGAIN) from None
+            raise CorruptFrame(f"{path.name} is not a safetensors file: {error.message}", hint=_AGAIN) from None
         with path.open("rb") as file:
             yield from tensor_hashes(file, tensors)
