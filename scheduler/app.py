@@ -31,6 +31,7 @@ from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import add_session_service
 from swarm.wire import jobs_pb2_grpc
 
+GRACE_S = 10.0  # how long a peer may be silent or cut off, after it became suspect, before it is gone
 # Calls under way at the end get this long; streams to watchers and peers would stay open for ever.
 STOP_S_MAX = 0.5
 
@@ -46,6 +47,7 @@ class Options:
     broker: str  # "embedded" | "none" | mqtt URL
     data_dir: Path
     insecure: bool
+    grace_s: float = GRACE_S
 
 
 async def serve(options: Options) -> None:
@@ -66,7 +68,7 @@ async def serve(options: Options) -> None:
         store = await Store.open(url, executor)
         stack.push_async_callback(store.close)
         metrics = SchedulerMetrics(product, PROTOCOL_VERSION)
-        membership = Membership()
+        membership = Membership(grace_s=options.grace_s)
 
         broker = await stack.enter_async_context(local_broker()) if options.broker == "embedded" else options.broker
         announcer: Announcer = NoAnnouncer()

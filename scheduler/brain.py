@@ -1,8 +1,8 @@
 """One job's decisions: an event in, outputs out; the driver carries them out in the given order.
 
       start ──▶ LOADING ──all loaded, digests equal──▶ RUNNING ──last step agreed──▶ SAVING ──all saved──▶ ENDED
-                                                     feed microbatches, average full steps,              ▲
-                                                     write rows, commit, compare digests, save now and then
+      resume ─▶ GATHERING ──all known are back────────────┘  feed microbatches, average full steps,              ▲
+                           (or grace is over)                write rows, commit, compare digests, save now and then
                                                                   └── to be paused or cancelled: committed, saved ┘
 
 The brain composes ledger (what counts), step (what may overlap), wiring and pace (who computes) and averaging (who sums
@@ -20,11 +20,12 @@ from enum import StrEnum
 from random import Random
 from typing import TypeAlias, assert_never
 
-from scheduler.averaging import Participant, plan_round, squared_norms
+from scheduler.averaging import ROUNDS_MAX, Participant, Troubles, plan_round, squared_norms
 from scheduler.devices import explain_probes, step_places, step_together
 from scheduler.evaluation import EvaluationRow, Evaluations
 from scheduler.ledger import Ledger, Verdict
 from scheduler.pace import Pace
+from scheduler.recovery import Census, Links, Resumed
 from scheduler.saving import (
     NEVER,
     SAVING_S_MAX,
@@ -37,7 +38,6 @@ from scheduler.saving import (
     Turned,
 )
 from scheduler.step import (
-    ROUNDS_MAX,
     CommitRow,
     Phase,
     StepRun,
@@ -47,8 +47,8 @@ from scheduler.step import (
     may_write,
     version_needed,
 )
-from scheduler.wiring import WIRINGS, ReplicaLoad, StageLoad
-from swarm.errors import GradientRange, JobFailed, PeerUnavailable, ReplicaDiverged, SetMismatch
+from scheduler.wiring import WIRINGS, ReplicaLoad, StageLoad, choose_route
+from swarm.errors import GradientRange, JobFailed, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
 from swarm.messages import (
     AbortRound,
     Accumulated,
@@ -73,6 +73,7 @@ from swarm.messages import (
     Saved,
     SaveStage,
     StateFile,
+    Undelivered,
     UnitRound,
     Void,
 )
@@ -202,6 +203,7 @@ class Mode(StrEnum):
     """Where the job stands, as far as the brain is concerned."""
 
     WAITING = "waiting"
+    GATHERING = "gathering"
     LOADING = "loading"
     RUNNING = "running"
     SAVING = "saving"
@@ -230,8 +232,13 @@ class JobBrain:
         self._replicas: dict[PeerId, Replica] = {}  # those that are not gone
         self._pools: list[list[PeerId]] = [[] for _ in range(self.stages)]
         self._suspects: set[PeerId] = set()
+        self._detached: set[PeerId] = set()  # suspects without a session: their Hello comes before anything else
+        self._lost: set[PeerId] = set()  # were gone once: what they hold is void
+        self._links = Links()
+        self._census: Census | None = None  # while gathering
         self._loads: list[dict[PeerId, ReplicaLoad]] = [{} for _ in range(self.stages)]
         self._changed: set[PeerId] = set()  # whose load in `_loads` is out of date
+        self._places: Sequence[str] = ()  # where the optimizer of each stage runs
         self._step_together = step_together(self.stages, settings.units)
         self._unmeasured: list[set[PeerId]] = [set() for _ in range(self.stages)]
         self._loaded: dict[PeerId, Loaded] = {}
@@ -253,7 +260,6 @@ class JobBrain:
         """Load every replica's stage; each stage has at least one."""
         assert self.mode is Mode.WAITING
         self.mode = Mode.LOADING
-        settings = self.settings
         for replica in sorted(replicas, key=lambda one: one.peer):
             self._replicas[replica.peer] = replica
             self._pools[replica.stage].append(replica.peer)
@@ -264,17 +270,65 @@ class JobBrain:
         for peer, replica in self._replicas.items():
             # In order of peer id, once and for all: ties between replicas must not depend on the order of a set.
             self._loads[replica.stage][peer] = self._load(peer)
+        self._open_window()
+        return self._go_on(now_s)
+
+    def _open_window(self) -> None:
         # One microbatch at each replica of the largest pool and one on its way, at every stage.
+        settings = self.settings
         window = settings.microbatches * (1 + settings.staleness)
         self._in_flight_max = settings.max_in_flight or min(window, 2 * self.stages * max(map(len, self._pools)))
+
+    def resume(self, resumed: Resumed, now_s: float) -> list[Output]:
+        """Go on where an earlier scheduler start stopped, once the peers that it knew have come back with Hello."""
+        assert self.mode is Mode.WAITING
+        self.mode = Mode.GATHERING
+        self._census = Census(resumed.known, now_s + resumed.grace_s)
+        self._commits_sent = self._next_step = resumed.committed
+        self._agreed = resumed.committed - len(resumed.rows)
+        for row in resumed.rows:
+            self._runs[row.step] = StepRun(row.step, Phase.COMMITTING, row.skip, row=row)
+        for version in range(
+            max(self.settings.first_step + 1, resumed.committed - self.settings.staleness), resumed.committed + 1
+        ):
+            if version not in resumed.evaluated:
+                self._evaluations.made(version)
         return self._go_on(now_s)
+
+    def admits(self, hello: Hello) -> bool:
+        """Whether a peer that is not (or no longer) known here may go on with the stage that it holds.
+
+        After the job went on without it, it must have taken part in all that was committed since, and come before the
+        next commit is decided; a peer that was gone never may: others did its work.
+        """
+        settings = self.settings
+        fits = (hello.job, hello.timeline) == (settings.job, settings.timeline) and 0 <= hello.stage < self.stages
+        if not fits or hello.peer in self._lost or self.mode in (Mode.LOADING, Mode.ENDED):
+            return False
+        if self.mode is Mode.WAITING:
+            return True  # about to resume; asked again then
+        if not self._agreed <= hello.version <= self._commits_sent:
+            return False
+        if self.mode is Mode.GATHERING:
+            return True
+        if any(run.phase in (Phase.DECIDED, Phase.WRITING) for run in self._runs.values()):
+            return False
+        rows = [run.row for step, run in self._runs.items() if step >= hello.version and run.row is not None]
+        return all(made.epoch < settings.epoch for row in rows for made in row.rounds.values())
 
     def handle(self, peer: PeerId, event: Event, now_s: float) -> list[Output]:
         """An event of a peer's present incarnation; events of peers outside the job change nothing."""
-        if self.mode is Mode.ENDED or peer not in self._replicas:
+        if self.mode is Mode.ENDED:
             return []
         self._ledger.now_s = now_s
+        if isinstance(event, Hello):
+            self._on_hello(event)
+            return self._go_on(now_s)
+        if peer not in self._replicas:
+            return []
         match event:
+            case Accumulated() if self._census is not None:
+                self._census.accumulated(peer, event)
             case Accumulated():
                 self._on_accumulated(peer, event)
             case Averaged():
@@ -287,16 +341,17 @@ class JobBrain:
                 self._on_loaded(peer, event)
             case Saved():
                 self._on_saved(peer, event, now_s)
+            case Undelivered():
+                self._on_undelivered(peer, event)
             case Failed():
-                if event.job == self.settings.job:
-                    self._fail(event.code, f"{self._name(peer)} cannot go on: {event.message}", event.hint)
+                self._on_failed(peer, event)
             case Leaving():
                 self._note("warning", f"{self._name(peer)} wants to leave: {event.reason}")
             case Evaluated():
                 row = self._evaluations.evaluated(peer, event)
                 if row is not None:
                     self._outputs.append(WriteEvaluation(row))
-            case Hello() | Heartbeat() | Logged():
+            case Heartbeat() | Logged():
                 return []
             case _:
                 assert_never(event)
@@ -309,11 +364,8 @@ class JobBrain:
             return []
         run.turn(Turn.DURABLE)
         row = run.row
-        for replica in self._replicas.values():
-            units = [unit for unit, stages in self.settings.units.items() if replica.stage in stages]
-            rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in units if unit in row.rounds)
-            commit = Commit(row.timeline, step, step + 1, rounds, row.learning_rate, row.scale, row.skip)
-            self._send(replica.peer, commit)
+        for peer in self._replicas:
+            self._send_commit(peer, row)
         self._ledger.close(step)
         self._commits_sent = step + 1
         self._evaluations.made(step + 1)
@@ -338,40 +390,57 @@ class JobBrain:
             self._evaluations.withdraw(peer)
             for run in self._redoable():
                 self._ledger.withdraw(run.step, peer, f"suspect, {reason}")
+        if session_lost:
+            self._detached.add(peer)
         return self._go_on(now_s)
 
     def peer_back(self, peer: PeerId, now_s: float) -> list[Output]:
-        """A suspect was heard again: it may be given work."""
+        """A suspect was heard again: it may be given work, unless its session broke; then `Hello` says so."""
+        if peer not in self._detached:
+            self._trust(peer)
+        return self._go_on(now_s)
+
+    def _trust(self, peer: PeerId) -> None:
         if peer in self._suspects:
             self._wiring.add(peer, self._replicas[peer].stage)
         self._suspects.discard(peer)
         self._changed.add(peer)
-        return self._go_on(now_s)
 
     def peer_gone(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
         """The peer is lost: the job fails, or (with `recover`) its uncommitted work is done again elsewhere."""
         if self.mode is Mode.ENDED or peer not in self._replicas:
             return []
         self._ledger.now_s = now_s
+        self._lose(peer, reason, "gone")
+        return self._go_on(now_s)
+
+    def _lose(self, peer: PeerId, cause: str, reason: str) -> None:
+        """The peer is out of the job."""
         name, replica = self._name(peer), self._replicas.pop(peer)
         self._pools[replica.stage].remove(peer)
         self._loads[replica.stage].pop(peer, None)
         self._suspects.discard(peer)
+        self._detached.discard(peer)
+        self._lost.add(peer)
+        self._links.forget(peer)
         self._pace.forget(peer)
         self._evaluations.withdraw(peer)
         self._wiring.remove(peer)
         self._pace_changed(*self._pools[replica.stage])
+        if self._census is not None:
+            self._census.forget(peer)
+            self._note("warning", f"{name} is gone: {cause}")
+            return
         if not self.settings.recover or not self._pools[replica.stage]:
             alone = "" if self._pools[replica.stage] else "; the stage has no other replica"
             hint = "start a stage server in its place, then submit the job again"
-            self._fail(PeerUnavailable.code, f"{name} is gone: {reason}{alone}", hint)
-            return self._go_on(now_s)
-        self._note("warning", f"{name} is gone: {reason}; its uncommitted work is done again")
+            self._fail(PeerUnavailable.code, f"{name} is gone: {cause}{alone}", hint)
+            return
+        self._note("warning", f"{name} is gone: {cause}; its uncommitted work is done again")
         for run in self._redoable():
             self._reopen(run, f"{peer} is gone")
-        self._ledger.peer_gone(peer, [run.step for run in self._redoable()], f"gone, {reason}")
+        self._ledger.peer_gone(peer, [run.step for run in self._redoable()], f"gone, {cause}", reason)
         self._saver_gone(peer, replica.stage)
-        return self._go_on(now_s)
 
     def checkpoint_kept(self, version: int, now_s: float) -> list[Output]:
         """The checkpoint of `version` is complete and was read back."""
@@ -400,6 +469,18 @@ class JobBrain:
             self._saving.stop = Stopped(state, reason)
         return self._go_on(now_s)
 
+    def tick(self, now_s: float) -> list[Output]:
+        """Time passed; to be called at `due_s`."""
+        return self._go_on(now_s) if self.mode is not Mode.ENDED else []
+
+    @property
+    def due_s(self) -> float:
+        """When something is to be done although nothing happens; infinity if never."""
+        times_s = [trouble.retry_s for run in self._runs.values() for trouble in self._paused(run).values()]
+        if self._census is not None:
+            times_s.append(self._census.deadline_s)
+        return min((time_s for time_s in times_s if time_s > self._ledger.now_s), default=math.inf)
+
     def cancel(self, now_s: float) -> list[Output]:
         """Release all peers; the job is over."""
         if self.mode is not Mode.ENDED:
@@ -414,6 +495,11 @@ class JobBrain:
         return self._commits_sent
 
     @property
+    def is_over(self) -> bool:
+        """Nothing will be decided any more."""
+        return self.mode is Mode.ENDED
+
+    @property
     def in_flight(self) -> int:
         """Microbatches fed and not yet accumulated at every stage."""
         return self._ledger.in_flight()
@@ -421,7 +507,17 @@ class JobBrain:
     @property
     def replayed(self) -> int:
         """Accumulations that were void and had to be done again."""
-        return self._ledger.replayed
+        return sum(self._ledger.replayed)
+
+    @property
+    def replayed_by_stage(self) -> tuple[int, ...]:
+        """`replayed` per stage."""
+        return tuple(self._ledger.replayed)
+
+    @property
+    def reroutes(self) -> Mapping[tuple[int, str], int]:
+        """Hops that were taken from one replica, by (stage, reason)."""
+        return self._ledger.moved
 
     @property
     def duplicates(self) -> int:
@@ -454,6 +550,10 @@ class JobBrain:
     def waiting_for(self) -> str:
         """What the job waits for, for a person."""
         match self.mode:
+            case Mode.GATHERING:
+                empty = [str(stage) for stage, pool in enumerate(self._pools) if not pool]
+                missing = _listed(self._census.missing() if self._census else [])
+                return f"waits after a restart for {missing}" + (f"; nobody of stage {', '.join(empty)}" * bool(empty))
             case Mode.LOADING:
                 return f"waits for {_listed(self._replicas.keys() - self._loaded)} to load"
             case Mode.SAVING:
@@ -476,7 +576,7 @@ class JobBrain:
         ]
         for run in self._runs.values():
             if run.phase is Phase.AVERAGING:
-                assert set(run.rounds) == set(self.settings.units)
+                assert set(run.rounds) | set(self._paused(run)) == set(self.settings.units)
                 assert self._ledger.is_full(run.step) or self.mode is Mode.ENDED
             for unit, averaging in run.rounds.items():
                 assert averaging.reports.keys() <= {member.peer for member in averaging.members}
@@ -493,23 +593,11 @@ class JobBrain:
     # Loading and saving ------------------------------------------------------------------------------------------
 
     def _load_stages(self) -> None:
-        settings = self.settings
-        places = step_places(
-            [[self._replicas[peer].device for peer in pool] for pool in self._pools], self._step_together
-        )
+        devices = [[self._replicas[peer].device for peer in pool] for pool in self._pools]
+        self._places = step_places(devices, self._step_together)
         for replica in self._replicas.values():
-            load = LoadStage(
-                settings.job,
-                settings.timeline,
-                replica.stage,
-                settings.split,
-                settings.first_step,
-                settings.spec_json,
-                settings.files,
-                step_on=places[replica.stage],
-            )
-            self._send(replica.peer, load)
-        mixed = [str(stage) for stage, place in enumerate(places) if place == "cpu"]
+            self._send_load(replica)
+        mixed = [str(stage) for stage, place in enumerate(self._places) if place == "cpu"]
         if mixed:
             self._note("info", f"unequal devices: the optimizer of stage {', '.join(mixed)} runs on the CPU")
 
@@ -522,9 +610,26 @@ class JobBrain:
             hint = "give each kind of device stages of its own: start its stage servers with --stage N"
             self._fail(ReplicaDiverged.code, fault, hint)
 
+    def _send_load(self, replica: Replica) -> None:
+        settings = self.settings
+        load = LoadStage(
+            settings.job,
+            settings.timeline,
+            replica.stage,
+            settings.split,
+            settings.first_step,
+            settings.spec_json,
+            settings.files,
+            step_on=self._places[replica.stage],
+        )
+        self._send(replica.peer, load)
+
     def _on_loaded(self, peer: PeerId, event: Loaded) -> None:
         replica, settings = self._replicas[peer], self.settings
-        if self.mode is not Mode.LOADING or (event.job, event.timeline) != (settings.job, settings.timeline):
+        if self.mode not in (Mode.LOADING, Mode.GATHERING) or (event.job, event.timeline) != (
+            settings.job,
+            settings.timeline,
+        ):
             return
         expected = {unit for unit, stages in settings.units.items() if replica.stage in stages}
         sizes = {size.unit: size.elements for size in event.units}
@@ -581,7 +686,7 @@ class JobBrain:
         if held is None or self._saving.stage_of(peer) is None:
             return
         if held.version == self._commits_sent:  # others hold that version still
-            saver = self._pools[stage][0]
+            saver = min(self._pools[stage], key=lambda one: (one in self._suspects, one))
             self._saving.replace(stage, peer, saver)
             self._ask_to_save(saver, held.version)
         else:
@@ -630,17 +735,24 @@ class JobBrain:
         while (peer := self._ledger.superfluous(run.step)) is not None:
             self._void(run, peer, "another replica holds a microbatch of its set")
 
-    def _void(self, run: StepRun, peer: PeerId, cause: str) -> None:
+    def _void(self, run: StepRun, peer: PeerId, cause: str, reason: str = "refused") -> None:
         self._reopen(run, f"{peer} is void")
-        struck = self._ledger.void(run.step, peer, cause)
+        struck = self._ledger.void(run.step, peer, cause, reason)
         self._send(peer, Void(self.settings.timeline, run.step, struck))
 
-    def _refill(self, run: StepRun) -> None:
-        """Give every orphan a new hop, those that some replica holds already to that replica."""
+    def _refill(self, run: StepRun, *, keep: bool = False) -> None:
+        """Give every orphan a new hop, those that some replica holds already to that replica.
+
+        `keep`: what nobody holds goes to whoever was at work on it before.
+        """
         raised = False
         for index, stages in self._ledger.orphans(run.step):
             kept = self._ledger.hops(run.step, index)
             fixed = [hop.peer if hop else self._ledger.holder(run.step, s, index) for s, hop in enumerate(kept)]
+            if keep:
+                before = [self._ledger.at_work(run.step, stage, index) for stage in range(self.stages)]
+                usable = self._replicas.keys() - self._suspects
+                fixed = [one or (asked if asked in usable else None) for one, asked in zip(fixed, before, strict=True)]
             peers = self._choose(fixed)
             if peers is None:
                 return  # tried again with the next event
@@ -681,7 +793,11 @@ class JobBrain:
             StageLoad(stage, (self._load(keep),) if keep else tuple(self._loads[stage].values()))
             for stage, keep in enumerate(fixed)
         ]
-        decision = self._wiring.choose(loads, self._ledger.now_s, self._rng)
+        now_s = self._ledger.now_s
+        if self._links.any(now_s):
+            decision = choose_route(loads, now_s, self._rng, self._links.cost_s)
+        else:
+            decision = self._wiring.choose(loads, now_s, self._rng)
         self._no_route = "" if decision.plan else decision.reason
         return decision.plan
 
@@ -696,7 +812,12 @@ class JobBrain:
         if self._evaluations.is_idle:
             return
         self._refresh_loads()
-        for turn in self._evaluations.feed([tuple(loads.values()) for loads in self._loads], self._in_flight_max):
+        pools = [tuple(loads.values()) for loads in self._loads]
+        if self._links.any(self._ledger.now_s):
+            reached = [tuple(one for one in pool if not self._links.touches(one.peer)) for pool in pools]
+            usable = [any(one.has_credit for one in pool) for pool in reached]
+            pools = [reached[stage] if usable[stage] else pool for stage, pool in enumerate(pools)]
+        for turn in self._evaluations.feed(pools, self._in_flight_max):
             replicas = [self._replicas[peer] for peer in turn.peers]
             hops = tuple(Hop(one.peer, one.incarnation, turn.attempt, one.address) for one in replicas)
             microbatch = Microbatch(self.settings.timeline, turn.version, turn.index)
@@ -737,20 +858,19 @@ class JobBrain:
 
     def _start_round(self, run: StepRun, unit: UnitName) -> None:
         stages = set(self.settings.units[unit])
-        members = plan_round(
-            [
-                Participant(one.peer, one.incarnation, one.address, run.digests[one.peer])
-                for one in self._replicas.values()
-                if one.stage in stages
-            ],
+        members = [one for one in self._replicas.values() if one.stage in stages]
+        trouble = run.troubles.get(unit)
+        planned = plan_round(
+            [Participant(one.peer, one.incarnation, one.address, run.digests[one.peer]) for one in members],
             self._elements[unit],
+            trouble.owners([one.peer for one in members]) if trouble else None,
         )
         self._round_number += 1
         number = Round(self.settings.epoch, self._round_number)
-        run.rounds[unit] = UnitAveraging(number, members)
+        run.rounds[unit] = UnitAveraging(number, planned)
         timeline, timeout_s = self.settings.timeline, self.settings.averaging_timeout_s
-        command = Average(timeline, run.step, unit, number, members, self.settings.tokens_of(run.step), timeout_s)
-        for member in members:
+        command = Average(timeline, run.step, unit, number, planned, self.settings.tokens_of(run.step), timeout_s)
+        for member in planned:
             self._send(member.peer, command)
 
     def _abort(self, run: StepRun, unit: UnitName) -> None:
@@ -792,23 +912,171 @@ class JobBrain:
             self._note("error", f"{self._name(peer)} holds another set than the ledger: {event.reason}; done again")
             self._void(run, peer, "its set is not the ledger's")
             return
-        count = run.failures[event.unit] = run.failures.get(event.unit, 0) + 1
-        accused = f" (accuses {event.accused})" if event.accused else ""
-        message = f"round {averaging.round.number} of unit {event.unit}, step {event.step}, failed {count} times"
-        told = f"{message}: {self._name(peer)} says {event.reason}{accused}"
-        if count >= ROUNDS_MAX:
-            hint = "check the network between the two, or raise averaging.timeout_s"
-            self._fail(JobFailed.code, told, hint)
-            return
-        self._note("warning", told)
+        trouble = run.troubles.setdefault(event.unit, Troubles())
+        accused = PeerId(event.accused) if event.accused in self._replicas else None
         self._abort(run, event.unit)
-        self._start_round(run, event.unit)
+        count = trouble.failed(peer, accused, self._ledger.now_s)
+        says = f"{self._name(peer)} says {event.reason}" + (f" (accuses {accused})" if accused else "")
+        told = f"round {averaging.round.number} of unit {event.unit}, step {event.step}, failed: {says}"
+        self._note("warning", told)
+        if accused is not None:
+            self._links.accuse(peer, accused, self._ledger.now_s)
+        if count < ROUNDS_MAX or {peer, accused} & self._suspects:
+            return  # membership will say whether a suspect is gone
+        share = {member.peer: self._ledger.share(run.step, member.peer) for member in averaging.members}
+        leaver = trouble.leaver([one for one in (peer, accused) if one is not None], self._spare(), share)
+        if leaver is not None:
+            self._expel(leaver, f"it cannot average with the others; {says}", "timeout")
+        elif accused is None:
+            hint = "check the network between stage servers, or raise averaging.timeout_s"
+            self._fail(JobFailed.code, f"{told}, {count} times", hint)
+
+    def _paused(self, run: StepRun) -> dict[UnitName, Troubles]:
+        """Units of a step that is being averaged whose round failed, and that have no other yet."""
+        if run.phase is not Phase.AVERAGING:
+            return {}
+        return {unit: trouble for unit, trouble in run.troubles.items() if unit not in run.rounds}
+
+    def _repeat_rounds(self, run: StepRun) -> None:
+        for unit, trouble in self._paused(run).items():
+            stages = self.settings.units[unit]
+            waits = any(self._replicas[peer].stage in stages for peer in self._suspects)
+            if trouble.retry_s <= self._ledger.now_s and not waits:
+                self._start_round(run, unit)
+
+    # Recovery ----------------------------------------------------------------------------------------------------
+
+    def _on_hello(self, hello: Hello) -> None:
+        """A peer of the job dialled: after its session broke, or after the scheduler was restarted."""
+        peer = hello.peer
+        if peer not in self._replicas:
+            if not self.admits(hello):
+                self._outputs.append(Send(peer, Release(self.settings.job, "the job went on without it")))
+                return
+            self._enlist(Replica(peer, hello.incarnation, hello.address, hello.stage, hello.device))
+        self._detached.discard(peer)
+        self._evaluations.withdraw(peer)
+        self._evaluations.raise_attempt(hello.attempt)
+        settings, replica = self.settings, self._replicas[peer]
+        holds = (hello.job, hello.timeline, hello.stage) == (settings.job, settings.timeline, replica.stage)
+        if self._census is not None:
+            self._census.report(hello)
+        elif self.mode is Mode.LOADING:
+            if not holds:
+                self._send_load(replica)
+        elif not holds or not self._agreed <= hello.version <= self._commits_sent:
+            self._expel(peer, f"it holds version {hello.version}", "refused")
+            return
+        else:
+            self._send_commits(peer, hello.version)
+            for run in self._redoable():
+                # What became of each of its cells is not asked: all that is not committed is done again.
+                self._ledger.raise_attempt(run.step, hello.attempt)
+                self._void(run, peer, "its session broke", "timeout")
+            self._saver_gone(peer, replica.stage)  # whether it was asked, or has answered, is not known
+        self._trust(peer)
+
+    def _enlist(self, replica: Replica) -> None:
+        self._replicas[replica.peer] = replica
+        self._pools[replica.stage].append(replica.peer)
+        self._unmeasured[replica.stage].add(replica.peer)
+        self._wiring.add(replica.peer, replica.stage)
+        self._loads[replica.stage][replica.peer] = self._load(replica.peer)
+
+    def _send_commits(self, peer: PeerId, version: int) -> None:
+        """The commits that the peer missed; it still holds the means of their rounds, or never needed them."""
+        for step in range(version, self._commits_sent):
+            row = self._runs[step].row
+            assert row is not None
+            self._send_commit(peer, row)
+
+    def _begin_again(self, census: Census) -> None:
+        """All that can be expected are back: the ledger is what they report."""
+        self._census = None
+        self.mode = Mode.RUNNING
+        self._pools = [sorted(pool) for pool in self._pools]
+        self._loads = [dict(sorted(loads.items())) for loads in self._loads]
+        self._open_window()
+        for peer, hello in sorted(census.hellos.items()):
+            self._send_commits(peer, hello.version)
+        attempt = census.newest_attempt() + 1
+        for step in range(self._commits_sent, min(self.settings.steps, census.last_step() + 1)):
+            self._runs[step] = StepRun(step)
+            self._next_step = step + 1
+            self._ledger.adopt(step, attempt, census.cells(step))
+            self._refill(self._runs[step], keep=True)
+        missing = f"; without {_listed(census.missing())}" if census.missing() else ""
+        self._note("info", f"{len(self._replicas)} replicas are back: goes on at step {self._commits_sent}{missing}")
+
+    def _on_undelivered(self, peer: PeerId, event: Undelivered) -> None:
+        """A link fails: give the hop at one of its ends to another replica."""
+        step, index = event.microbatch.step, event.microbatch.index
+        run, stage = self._runs.get(step), self._replicas[peer].stage
+        if event.evaluation and event.to in self._replicas:
+            self._links.accuse(peer, event.to, self._ledger.now_s)
+            self._evaluations.withdraw(event.to)
+            return
+        if run is None or run.phase is not Phase.FEEDING or event.to not in self._replicas:
+            return
+        self._links.accuse(peer, event.to, self._ledger.now_s)
+        hops = self._ledger.hops(step, index)
+        if not 0 <= event.stage < self.stages or abs(event.stage - stage) != 1:
+            self._violations += 1
+            return
+        hop = hops[event.stage]
+        if hop is None or (hop.peer, hop.attempt) != (event.to, event.attempt):
+            return  # moved since
+        cause = f"{peer} cannot reach {event.to}: {event.reason}"
+        for end, at in ((event.to, event.stage), (peer, stage)):
+            named = hops[at]
+            if named is None or named.peer != end or not self._has_other(at, hops):
+                continue
+            if end != self._ledger.holder(step, at, index):
+                self._ledger.take(step, at, index, cause, "timeout")
+                return
+            if end == peer:
+                self._void(run, peer, cause, "timeout")  # the other end lacks what only this one has
+                return
+
+    def _has_other(self, stage: int, hops: Sequence[Hop | None]) -> bool:
+        """Whether another replica of the stage can be reached from the neighbours on the route."""
+        named = hops[stage]
+        near = [hops[at] for at in (stage - 1, stage + 1) if 0 <= at < self.stages]
+        return any(
+            (named is None or other != named.peer)
+            and other not in self._suspects
+            and not any(hop is not None and self._links.fails(other, hop.peer) for hop in near)
+            for other in self._pools[stage]
+        )
+
+    def _on_failed(self, peer: PeerId, event: Failed) -> None:
+        """A replica gives up: the others of its stage go on, if there are any and the job was at work."""
+        if event.job != self.settings.job:
+            return
+        if self.settings.recover and self.mode is not Mode.LOADING and peer in self._spare():
+            self._expel(peer, event.message, "oom" if event.code == OutOfMemory.code else "refused")
+        else:
+            self._fail(event.code, f"{self._name(peer)} cannot go on: {event.message}", event.hint)
+
+    def _spare(self) -> set[PeerId]:
+        """Replicas whose stage has another one that is not suspect."""
+        return {
+            peer
+            for pool in self._pools
+            for peer in pool
+            if any(other != peer and other not in self._suspects for other in pool)
+        }
+
+    def _expel(self, peer: PeerId, cause: str, reason: str) -> None:
+        """The peer is alive but cannot go on: the job goes on without it."""
+        self._send(peer, Release(self.settings.job, cause))
+        self._lose(peer, cause, reason)
 
     # Committing --------------------------------------------------------------------------------------------------
 
     def _decide(self, run: StepRun) -> None:
         """Fix what the step's commit will say, and hand it to the store once the order of commits allows it."""
-        if run.phase is Phase.AVERAGING and run.is_averaged:
+        if run.phase is Phase.AVERAGING and run.is_averaged and not self._paused(run):
             run.turn(Turn.AVERAGED)
         in_order = may_write(run.step, commits_sent=self._commits_sent, agreed=self._agreed)
         if run.phase is not Phase.DECIDED or not in_order or not self._evaluations.permits(run.step):
@@ -841,6 +1109,12 @@ class JobBrain:
         )
         run.turn(Turn.WRITTEN)
         self._outputs.append(WriteCommit(run.row))
+
+    def _send_commit(self, peer: PeerId, row: CommitRow) -> None:
+        stage = self._replicas[peer].stage
+        units = [unit for unit, stages in self.settings.units.items() if stage in stages]
+        rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in units if unit in row.rounds)
+        self._send(peer, Commit(row.timeline, row.step, row.step + 1, rounds, row.learning_rate, row.scale, row.skip))
 
     def _on_committed(self, peer: PeerId, event: Committed) -> None:
         run, replica = self._runs.get(event.step), self._replicas[peer]
@@ -876,6 +1150,10 @@ class JobBrain:
         if self.mode is Mode.LOADING and self._replicas.keys() <= self._loaded.keys():
             self.mode = Mode.RUNNING
             self._note("info", f"{len(self._replicas)} replicas of {self.stages} stages loaded: training starts")
+        census = self._census
+        ready = all(self._pools) and self._replicas.keys() <= self._loaded.keys()
+        if census is not None and ready and (not census.missing() or now_s >= census.deadline_s):
+            self._begin_again(census)
         if self.mode is Mode.RUNNING:
             self._advance()
         if self.mode in (Mode.RUNNING, Mode.SAVING):
@@ -894,6 +1172,7 @@ class JobBrain:
                 run.turn(Turn.FULL if self._ledger.is_finite(step) else Turn.NOT_FINITE)
                 if not run.skip:
                     self._start_rounds(run)
+            self._repeat_rounds(run)
             self._decide(run)
             if run.phase is Phase.COMMITTING and self._agreed == step and self._replicas.keys() <= run.commits.keys():
                 run.turn(Turn.AGREED)

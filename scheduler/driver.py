@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias, assert_never
 from scheduler.brain import CommitRow, Fail, Finish, JobBrain, Note, Output, Replica, Send, WriteCommit, WriteEvaluation
 from scheduler.evaluation import EvaluationRow
 from scheduler.membership import Transition
+from scheduler.recovery import Resumed
 from scheduler.saving import BeginCheckpoint, DropCheckpoint, PublishCheckpoint, Stopped, Turned
 from swarm.data.batches import Batches
 from swarm.errors import SwarmError
@@ -152,12 +153,16 @@ class JobDriver:
         self.made_progress()
         self._inbox.put_nowait(_Written(version, reason, fault))
 
-    async def run(self, replicas: list[Replica]) -> Outcome:
-        """Train until the job succeeds, fails or is cancelled. StoreUnavailable and Fenced pass through."""
+    async def run(self, begin: list[Replica] | Resumed) -> Outcome:
+        """Train until the job succeeds, fails or is cancelled. StoreUnavailable and Fenced pass through.
+
+        `begin` says with whom, or where an earlier scheduler start stopped.
+        """
         loop = asyncio.get_running_loop()
         started_s = self._progress_s = loop.time()
         committed = self.brain.committed_steps
-        outcome = await self._carry_out(self.brain.start(replicas, loop.time()))
+        start = self.brain.resume if isinstance(begin, Resumed) else self.brain.start
+        outcome = await self._carry_out(start(begin, loop.time()))  # type: ignore[arg-type]  # as just distinguished
         while outcome is None:
             if self.brain.committed_steps != committed:
                 committed = self.brain.committed_steps
@@ -165,10 +170,14 @@ class JobDriver:
             deadline_s = self._progress_s + self._no_progress_s
             if self._runtime_s_max:
                 deadline_s = min(deadline_s, started_s + self._runtime_s_max)
+            due_s = self.brain.due_s
             try:
-                async with asyncio.timeout_at(deadline_s):
+                async with asyncio.timeout_at(min(deadline_s, due_s)):
                     item = await self._inbox.get()
             except TimeoutError:
+                if loop.time() < deadline_s:
+                    outcome = await self._carry_out(self.brain.tick(loop.time()))
+                    continue
                 stuck = loop.time() >= self._progress_s + self._no_progress_s
                 if not stuck and not (self._runtime_s_max and loop.time() >= started_s + self._runtime_s_max):
                     continue  # weights are still arriving

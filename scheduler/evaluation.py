@@ -79,6 +79,7 @@ class Evaluations:
         self._tokens = tokens
         self._runs: dict[int, _Run] = {}  # in order of version
         self._outstanding: dict[PeerId, int] = {}
+        self._least_attempt = 0
         self.duplicates = 0
 
     @property
@@ -95,6 +96,10 @@ class Evaluations:
         """A commit made this version: evaluate it if it is due."""
         if self._microbatches and evaluation_due(version, self._every_steps, self._steps):
             self._runs[version] = _Run(version)
+
+    def raise_attempt(self, attempt: int) -> None:
+        """A replica knows of this attempt, maybe of an earlier scheduler start: new ones are greater."""
+        self._least_attempt = max(self._least_attempt, attempt)
 
     def permits(self, step: int) -> bool:
         """Whether the row of this step may be written: its commit overwrites weights `step - staleness`."""
@@ -116,7 +121,7 @@ class Evaluations:
                 index = lost.pop(0) if lost else run.fed
                 run.fed = max(run.fed, index + 1)
                 before = run.given.get(index, _Given(0, ()))
-                given = run.given[index] = _Given(before.attempt + 1, peers)
+                given = run.given[index] = _Given(max(before.attempt, self._least_attempt) + 1, peers)
                 for peer in peers:
                     self._outstanding[peer] = self._outstanding.get(peer, 0) + 1
                 displaced = tuple(peer for peer in before.before if peer not in peers)

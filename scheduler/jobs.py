@@ -33,6 +33,7 @@ from scheduler.keeping import Keeping, job_and_step, same_model, uploaded_checkp
 from scheduler.lineage import checkpoint_counts, row_counts
 from scheduler.membership import Membership, Transition
 from scheduler.placement import Candidate, place, stages_for
+from scheduler.recovery import Resumed
 from scheduler.saving import DropCheckpoint, SavingRules, Turned
 from scheduler.state_files import StateFiles, check_uploaded
 from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected, StoreUnavailable
@@ -63,6 +64,8 @@ from swarm.types import JobId, JobState, PeerId, PeerState
 
 # A job takes the peers that are there when it starts: wait until nobody new has come for this long.
 SETTLE_S = 2.0
+RESUMED = "goes on after a restart of the scheduler"
+RESTARTED = "the scheduler was restarted: waits for the job's peers"
 # Speed is shown over about this many steps.
 SPEED_STEPS = 8
 REASON_CHARACTERS_MAX = 4000
@@ -197,7 +200,7 @@ class Jobs:
         self.logs = JobLogs(root / "jobs")
 
     async def load(self) -> None:
-        """Read what an earlier start left; jobs that were at work cannot go on and are marked so."""
+        """Read what an earlier start left; jobs that were running go on once their peers are back."""
         await run_blocking(self._executor, lambda: _remove_unfinished(self._root))
         for record in await self._store.jobs():
             job = Job(record, spec_from_json(record.spec_json))
@@ -212,21 +215,48 @@ class Jobs:
             if job.progress.evaluation_step:
                 self._metrics.evaluated(record.id, step=job.progress.evaluation_step, loss=job.progress.evaluation_loss)
             if record.state in (JobState.QUEUED, JobState.PLACING):
-                try:
-                    job.start = await self.keeping.start_of(record)
-                    self._wake.set()
-                except SwarmError as error:
-                    await self._enter(
-                        job, JobState.FAILED, error.message, error_code=error.code, hint=_again(job) or error.hint
-                    )
+                await self._find_start(job)
+            elif record.state is JobState.LOADING:
+                await self._enter(job, JobState.PLACING, "the scheduler was restarted before the job ran", peers={})
+                await self._find_start(job)
             elif not record.state.is_final and record.state is not JobState.PAUSED:
-                await self._enter(
-                    job,
-                    JobState.FAILED,
-                    f"the scheduler was restarted while the job was {record.state.value}",
-                    error_code="E0102",
-                    hint=_again(job) or "submit the job again: swarm submit FILE",
-                )
+                await self._resume(job)
+
+    async def _find_start(self, job: Job) -> bool:
+        """Look up the checkpoint that the job starts from, if any; without it the job fails."""
+        try:
+            job.start = await self.keeping.start_of(job.record)
+        except SwarmError as error:
+            await self._enter(
+                job, JobState.FAILED, error.message, error_code=error.code, hint=_again(job) or error.hint
+            )
+            return False
+        self._wake.set()
+        return True
+
+    async def _resume(self, job: Job) -> None:
+        """Go on with a job that an earlier scheduler start left at work, once its peers are back."""
+        record = job.record
+        if not await self._find_start(job):
+            return
+        try:
+            batches = self._open_batches(job.spec, record.tokens)
+        except SwarmError as error:
+            await self._enter(
+                job, JobState.FAILED, error.message, error_code=error.code, hint=_again(job) or error.hint
+            )
+            return
+        rows = await self._store.last_rows(record.id, record.timeline, count=2)
+        evaluated = {one.version for one in await self._store.evaluations(record.id) if one.timeline == record.timeline}
+        committed = rows[-1].step + 1 if rows else record.first_steps[-1]
+        for peer, stage in sorted(record.peers.items()):
+            job.stages.setdefault(stage, []).append(peer)
+        job.driver = self._make_driver(job, batches)
+        if record.state is not JobState.RUNNING:  # it was told to stop
+            job.driver.stop(JobState.PAUSED if record.state is JobState.PAUSING else JobState.CANCELLED, record.reason)
+        resumed = Resumed(record.peers, committed, rows, evaluated, self._membership.grace_s)
+        self._tasks.create_task(self._drive(job, job.driver, resumed))
+        await self._enter(job, record.state, RESTARTED)
 
     async def _progress_of(self, record: JobRecord) -> Progress:
         """How far the job is by the rows that count: those of timelines that were left behind do not."""
@@ -459,6 +489,7 @@ class Jobs:
         match event:
             case Hello():
                 self._metrics.peer_attached(peer, event.product, event.device, self._wall_s())
+                self._on_hello(peer, known.job, event)
             case Logged():
                 if event.job in self._jobs:
                     line = LogLine(event.time_unix_s, event.level, peer, known.stage, event.message)
@@ -477,6 +508,31 @@ class Jobs:
                     self._tasks.create_task(self._perhaps_running(job))
                 job.driver.on_event(peer, event)
 
+    def _on_hello(self, peer: PeerId, present: JobId, hello: Hello) -> None:
+        """A session begins: its job is told, or takes the peer back, or the peer gives the job up."""
+        job = self._jobs.get(present or hello.job)
+        driver = job.driver if job is not None else None
+        if job is not None and driver is not None and (present or driver.brain.admits(hello)):
+            if not present:
+                for transition in self._membership.adopt(peer, job.record.id, hello.stage, _now_s()):
+                    self.on_transition(transition)
+                self._has(job, peer, hello.stage)
+            driver.on_event(peer, hello)
+        elif hello.job:
+            self._send(peer, Release(hello.job, "the job has ended, or went on without this peer"))
+
+    def _has(self, job: Job, peer: PeerId, stage: int | None) -> None:
+        """The job has the peer at a stage, or (None) no longer: a restarted scheduler must know."""
+        for pool in job.stages.values():
+            if peer in pool:
+                pool.remove(peer)
+        if stage is not None:
+            job.stages.setdefault(stage, []).append(peer)
+        peers = {peer: stage for stage, pool in job.stages.items() for peer in pool}
+        if peers != job.record.peers:
+            job.record = replace(job.record, peers=peers)
+            self._tasks.create_task(self._put(job))
+
     def on_transition(self, transition: Transition) -> None:
         if self._stopping:
             return
@@ -489,6 +545,8 @@ class Jobs:
         job = self._jobs.get(transition.job)
         if job is not None and job.driver is not None:
             job.driver.on_transition(transition)
+            if transition.after is PeerState.GONE:
+                self._has(job, transition.peer, None)
 
     async def store_stage(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take a file of a stage's state for the job's checkpoint."""
@@ -561,7 +619,9 @@ class Jobs:
         job.driver = self._make_driver(job, batches)
         self._say(job, "info", f"placed: {_describe(job.stages)}")
         self._tasks.create_task(self._drive(job, job.driver, replicas))
-        await self._enter(job, JobState.LOADING, f"{_count(replicas, 'peer')} for {_count(job.stages, 'stage')}")
+        peers = {replica.peer: replica.stage for replica in replicas}
+        told = f"{_count(replicas, 'peer')} for {_count(job.stages, 'stage')}"
+        await self._enter(job, JobState.LOADING, told, peers=peers)
 
     def _make_driver(self, job: Job, batches: Batches) -> JobDriver:
         spec, record = job.spec, job.record
@@ -590,6 +650,7 @@ class Jobs:
             first_step=record.first_steps[-1],
             files=self._state_files(job).listed,
             saving=SavingRules(spec.checkpoint.every_steps, spec.checkpoint.every_s, spec.checkpoint.optimizer),
+            recover=True,
         )
         last_s = [_now_s()]
 
@@ -612,6 +673,8 @@ class Jobs:
                 microbatches=training.microbatches,
                 skipped=row.skip,
             )
+            if job.record.reason == RESTARTED:
+                self._tasks.create_task(self._enter(job, job.record.state, RESUMED))
             if row.step == training.steps - 1:
                 self._say(job, "info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}")
             self._changed(job)
@@ -626,10 +689,16 @@ class Jobs:
             self._changed(job)
 
         brain = JobBrain(settings, Random(self._rng.getrandbits(64)))
+
+        def send(peer: PeerId, command: Command) -> None:
+            self._send_counted(peer, command)
+            if isinstance(command, Release):
+                self._released(job, peer, command.reason)
+
         return JobDriver(
             brain,
             batches,
-            self._send_counted,
+            send,
             write_commit,
             on_commit,
             lambda level, text: self._say(job, level, text),
@@ -639,11 +708,11 @@ class Jobs:
             runtime_s_max=spec.limits.max_runtime_s,
         )
 
-    async def _drive(self, job: Job, driver: JobDriver, replicas: list[Replica]) -> None:
+    async def _drive(self, job: Job, driver: JobDriver, begin: list[Replica] | Resumed) -> None:
         sha256 = ""
         try:
             job.keeper = driver.keeper = await self._make_keeper(job, driver)
-            outcome = await driver.run(replicas)
+            outcome = await driver.run(begin)
             if outcome.state is JobState.SUCCEEDED and job.newest is not None:
                 sha256 = job.newest.weights_sha256
         except Fenced:
@@ -658,13 +727,10 @@ class Jobs:
         if job.keeper is not None:
             await job.keeper.close()
         job.driver = job.keeper = None
-        for replica in replicas:
-            self._send(replica.peer, Release(job.record.id, outcome.reason))
-            peer = self._membership.get(replica.peer)
-            if peer is None or peer.job != job.record.id:
-                continue  # it was lost, came back, and may serve another job by now
-            for transition in self._membership.release(replica.peer, _now_s(), outcome.reason):
-                self.on_transition(transition)
+        for known in self._membership.peers():
+            if known.job == job.record.id:
+                self._send(known.hello.peer, Release(job.record.id, outcome.reason))
+                self._released(job, known.hello.peer, outcome.reason)
         await self._enter(
             job,
             outcome.state,
@@ -674,6 +740,16 @@ class Jobs:
             weights_sha256=sha256,
         )
         self._wake.set()
+
+    def _released(self, job: Job, peer: PeerId, reason: str) -> None:
+        """The peer was told that it is free; one that serves another job by now is not concerned."""
+        known = self._membership.get(peer)
+        if known is None or known.job != job.record.id:
+            return
+        for transition in self._membership.release(peer, _now_s(), reason):
+            self.on_transition(transition)
+        if job.driver is not None and not job.driver.brain.is_over:
+            self._has(job, peer, None)
 
     async def _make_keeper(self, job: Job, driver: JobDriver) -> JobCheckpoints:
         record, spec = job.record, job.spec
@@ -725,18 +801,25 @@ class Jobs:
         if all_serve and job.record.state is JobState.LOADING:
             await self._enter(job, JobState.RUNNING, f"all {len(peers)} replicas are loaded")
 
-    async def _enter(self, job: Job, state: JobState, reason: str, **changes: str) -> None:
+    async def _enter(self, job: Job, state: JobState, reason: str, **changes: Any) -> None:
         record = job.record.entered(state, reason[:REASON_CHARACTERS_MAX], self._wall_s(), **changes)
         job.record = record  # shown at once: nobody may act on the old state while the row is written
-        try:
-            await _patiently(partial(self._store.put_job, record), patience_s=STATE_PATIENCE_S)
-        except (StoreUnavailable, StoreRejected) as error:
-            # Commits are what must be durable; a state that is only in memory is better than a scheduler that ends.
-            self._log.error("state of job not stored", job_id=record.id, state=state.value, reason=error.message)
+        await self._put(job)
         self._say(job, "error" if state is JobState.FAILED else "info", f"job is {state.value}: {reason}")
         self._changed(job)
         if state.is_final:
             self.logs.close(record.id)
+
+    async def _put(self, job: Job) -> None:
+        async def put() -> None:
+            await self._store.put_job(job.record)  # the newest: writes may be late
+
+        try:
+            await _patiently(put, patience_s=STATE_PATIENCE_S)
+        except (StoreUnavailable, StoreRejected) as error:
+            # Commits are what must be durable; a state that is only in memory is better than a scheduler that ends.
+            record = job.record
+            self._log.error("state of job not stored", job_id=record.id, state=record.state.value, reason=error.message)
 
     def _changed(self, job: Job) -> None:
         job.changed.set()
@@ -746,6 +829,7 @@ class Jobs:
             brain = job.driver.brain
             self._metrics.in_flight(job.record.id, brain.in_flight)
             self._metrics.ledger_violations(job.record.id, brain.violations)
+            self._metrics.recovery(job.record.id, brain.replayed_by_stage, brain.reroutes, brain.duplicates)
         self._announcer.job_changed(job.record, job.progress)
 
     def _count_peers(self) -> None:

@@ -15,11 +15,12 @@ before `Void(step, attempt)` is told from what it does afterwards by comparing t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from swarm.messages import Accumulated
+from swarm.messages import Accumulated, ReportedCell
 from swarm.types import Hop, PeerId
 
 STORY_LINES_MAX = 64
@@ -76,7 +77,8 @@ class Ledger:
         self.timeline = timeline
         self.stages = stages
         self.microbatches = microbatches
-        self.replayed = 0
+        self.replayed = [0] * stages  # contributions that were void, per stage
+        self.moved: Counter[tuple[int, str]] = Counter()  # hops that were taken away, by (stage, reason)
         self.duplicates = 0
         self.violations = 0
         self.now_s = 0.0  # stamped on the lines of stories
@@ -145,6 +147,49 @@ class Ledger:
         """The newest hop of the microbatch at each stage."""
         return [entries[index].hop for entries in self._books[step].entries]
 
+    def adopt(self, step: int, attempt: int, cells: Iterable[tuple[PeerId, int, ReportedCell]]) -> None:
+        """Open a step of an earlier scheduler start as its replicas report it: (peer, stage, cell) each.
+
+        All that was reported counts as fed, and lacks its hops: `attempt`, which new hops carry, is above all that any
+        replica knows.
+        """
+        self.open(step)
+        book = self._books[step]
+        book.attempt = attempt
+        for peer, stage, cell in cells:
+            index = cell.microbatch.index
+            if not (0 <= stage < self.stages and 0 <= index < self.microbatches and 0 < cell.attempt < attempt):
+                self.violations += 1
+                continue
+            entry = book.entries[stage][index]
+            entry.offered[peer] = max(cell.attempt, entry.offered.get(peer, 0))
+            book.fed = max(book.fed, index + 1)
+            if cell.accumulated:
+                entry.holders[peer] = Contribution(cell.attempt, cell.finite, cell.loss)
+                self.tell(
+                    step, index, f"stage {stage}: {peer} reports that it has accumulated (attempt {cell.attempt})"
+                )
+        for stage, index, entry in self._entries(book):
+            if index < book.fed:
+                book.orphans.setdefault(index, set()).add(stage)
+            if entry.holders:
+                book.held += 1
+                book.left[index] -= 1
+            if len(entry.holders) > 1:
+                book.doubles.add((stage, index))
+        book.open = sum(1 for left in book.left[: book.fed] if left)
+
+    def at_work(self, step: int, stage: int, index: int) -> PeerId | None:
+        """Who was asked last for what is an orphan now, of those that may go on; None: nobody."""
+        book = self._books[step]
+        offered = book.entries[stage][index].offered
+        alive = [peer for peer, attempt in offered.items() if attempt > book.floors.get(peer, 0)]
+        return max(alive, key=lambda peer: (offered[peer], peer), default=None)
+
+    def raise_attempt(self, step: int, attempt: int) -> None:
+        """New hops of the step carry more than `attempt` from now on."""
+        self._books[step].attempt = max(self._books[step].attempt, attempt)
+
     # What the replicas say ---------------------------------------------------------------------------------------
 
     def accumulated(self, peer: PeerId, event: Accumulated) -> Verdict:
@@ -185,18 +230,29 @@ class Ledger:
 
     # Repair ------------------------------------------------------------------------------------------------------
 
-    def withdraw(self, step: int, peer: PeerId, cause: str) -> list[tuple[int, int]]:
+    def withdraw(self, step: int, peer: PeerId, cause: str, reason: str = "timeout") -> list[tuple[int, int]]:
         """Take the peer's unfinished hops away (it is suspect, but may still finish); the (stage, index) lost."""
         book = self._books[step]
         lost = []
         for stage, index, entry in self._entries(book):
             if entry.hop is not None and entry.hop.peer == peer and peer not in entry.holders:
                 self._take_hop(book, stage, index)
+                self.moved[stage, reason] += 1
                 lost.append((stage, index))
                 self.tell(step, index, f"stage {stage} taken from {peer}: {cause}")
         return lost
 
-    def void(self, step: int, peer: PeerId, cause: str) -> int:
+    def take(self, step: int, stage: int, index: int, cause: str, reason: str) -> None:
+        """Take one hop away from the replica that it names, which may still finish it."""
+        book = self._books[step]
+        hop = book.entries[stage][index].hop
+        assert hop is not None
+        assert hop.peer not in book.entries[stage][index].holders
+        self._take_hop(book, stage, index)
+        self.moved[stage, reason] += 1
+        self.tell(step, index, f"stage {stage} taken from {hop.peer}: {cause}")
+
+    def void(self, step: int, peer: PeerId, cause: str, reason: str = "refused") -> int:
         """Strike out all that the peer did for the step up to now; the attempt for `Void`.
 
         Its unfinished hops are lost as well, since Void deletes those cells too. New hops carry a newer attempt.
@@ -208,6 +264,7 @@ class Ledger:
             named = entry.hop is not None and entry.hop.peer == peer
             if named:
                 self._take_hop(book, stage, index)
+                self.moved[stage, reason] += 1
             if entry.holders.pop(peer, None) is not None:
                 if len(entry.holders) == 1:
                     book.doubles.discard((stage, index))
@@ -215,14 +272,14 @@ class Ledger:
                     book.held -= 1
                     book.open += not book.left[index]
                     book.left[index] += 1
-                    self.replayed += 1
+                    self.replayed[stage] += 1
             elif not named:
                 continue
             self.tell(step, index, f"stage {stage}: {peer} is void up to attempt {struck}: {cause}")
         book.attempt += 1
         return struck
 
-    def peer_gone(self, peer: PeerId, steps: Iterable[int], cause: str) -> list[int]:
+    def peer_gone(self, peer: PeerId, steps: Iterable[int], cause: str, reason: str = "gone") -> list[int]:
         """Strike the peer out of those open steps whose work can still be done again; the steps that it had a part in.
 
         Steps that are decided keep its contribution: it is in the averaged gradient that the others hold.
@@ -231,7 +288,7 @@ class Ledger:
         for step in steps:
             book = self._books[step]
             if any(peer in entry.offered for _, _, entry in self._entries(book)):
-                self.void(step, peer, cause)
+                self.void(step, peer, cause, reason)
                 touched.append(step)
         return touched
 
@@ -276,6 +333,10 @@ class Ledger:
         return found
 
     # What is known -----------------------------------------------------------------------------------------------
+
+    def share(self, step: int, peer: PeerId) -> int:
+        """How many contributions of the step the peer holds."""
+        return self._share(self._books[step], peer)
 
     def is_full(self, step: int) -> bool:
         """Every (stage, microbatch) has exactly one holder."""

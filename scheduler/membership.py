@@ -90,9 +90,9 @@ class Membership:
     `forget_after_s` after that. Methods about an unknown or gone peer change nothing.
     """
 
-    def __init__(self, suspect_after_s: float = 3.0, grace_s: float = 10.0, forget_after_s: float = 600.0) -> None:
+    def __init__(self, suspect_after_s: float = 2.5, grace_s: float = 10.0, forget_after_s: float = 600.0) -> None:
         self._suspect_after_s = suspect_after_s
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._forget_after_s = forget_after_s
         self._peers: dict[PeerId, Peer] = {}
 
@@ -102,7 +102,7 @@ class Membership:
         """A session was dialled: by a new peer, a new incarnation, or one that lost its connection.
 
         Raises StaleMessage if a newer incarnation is known. The same incarnation keeps job and stage, unless it was
-        gone or has given its job up with the session that it lost.
+        gone or has given its job up, or serves another.
         """
         known = self._peers.get(hello.peer)
         if known is None:
@@ -118,7 +118,9 @@ class Membership:
         if hello.incarnation > held:
             gone = self._move(known, PeerState.GONE, f"replaced by incarnation {hello.incarnation}", now_s)
             return [gone, self._enter(hello, now_s, PeerState.GONE, "restarted")]
-        if known.job not in (NO_JOB, hello.job):
+        # One that lost its session while it loaded will be told again what to load.
+        loading = (known.resume if known.state is PeerState.SUSPECT else known.state) is PeerState.LOADING
+        if known.job not in (NO_JOB, hello.job) and (hello.job or not loading):
             gone = self._move(known, PeerState.GONE, "it lost its session and with it the job's state", now_s)
             return [gone, self._enter(hello, now_s, PeerState.GONE, "dialled again")]
         known.hello = hello
@@ -154,8 +156,8 @@ class Membership:
                 if now_s - known.since_s >= self._forget_after_s:
                     del self._peers[name]
             elif known.state is PeerState.SUSPECT:
-                if now_s - known.since_s >= self._grace_s:
-                    reason = f"{known.reason}; not heard for {silence_s:.1f} s (grace_s = {self._grace_s:g})"
+                if now_s - known.since_s >= self.grace_s:
+                    reason = f"{known.reason}; not heard for {silence_s:.1f} s (grace_s = {self.grace_s:g})"
                     transitions += self._happen(known, Happening.GRACE_OVER, reason, now_s)
             elif silence_s >= self._suspect_after_s:
                 transitions += self._happen(known, Happening.LOST_SIGHT, f"silent for {silence_s:.1f} s", now_s)
@@ -171,6 +173,10 @@ class Membership:
             raise NotAllowed(f"{peer} is {state}, only an idle peer can be given a stage")
         known.job, known.stage = job, stage
         return self._happen(known, Happening.ASSIGNED, f"stage {stage} of {job}", now_s)
+
+    def adopt(self, peer: PeerId, job: JobId, stage: int, now_s: float) -> list[Transition]:
+        """An idle peer goes on with the stage that it has loaded already: it served it under an earlier scheduler."""
+        return [*self.assign(peer, job, stage, now_s), *self.serving(peer, now_s)]
 
     def serving(self, peer: PeerId, now_s: float) -> list[Transition]:
         """The peer has loaded its stage."""

@@ -16,10 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from scheduler.averaging import Troubles
 from swarm.messages import Averaged, Committed, Member
 from swarm.types import PeerId, Round, UnitName
-
-ROUNDS_MAX = 4  # failed rounds of one unit in one step, its set unchanged, before the job gives up
 
 
 class Phase(StrEnum):
@@ -101,7 +100,7 @@ class StepRun:
     phase: Phase = Phase.FEEDING
     skip: bool = False
     rounds: dict[UnitName, UnitAveraging] = field(default_factory=dict)
-    failures: dict[UnitName, int] = field(default_factory=dict)  # of rounds, since the set last changed
+    troubles: dict[UnitName, Troubles] = field(default_factory=dict)  # failed rounds, since the set last changed
     digests: dict[PeerId, str] = field(default_factory=dict)  # of the sets that the rounds average
     row: CommitRow | None = None  # once decided
     commits: dict[PeerId, Committed] = field(default_factory=dict)
@@ -115,7 +114,7 @@ class StepRun:
         self.history.append(f"{turn}: {after}" + (f" ({cause})" if cause else ""))
         if turn is Turn.REOPENED:
             self.rounds.clear()
-            self.failures.clear()
+            self.troubles.clear()
         if turn is Turn.NOT_FINITE:
             self.skip = True
 

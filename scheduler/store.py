@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from scheduler.brain import CommitRow
 from scheduler.evaluation import EvaluationRow
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.messages import StateFile
-from swarm.types import JobId, JobState
+from swarm.types import JobId, JobState, PeerId, Round, UnitName
 
 T = TypeVar("T")
 
@@ -49,6 +49,7 @@ _JOBS = sa.Table(
     sa.Column("timeline", sa.Integer),
     sa.Column("weights_sha256", sa.Text),
     *(sa.Column(name, sa.Text) for name in ("first_steps_json", "start_where", "start_name")),
+    sa.Column("peers_json", sa.Text),
 )
 _COMMITS = sa.Table(
     "commits",
@@ -125,6 +126,7 @@ class JobRecord:
     first_steps: tuple[int, ...] = (0,)  # the step at which each timeline began
     start_where: str = ""  # storage and name of the checkpoint that the present timeline started from
     start_name: str = ""
+    peers: Mapping[PeerId, int] = field(default_factory=dict)  # who serves which stage, while the job is at work
 
     def entered(self, state: JobState, reason: str, now_unix_s: float, **changes: Any) -> JobRecord:
         """The record in another state."""
@@ -171,6 +173,7 @@ class Store:
         values["tokens_json"] = json.dumps(values.pop("tokens"))
         values["files_json"] = json.dumps(values.pop("files"))
         values["first_steps_json"] = json.dumps(values.pop("first_steps"))
+        values["peers_json"] = json.dumps(values.pop("peers"))
         values["state"] = record.state.value
 
         def write(connection: sa.Connection) -> None:
@@ -207,6 +210,17 @@ class Store:
                 connection.execute(sa.insert(_COMMITS).values(values))
 
         await self._write(write)
+
+    async def last_rows(self, job: JobId, timeline: int, count: int) -> tuple[CommitRow, ...]:
+        """The newest commit rows of a timeline, oldest of them first."""
+
+        def read() -> tuple[CommitRow, ...]:
+            query = sa.select(_COMMITS).where(_COMMITS.c.job == job, _COMMITS.c.timeline == timeline)
+            with self._engine.connect() as connection:
+                rows = connection.execute(query.order_by(_COMMITS.c.step.desc()).limit(count)).mappings().all()
+            return tuple(_commit_row(dict(row)) for row in reversed(rows))
+
+        return await self._run(read)
 
     async def commits(self, job: JobId) -> list[dict[str, Any]]:
         """The commit rows of a job in order, as plain values."""
@@ -312,8 +326,16 @@ def _record(row: dict[str, Any]) -> JobRecord:
     tokens["shards"] = tuple(tokens["shards"])
     row["state"] = JobState(row["state"])
     row["first_steps"] = tuple(json.loads(row.pop("first_steps_json")))
+    row["peers"] = json.loads(row.pop("peers_json"))
     files = tuple(StateFile(**file) for file in json.loads(row.pop("files_json")))
     return JobRecord(tokens=JobTokens(**tokens), files=files, **row)
+
+
+def _commit_row(row: dict[str, Any]) -> CommitRow:
+    rounds = {UnitName(unit): Round(*made) for unit, made in json.loads(row["rounds_json"]).items()}
+    loss = math.nan if row["loss"] is None else row["loss"]
+    same = {name: row[name] for name in ("timeline", "step", "norm", "scale", "learning_rate", "skip", "tokens")}
+    return CommitRow(rounds=rounds, loss=loss, **same)
 
 
 def _cause(error: Exception) -> str:

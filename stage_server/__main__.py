@@ -50,6 +50,9 @@ def stage_server(
         typer.Option(help="Identity of this server; one process each.", show_default="the first free in user data"),
     ] = None,
     connect_retry_max: Annotated[float, typer.Option(min=0.1, help="Longest pause between dials, seconds.")] = 60.0,
+    orphan_timeout: Annotated[
+        float, typer.Option(min=1.0, help="How long to keep a job's state without a scheduler, seconds.")
+    ] = 600.0,
     insecure: Annotated[bool, typer.Option(help="Allow plaintext off loopback.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="auto, json or text.")] = "auto",
@@ -72,6 +75,7 @@ def stage_server(
         http_port=http_port_of(http_port),
         data_dirs=tuple(DATA_DIR / str(number) for number in range(SERVERS_MAX)) if data_dir is None else (data_dir,),
         connect_retry_s_max=connect_retry_max,
+        orphan_timeout_s=orphan_timeout,
         insecure=insecure,
         log_level=log_level,
         log_format=form,

@@ -36,6 +36,9 @@ from swarm.types import PeerId
 
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
 PORTS_TRIED_MAX = 100
+# Outputs held for neighbours until the commit take at most this part of the memory that was free at the start.
+HOLD_SHARE = 4
+HOLD_BYTES_MIN = 64 << 20
 _KIND = {"activation": "activation", "evaluation": "activation", "gradient": "gradient"}
 
 
@@ -111,6 +114,8 @@ async def serve(options: Options) -> None:
             metrics,
             get_logger("stage-server"),
             connect_retry_s_max=options.connect_retry_s_max,
+            orphan_timeout_s=options.orphan_timeout_s,
+            hold_bytes=max(identity.memory_bytes // HOLD_SHARE, HOLD_BYTES_MIN),
         )
         forward = stage_server.forward_log
         configure(

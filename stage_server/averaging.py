@@ -15,7 +15,7 @@ and a round that cannot be finished is reported, for the scheduler to abort.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from stage_server.device import Device
 from stage_server.outbox import deliver, pack_slice
 from swarm import codec
-from swarm.errors import Refused, StaleMessage
+from swarm.errors import Refused, StaleMessage, SwarmError
 from swarm.fixedpoint import mean_of_parts
 from swarm.messages import Average, Member, ParameterNorm, TensorHeader
 from swarm.model.stage import Stage
@@ -34,6 +34,16 @@ from swarm.types import JobId, PeerId, Round, UnitName
 
 # A peer may run ahead of us by one step and repeat a round: more than this is not a slow neighbour but a fault.
 MAILBOX_BYTES_MAX = 4 << 30
+
+
+class RoundBroken(SwarmError):
+    """A member could not be reached, or did not deliver its slices in time: `accused`."""
+
+    code = "E1302"
+
+    def __init__(self, message: str, *, accused: PeerId, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.accused = accused
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,7 @@ class Mailbox:
         self._slices: dict[SliceKey, Tensor] = {}
         self._waiting: dict[SliceKey, asyncio.Future[Tensor]] = {}
         self._closed_step = -1
+        self._oldest: dict[tuple[int, UnitName], Round] = {}  # slices of older rounds are not kept
         self._held_bytes = 0
 
     def admit(self, header: TensorHeader) -> None:
@@ -81,7 +92,8 @@ class Mailbox:
         key = SliceKey(
             header.timeline, header.step, header.unit, header.round, header.kind, header.sender, header.start
         )
-        if key in self._slices or header.step <= self._closed_step:
+        oldest = self._oldest.get((key.step, key.unit))
+        if key in self._slices or key.step <= self._closed_step or (oldest is not None and key.round < oldest):
             return
         tensor = codec.decode_slice(payload, header.dtype, header.shape[0])
         waiting = self._waiting.pop(key, None)
@@ -96,12 +108,21 @@ class Mailbox:
             return self._slices[key]
         return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
 
+    def begin(self, step: int, unit: UnitName, round_: Round) -> None:
+        """Forget the slices of the unit's older rounds: they were given up."""
+        self._oldest[step, unit] = round_
+        self._forget(lambda key: (key.step, key.unit) == (step, unit) and key.round < round_)
+
     def close(self, step: int) -> None:
         """Forget all slices up to and including `step`: it is committed."""
         self._closed_step = max(self._closed_step, step)
-        for key in [key for key in self._slices if key.step <= step]:
+        self._oldest = {key: oldest for key, oldest in self._oldest.items() if key[0] > step}
+        self._forget(lambda key: key.step <= step)
+
+    def _forget(self, is_over: Callable[[SliceKey], bool]) -> None:
+        for key in [key for key in self._slices if is_over(key)]:
             self._held_bytes -= self._slices.pop(key).nbytes
-        for key in [key for key in self._waiting if key.step <= step]:
+        for key in [key for key in self._waiting if is_over(key)]:
             self._waiting.pop(key).cancel()
 
 
@@ -126,8 +147,9 @@ async def run_round(
 ) -> Mean:
     """Carry out one round as a member; gives the averaged gradient of the unit.
 
-    `bits` is the fixed-point grid of the sums, None in ordinary mode. Raises PeerUnavailable if a member cannot be
-    reached, TimeoutError after `command.timeout_s`, Refused if the sizes contradict the unit's layout.
+    `bits` is the fixed-point grid of the sums, None in ordinary mode. Raises RoundBroken if a member cannot be reached
+    or does not deliver within `command.timeout_s`, Refused if the sizes contradict the unit's layout (both perhaps in a
+    group).
     """
     part = await device.run(lambda: stage.part(command.step, command.unit))
     mine = _own(command.members, me.peer)
@@ -136,27 +158,31 @@ async def run_round(
     others = [member for member in command.members if member.peer != me.peer]
     owners = [member for member in command.members if member.stop > member.start]
 
-    async with asyncio.timeout(command.timeout_s):
-        async with asyncio.TaskGroup() as tasks:
-            for owner in owners:
-                if owner.peer != me.peer:
-                    header = _header(command, me, "part", owner.start)
-                    tasks.create_task(_send(links, owner, header, part[_span(owner)]))
-            mean = torch.empty(0)
-            if mine in owners:
-                parts = [
-                    part[_span(mine)]
-                    if member.peer == me.peer
-                    else await mailbox.get(_key(command, "part", member, mine))
-                    for member in command.members
-                ]
-                mean = await device.run(lambda: mean_of_parts(parts, command.tokens, bits))
-                for member in others:
-                    tasks.create_task(_send(links, member, _header(command, me, "mean", mine.start), mean))
-            slices = [
-                mean if owner.peer == me.peer else await mailbox.get(_key(command, "mean", owner, owner))
-                for owner in owners
+    async def arrived(kind: str, sender: Member, owner: Member) -> Tensor:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                return await mailbox.get(_key(command, kind, sender, owner))
+        except TimeoutError:
+            message = f"{sender.peer} sent no {kind} within {command.timeout_s:g} s"
+            raise RoundBroken(message, accused=sender.peer) from None
+
+    deadline_s = asyncio.get_running_loop().time() + command.timeout_s
+    async with asyncio.TaskGroup() as tasks:
+        for owner in owners:
+            if owner.peer != me.peer:
+                header = _header(command, me, "part", owner.start)
+                tasks.create_task(_send(links, owner, header, part[_span(owner)], deadline_s))
+        mean = torch.empty(0)
+        if mine in owners:
+            parts = [
+                part[_span(mine)] if member.peer == me.peer else await arrived("part", member, mine)
+                for member in command.members
             ]
+            mean = await device.run(lambda: mean_of_parts(parts, command.tokens, bits))
+            for member in others:
+                header = _header(command, me, "mean", mine.start)
+                tasks.create_task(_send(links, member, header, mean, deadline_s))
+        slices = [mean if owner.peer == me.peer else await arrived("mean", owner, owner) for owner in owners]
     return await device.run(lambda: _assemble(stage, command.unit, slices))
 
 
@@ -202,5 +228,11 @@ def _header(command: Average, me: Self, kind: str, start: int) -> TensorHeader:
     )
 
 
-async def _send(links: PeerLinks, to: Member, header: TensorHeader, values: Tensor) -> None:
-    await deliver(links, to.address, header, pack_slice(values))
+async def _send(links: PeerLinks, to: Member, header: TensorHeader, values: Tensor, deadline_s: float) -> None:
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            await deliver(links, to.address, header, pack_slice(values))
+    except TimeoutError:
+        raise RoundBroken(f"{to.peer} took no {header.kind} in time", accused=to.peer) from None
+    except SwarmError as error:
+        raise RoundBroken(f"{to.peer} took no {header.kind}: {error.message}", accused=to.peer) from error

@@ -254,6 +254,10 @@ class CellTable:
         self._sealed.pop(step, None)
         return tuple(action for cell in list(self._of(step)) for action in self._advance(cell))
 
+    def unseal_all(self) -> tuple[Action, ...]:
+        """All rounds under way were given up."""
+        return tuple(action for step in sorted(self._sealed) for action in self.unseal(step))
+
     def commit(self, step: int, version: int) -> tuple[Action, ...]:
         """Close all cells of the step; the replica holds `version` for whatever is computed from now on."""
         if version <= self.version:
@@ -399,11 +403,32 @@ class CellTable:
         return self._sealed.get(step, False)
 
     def open_cells(self) -> tuple[ReportedCell, ...]:
-        """What is reported when the session is dialled again."""
-        cells = [cell for step in sorted(self._cells) for cell in self._of(step) if cell.mine or cell.reported]
+        """What is reported when the session is dialled again: all that is in the sums, or may still enter them."""
+        known = [cell for step in sorted(self._cells) for cell in self._of(step)]
+        cells = [cell for cell in known if cell.mine or cell.reported or cell.is_adding]
         return tuple(
             ReportedCell(cell.microbatch, cell.attempt, cell.reported, cell.finite, cell.loss) for cell in cells
         )
+
+    def newest_attempt(self) -> int:
+        """The greatest attempt that is known here of any open step; a hop that is to count carries a greater one."""
+        cells = [cell for step in self._cells for cell in self._of(step)]
+        return max([0, *self._floors.values(), *(max(cell.newest, cell.attempt) for cell in cells)])
+
+    def is_mine(self, microbatch: Microbatch) -> bool:
+        """Whether the newest route that is known names this replica."""
+        cell = self._cells.get(microbatch.step, {}).get(microbatch.index)
+        return cell is not None and cell.mine and microbatch.timeline == self.timeline
+
+    def concerns(self, microbatch: Microbatch, side: Direction, to: Hop) -> bool:
+        """Whether `to` still is the neighbour towards which a tensor or question goes: FORWARD next, BACKWARD before.
+
+        A neighbour that asked may be ahead of the route that is known here.
+        """
+        cell = self._cells.get(microbatch.step, {}).get(microbatch.index)
+        if cell is None or cell.route is None or microbatch.timeline != self.timeline:
+            return False
+        return to.attempt >= self._neighbour(cell.route, BACKWARD if side is FORWARD else FORWARD).attempt
 
     def story(self, step: int, index: int) -> list[str]:
         """Every transition of a microbatch here with its cause, of open and of the newest committed steps."""

@@ -93,6 +93,10 @@ class EvaluationTable:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def newest_attempt(self) -> int:
+        """The greatest attempt that is known here."""
+        return max((entry.attempt for entry in self._entries.values()), default=0)
+
     def route(self, command: Evaluate) -> tuple[EvaluationAction, ...]:
         """Take part, or learn that others do now; an older attempt and a version that is gone change nothing."""
         hop = command.hops[self._stage]

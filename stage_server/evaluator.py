@@ -65,6 +65,10 @@ class Evaluator:
         self._inputs: dict[Microbatch, Tensor] = {}
         self._orders: list[tuple[Microbatch, int, ComputeEvaluation]] = []  # a heap; may hold withdrawn ones
 
+    def newest_attempt(self) -> int:
+        """The greatest attempt that is known here."""
+        return self._table.newest_attempt()
+
     def route(self, command: Evaluate, ids: Ids) -> None:
         """Take part in a microbatch, or learn that others do."""
         actions = self._table.route(command)

@@ -60,6 +60,7 @@ class Options:
     http_port: int | None  # None = off
     data_dirs: tuple[Path, ...]  # the first that no other process uses
     connect_retry_s_max: float
+    orphan_timeout_s: float
     insecure: bool
     log_level: str
     log_format: LogFormat

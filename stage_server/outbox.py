@@ -27,6 +27,15 @@ class Packed:
     shape: tuple[int, ...]
     codec: str
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the payload."""
+        return memoryview(self.payload).nbytes
+
+
+NOTHING = Packed(b"", "", (), "none")
+"""What a question carries."""
+
 
 def pack(tensor: Tensor, codec_name: str) -> Packed:
     """Encode a tensor for the wire; to be called where computing is allowed."""
@@ -47,7 +56,7 @@ def describe(header: TensorHeader, packed: Packed) -> TensorHeader:
         dtype=packed.dtype,
         shape=packed.shape,
         codec=packed.codec,
-        total_bytes=memoryview(packed.payload).nbytes,
+        total_bytes=packed.size_bytes,
     )
 
 

@@ -10,6 +10,7 @@ what they say: it keeps the tensors, calls the device and hands finished tensors
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import assert_never
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stage_server.averaging import Mailbox, Mean, Self, run_round
+from stage_server.averaging import Self
 from stage_server.cell import (
     Action,
     Ask,
@@ -31,21 +32,23 @@ from stage_server.cell import (
     Report,
     Sealed,
 )
+from stage_server.deliveries import Deliveries
 from stage_server.device import Device
 from stage_server.evaluation import EmitEvaluation, EvaluationTable
 from stage_server.evaluator import Evaluator, Ids
+from stage_server.held import Hold
 from stage_server.intake import Intake
 from stage_server.loading import FetchCall, load_initial
-from stage_server.outbox import SLICE_CODEC, Packed, deliver, pack
+from stage_server.outbox import NOTHING, SLICE_CODEC, Packed, pack
+from stage_server.rounds import Rounds
 from stage_server.saving import StoreCall, capture, hand_over
 from swarm import codec
 from swarm.config import JobSpec
 from swarm.errors import (
     CorruptFrame,
     OutOfMemory,
-    PeerUnavailable,
     Refused,
-    SetMismatch,
+    SchedulerUnreachable,
     StaleMessage,
     SwarmError,
 )
@@ -53,7 +56,6 @@ from swarm.logs import Logger
 from swarm.messages import (
     AbortRound,
     Average,
-    Averaged,
     Commit,
     Committed,
     Evaluate,
@@ -61,9 +63,9 @@ from swarm.messages import (
     Failed,
     Loaded,
     LoadStage,
-    RoundFailed,
     Route,
     SaveStage,
+    StoreHeader,
     TensorHeader,
     UnitSize,
     Void,
@@ -74,10 +76,15 @@ from swarm.model.runtime import configure, is_slow_at_bfloat16, step_device
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState
 from swarm.rpc.peers import PeerLinks
-from swarm.types import Direction, Hop, Microbatch, Round, UnitName
+from swarm.types import Direction, Hop, Microbatch
 
 _KIND = {Direction.FORWARD: "activation", Direction.BACKWARD: "gradient"}
 _DIRECTION = {kind: direction for direction, kind in _KIND.items()}
+
+# Questions for what was lost between two neighbours are sent this often; what is lacking for less is on its way.
+REPAIR_S = 2.0
+HOLD_BYTES = 1 << 30
+STORE_AGAIN_S = 1.0
 
 ReplicaCommand = Route | Void | Average | AbortRound | Commit | SaveStage | Evaluate
 BuildStage = Callable[..., Stage]  # called as Stage is; simulations have one whose model is a few numbers
@@ -107,6 +114,7 @@ class Replica:
         tasks: asyncio.TaskGroup,
         metrics: StageServerMetrics,
         log: Logger,
+        hold_bytes: int = HOLD_BYTES,
     ) -> None:
         self.job = command.job
         self.timeline = command.timeline
@@ -147,16 +155,19 @@ class Replica:
         self._evaluator = Evaluator(
             table, stage, self._codec, device, emit, self._send_evaluation, self._ready, metrics
         )
-        self._mailbox = Mailbox()
         self._queued_s: dict[int, float] = {}
         self._batches: dict[Microbatch, _Batch] = {}
         self._inputs: dict[tuple[Microbatch, Direction], Tensor] = {}
-        self._outputs: dict[tuple[Microbatch, Direction], Packed] = {}
-        self._sealing: dict[int, list[Average]] = {}
-        self._rounds: dict[tuple[int, UnitName], asyncio.Task[None]] = {}
-        self._means: dict[tuple[int, UnitName, Round], Mean] = {}
-        self._work: set[asyncio.Task[None]] = set()
+        self._outputs: Hold[Packed] = Hold(hold_bytes)
+        self._work: dict[asyncio.Task[None], None] = {}  # ordered, unlike a set
+        self._deliveries = Deliveries(links, emit, self._start, log)
+        self._rounds = Rounds(me, stage, self._bits, device, links, emit, self.fail, self._start, metrics, log)
+        self._loaded: Loaded | None = None
+        self._committed: deque[Committed] = deque(maxlen=2)  # a commit is written when that of two steps ago is agreed
+        self._failed: Failed | None = None
+        self._saving: asyncio.Task[None] | None = None
         self._start(self._compute_forever())
+        self._start(self._repair_forever())
 
     @classmethod
     async def load(
@@ -173,6 +184,7 @@ class Replica:
         metrics: StageServerMetrics,
         log: Logger,
         build: BuildStage = Stage,
+        hold_bytes: int = HOLD_BYTES,
     ) -> Replica:
         """Build the stage on the device and report it; raises OutOfMemory if it does not fit, InvalidModel."""
         await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
@@ -180,9 +192,11 @@ class Replica:
         stage = await device.run(lambda: build(spec, command.stage, device.name, initial, step_on=command.step_on))
         steps_at = step_device(device.name, command.step_on)
         digest, probe = await device.run(lambda: (stage.digest(), probe_digest(spec.training, steps_at)))
-        replica = cls(command, spec, stage, me, device, links, emit, store, tasks, metrics, log)
+        replica = cls(command, spec, stage, me, device, links, emit, store, tasks, metrics, log, hold_bytes)
         units = tuple(UnitSize(name, layout.elements) for name, layout in stage.units.items())
-        emit(Loaded(command.job, command.timeline, command.stage, stage.version, digest, units, probe))
+        loaded = Loaded(command.job, command.timeline, command.stage, stage.version, digest, units, probe)
+        replica._loaded = loaded
+        emit(loaded)
         if spec.model.dtype == "bfloat16" and is_slow_at_bfloat16(device.name):
             hint = 'set model.dtype = "float32"'
             log.warning(f"{me.peer}: its CPU has no bfloat16 instructions, float32 is 2.5-3 times as fast: {hint}")
@@ -194,6 +208,22 @@ class Replica:
         for task in self._work:
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
+
+    # Sessions ----------------------------------------------------------------------------------------------------
+
+    def attach(self) -> tuple[Event, ...]:
+        """A new session begins: what was begun for the old one is given up; gives what the scheduler may have missed.
+
+        What the cells hold goes with `Hello`, which is to be made right after this.
+        """
+        self._stop_saving()  # the files may have gone to a scheduler that was killed
+        self._rounds.abort_all()
+        self._carry_out(self.cells.unseal_all())
+        return tuple(event for event in (self._loaded, *self._committed, self._failed) if event is not None)
+
+    def newest_attempt(self) -> int:
+        """The greatest attempt that is known here of anything open."""
+        return max(self.cells.newest_attempt(), self._evaluator.newest_attempt())
 
     # Commands ----------------------------------------------------------------------------------------------------
 
@@ -211,10 +241,12 @@ class Replica:
             case Commit():
                 await self._commit(command)
             case SaveStage():
+                self._stop_saving()
                 # Queued now: after the commit that made the version, before any other.
-                self._start(self._save(command, capture(command, self._stage, self._device)))
+                self._saving = self._start(self._save(command, capture(command, self._stage, self._device)))
             case Evaluate():
                 shape = (-1, self._spec.data.sequence_length)
+                self._deliveries.learn(command.hops)
                 self._evaluator.route(command, Ids(_ids(command.tokens, shape), _ids(command.targets, shape)))
             case _:
                 assert_never(command)
@@ -224,55 +256,26 @@ class Replica:
         if (hop.peer, hop.incarnation) == (self.me.peer, self.me.incarnation):
             shape = (-1, self._spec.data.sequence_length)
             self._batches.setdefault(route.microbatch, _Batch(_ids(route.tokens, shape), _ids(route.targets, shape)))
+        self._deliveries.learn(route.hops)
         self._carry_out(self.cells.route(route))
 
     def _average(self, command: Average) -> None:
-        self._sealing.setdefault(command.step, []).append(command)
-        self._carry_out(self.cells.seal(command.step))
-
-    def _begin_round(self, command: Average) -> None:
-        expected = next((member.digest for member in command.members if member.peer == self.me.peer), "")
-        held = self.cells.set_digest(command.step)
-        if held != expected:
-            self._round_failed(command, SetMismatch(f"expected set {expected}, this replica holds {held}"), "")
-            return
-        self._rounds[command.step, command.unit] = self._start(self._take_part(command))
-
-    async def _take_part(self, command: Average) -> None:
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        try:
-            mean = await run_round(command, self.me, self._stage, self._bits, self._device, self._links, self._mailbox)
-        except* TimeoutError:
-            self._round_failed(command, DeadlineOfRound(f"no answer within {command.timeout_s} s"), "")
-        except* OutOfMemory as group:
-            self.fail(_first(group))
-        except* SwarmError as group:
-            self._round_failed(command, _first(group), "")
-        else:
-            duration_s = loop.time() - started_s
-            self._means[command.step, command.unit, command.round] = mean
-            self._metrics.round_finished(self.me.stage, "averaged", duration_s)
-            self._emit(
-                Averaged(self.timeline, command.step, command.unit, command.round, mean.digest, mean.norms, duration_s)
-            )
-
-    def _round_failed(self, command: Average, error: SwarmError, accused: str) -> None:
-        self._metrics.round_finished(self.me.stage, "failed", 0.0)
-        self._log.warning("round failed", step=command.step, unit=command.unit, reason=str(error))
-        reason = f"{error.code}: {error}"
-        self._emit(RoundFailed(self.timeline, command.step, command.unit, command.round, reason, accused))
+        if command.step >= self.cells.version and self._rounds.take(command):
+            self._carry_out(self.cells.seal(command.step))
 
     def _abort(self, command: AbortRound) -> None:
-        waiting = self._sealing.get(command.step, [])
-        waiting[:] = [average for average in waiting if average.unit != command.unit]
-        task = self._rounds.pop((command.step, command.unit), None)
-        if task is not None:
-            task.cancel()
-        self._carry_out(self.cells.unseal(command.step))
+        if self._rounds.abort(command):
+            self._carry_out(self.cells.unseal(command.step))
 
     async def _commit(self, command: Commit) -> None:
-        means = {made.unit: self._means[command.step, made.unit, made.round] for made in command.rounds}
+        if command.step != self.cells.version:
+            # Older: a repeat. Newer: one before it was lost with a session, and both come again.
+            self._log.debug("commit out of order", step=command.step, version=self.cells.version)
+            return
+        means = self._rounds.means(command)
+        if means is None:
+            self.fail(StaleMessage(f"step {command.step} was averaged without this replica: it cannot follow"))
+            return
         gradients = {unit: mean.gradient for unit, mean in means.items() if unit in self._stage.units}
         # Queued before any computation that the cells hand out from here on: those find the new weights.
         applying = self._device.timed(
@@ -284,12 +287,9 @@ class Replica:
                 skip=command.skip,
             )
         )
-        self._mailbox.close(command.step)
-        for key in [key for key in self._means if key[0] <= command.step]:
-            del self._means[key]
-        for round_key in [key for key in self._rounds if key[0] <= command.step]:
-            del self._rounds[round_key]
-        self._sealing.pop(command.step, None)
+        self._rounds.close(command.step)
+        for old in [microbatch for microbatch in self._batches if microbatch.step <= command.step]:
+            del self._batches[old]
         self._carry_out(self.cells.commit(command.step, command.version))
         self._evaluator.commit(command.version)
         try:
@@ -298,10 +298,26 @@ class Replica:
             self.fail(error)
             return
         self._metrics.device_busy(applied.seconds)
-        self._emit(Committed(self.timeline, command.step, command.version, self.me.stage, applied.result))
+        committed = Committed(self.timeline, command.step, command.version, self.me.stage, applied.result)
+        self._committed.append(committed)
+        self._emit(committed)
 
     async def _save(self, command: SaveStage, captured: Awaitable[InitialState]) -> None:
-        self._emit(await hand_over(command, captured, self._spec, self.me, self._device, self._store, self._log))
+        store = self._store_patiently
+        self._emit(await hand_over(command, captured, self._spec, self.me, self._device, store, self._log))
+
+    def _stop_saving(self) -> None:
+        if self._saving is not None:
+            self._saving.cancel()
+
+    async def _store_patiently(self, header: StoreHeader, payload: bytes) -> str:
+        """Store, however long it takes until the scheduler can be reached."""
+        while True:
+            try:
+                return await self._store(header, payload)
+            except SchedulerUnreachable as error:
+                self._log.warning("stage not stored yet", stage=self.me.stage, reason=error.message)
+                await asyncio.sleep(STORE_AGAIN_S)
 
     # Tensors -----------------------------------------------------------------------------------------------------
 
@@ -321,7 +337,7 @@ class Replica:
                 if len(header.shape) != 1 or header.start + header.shape[0] > layout.elements:
                     raise Refused(f"slice {header.start}+{header.shape} leaves unit {header.unit}")
                 expected_bytes = codec.slice_bytes(header.dtype, header.shape[0])
-                self._mailbox.admit(header)
+                self._rounds.mailbox.admit(header)
             case "activation" | "gradient" | "evaluation":
                 if header.stage != self.me.stage:
                     raise Refused(f"a tensor for stage {header.stage} came to stage {self.me.stage}")
@@ -331,6 +347,8 @@ class Replica:
                     raise CorruptFrame(f"this job sends boundary tensors as {self._codec}, not {header.codec}")
                 expected_bytes = codec.encoded_bytes(header.dtype, header.shape, header.codec)
             case "need":
+                if header.stage != self.me.stage:
+                    raise Refused(f"a question to stage {header.stage} came to stage {self.me.stage}")
                 if header.wanted not in _DIRECTION or header.total_bytes:
                     raise CorruptFrame(f"a need names activation or gradient and has no bytes, not {header.wanted!r}")
             case _:
@@ -343,7 +361,7 @@ class Replica:
         microbatch = Microbatch(header.timeline, header.step, header.microbatch)
         match header.kind:
             case "part" | "mean":
-                self._mailbox.put(header, payload)
+                self._rounds.mailbox.put(header, payload)
             case "evaluation":
                 self._evaluator.receive(header, payload)
             case "need":
@@ -367,19 +385,17 @@ class Replica:
                 case Compute():
                     self._put(action)
                 case Emit():
-                    self._start(self._send(action))
-                case Ask(microbatch=microbatch, direction=direction, to=to, attempt=attempt):
-                    header = self._header("need", microbatch, self.me.stage, attempt, wanted=_KIND[direction])
-                    self._start(self._deliver(to, header, Packed(b"", "", (), "none")))
+                    self._send(action)
+                case Ask():
+                    self._ask(action)
                 case Forget(microbatch=microbatch):
                     self._forget(microbatch)
                 case DropOutput(microbatch=microbatch, direction=direction):
-                    self._outputs.pop((microbatch, direction), None)
+                    self._outputs.drop((microbatch, direction))
                 case ForgetSums(step=step):
                     self._device.run(lambda step=step: self._stage.void(step))  # type: ignore[misc]
                 case Sealed(step=step):
-                    for average in self._sealing.pop(step, []):
-                        self._begin_round(average)
+                    self._rounds.sealed(step, self.cells.set_digest(step))
                 case Report(event=event):
                     self._emit(event)
                 case _:
@@ -404,10 +420,11 @@ class Replica:
 
     def _forget(self, microbatch: Microbatch) -> None:
         self._intake.discard(microbatch)
-        self._batches.pop(microbatch, None)
+        if not self.cells.is_mine(microbatch):  # else it is done again, and no Route will bring tokens and targets
+            self._batches.pop(microbatch, None)
         for direction in Direction:
             self._inputs.pop((microbatch, direction), None)
-            self._outputs.pop((microbatch, direction), None)
+            self._outputs.drop((microbatch, direction))
         self._device.run(lambda: self._stage.drop(microbatch))
 
     async def _compute_forever(self) -> None:
@@ -469,35 +486,52 @@ class Replica:
         self._carry_out(self.cells.computed_backward(work, finite, done.seconds, waited_s))
 
     def _hold(self, microbatch: Microbatch, direction: Direction, output: Packed | None) -> None:
-        if output is not None and microbatch in self._batches:  # else forgotten while it was computed
-            self._outputs[microbatch, direction] = output
-
-    async def _send(self, emit: Emit) -> None:
-        packed = self._outputs.get((emit.microbatch, emit.direction))
-        if packed is None:  # committed or voided since
+        if output is None:
             return
-        stage = self.me.stage + (1 if emit.direction is Direction.FORWARD else -1)
-        header = self._header(_KIND[emit.direction], emit.microbatch, stage, emit.attempt)
-        await self._deliver(emit.to, header, packed)
+        for old, side in self._outputs.put((microbatch, direction), output):
+            self._metrics.output_evicted(self.me.stage)
+            self._carry_out(self.cells.evicted(old, side))
 
     def _send_evaluation(self, emit: EmitEvaluation, packed: Packed) -> None:
-        header = self._header("evaluation", emit.microbatch, self.me.stage + 1, emit.attempt)
-        self._start(self._deliver(emit.to, header, packed))
+        microbatch = emit.microbatch
+        oldest = microbatch.step + self._spec.pipeline.staleness
+        self._deliveries.send(
+            emit.to,
+            self._header("evaluation", microbatch, self.me.stage + 1, emit.attempt),
+            lambda: packed,
+            lambda: self.cells.version <= oldest,
+        )
 
-    async def _deliver(self, to: Hop, header: TensorHeader, packed: Packed) -> None:
-        try:
-            await deliver(self._links, to.address, header, packed)
-        except StaleMessage as error:
-            self._log.debug("neighbour has moved on", peer=to.peer, reason=str(error))
-        except PeerUnavailable as error:
-            self.fail(
-                PeerUnavailable(
-                    f"stage {self.me.stage} cannot reach {to.peer} at {to.address}: {error.message}",
-                    hint="check that stage servers can reach each other's --announce address",
-                )
-            )
-        except SwarmError as error:
-            self.fail(error)
+    async def _repair_forever(self) -> None:
+        """Ask for what was lost between two neighbours: whatever is lacking in two looks one after the other."""
+        before: set[tuple[Microbatch, Direction]] = set()
+        while True:
+            await asyncio.sleep(REPAIR_S)
+            asks = self.cells.lacking()
+            self._carry_out(tuple(ask for ask in asks if (ask.microbatch, ask.direction) in before))
+            before = {(ask.microbatch, ask.direction) for ask in asks}
+
+    def _send(self, emit: Emit) -> None:
+        microbatch, side = emit.microbatch, emit.direction
+        stage = self.me.stage + (1 if side is Direction.FORWARD else -1)
+        self._deliveries.send(
+            emit.to,
+            self._header(_KIND[side], microbatch, stage, emit.attempt),
+            lambda: self._outputs.get((microbatch, side)),
+            lambda: self.cells.concerns(microbatch, side, emit.to),
+        )
+
+    def _ask(self, ask: Ask) -> None:
+        microbatch = ask.microbatch
+        # x is asked of the stage before, g of the one behind.
+        side = Direction.BACKWARD if ask.direction is Direction.FORWARD else Direction.FORWARD
+        stage = self.me.stage + (1 if side is Direction.FORWARD else -1)
+        self._deliveries.send(
+            ask.to,
+            self._header("need", microbatch, stage, ask.attempt, wanted=_KIND[ask.direction]),
+            lambda: NOTHING,
+            lambda: self.cells.concerns(microbatch, side, ask.to),
+        )
 
     def _header(self, kind: str, microbatch: Microbatch, stage: int, attempt: int, *, wanted: str = "") -> TensorHeader:
         return TensorHeader(
@@ -522,27 +556,14 @@ class Replica:
         if isinstance(error, OutOfMemory):
             self._metrics.out_of_memory()
         self._log.error("cannot go on", error_code=error.code, reason=error.message)
-        self._emit(Failed(self.job, error.code, error.message, error.hint))
+        self._failed = Failed(self.job, error.code, error.message, error.hint)
+        self._emit(self._failed)
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = self._tasks.create_task(work)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        self._work[task] = None
+        task.add_done_callback(lambda done: self._work.pop(done, None))
         return task
-
-
-class DeadlineOfRound(SwarmError):
-    """A member did not deliver its slices within the round's deadline."""
-
-    code = "E1302"
-
-
-def _first(group: BaseExceptionGroup[SwarmError]) -> SwarmError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, SwarmError)
-    return error
 
 
 def _ids(raw: bytes, shape: tuple[int, int]) -> Tensor | None:

@@ -1,7 +1,8 @@
 """The stage server between its three doors: the session with the scheduler, tensors from neighbours, the device.
 
-It serves at most one job at a time. Without a session it has no job: until recovery exists, a broken session ends the
-job at the scheduler too, so the state is dropped and the server dials again, for ever, with growing pauses.
+It serves at most one job at a time. When the session breaks, the replica stays and works on with its neighbours, for
+`orphan_timeout_s`; the server dials again, for ever, and says in Hello what it holds. The scheduler then brings it up
+to date, or releases it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from stage_server.averaging import Self
 from stage_server.device import Device
 from stage_server.outgoing import Outgoing
-from stage_server.replica import BuildStage, Replica
+from stage_server.replica import HOLD_BYTES, BuildStage, Replica
 from swarm.config import spec_from_json
 from swarm.errors import IncompatibleVersion, OutOfMemory, SchedulerUnreachable, StaleMessage, SwarmError
 from swarm.logs import Logger
@@ -52,6 +53,9 @@ from swarm.rpc.session import SchedulerLink
 from swarm.types import JobId, PeerId
 
 REDIAL_S = 0.2  # after a session that was welcomed and ended
+REDIAL_WITH_JOB_S_MAX = 1.0  # others wait for us
+ORPHAN_TIMEOUT_S = 600.0
+NO_JOB = JobId("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class StageServer:
         *,
         connect_retry_s_max: float = 60.0,
         build: BuildStage = Stage,
+        orphan_timeout_s: float = ORPHAN_TIMEOUT_S,
+        hold_bytes: int = HOLD_BYTES,
     ) -> None:
         self._identity = identity
         self._device = device
@@ -94,14 +100,22 @@ class StageServer:
         self._tasks = tasks
         self._metrics = metrics
         self._log = log
-        self._connect_retry_s_max = connect_retry_s_max
+        self._connect_retry = wait_random_exponential(multiplier=0.2, max=connect_retry_s_max)
         self._build = build
+        self._orphan_timeout_s = orphan_timeout_s
+        self._hold_bytes = hold_bytes
         self._outgoing = Outgoing()
         self._link: SchedulerLink | None = None
         self._replica: Replica | None = None
-        self._job = JobId("")  # loading or loaded
+        self._load_stage: LoadStage | None = None  # loading or loaded
+        self._reported = NO_JOB  # the job that the newest Hello told of
         self._loading: asyncio.Task[None] | None = None
         self._epoch = 0
+
+    @property
+    def _job(self) -> JobId:
+        """The job whose stage is loading or loaded."""
+        return NO_JOB if self._load_stage is None else self._load_stage.job
 
     @property
     def is_attached(self) -> bool:
@@ -110,26 +124,45 @@ class StageServer:
 
     async def serve(self) -> None:
         """Stay attached to a scheduler, whatever happens to it; returns only by cancellation or IncompatibleVersion."""
-        while True:
-            retrying = AsyncRetrying(
-                retry=retry_if_exception_type(SchedulerUnreachable),
-                wait=wait_random_exponential(multiplier=0.2, max=self._connect_retry_s_max),
-                before_sleep=self._say_why,
-            )
+        try:
+            while True:
+                await self._one_session()
+                await asyncio.sleep(REDIAL_S)
+        finally:
+            await self._drop("the stage server stops")
+
+    async def _one_session(self) -> None:
+        """Dial until a scheduler welcomes us, and serve it until the session ends."""
+        orphaned = self._tasks.create_task(self._give_up_job())
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(SchedulerUnreachable), wait=self._pause_s, before_sleep=self._say_why
+        )
+        try:
             async for attempt in retrying:
                 with attempt:
-                    await self._session()
-            await asyncio.sleep(REDIAL_S)
+                    await self._session(orphaned)
+        finally:
+            orphaned.cancel()
+
+    def _pause_s(self, state: RetryCallState) -> float:
+        pause_s = self._connect_retry(state)
+        return pause_s if self._load_stage is None else min(pause_s, REDIAL_WITH_JOB_S_MAX)
+
+    async def _give_up_job(self) -> None:
+        await asyncio.sleep(self._orphan_timeout_s)
+        await self._drop(f"no scheduler for {self._orphan_timeout_s:g} s")
 
     def _say_why(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         self._log.warning("scheduler not reached", reason=str(error), attempt=state.attempt_number)
 
-    async def _session(self) -> None:
-        """One session from dialling to its end; SchedulerUnreachable only if it never began."""
+    async def _session(self, orphaned: asyncio.Task[None]) -> None:
+        """One session from dialling to its end; SchedulerUnreachable only if it never began.
+
+        `orphaned` waits to drop the job; a scheduler that welcomes us ends the wait.
+        """
         address = await self._find_scheduler()
         link = self._dial(address)
-        self._outgoing = Outgoing()
         welcomed = False
         heart: asyncio.Task[None] | None = None
         try:
@@ -137,10 +170,15 @@ class StageServer:
                 async for epoch, command in commands:
                     if epoch < self._epoch:
                         self._log.warning("command of an older scheduler refused", epoch=epoch, newest=self._epoch)
-                        continue
+                        if welcomed:
+                            continue
+                        raise StaleMessage(f"the scheduler at {address} was superseded by epoch {self._epoch}")
                     self._epoch = epoch
                     if isinstance(command, Welcome):
+                        if self._job != self._reported:
+                            raise StaleMessage("the job was given up while the scheduler was dialled")
                         welcomed = True
+                        orphaned.cancel()
                         self._link = link
                         heart = self._tasks.create_task(self._beat(command.heartbeat_s))
                         self._log.info("attached to scheduler", scheduler=address, peer=command.peer, epoch=epoch)
@@ -160,11 +198,15 @@ class StageServer:
             self._link = None
             if heart is not None:
                 heart.cancel()
-            await self._drop("the session ended")
             await link.close()
 
     async def _events(self) -> AsyncGenerator[Event, None]:
-        identity = self._identity
+        identity, replica = self._identity, self._replica
+        load = self._load_stage
+        # What was not sent in the last session is in what Hello reports, made in the same breath.
+        self._outgoing, self._reported = Outgoing(), self._job
+        for event in () if replica is None else replica.attach():
+            self._outgoing.put(event)
         yield Hello(
             peer=identity.peer,
             incarnation=identity.incarnation,
@@ -176,12 +218,16 @@ class StageServer:
             threads=identity.threads,
             memory_bytes=identity.memory_bytes,
             pinned_stage=identity.pinned_stage,
-            job=JobId(""),
-            timeline=0,
-            version=0,
+            job=self._job,
+            timeline=load.timeline if load else 0,
+            version=replica.cells.version if replica else load.version if load else 0,
+            cells=replica.cells.open_cells() if replica else (),
+            stage=load.stage if load else 0,
+            attempt=replica.newest_attempt() if replica else 0,
         )
+        outgoing = self._outgoing
         while True:
-            yield await self._outgoing.get()
+            yield await outgoing.get()
 
     async def _beat(self, heartbeat_s: float) -> None:
         sequence = 0
@@ -203,7 +249,7 @@ class StageServer:
         match command:
             case LoadStage():
                 await self._drop("another job")
-                self._job = command.job
+                self._load_stage = command
                 # A task of its own: who releases the job meanwhile need not wait until it is loaded.
                 self._loading = self._tasks.create_task(self._load(command))
             case Release():
@@ -237,12 +283,18 @@ class StageServer:
                 self._metrics,
                 self._log.bind(job_id=command.job, stage=command.stage),
                 self._build,
+                self._hold_bytes,
             )
+        except SchedulerUnreachable as error:
+            # What it loads from went away with the session; the next one begins without the job, and it comes again.
+            self._log.warning("stage not loaded", job_id=command.job, reason=error.message)
+            self._load_stage = None
         except SwarmError as error:
             if isinstance(error, OutOfMemory):
                 self._metrics.out_of_memory()
             self._log.error("stage not loaded", job_id=command.job, error_code=error.code, reason=error.message)
             self.emit(Failed(command.job, error.code, error.message, error.hint))
+            self._load_stage = None
 
     async def _store(self, header: StoreHeader, payload: bytes) -> str:
         if self._link is None:
@@ -257,7 +309,7 @@ class StageServer:
                 yield chunk
 
     async def _drop(self, reason: str) -> None:
-        job, self._job = self._job, JobId("")
+        job, self._load_stage = self._job, None
         loading, self._loading = self._loading, None
         if loading is not None and not loading.done():
             # What the device builds right now comes to its end there, but nobody takes it.

@@ -51,6 +51,8 @@ class Hello:
     timeline: int
     version: int
     cells: tuple[ReportedCell, ...] = ()
+    stage: int = 0  # meant only with a job
+    attempt: int = 0  # the greatest that is known here of any open step: new hops must carry a greater one
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,18 @@ class RoundFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Undelivered:
+    """A boundary tensor or a question does not reach the hop (`to`, `attempt`) of `stage`: this accuses the link."""
+
+    microbatch: Microbatch
+    stage: int
+    to: PeerId
+    attempt: int
+    reason: str
+    evaluation: bool = False  # an activation of an evaluation microbatch
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """The optimizer ran for `step`; the replica now holds `version` with this digest of parameters and optimizer."""
 
@@ -213,6 +227,7 @@ Event: TypeAlias = (
     | Logged
     | Leaving
     | Evaluated
+    | Undelivered
 )
 
 

@@ -11,7 +11,7 @@ from any thread. Floats of the form `*_unix_s` are seconds since the epoch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from prometheus_client import (
     CollectorRegistry,
@@ -34,6 +34,7 @@ OTHER = "other"
 
 DIRECTIONS = ("forward", "backward")
 TRAFFIC_DIRECTIONS = ("sent", "received")
+REASONS = ("timeout", "refused", "oom", "checksum", "draining", "gone")
 TRAFFIC_KINDS = ("activation", "gradient", "state")
 CHECKPOINT_FAILURES = ("disk_full", "storage", "peer", "timeout")
 ROUND_OUTCOMES = ("averaged", "failed", "aborted")
@@ -106,6 +107,18 @@ class SchedulerMetrics:
         self._violations = Counter(
             "swarm_ledger_violations_total", "Refused set digests; 0 in health", job, registry=registry
         )
+        self._replayed = Counter(
+            "swarm_microbatches_replayed_total",
+            "Hops done again because their replica was lost",
+            ("job_id", "stage"),
+            registry=registry,
+        )
+        self._duplicates = Counter(
+            "swarm_duplicates_discarded_total", "Late repeats that were ignored", job, registry=registry
+        )
+        self._reroutes = Counter(
+            "swarm_reroutes_total", "Hops taken from a replica", ("job_id", "stage", "reason"), registry=registry
+        )
         self._routed = Counter(
             "swarm_route_decisions_total", "Times a peer was picked for a hop", ("stage", "peer"), registry=registry
         )
@@ -139,7 +152,7 @@ class SchedulerMetrics:
         )
         self._known_peers: set[str] = set()
         self._peer_groups: set[tuple[str, str]] = set()
-        self._violations_seen: dict[str, int] = {}
+        self._totals_seen: dict[tuple[str, ...], int] = {}
         self._last_commit_unix_s: dict[str, float] = {}
 
     @property
@@ -209,10 +222,25 @@ class SchedulerMetrics:
 
     def ledger_violations(self, job_id: str, total: int) -> None:
         """The ledger counted `total` violations so far; a smaller number than before changes nothing."""
-        before = self._violations_seen.get(job_id, 0)
+        self._raise_to(self._violations, (job_id,), total)
+
+    def recovery(
+        self, job_id: str, replayed: Sequence[int], reroutes: Mapping[tuple[int, str], int], duplicates: int
+    ) -> None:
+        """Totals so far: contributions done again per stage, hops moved by (stage, reason), late repeats ignored."""
+        for stage, total in enumerate(replayed):
+            self._raise_to(self._replayed, (job_id, str(stage)), total)
+        for (stage, reason), total in reroutes.items():
+            self._raise_to(self._reroutes, (job_id, str(stage), reason if reason in REASONS else OTHER), total)
+        self._raise_to(self._duplicates, (job_id,), duplicates)
+
+    def _raise_to(self, counter: Counter, labels: tuple[str, ...], total: int) -> None:
+        """Let a counter follow a total that is kept elsewhere; a smaller one than before changes nothing."""
+        key = (counter._name, *labels)
+        before = self._totals_seen.get(key, 0)
         if total > before:
-            self._violations.labels(job_id).inc(total - before)
-            self._violations_seen[job_id] = total
+            counter.labels(*labels).inc(total - before)
+            self._totals_seen[key] = total
 
     def checkpoint_kept(self, job_id: str, *, duration_s: float, time_unix_s: float, size_bytes: int) -> None:
         """A checkpoint is complete and was read back."""
@@ -283,12 +311,15 @@ class SchedulerMetrics:
             self._checkpoint_success,
             self._checkpoint_failures,
             self._checkpoint_size,
+            self._replayed,
+            self._reroutes,
+            self._duplicates,
             self._peers,
         ):
             _remove_series(metric, job_id, 0)
         self._known_jobs.discard(job_id)
         self._peer_groups = {group for group in self._peer_groups if group[0] != job_id}
-        self._violations_seen.pop(job_id, None)
+        self._totals_seen = {key: total for key, total in self._totals_seen.items() if key[1] != job_id}
         self._last_commit_unix_s.pop(job_id, None)
 
     def forget_peer(self, peer: str) -> None:
@@ -355,6 +386,9 @@ class StageServerMetrics:
         self._rounds = Counter(
             "swarm_averaging_rounds_total", "Averaging rounds by outcome", ("stage", "outcome"), registry=registry
         )
+        self._evicted = Counter(
+            "swarm_outputs_evicted_total", "Held outputs dropped for memory", ("stage",), registry=registry
+        )
         for direction in TRAFFIC_DIRECTIONS:
             for kind in TRAFFIC_KINDS:
                 self._network.labels(direction, kind)
@@ -386,6 +420,10 @@ class StageServerMetrics:
     def waited(self, stage: int, direction: str, seconds: float) -> None:
         """One computation waited so long for the device."""
         self._queue_wait.labels(str(stage), direction).observe(seconds)
+
+    def output_evicted(self, stage: int) -> None:
+        """A boundary tensor that was held for a neighbour was dropped to save memory."""
+        self._evicted.labels(str(stage)).inc()
 
     def transferred(self, direction: str, kind: str, wire_bytes: int, uncompressed_bytes: int | None = None) -> None:
         """A tensor was "sent" or "received"; kind is "activation", "gradient" or "state"."""

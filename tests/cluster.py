@@ -78,8 +78,9 @@ class Process:
 class Cluster:
     """A scheduler and its stage servers; use as a context manager."""
 
-    def __init__(self, folder: Path, *, broker: str = "none") -> None:
+    def __init__(self, folder: Path, *scheduler_flags: str, broker: str = "none") -> None:
         self.folder = folder
+        self.scheduler_flags = scheduler_flags
         self.broker = broker
         self.servers: dict[str, Process] = {}
 
@@ -93,6 +94,7 @@ class Cluster:
             "scheduler",
             *("--listen", listen, "--http-port", "0", "--broker", self.broker),
             *("--data-dir", str(self.folder / "scheduler")),
+            *self.scheduler_flags,
         )
         self.address = self.scheduler.wait_ready()["address"]
         self.channel = connect_sync(self.address)

@@ -106,45 +106,77 @@ class Rig:
     """A running system; made by `start`, within a TaskGroup of the caller."""
 
     network: SimNetwork
-    jobs: Jobs
-    membership: Membership
-    sessions: Sessions
-    store: Store
-    metrics: SchedulerMetrics
+    tokens: Tokens
+    tasks: asyncio.TaskGroup
+    rng: Random
+    database: str
+    jobs: Jobs = field(init=False)
+    membership: Membership = field(init=False)
+    sessions: Sessions = field(init=False)
+    store: Store = field(init=False)
+    metrics: SchedulerMetrics = field(init=False)
+    scheduler: asyncio.Task[None] = field(init=False)
     servers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
 
     @classmethod
     async def start(
-        cls, tokens: Tokens, peers: int, tasks: asyncio.TaskGroup, rng: Random, *, duplicate_ratio: float = 0.2
+        cls,
+        tokens: Tokens,
+        peers: int,
+        tasks: asyncio.TaskGroup,
+        rng: Random,
+        *,
+        duplicate_ratio: float = 0.2,
+        database: str = "sqlite://",
     ) -> Rig:
-        network = SimNetwork(rng, duplicate_ratio=duplicate_ratio)
-        store = await Store.open("sqlite://", None)
-        membership = Membership()
-        log = get_logger("rig")
-        metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
-        loop = asyncio.get_running_loop()
-        sessions: Sessions
-        jobs = Jobs(
-            store,
-            membership,
-            tokens.root,
-            None,
-            lambda peer, command: sessions.send(peer, command),
-            NoAnnouncer(),
-            metrics,
-            tasks,
-            Random(rng.random()),
-            lambda: WALL_START_UNIX_S + loop.time(),
-            log,
-        )
-        sessions = Sessions(store.epoch, membership, jobs, jobs.store_stage, jobs.fetch, tasks, log)
-        network.add_handler(SCHEDULER, sessions)
-        rig = cls(network, jobs, membership, sessions, store, metrics)
-        tasks.create_task(jobs.dispatch())
-        tasks.create_task(sessions.watch())
+        """`database` is a URL; one in memory ends with the scheduler."""
+        rig = cls(SimNetwork(rng, duplicate_ratio=duplicate_ratio), tokens, tasks, rng, database)
+        await rig.start_scheduler()
         for number in range(peers):
             rig.add_peer(PeerId(f"peer-{number}"), tasks, Random(rng.random()))
         return rig
+
+    async def start_scheduler(self) -> None:
+        """Start a scheduler on the database, at the address that stage servers dial."""
+        started = asyncio.Event()
+        self.scheduler = self.tasks.create_task(self._run_scheduler(started))
+        await started.wait()
+
+    async def _run_scheduler(self, started: asyncio.Event) -> None:
+        log, loop = get_logger("rig"), asyncio.get_running_loop()
+        self.store = await Store.open(self.database, None)
+        self.membership = membership = Membership()
+        self.metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
+        async with asyncio.TaskGroup() as tasks:
+            sessions: Sessions
+            self.jobs = jobs = Jobs(
+                self.store,
+                membership,
+                self.tokens.root,
+                None,
+                lambda peer, command: sessions.send(peer, command),
+                NoAnnouncer(),
+                self.metrics,
+                tasks,
+                Random(self.rng.random()),
+                lambda: WALL_START_UNIX_S + loop.time(),
+                log,
+            )
+            self.sessions = sessions = Sessions(
+                self.store.epoch, membership, jobs, jobs.store_stage, jobs.fetch, tasks, log
+            )
+            await jobs.load()
+            self.network.add_handler(SCHEDULER, sessions)
+            tasks.create_task(jobs.dispatch())
+            tasks.create_task(sessions.watch())
+            started.set()
+
+    async def kill_scheduler(self) -> None:
+        """The scheduler is gone, as with kill -9: nothing more is written, no connection is closed in order."""
+        self.jobs.stop()
+        self.network.kill(SCHEDULER)
+        self.scheduler.cancel()
+        await asyncio.wait({self.scheduler})
 
     def add_peer(
         self,

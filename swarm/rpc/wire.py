@@ -168,7 +168,7 @@ def _open(pb: Any, kinds: Mapping[str, type[Any]]) -> Any:
 # The rules ------------------------------------------------------------------------------------------------------------
 
 _ID = re.compile(r"[A-Za-z0-9_.:@-]*")
-_IDS = frozenset({"accused", "job", "peer", "sender", "unit"})
+_IDS = frozenset({"accused", "job", "peer", "sender", "to", "unit"})
 _ONE_OF: Mapping[str, frozenset[str]] = {
     "kind": frozenset({"activation", "gradient", "evaluation", "part", "mean", "need"}),
     "wanted": frozenset({"", "activation", "gradient"}),

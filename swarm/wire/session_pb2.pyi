@@ -51,7 +51,7 @@ class ReportedCell(_message.Message):
     def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., attempt: _Optional[int] = ..., accumulated: _Optional[bool] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated")
+    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated", "undelivered")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class Event(_message.Message):
     LOGGED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    UNDELIVERED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     loaded: Loaded
@@ -76,10 +77,11 @@ class Event(_message.Message):
     logged: Logged
     leaving: Leaving
     evaluated: Evaluated
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ...) -> None: ...
+    undelivered: Undelivered
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells")
+    __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells", "stage", "attempt")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +96,8 @@ class Hello(_message.Message):
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     protocol: int
@@ -108,7 +112,9 @@ class Hello(_message.Message):
     timeline: int
     version: int
     cells: _containers.RepeatedCompositeFieldContainer[ReportedCell]
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol: _Optional[int] = ..., product: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pinned_stage: _Optional[int] = ..., job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., cells: _Optional[_Iterable[_Union[ReportedCell, _Mapping]]] = ...) -> None: ...
+    stage: int
+    attempt: int
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol: _Optional[int] = ..., product: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pinned_stage: _Optional[int] = ..., job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., cells: _Optional[_Iterable[_Union[ReportedCell, _Mapping]]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence",)
@@ -213,6 +219,22 @@ class RoundFailed(_message.Message):
     reason: str
     accused: str
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., reason: _Optional[str] = ..., accused: _Optional[str] = ...) -> None: ...
+
+class Undelivered(_message.Message):
+    __slots__ = ("microbatch", "stage", "to", "attempt", "reason", "evaluation")
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    microbatch: Microbatch
+    stage: int
+    to: str
+    attempt: int
+    reason: str
+    evaluation: bool
+    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., stage: _Optional[int] = ..., to: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ..., evaluation: _Optional[bool] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("timeline", "step", "version", "stage", "digest")

@@ -1,4 +1,4 @@
-"""What happens when a process of a running job goes away: an error that names it, soon, and a pool that works on."""
+"""What happens when a process of a running job goes away: others do its work, or an error names it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from swarm.config import JobSpec
 from swarm.data import ByteTokenizer
 from swarm.partition import resolve
+from swarm.reference import train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.cluster import Cluster, RpcError
 from tests.rig import Tokens, small_spec, write_text
@@ -18,35 +20,74 @@ from tests.rig import Tokens, small_spec, write_text
 END_S_MAX = 30.0
 
 
-def long_job(source: Path, **changes: object) -> JobSpec:
-    spec = small_spec(source, pipeline__stages=2, training__steps=100_000, **changes)
+def long_job(source: Path) -> JobSpec:
+    return job_of(source, steps=100_000)
+
+
+def job_of(source: Path, steps: int) -> JobSpec:
+    spec = small_spec(source, pipeline__stages=2, training__steps=steps)
     return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
 
 
+def job_view(cluster: Cluster, job: str) -> pb.JobView:
+    return cluster.jobs.Get(pb.JobRequest(job=job), timeout=10)
+
+
 @pytest.mark.timeout(400)
-def test_a_lost_stage_server_ends_the_job_with_its_name_and_the_rest_serve_the_next(tmp_path: Path) -> None:
+def test_the_last_replica_of_a_stage_ends_the_job_with_its_name_and_the_rest_serve_the_next(tmp_path: Path) -> None:
     spec = long_job(write_text(tmp_path))
     tokens = Tokens.make(tmp_path / "tokens", spec)
-    with Cluster(tmp_path) as cluster:
-        cluster.add_servers(4)
-        for number in (signal.SIGKILL, signal.SIGSTOP):
+    with Cluster(tmp_path, "--grace", "2") as cluster:
+        cluster.add_servers(2)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
             job = cluster.submit(spec, tokens.manifest)
             cluster.wait_for_step(job.id, 3)
             victim = cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=10).stages[1].peers[0]
-            started_s = time.monotonic()
             cluster.servers[victim].kill(number)
             view = cluster.wait(job.id, timeout_s=END_S_MAX)
             assert view.state == "failed", f"{view.reason}\n{cluster.tails()}"
             assert victim in view.reason
             assert "stage 1" in view.reason
             assert view.hint
-            assert time.monotonic() - started_s < END_S_MAX
             if number is signal.SIGSTOP:
                 cluster.servers[victim].kill(signal.SIGCONT)
 
+        cluster.add_servers(1)
         short = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": 2})})
         view = cluster.wait(cluster.submit(short, tokens.manifest).id)
         assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+
+
+@pytest.mark.timeout(400)
+def test_frozen_killed_and_restarted_processes_do_not_change_a_bit(tmp_path: Path) -> None:
+    spec = job_of(write_text(tmp_path), steps=150)
+    tokens = Tokens.make(tmp_path / "tokens", spec)
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    with Cluster(tmp_path) as cluster:
+        cluster.add_servers(5)
+        job = cluster.submit(spec, tokens.manifest)
+
+        cluster.wait_for_step(job.id, 5)
+        pools = {stage.stage: list(stage.peers) for stage in job_view(cluster, job.id).stages}
+        frozen, killed = pools[0][0], max(pools.values(), key=len)[-1]
+        cluster.servers[frozen].kill(signal.SIGSTOP)
+        time.sleep(4.0)  # suspect after 2.5 s; others do its work
+        cluster.servers[frozen].kill(signal.SIGCONT)
+
+        cluster.wait_for_step(job.id, job_view(cluster, job.id).step + 5)
+        cluster.restart_scheduler()
+        restarted_s = time.monotonic()
+        before = job_view(cluster, job.id)
+        assert before.state == "running", before.reason
+        cluster.wait_for_step(job.id, before.step + 1)
+        print(f"stepping again {time.monotonic() - restarted_s:.1f} s after the restart")
+
+        cluster.servers[killed].kill(signal.SIGKILL)
+        view = cluster.wait(job.id)
+        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        assert view.weights_sha256 == expected.sha256
+        assert view.step == 150
+        assert view.loss == expected.losses[-1]
 
 
 @pytest.mark.timeout(200)
@@ -68,9 +109,11 @@ def test_a_job_can_be_cancelled_and_a_restarted_scheduler_knows_what_was(tmp_pat
         cluster.restart_scheduler()
         views = {view.id: view for view in cluster.jobs.List(pb.ListRequest(all=True), timeout=10).jobs}
         assert views[job.id].state == "cancelled"
-        assert views[running.id].state == "failed"
-        assert "restarted" in views[running.id].reason
+        assert views[running.id].state == "running"
         assert views[running.id].step >= 2
+        cluster.wait_for_step(running.id, views[running.id].step + 2)
+        cluster.jobs.Cancel(pb.CancelRequest(job=running.id), timeout=10)
+        assert cluster.wait(running.id).state == "cancelled"
 
 
 def test_a_job_without_enough_peers_says_what_it_waits_for(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ really added and what the commits make effective, `Twin` is a ledger too simple 
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -492,6 +493,10 @@ class World:
             choices += [("result", server)] * bool(server.results)
             choices += [("take", server)] * (len(server.intake) > 0 and server.running is None)
         total = len(choices) + min(len(self.frames), 4) + len(self.rows)
+        if not total and self.brain.due_s < math.inf:
+            self.now_s = self.brain.due_s
+            self.heed(self.brain.tick(self.now_s))
+            return True
         if not total:
             return False
         pick = rng.randrange(total)

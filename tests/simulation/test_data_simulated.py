@@ -56,7 +56,7 @@ def run_swarm(spec: JobSpec, tokens: Tokens, files: dict[str, bytes]) -> tuple[s
                 view = await service.Submit(request, SimpleNamespace())  # type: ignore[arg-type]
                 job = rig.jobs.find(view.id)
                 await rig.finished(job)
-                (model,) = rig.jobs.checkpoints(job.record.id).glob("step-*/model")
+                (model,) = (tokens.root / "jobs" / job.record.id / "checkpoints").glob("step-*/model")
                 result = job.record.weights_sha256, {path.name: path.read_bytes() for path in model.iterdir()}
                 await rig.network.close()
                 raise Done

@@ -247,7 +247,8 @@ def test_a_failed_job_goes_on_from_its_newest_checkpoint_and_leaves_the_other_fu
         while not scene.checkpoints(job):
             await asyncio.sleep(0.01)
         await scene.until_step(job, 3)
-        rig.kill(PeerId("peer-1"))
+        for peer in list(job.stages[1]):
+            rig.kill(peer)
         await scene.until_state(job, JobState.FAILED)
         assert f"swarm resume {job.record.id}" in job.record.hint
         done = job.progress.steps_done

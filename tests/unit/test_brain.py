@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.averaging import ROUNDS_MAX
 from scheduler.brain import (
     BrainSettings,
     CommitRow,
@@ -23,7 +24,6 @@ from scheduler.brain import (
     WriteCommit,
 )
 from scheduler.saving import PublishCheckpoint
-from scheduler.step import ROUNDS_MAX
 from scheduler.wiring import WIRINGS
 from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
 from swarm.messages import (
@@ -506,16 +506,45 @@ def test_a_round_that_fails_on_a_link_is_run_again_under_the_next_number() -> No
     assert swarm.hear(B, failed) == [], "and so is its failure"
 
 
-def test_a_round_that_keeps_failing_fails_the_job_and_names_the_accused() -> None:
-    swarm = Swarm()
+def test_of_a_pair_that_keeps_failing_one_leaves_and_its_work_is_done_again() -> None:
+    swarm = Swarm(recover=True)
     swarm.until_averaging()
     for number in range(ROUNDS_MAX):
-        assert not any(isinstance(one, Fail) for one in swarm.outputs), number
+        assert not swarm.pop(Release), number
+        swarm.take(swarm.brain.tick(10.0 * number))
         average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
-        swarm.hear(A, RoundFailed(0, 0, S0, average.round, "E1101: no answer", "b"))
-    assert "unit stage-0, step 0, failed 4 times: stage server a (stage 0) says E1101: no answer (accuses b)" in (
-        swarm.failure.message
-    )
+        swarm.take(swarm.brain.handle(A, RoundFailed(0, 0, S0, average.round, "E1101: no answer", "b"), 10.0 * number))
+        if number in range(1, ROUNDS_MAX - 1):
+            assert swarm.brain.due_s > 10.0 * number, "it is not repeated at once"
+    ((leaver, _),) = swarm.pop(Release)
+    assert leaver in (A, B)
+    assert any("cannot average with the others" in one.message for one in swarm.outputs if isinstance(one, Note))
+    swarm.answer(Route)
+    assert {peer for peer, _ in swarm.pop(Average)} == {A, B, C, D} - {leaver}
+
+
+def test_two_that_cannot_reach_each_other_average_through_a_third() -> None:
+    third = PeerId("a3")
+    swarm = Swarm({A: 0, B: 0, third: 0, C: 1}, recover=True)
+    swarm.until_averaging()
+    average = next(command for peer, command in swarm.pop(Average) if peer == A)
+    swarm.hear(A, RoundFailed(0, 0, S0, average.round, "E1302: b took no part", "b"))
+    (again, *_) = (command for peer, command in swarm.pop(Average) if peer == A)
+    assert [(member.peer, member.stop > member.start) for member in again.members] == [
+        (A, False),
+        (third, True),
+        (B, False),
+    ]
+
+
+def test_a_round_that_fails_for_no_ones_link_fails_the_job_where_no_replica_can_be_spared() -> None:
+    swarm = Swarm({A: 0, C: 1}, recover=True)
+    swarm.until_averaging()
+    for number in range(ROUNDS_MAX):
+        swarm.take(swarm.brain.tick(10.0 * number))
+        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
+        swarm.take(swarm.brain.handle(A, RoundFailed(0, 0, S0, average.round, "E1200: sizes", ""), 10.0 * number))
+    assert "unit stage-0, step 0, failed: stage server a (stage 0) says E1200: sizes, 4 times" in swarm.failure.message
 
 
 def test_a_member_that_refuses_its_set_is_void_and_its_work_is_done_again() -> None:

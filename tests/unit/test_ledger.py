@@ -77,7 +77,7 @@ def test_void_strikes_all_that_a_replica_did_and_what_it_says_later_about_it() -
     assert ledger.orphans(0) == [(0, [0]), (1, [0])]
     assert ledger.attempt(0) == 2
     assert ledger.accumulated(A, done(1)) is Verdict.STALE, "it was on its way when the void was decided"
-    assert (ledger.replayed, ledger.outstanding(A), ledger.in_flight()) == (1, 0, 2)
+    assert (sum(ledger.replayed), ledger.outstanding(A), ledger.in_flight()) == (1, 0, 2)
     ledger.reroute(0, 0, 0, hop(A, ledger.next_attempt(0)), "refill")
     assert ledger.accumulated(A, done(0, attempt=3)) is Verdict.COUNTED
     ledger.validate()

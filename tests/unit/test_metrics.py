@@ -35,6 +35,9 @@ SCHEDULER = {
     "swarm_checkpoint_last_success_timestamp_seconds": {"job_id"},
     "swarm_checkpoint_failures_total": {"job_id", "reason"},
     "swarm_checkpoint_size_bytes": {"job_id"},
+    "swarm_microbatches_replayed_total": {"job_id", "stage"},
+    "swarm_reroutes_total": {"job_id", "stage", "reason"},
+    "swarm_duplicates_discarded_total": {"job_id"},
     "swarm_route_decisions_total": {"stage", "peer"},
     "swarm_peers": {"job_id", "stage", "state"},
     "swarm_peer_info": {"peer", "version", "device"},
@@ -52,6 +55,7 @@ STAGE_SERVER = {
     "swarm_network_uncompressed_bytes_total": {"direction", "kind"},
     "swarm_averaging_duration_seconds": {"stage"},
     "swarm_averaging_rounds_total": {"stage", "outcome"},
+    "swarm_outputs_evicted_total": {"stage"},
 }
 
 
@@ -69,6 +73,8 @@ def _with_a_job() -> SchedulerMetrics:
     metrics = SchedulerMetrics("0.1.0", 1)
     metrics.job_opened("j1", "llama")
     metrics.job_state("j1", JobState.RUNNING)
+    metrics.recovery("j1", (0, 2), {(1, "gone"): 3}, 1)
+    metrics.recovery("j1", (0, 2), {(1, "gone"): 3}, 1)
     for step in (1, 2):
         metrics.step_committed(
             "j1",
@@ -101,6 +107,7 @@ def test_a_stage_server_serves_the_promised_series_and_labels() -> None:
     metrics.waited(0, "backward", 0.001)
     metrics.transferred("sent", "activation", 100, 200)
     metrics.round_finished(0, "averaged", 0.2)
+    metrics.output_evicted(0)
     assert _series(metrics.registry) == EVERY_PROCESS | STAGE_SERVER
 
 
@@ -177,6 +184,13 @@ def test_a_violation_is_counted_once_however_often_the_total_is_told() -> None:
     for total in (0, 2, 2, 1, 3):
         metrics.ledger_violations("j1", total)
     assert metrics.registry.get_sample_value("swarm_ledger_violations_total", {"job_id": "j1"}) == 3
+
+
+def test_totals_of_recovery_are_counted_once() -> None:
+    value = _with_a_job().registry.get_sample_value
+    assert value("swarm_microbatches_replayed_total", {"job_id": "j1", "stage": "1"}) == 2
+    assert value("swarm_reroutes_total", {"job_id": "j1", "stage": "1", "reason": "gone"}) == 3
+    assert value("swarm_duplicates_discarded_total", {"job_id": "j1"}) == 1
 
 
 def test_peers_choose_no_label_value() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.averaging import Troubles
 from scheduler.step import TRANSITIONS, Phase, StepRun, Turn, UnitAveraging, may_open, may_write, version_needed
 from swarm.messages import Averaged, Member
 from swarm.types import PeerId, Round, UnitName
@@ -61,9 +62,9 @@ def test_reopening_forgets_rounds_and_their_failures() -> None:
     run = StepRun(0)
     run.turn(Turn.FULL)
     run.rounds[UNIT] = averaging("a")
-    run.failures[UNIT] = 3
+    run.troubles[UNIT] = Troubles(failures=3)
     run.turn(Turn.REOPENED, "a is void")
-    assert (run.phase, run.rounds, run.failures) == (Phase.FEEDING, {}, {})
+    assert (run.phase, run.rounds, run.troubles) == (Phase.FEEDING, {}, {})
     assert run.can_be_redone
 
 

@@ -1,0 +1,58 @@
+"""The outputs that a replica holds until their step commits, so that whoever lacks one can be sent it again.
+
+They are bounded in bytes: the oldest go first, and whoever asks for one later makes it be computed again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from swarm.types import Direction, Microbatch
+
+Output: TypeAlias = tuple[Microbatch, Direction]
+
+
+class Sized(Protocol):
+    """What can be held."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+Held = TypeVar("Held", bound=Sized)
+
+
+class Hold(Generic[Held]):
+    """Outputs by microbatch and direction, at most `budget_bytes` of them but always the newest."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        assert budget_bytes > 0
+        self.budget_bytes = budget_bytes
+        self.size_bytes = 0
+        self._held: OrderedDict[Output, Held] = OrderedDict()
+
+    def put(self, key: Output, output: Held) -> list[Output]:
+        """Hold an output; gives those that had to go for it, oldest first."""
+        self.drop(key)
+        self._held[key] = output
+        self.size_bytes += output.size_bytes
+        evicted = []
+        while self.size_bytes > self.budget_bytes and len(self._held) > 1:
+            oldest = next(iter(self._held))
+            self.drop(oldest)
+            evicted.append(oldest)
+        return evicted
+
+    def get(self, key: Output) -> Held | None:
+        """The output, if it is held."""
+        return self._held.get(key)
+
+    def drop(self, key: Output) -> None:
+        """Hold it no longer."""
+        dropped = self._held.pop(key, None)
+        if dropped is not None:
+            self.size_bytes -= dropped.size_bytes
+
+    def __len__(self) -> int:
+        return len(self._held)
