@@ -65,7 +65,8 @@ split       = "auto"            # or layers per stage, such as [2, 2]
 routing     = "least_completion" # or iwrr (shares by measured speed), uniform (at random)
 max_in_flight = "auto"          # or 1 to 4096 microbatches
 compression = "bfloat16"        # none, bfloat16, float16 or int8: what travels between stages
-staleness   = 1                 # 1: steps overlap, weights one step old; 0: synchronous
+staleness   = 1                 # 1: steps overlap, weights one step old (best with nadamw, betas = [0.99, 0.95], see
+                                # docs/convergence.md); 0: synchronous
 
 [averaging]
 timeout_s = 60.0                # 1 to 3600: one averaging round
