@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -77,8 +78,9 @@ class Scheduler:
             self._stub.PutShard(chunks(), timeout=timeout_s)
 
     def submit(self, request: pb.SubmitRequest) -> pb.JobView:
-        # From a checkpoint: the scheduler reads all of it first.
-        timeout_s = max(self.timeout_s, READING_S_MAX) if request.files else self.timeout_s
+        # From a checkpoint, sent along or of another job: the scheduler reads all of it first.
+        reads = bool(request.files) or bool(json.loads(request.spec_json)["checkpoint"]["resume_from"])
+        timeout_s = max(self.timeout_s, READING_S_MAX) if reads else self.timeout_s
         view: pb.JobView = self._call(self._stub.Submit, request, timeout_s=timeout_s)
         return view
 

@@ -585,6 +585,7 @@ def _trainer_state(spec: JobSpec, facts: Facts) -> dict[str, Any]:
             "global_batch_sequences": training.global_batch_sequences,
             "sequence_length": spec.data.sequence_length,
             "shuffle": spec.data.shuffle,
+            "validation_ratio": spec.data.validation_ratio,
         },
         "seeds": {"training": training.seed},
         "totals": {"tokens": facts.tokens, "microbatches": facts.step * training.microbatches},

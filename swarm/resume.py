@@ -67,6 +67,8 @@ def check_state(state: Mapping[str, Any], spec: JobSpec) -> None:
     expected: dict[str, tuple[Any, Any]] = {
         "data.sequence_length": (data.get("sequence_length"), spec.data.sequence_length),
         "training.global_batch_sequences": (data.get("global_batch_sequences"), training.global_batch_sequences),
+        "data.shuffle": (data.get("shuffle"), spec.data.shuffle),
+        "data.validation_ratio": (data.get("validation_ratio"), spec.data.validation_ratio),
         "training.seed": (_section(state, "seeds").get("training"), training.seed),
     }
     if optimizer.get("state"):

@@ -76,6 +76,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
     protocol: int = PROTOCOL_VERSION
     shards: dict[str, bytes] = field(default_factory=dict)
     submitted: list[pb.SubmitRequest] = field(default_factory=list)
+    patience_s: list[float] = field(default_factory=list)  # of each Submit
     cancelled: list[str] = field(default_factory=list)
     requests: list[Any] = field(default_factory=list)
     files: list[pb.FileChunk] = field(default_factory=list)
@@ -112,6 +113,7 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
 
     def Submit(self, request: pb.SubmitRequest, context: grpc.ServicerContext) -> pb.JobView:
         self.submitted.append(request)
+        self.patience_s.append(context.time_remaining())
         return _view(state="queued", reason="waits for peers")
 
     def List(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.JobList:
@@ -216,6 +218,13 @@ def test_submit_sends_what_the_job_needs_and_follows_it(swarm: Any, fake: FakeJo
     assert (request.token_dtype, request.vocabulary_size) == ("uint16", 257)
     assert request.unigram_entropy > 0
     assert "tokenizer.json" in request.tokenizer_files
+
+
+def test_who_starts_from_a_checkpoint_waits_until_the_scheduler_has_read_it(swarm: Any, fake: FakeJobs) -> None:
+    assert swarm("submit", "-d", "job.toml")[0] == 0
+    assert swarm("submit", "-d", "job.toml", "--resume-from", "other-1a2b3c:latest")[0] == 0
+    plain_s, reading_s = fake.patience_s
+    assert plain_s < 60 < 600 < reading_s
 
 
 def test_data_that_the_scheduler_has_is_not_sent_again(swarm: Any, fake: FakeJobs) -> None:

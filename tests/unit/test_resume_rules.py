@@ -86,6 +86,8 @@ def test_nothing_left_to_train_is_said_with_what_to_do() -> None:
     [
         ({"seeds": {"training": 4}}, "training.seed"),
         ({"data": {"sequence_length": 32}}, "data.sequence_length"),
+        ({"data": {"shuffle": False}}, "data.shuffle"),
+        ({"data": {"validation_ratio": 0.5}}, "data.validation_ratio"),
         ({"data": {"global_batch_sequences": 7}}, "training.global_batch_sequences"),
         ({"optimizer": {"name": "lamb", "state": True}}, "training.optimizer"),
         ({"optimizer": {"name": "lamb", "state": False}}, ""),
