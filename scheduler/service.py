@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from swarm.data.tokenizer_files import (
 from swarm.errors import InvalidConfig, InvalidData, NotFound, Refused
 from swarm.messages import PROTOCOL_VERSION, StateFile
 from swarm.rpc.channel import answering
+from swarm.storage import Files
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 
@@ -39,10 +41,10 @@ WATCH_S_MIN = 0.2
 BLOB_BYTES_MAX = 1 << 38  # one file of a model's weights
 REASON_CHARACTERS_MAX = 1000
 _MODEL = "model/"
+_FILES = Files()
 LEVELS = ("debug", "info", "warning", "error")
 
-_SHA256 = re.compile(r"^[0-9a-f]{64}$")
-_FILE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class JobService(jobs_pb2_grpc.JobsServicer):
@@ -87,34 +89,43 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         raise AssertionError
 
     async def _write_shard(self, path: Path, first: pb.ShardChunk, rest: AsyncIterator[pb.ShardChunk]) -> None:
-        """Write beside `path`, check size and hash, then move into place: a broken upload leaves nothing."""
+        """Write beside `path`, check size and hash, then move into place: a broken upload leaves nothing.
+
+        What is there is taken for whole ever after, so it is on the disk before it gets its name.
+        """
         task = asyncio.current_task()
-        partial = path.with_suffix(f".{id(task):x}.part")
+        part = path.with_suffix(f".{id(task):x}.part")
         digest, size_bytes = hashlib.sha256(first.payload), len(first.payload)
+        executor = self._jobs.keeping.executor  # not the database's, which commits wait for
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                file.write(first.payload)
+            with part.open("wb", buffering=0) as file:
+
+                def take(payload: bytes) -> None:
+                    digest.update(payload)
+                    _FILES.write(file, payload)
+
+                _FILES.write(file, first.payload)
                 async for chunk in rest:
-                    digest.update(chunk.payload)
                     size_bytes += len(chunk.payload)
                     if size_bytes > first.shard.size_bytes:
                         break
-                    payload = chunk.payload
-                    await run_blocking(self._executor, lambda payload=payload: file.write(payload))  # type: ignore[misc]
+                    await run_blocking(executor, partial(take, chunk.payload))
+                await run_blocking(executor, lambda: _FILES.sync(file))
             if (size_bytes, digest.hexdigest()) != (first.shard.size_bytes, first.shard.sha256):
                 raise InvalidData(
                     f"the shard arrived as {size_bytes} bytes with sha256 {digest.hexdigest()[:12]}…, announced were "
                     f"{first.shard.size_bytes} bytes with {first.shard.sha256[:12]}…",
                     hint="submit again; if it happens again, the file changed while it was read",
                 )
-            partial.replace(path)
+            _FILES.rename(part, path)
+            await run_blocking(executor, lambda: _FILES.sync_folder(path.parent))
         except OSError as error:
             raise InvalidData(
                 f"the scheduler could not store the shard: {error}", hint="free disk space in its --data-dir"
             ) from error
         finally:
-            partial.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
 
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.JobView:
         async with answering(context):
@@ -130,8 +141,8 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                     f"not {request.end_of_text}"
                 )
             for name in request.tokenizer_files:
-                if not _FILE_NAME.match(name):
-                    raise InvalidConfig(f"{name!r} is no file name for a tokenizer file")
+                if tokenizer_file_name(f"{_MODEL}{name}") is None:  # beside it lie config.json and the weights
+                    raise InvalidConfig(f"{name[:100]!r} is no name of a tokenizer file")
             if sum(map(len, request.tokenizer_files.values())) > TOKENIZER_MESSAGE_BYTES_MAX:
                 raise InvalidConfig(
                     f"tokenizer files in a message have at most {TOKENIZER_MESSAGE_BYTES_MAX} bytes together"
@@ -179,7 +190,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             ) from error
 
     def _shard_path(self, sha256: str) -> Path:
-        if not _SHA256.match(sha256):
+        if not _SHA256.fullmatch(sha256):
             raise Refused(f"{sha256[:80]!r} is no sha256")
         return self._jobs.shard_path(sha256)
 

@@ -67,7 +67,7 @@ def check_uploaded(files: Iterable[StateFile], locations: Iterable[Path]) -> Non
     """InvalidModel unless the paths are those of a starting state and every file is here at its full size."""
     seen: set[str] = set()
     for file, location in zip(files, locations, strict=True):
-        if not _PATH.match(file.path) or file.path in seen:
+        if not _PATH.fullmatch(file.path) or file.path in seen:
             raise InvalidModel(f"{file.path[:200]!r} is no path of a model's file, or comes twice")
         seen.add(file.path)
         try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -17,9 +19,10 @@ from swarm.config import JobSpec
 from swarm.data import open_corpus
 from swarm.reference import train_local
 from swarm.sim import loop as sim
+from swarm.storage import Files
 from swarm.wire import jobs_pb2 as pb
 from tests.bpe import write_tokenizer
-from tests.rig import Done, Rig, Tokens, small_spec
+from tests.rig import Done, Rig, Tokens, small_spec, write_text
 
 
 @pytest.fixture(autouse=True)
@@ -92,3 +95,63 @@ def test_many_texts_of_a_hugging_face_tokenizer_train_to_the_bits_of_one_process
     assert {name: model[name] for name in ("tokenizer.json", "tokenizer_config.json")} == {
         path.name: path.read_bytes() for path in folder.iterdir()
     }
+
+
+class Context:
+    """What a call that goes wrong tells its client."""
+
+    async def abort(self, _code: object, message: str, _metadata: object) -> None:
+        raise PermissionError(message)
+
+
+def test_a_file_has_its_name_only_once_it_is_on_the_disk_and_no_tokenizer_hides_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Recorded(Files):
+        def sync(self, file: BinaryIO) -> None:
+            done.append("sync")
+            super().sync(file)
+
+        def rename(self, source: Path, target: Path) -> None:
+            done.append("rename")
+            super().rename(source, target)
+
+        def sync_folder(self, path: Path) -> None:
+            done.append("sync folder")
+            super().sync_folder(path)
+
+    monkeypatch.setattr("scheduler.service._FILES", Recorded())
+    spec = small_spec(write_text(tmp_path))
+    tokens = Tokens.make(tmp_path, spec)
+    content = b"0123456789"
+    shard = pb.Shard(sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
+
+    async def upload(*payloads: bytes) -> AsyncIterator[pb.ShardChunk]:
+        yield pb.ShardChunk(shard=shard)
+        for payload in payloads:
+            yield pb.ShardChunk(payload=payload)
+
+    async def main() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 0, tasks, Random(3))
+                service = JobService(rig.jobs, rig.membership, 1, "0", None, lambda: 0.0)
+                with pytest.raises(PermissionError, match="arrived as 4 bytes"):
+                    await service.PutShard(upload(content[:4]), Context())  # type: ignore[arg-type]
+                assert not rig.jobs.shard_path(shard.sha256).exists()
+                done.clear()
+                await service.PutShard(upload(content[:4], content[4:]), Context())  # type: ignore[arg-type]
+                assert done == ["sync", "rename", "sync folder"]
+                assert rig.jobs.shard_path(shard.sha256).read_bytes() == content
+                for name in ("config.json", "model-00001-of-00002.safetensors", "../x", "tokenizer.json\n"):
+                    request = pb.SubmitRequest(token_dtype="uint16", vocabulary_size=257, tokenizer_files={name: b"x"})
+                    with pytest.raises(PermissionError, match="no name of a tokenizer file"):
+                        await service.Submit(request, Context())  # type: ignore[arg-type]
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+
+    sim.run(main(), seed=1, limit_s=3600.0)
