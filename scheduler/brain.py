@@ -698,6 +698,8 @@ class JobBrain:
         self._outputs.append(DropCheckpoint(version, reason, fault))
         newest = f"the newest checkpoint is that of step {kept}" if kept else "there is no earlier checkpoint"
         stop = self._saving.stop
+        if version < self._commits_sent or any(step >= version for step in self._runs):
+            stop = None  # it was one on the way: what the job shall stop with is newer, and not saved yet
         if version == self.settings.steps:
             again = f"swarm resume {self.settings.job}" if kept else "submit the job again"
             message = f"the final weights (step {version}) could not be saved: {fault}; {newest}"

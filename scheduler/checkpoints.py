@@ -38,7 +38,7 @@ from swarm.weights import shard_name
 
 T = TypeVar("T")
 
-_LAYER_FILE = re.compile(r"^optimizer/layer-(\d{4,5})\.safetensors$")
+_LAYER_FILE = re.compile(r"optimizer/layer-([0-9]{4,5})\.safetensors")
 
 
 class Listener(Protocol):
@@ -54,6 +54,10 @@ class Listener(Protocol):
 
     def note(self, level: str, text: str) -> None:
         """Something that a person should know."""
+        ...
+
+    def at_work(self) -> None:
+        """A part was read back: it goes on, however long it takes."""
         ...
 
 
@@ -98,11 +102,14 @@ class JobCheckpoints:
         self._working: set[asyncio.Task[None]] = set()
 
     async def prepare(self) -> None:
-        """Remove what an interrupted writer left."""
+        """Remove what an interrupted writer left. CheckpointFailed if nothing can be written: now, not at the end."""
         try:
             await self._run(self._storage.clean)
+            await self._run(lambda: _try_out(self._storage))
         except StorageError as error:
-            self._listener.note("warning", f"checkpoints at {self._storage.where}: {error}")
+            raise CheckpointFailed(
+                f"no checkpoint can be written: {error.message}", hint=error.hint, reason=error.reason
+            ) from error
 
     def begin(self, version: int) -> None:
         """Take files of `version` from now on."""
@@ -166,11 +173,16 @@ class JobCheckpoints:
         return await asyncio.shield(held.writer)
 
     async def _publish(self, held: _Open, move: PublishCheckpoint) -> None:
+        loop = asyncio.get_running_loop()
+
+        def at_work() -> None:
+            loop.call_soon_threadsafe(self._listener.at_work)
+
         try:
             writer = await self._writer(held)
             checkpoint = await self._run(lambda: writer.publish(held.facts, move.parameters, self._tokenizer_files))
-            duration_s = asyncio.get_running_loop().time() - held.since_s
-            if fault := await self._run(lambda: fault_of(checkpoint)):
+            duration_s = loop.time() - held.since_s
+            if fault := await self._run(lambda: fault_of(checkpoint, progress=at_work)):
                 hint = "check the disk: what was written is not what is read back"
                 raise CheckpointFailed(f"it does not read back: {fault}", hint=hint)
         except CheckpointFailed as error:
@@ -278,6 +290,21 @@ def newest_step(storage: Storage, job: JobId) -> int:
     return found[-1].step if found else 0
 
 
+def _try_out(storage: Storage) -> None:
+    """Write something and remove it; StorageError."""
+    draft = storage.begin("writable", "0")
+    try:
+        sink = draft.create("yes")
+        try:
+            sink.write(b"1")
+            sink.finish()
+        except BaseException:
+            sink.abort()
+            raise
+    finally:
+        draft.discard()
+
+
 def _belongs(header: StoreHeader, spec: JobSpec) -> bool:
     """Whether the file is one that this stage writes."""
     split = spec.pipeline.split
@@ -288,7 +315,7 @@ def _belongs(header: StoreHeader, spec: JobSpec) -> bool:
         return True
     if not spec.checkpoint.optimizer:
         return False
-    if (layer := _LAYER_FILE.match(header.path)) is not None:
+    if (layer := _LAYER_FILE.fullmatch(header.path)) is not None:
         first = sum(split[: header.stage])
         return first <= int(layer.group(1)) < first + split[header.stage]
     if header.path == "optimizer/embed.safetensors":

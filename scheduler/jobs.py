@@ -30,7 +30,7 @@ from scheduler.evaluation import EvaluationRow
 from scheduler.fitting import check_possible, fit, needs, stage_counts
 from scheduler.joblog import JobLogs, LogLine
 from scheduler.keeping import Keeping, job_and_step, same_model, uploaded_checkpoint
-from scheduler.lineage import checkpoint_counts, row_counts
+from scheduler.lineage import checkpoint_counts, resumed, row_counts
 from scheduler.membership import Membership, Transition
 from scheduler.placement import Candidate, place, stages_for
 from scheduler.recovery import Resumed
@@ -156,6 +156,9 @@ class _CheckpointNews:
 
     def note(self, level: str, text: str) -> None:
         self.say(level, text)
+
+    def at_work(self) -> None:
+        self.driver.made_progress()
 
 
 class Jobs:
@@ -437,7 +440,8 @@ class Jobs:
         if job.record is not record:
             raise NotAllowed(f"job {record.id} changed meanwhile: it is {job.record.state.value}")
         job.spec, job.start, job.stages = changed, start, {}
-        first_steps = (*record.first_steps, step)
+        ours = start is not None and start.job == record.id
+        first_steps = resumed(record.first_steps, start.timeline if start and ours else record.timeline, step)
         job.record = replace(
             record,
             timeline=record.timeline + 1,

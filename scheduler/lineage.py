@@ -1,7 +1,8 @@
 """Which of a job's past counts: every resume begins a timeline at some step, and what came after that step before is
 history of another future.
 
-`first_steps[t]` is the step at which timeline t began.
+`first_steps[t]` is the step at which timeline t began; of one that was left for an older future, the step behind the
+one at which that was taken up again, so that nothing of it counts.
 """
 
 from __future__ import annotations
@@ -9,11 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def resumed(first_steps: Sequence[int], timeline: int, step: int) -> tuple[int, ...]:
+    """The first steps once a new timeline goes on from a checkpoint of `timeline` after `step` steps."""
+    left = (max(first, step + 1) for first in first_steps[timeline + 1 :])
+    return (*first_steps[: timeline + 1], *left, step)
+
+
 def row_counts(timeline: int, step: int, first_steps: Sequence[int]) -> bool:
     """Whether the commit of a step still counts: no later timeline began at it or before."""
-    return all(step < first for first in first_steps[timeline + 1 :])
+    own = first_steps[timeline : timeline + 1]
+    return all(first <= step for first in own) and all(step < first for first in first_steps[timeline + 1 :])
 
 
 def checkpoint_counts(timeline: int, step: int, first_steps: Sequence[int]) -> bool:
     """Whether a checkpoint after so many steps lies on the way to the present: no later timeline began before it."""
-    return all(step <= first for first in first_steps[timeline + 1 :])
+    own = first_steps[timeline : timeline + 1]
+    return all(first <= step for first in own) and all(step <= first for first in first_steps[timeline + 1 :])

@@ -272,6 +272,35 @@ def test_a_failed_job_goes_on_from_its_newest_checkpoint_and_leaves_the_other_fu
     play(tokens, act)
 
 
+def test_a_future_that_was_taken_up_again_is_the_one_that_counts(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, checkpoint__every_steps=2, checkpoint__keep_last=9, training__steps=20)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def act(scene: Scene) -> None:
+        jobs = scene.rig.jobs
+
+        async def train_until(step: int) -> None:
+            await scene.until_step(job, step)
+            await jobs.pause(job, "x")
+            await scene.until_state(job, JobState.PAUSED)
+
+        job = await scene.submit(spec)
+        await train_until(5)
+        far = job.progress.steps_done
+        await jobs.resume(job, "2", None)
+        await train_until(3)
+        await jobs.resume(job, f"{far}", None)
+        assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(step) for step in range(far))
+        await jobs.cancel(job, "x", checkpoint=False)
+        await scene.until_state(job, JobState.CANCELLED)
+        await jobs.resume(job, "latest", None)
+        assert (job.start is not None and (job.start.timeline, job.start.step)) == (0, far)
+        assert (job.newest is not None and (job.newest.timeline, job.newest.step)) == (0, far)
+        await jobs.cancel(job, "x", checkpoint=False)
+
+    play(tokens, act)
+
+
 def test_old_checkpoints_go_and_multiples_stay(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=2, checkpoint__keep_every_steps=3)
     tokens = Tokens.make(tmp_path, spec)

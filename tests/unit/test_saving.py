@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.brain import CHECKPOINT_FAILED, Fail, Finish, Mode, Note
-from scheduler.lineage import checkpoint_counts, row_counts
+from scheduler.lineage import checkpoint_counts, resumed, row_counts
 from scheduler.saving import (
     SAVING_S_MAX,
     BeginCheckpoint,
@@ -212,6 +212,24 @@ def test_a_pause_that_cannot_be_saved_is_given_up_and_a_cancel_says_what_is_lost
     assert "the checkpoint at step 3 could not be written: full; there is no earlier checkpoint" in stopped.reason
 
 
+def test_a_checkpoint_on_the_way_that_fails_costs_neither_the_pause_nor_what_a_cancel_saves() -> None:
+    for state in (JobState.PAUSED, JobState.CANCELLED):
+        swarm = started(staleness=1)
+        for _ in range(3):
+            train_a_step(swarm)
+        stop(swarm, state)
+        outputs = swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "full", 1.0))
+        assert of(outputs, Stopped) == of(outputs, Turned) == []
+        swarm.pop(SaveStage)
+        while swarm.brain.in_flight or swarm.brain.committed_steps < 5:
+            train_a_step(swarm)
+        asked = {command.version for _, command in swarm.inbox if isinstance(command, SaveStage)}
+        assert asked == {swarm.brain.committed_steps}, "all that was trained is saved"
+        swarm.answer(SaveStage)
+        outputs = swarm.take(swarm.brain.checkpoint_kept(swarm.brain.committed_steps, 1.0))
+        assert of(outputs, Stopped) == [Stopped(state, "because")]
+
+
 def test_a_resumed_job_begins_at_its_step_and_needs_no_checkpoint_of_it() -> None:
     swarm = Swarm(first_step=4, steps=6, saving=SavingRules())
     assert {command.version for _, command in swarm.inbox if isinstance(command, LoadStage)} == {4}
@@ -233,3 +251,16 @@ def test_what_came_after_a_resume_s_step_does_not_count() -> None:
     assert row_counts(2, 3, first_steps)
     assert [step for step in range(9) if checkpoint_counts(0, step, first_steps)] == [0, 1, 2, 3]
     assert not checkpoint_counts(1, 5, first_steps)
+
+
+def test_a_future_that_was_left_counts_again_once_it_is_taken_up() -> None:
+    """Timeline 0 ran to 9, timeline 1 went from 2 to 5, timeline 2 goes on from step 9 of timeline 0."""
+    assert resumed((0,), 0, 2) == (0, 2)
+    first_steps = resumed((0, 2), 0, 9)
+    assert [step for step in range(12) if row_counts(0, step, first_steps)] == list(range(9))
+    assert [step for step in range(2, 12) if row_counts(1, step, first_steps)] == []
+    assert row_counts(2, 9, first_steps)
+    assert [step for step in range(1, 12) if checkpoint_counts(0, step, first_steps)] == list(range(1, 10))
+    assert [step for step in range(2, 12) if checkpoint_counts(1, step, first_steps)] == []
+    assert [step for step in range(9, 12) if checkpoint_counts(2, step, first_steps)] == [9, 10, 11]
+    assert resumed(first_steps, 2, 11)[-2:] == (9, 11)

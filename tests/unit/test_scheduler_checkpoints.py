@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import save
 
-from scheduler.checkpoints import CheckpointFiles, JobCheckpoints, job_storage
+from scheduler.checkpoints import CheckpointFiles, JobCheckpoints, _try_out, job_storage
 from scheduler.saving import PublishCheckpoint
 from swarm.checkpoint import Checkpoint, CheckpointFailed, list_checkpoints, newest
 from swarm.errors import CorruptFrame, InvalidConfig, NotFound, Refused
 from swarm.messages import FetchRequest, StoreHeader
-from swarm.storage import LocalStorage
+from swarm.storage import LocalStorage, open_storage
 from swarm.types import JobId, PeerId
 from tests.checkpoints import JOB, TOKENIZER, facts, hashes, spec, tensors, write
 
@@ -30,6 +31,7 @@ class Heard:
     kept_: list[Checkpoint] = field(default_factory=list)
     failed_: list[tuple[int, CheckpointFailed]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    signs: int = 0  # of life
 
     def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
         assert duration_s >= 0
@@ -41,6 +43,9 @@ class Heard:
     def note(self, level: str, text: str) -> None:
         self.notes.append(text)
 
+    def at_work(self) -> None:
+        self.signs += 1
+
 
 def header(stage: int, path: str, payload: bytes, *, version: int = 4, timeline: int = 0) -> StoreHeader:
     return StoreHeader(JOB_ID, PeerId("p"), 1, timeline, version, stage, len(payload), path)
@@ -51,8 +56,10 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
         yield part
 
 
-def keeper(root: Path, heard: Heard, tasks: asyncio.TaskGroup) -> JobCheckpoints:
-    return JobCheckpoints(LocalStorage(root), JOB_ID, spec(), 0, TOKENIZER, facts, heard, tasks, None)
+def keeper(
+    root: Path, heard: Heard, tasks: asyncio.TaskGroup, executor: ThreadPoolExecutor | None = None
+) -> JobCheckpoints:
+    return JobCheckpoints(LocalStorage(root), JOB_ID, spec(), 0, TOKENIZER, facts, heard, tasks, executor)
 
 
 async def put_all(made: JobCheckpoints, version: int) -> PublishCheckpoint:
@@ -91,6 +98,8 @@ async def test_only_what_belongs_comes_in(tmp_path: Path) -> None:
             (0, "manifest.json"),
             (0, ""),
             (0, "optimizer/layer-0002.safetensors"),
+            (0, "optimizer/layer-0000.safetensors\n"),
+            (0, "optimizer/layer-٠٠٠٠.safetensors"),
             (1, "optimizer/embed.safetensors"),
             (0, "optimizer/head.safetensors"),
             (7, good),
@@ -131,6 +140,33 @@ async def test_a_folder_that_cannot_be_written_is_an_error_with_its_cause(tmp_pa
         with pytest.raises(CheckpointFailed, match="Not a directory"):
             await made.put(header(0, "model/model-00001-of-00002.safetensors", b"x"), chunks(b"x"))
         await made.close()
+
+
+async def test_reading_back_gives_signs_of_life_from_its_thread(tmp_path: Path) -> None:
+    heard = Heard()
+    with ThreadPoolExecutor(1) as executor:
+        async with asyncio.TaskGroup() as tasks:
+            made = keeper(tmp_path, heard, tasks, executor)
+            made.publish(await put_all(made, 4))
+            await made.close()
+    (kept,) = heard.kept_
+    assert heard.signs >= len(kept.files)
+
+
+async def test_a_job_that_could_not_save_learns_it_before_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    async with asyncio.TaskGroup() as tasks:
+        await keeper(tmp_path / "new" / "x", Heard(), tasks).prepare()
+        assert list((tmp_path / "new" / "x").iterdir()) == []
+        with pytest.raises(CheckpointFailed, match="Not a directory") as caught:
+            await keeper(tmp_path / "file" / "x", Heard(), tasks).prepare()
+        assert "writable" in caught.value.hint
+
+
+def test_a_url_that_takes_files_is_left_as_it_was() -> None:
+    storage = open_storage("memory://tried-out/x")
+    _try_out(storage)
+    assert storage.names() == []
 
 
 async def test_what_was_given_up_while_it_came_in_is_refused_and_removed(tmp_path: Path) -> None:
