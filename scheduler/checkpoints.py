@@ -101,12 +101,19 @@ class JobCheckpoints:
         self._open: _Open | None = None
         self._working: set[asyncio.Task[None]] = set()
 
-    async def prepare(self) -> None:
-        """Remove what an interrupted writer left. CheckpointFailed if nothing can be written: now, not at the end."""
+    async def prepare(self, *, at_start: bool) -> None:
+        """Remove what an interrupted writer left.
+
+        CheckpointFailed if nothing can be written: `at_start`, not at the end. A job that trained already is not ended
+        for it: the storage may come back.
+        """
         try:
             await self._run(self._storage.clean)
             await self._run(lambda: _try_out(self._storage))
         except StorageError as error:
+            if not at_start:
+                self._listener.note("warning", f"checkpoints at {self._storage.where}: {error}")
+                return
             raise CheckpointFailed(
                 f"no checkpoint can be written: {error.message}", hint=error.hint, reason=error.reason
             ) from error

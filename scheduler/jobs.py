@@ -715,7 +715,7 @@ class Jobs:
     async def _drive(self, job: Job, driver: JobDriver, begin: list[Replica] | Resumed) -> None:
         sha256 = ""
         try:
-            job.keeper = driver.keeper = await self._make_keeper(job, driver)
+            job.keeper = driver.keeper = await self._make_keeper(job, driver, at_start=not isinstance(begin, Resumed))
             outcome = await driver.run(begin)
             if outcome.state is JobState.SUCCEEDED and job.newest is not None:
                 sha256 = job.newest.weights_sha256
@@ -755,7 +755,7 @@ class Jobs:
         if job.driver is not None and not job.driver.brain.is_over:
             self._has(job, peer, None)
 
-    async def _make_keeper(self, job: Job, driver: JobDriver) -> JobCheckpoints:
+    async def _make_keeper(self, job: Job, driver: JobDriver, *, at_start: bool) -> JobCheckpoints:
         record, spec = job.record, job.spec
         folder = self._tokenizer_folder(record.id)
         storage = self.keeping.storage(spec, record.id)
@@ -773,7 +773,7 @@ class Jobs:
                 one.record.start_name for one in self._jobs.values() if _needs_start(one, storage.where)
             },
         )
-        await keeper.prepare()
+        await keeper.prepare(at_start=at_start)
         return keeper
 
     def _facts(self, job: Job, version: int) -> Facts:

@@ -156,11 +156,14 @@ async def test_reading_back_gives_signs_of_life_from_its_thread(tmp_path: Path) 
 async def test_a_job_that_could_not_save_learns_it_before_it_trains(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     async with asyncio.TaskGroup() as tasks:
-        await keeper(tmp_path / "new" / "x", Heard(), tasks).prepare()
+        await keeper(tmp_path / "new" / "x", Heard(), tasks).prepare(at_start=True)
         assert list((tmp_path / "new" / "x").iterdir()) == []
         with pytest.raises(CheckpointFailed, match="Not a directory") as caught:
-            await keeper(tmp_path / "file" / "x", Heard(), tasks).prepare()
+            await keeper(tmp_path / "file" / "x", Heard(), tasks).prepare(at_start=True)
         assert "writable" in caught.value.hint
+        heard = Heard()
+        await keeper(tmp_path / "file" / "x", heard, tasks).prepare(at_start=False)
+        assert "Not a directory" in heard.notes[0]
 
 
 def test_a_url_that_takes_files_is_left_as_it_was() -> None:
