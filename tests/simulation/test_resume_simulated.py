@@ -104,11 +104,11 @@ def play(tokens: Tokens, act: Callable[[Scene], Awaitable[None]], *, peers: int 
 
 
 @pytest.mark.parametrize(
-    ("staleness", "optimizer", "tied"),
-    [(1, "nadamw", True), (0, "sgd", False)],
+    ("staleness", "optimizer", "tied", "counts"),
+    [(1, "nadamw", True, (2, 3, 1)), (0, "sgd", False, (3,))],
 )
 def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
-    tmp_path: Path, staleness: int, optimizer: str, tied: bool
+    tmp_path: Path, staleness: int, optimizer: str, tied: bool, counts: tuple[int, ...]
 ) -> None:
     """NAdamW keeps every kind of state that AdamW and LAMB do, and one more; SGD keeps its momentum."""
     spec = make_spec(
@@ -137,7 +137,7 @@ def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
             *(f"optimizer/layer-{layer:04d}.safetensors" for layer in range(4)),
             *(f"model/model-{stage:05d}-of-00004.safetensors" for stage in range(1, 5)),
         }
-        for stages in (2, 3, 1):
+        for stages in counts:
             other = changed(changed(spec, "pipeline", stages=stages), "checkpoint", resume_from=f"{job.record.id}:3")
             again = await scene.submit(other)
             await scene.rig.finished(again)
@@ -306,12 +306,13 @@ def test_old_checkpoints_go_and_multiples_stay(tmp_path: Path) -> None:
     tokens = Tokens.make(tmp_path, spec)
 
     async def act(scene: Scene) -> None:
-        job = await scene.submit(changed(spec, "training", steps=9))
+        job = await scene.submit(changed(spec, "training", steps=7))
         await scene.rig.finished(job)
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
         steps = [one.step for one in scene.checkpoints(job)]
-        assert steps[-1] == 9
+        assert steps[-1] == 7
         assert len([step for step in steps if step % 3]) <= 2
+        assert set(steps) >= {6, 7}
 
     play(tokens, act)
 

@@ -111,6 +111,7 @@ def test_a_checkpoint_of_another_job_does_not_count(storage: Storage) -> None:
 
 def test_old_ones_go_once_a_newer_one_was_read_back(storage: Storage) -> None:
     made = [write(storage, step) for step in (2, 4, 6, 8, 10, 12)]
+    assert prune(storage, JOB_ID, made[1], keep_last=2) == [], "what is newer than the proven one stays"
     assert prune(storage, JOB_ID, made[-2], keep_last=2, keep_every_steps=4, protected={"step-00000002"}) == [
         "step-00000006"
     ]
