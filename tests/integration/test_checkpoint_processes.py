@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +11,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from client.cli import run
 from swarm.partition import resolve
 from swarm.reference import train_local
+from swarm.train_local import train_local as train_local_command
 from swarm.wire import jobs_pb2 as pb
 from tests.cluster import Cluster
 from tests.rig import Tokens, small_spec, write_text
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command gave and wrote."""
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, **ONE_THREAD},
-    )
+    code: int
+    out: str
+    err: str
 
 
 @pytest.mark.timeout(900)
-def test_a_job_is_paused_and_goes_on_at_another_number_of_stages_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_job_is_paused_and_goes_on_at_another_number_of_stages_with_the_same_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.set_num_threads(1)
     source = write_text(tmp_path)
     draft = small_spec(source, pipeline__stages=2, training__steps=40, checkpoint__every_steps=10)
@@ -73,19 +72,21 @@ every_steps = 10
     with Cluster(tmp_path) as cluster:
         cluster.add_servers(2)
 
-        def swarm(*arguments: str) -> subprocess.CompletedProcess[str]:
-            return run("client", *arguments, "--scheduler", cluster.address)
+        def swarm(*arguments: str) -> Said:
+            capsys.readouterr()
+            code = run([*arguments, "--scheduler", cluster.address])
+            return Said(code, *capsys.readouterr())
 
         def data(*arguments: str) -> Any:
             done = swarm(*arguments, "-o", "json")
-            return json.loads(done.stdout.splitlines()[-1])["data"]
+            return json.loads(done.out.splitlines()[-1])["data"]
 
         job = cluster.submit(spec, tokens.manifest).id
         cluster.wait_for_step(job, 12)
         cluster.jobs.Pause(pb.JobRequest(job=job), timeout=30)  # the command takes longer to start than the job to end
         paused = swarm("pause", job)
-        assert paused.returncode == 0, paused.stderr
-        assert f"go on with: swarm resume {job}" in paused.stderr
+        assert paused.code == 0, paused.err
+        assert f"go on with: swarm resume {job}" in paused.err
         view = data("status", job)
         assert (view["state"], view["step"] >= 12) == ("paused", True), cluster.tails()
         assert view["checkpoint_step"] == view["step"]
@@ -97,29 +98,25 @@ every_steps = 10
         # A scheduler that starts again knows the paused job still.
         cluster.restart_scheduler()
         resumed = swarm("resume", job, "--set", "pipeline.stages=1", "--detach")
-        assert resumed.returncode == 0, resumed.stderr
+        assert resumed.code == 0, resumed.err
         ended = cluster.wait(job)
         assert ended.state == "succeeded", f"{ended.reason}\n{cluster.tails()}"
         assert ended.weights_sha256 == expected.sha256
         assert len(ended.stages) == 1
         refused = swarm("resume", job)
-        assert refused.returncode == 10
-        assert "--resume-from" in refused.stderr
+        assert refused.code == 10
+        assert "--resume-from" in refused.err
 
-        # The same bits again: from a folder of this machine, from the scheduler's job, and in one process.
+        # The same bits again: from a folder of this machine, by a new job and in one process.
         home = tmp_path / "scheduler" / "jobs" / job / "checkpoints"
         step = max(one["step"] for one in listed)
         folder = next(path for path in home.iterdir() if path.name == f"step-{step:08d}")
-        for start in (str(folder), f"{job}:{step}"):
-            again = swarm("submit", str(job_file), "--resume-from", start)
-            assert again.returncode == 0, again.stderr
-            assert f"weights sha256 {expected.sha256}" in again.stderr
-        out = tmp_path / "local"
-        local = run(
-            "swarm.train_local", str(job_file), "--out", str(out), "--threads", "1", "--resume-from", str(folder)
-        )
-        assert local.returncode == 0, local.stderr
-        assert f"weights_sha256 {expected.sha256}" in local.stdout
+        again = swarm("submit", str(job_file), "--resume-from", str(folder))
+        assert again.code == 0, again.err
+        assert f"weights sha256 {expected.sha256}" in again.err
+        capsys.readouterr()
+        train_local_command(job_file, tmp_path / "local", threads="1", device="cpu", resume_from=folder)
+        assert f"weights_sha256 {expected.sha256}" in capsys.readouterr().out
         assert {path.name for path in (tmp_path / "local-checkpoints").iterdir()} == {
             "latest",
             *(f"step-{due:08d}" for due in (10, 20, 30) if due > step),
@@ -127,7 +124,7 @@ every_steps = 10
 
         # Its model at an earlier step, in another precision.
         pulled = swarm("pull", job, str(tmp_path / "model"), "--step", str(step), "--dtype", "bfloat16")
-        assert pulled.returncode == 0, pulled.stderr
+        assert pulled.code == 0, pulled.err
         kept = load_file(folder / "model" / "model-00001-of-00002.safetensors")
         got = {}
         for path in (tmp_path / "model").glob("*.safetensors"):
@@ -138,6 +135,6 @@ every_steps = 10
         # A damaged one is named.
         (folder / "optimizer" / "layer-0001.safetensors").write_bytes(b"")
         found = swarm("checkpoints", job, "--verify")
-        assert found.returncode == 1
-        assert "layer-0001.safetensors" in found.stdout
-        assert swarm("pull", job, str(tmp_path / "other"), "--step", "7").returncode == 7
+        assert found.code == 1
+        assert "layer-0001.safetensors" in found.out
+        assert swarm("pull", job, str(tmp_path / "other"), "--step", "7").code == 7
