@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -302,17 +303,18 @@ def test_a_future_that_was_taken_up_again_is_the_one_that_counts(tmp_path: Path)
 
 
 def test_old_checkpoints_go_and_multiples_stay(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=2, checkpoint__keep_every_steps=3)
+    spec = make_spec(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=2, checkpoint__keep_every_steps=2)
     tokens = Tokens.make(tmp_path, spec)
 
     async def act(scene: Scene) -> None:
         job = await scene.submit(changed(spec, "training", steps=7))
         await scene.rig.finished(job)
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
-        steps = [one.step for one in scene.checkpoints(job)]
-        assert steps[-1] == 7
-        assert len([step for step in steps if step % 3]) <= 2
-        assert set(steps) >= {6, 7}
+        written = [int(step) for step in re.findall(r"step-(\d+) is kept", scene.said(job))]
+        assert written[-1] == 7
+        multiples = {step for step in written if step % 2 == 0}
+        assert [one.step for one in scene.checkpoints(job)] == sorted(multiples | set(written[-2:]))
+        assert multiples or len(written) > 2
 
     play(tokens, act)
 
