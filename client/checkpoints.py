@@ -19,7 +19,7 @@ from client.shell import Shell, finite, size, utc
 from client.views import job_values, number
 from swarm.checkpoint import Checkpoint, open_folder
 from swarm.config import JobSpec, apply_overrides, parse_job
-from swarm.errors import InvalidConfig, InvalidModel
+from swarm.errors import InvalidConfig, InvalidModel, NotFound
 from swarm.resume import changed_values, check_state, check_steps
 from swarm.storage import MANIFEST, LocalStorage
 from swarm.types import JobState
@@ -93,7 +93,7 @@ def pause(shell: Shell, job: str) -> int:
         shell.data(job_values(view))
     shell.say(f"job {view.id} is {view.state} at step {view.step}: {view.reason}")
     if view.state == JobState.PAUSED:
-        shell.say(f"go on with: swarm resume {view.id}")
+        shell.say(f"go on with: swarm resume {view.id}{shell.scheduler_flag}")
         return 0
     return 0 if view.state == JobState.SUCCEEDED else 1
 
@@ -109,12 +109,12 @@ def resume(shell: Shell, job: str, which: str, overrides: Sequence[str], *, deta
             shell.data(job_values(view))
         shell.say(f"job {view.id}: {view.reason}")
         if detach:
-            shell.say(f"follow: swarm status -w {view.id}")
+            shell.say(f"follow: swarm status -w {view.id}{shell.scheduler_flag}")
             return 0
         try:
             ended = follow(shell, scheduler, view.id)
         except KeyboardInterrupt:
-            shell.say(f"\ndetached: job {view.id} goes on.   follow: swarm status -w {view.id}")
+            shell.say(f"\ndetached: job {view.id} goes on.   follow: swarm status -w {view.id}{shell.scheduler_flag}")
             return INTERRUPTED
     raise_unless_succeeded(ended)
     shell.say(f"job {ended.id} succeeded: weights sha256 {ended.weights_sha256}")
@@ -140,7 +140,10 @@ def open_start(spec: JobSpec) -> Checkpoint | None:
     where = spec.checkpoint.resume_from
     if not where or is_job_and_step(where):
         return None
-    found = open_folder(Path(where).expanduser())
+    try:
+        found = open_folder(Path(where).expanduser())
+    except NotFound as error:
+        raise NotFound(error.message, hint=f"{error.hint}; of a job of the scheduler: JOB:STEP or JOB:latest") from None
     check_state(found.trainer_state(), spec)
     check_steps(spec, found.step)
     return found

@@ -98,7 +98,7 @@ def _give_stdout_up() -> None:
 
 def _usage(error: TyperException, arguments: list[str]) -> UsageError:
     verb = next((word for word in arguments if word in COMMANDS), "")
-    message = " ".join(error.format_message().split())
+    message = " ".join(error.format_message().split()).replace("Value error, ", "")
     return UsageError(message[:1].lower() + message[1:], hint=f"see: swarm {verb} --help".replace("  ", " "))
 
 

@@ -72,6 +72,11 @@ class Shell:
         configure(("error", "info", "debug")[min(self.verbosity, 2)])
 
     @property
+    def scheduler_flag(self) -> str:
+        """What a command that is shown needs so that it reaches the same scheduler; empty for the default one."""
+        return "" if self.scheduler == DEFAULT_SCHEDULER else f" --scheduler {self.scheduler}"
+
+    @property
     def json(self) -> bool:
         return self.output == "json"
 

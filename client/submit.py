@@ -82,7 +82,7 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detac
         shell.data(job_values(view))
     else:
         print(view.id, flush=True)
-    where = "" if shell.scheduler == Shell().scheduler else f" --scheduler {shell.scheduler}"
+    where = shell.scheduler_flag
     commands = f"follow: swarm status -w {view.id}{where}   cancel: swarm cancel {view.id}{where}"
     shell.say(f"job {view.id} accepted: {view.reason or view.state}")
     if detach:

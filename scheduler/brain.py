@@ -1151,7 +1151,8 @@ class JobBrain:
         self._ledger.now_s = now_s
         if self.mode is Mode.LOADING and self._replicas.keys() <= self._loaded.keys():
             self.mode = Mode.RUNNING
-            self._note("info", f"{len(self._replicas)} replicas of {self.stages} stages loaded: training starts")
+            stages = f"{self.stages} stage{'' if self.stages == 1 else 's'}"
+            self._note("info", f"{len(self._replicas)} replicas of {stages} loaded: training starts")
         census = self._census
         ready = all(self._pools) and self._replicas.keys() <= self._loaded.keys()
         if census is not None and ready and (not census.missing() or now_s >= census.deadline_s):

@@ -37,7 +37,7 @@ from scheduler.recovery import Resumed
 from scheduler.saving import DropCheckpoint, SavingRules, Turned
 from scheduler.state_files import StateFiles, check_uploaded
 from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected, StoreUnavailable
-from swarm.checkpoint import Checkpoint, CheckpointFailed, Facts
+from swarm.checkpoint import Checkpoint, CheckpointFailed, Facts, Found
 from swarm.config import JobSpec, spec_from_json
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidData, NotAllowed, NotFound, Refused, SwarmError
@@ -310,17 +310,23 @@ class Jobs:
         check_uploaded(files, [self.shard_path(file.sha256) for file in files])
         self.keeping.storage(resolved, JobId(spec.name))  # for its checks
         sent = uploaded_checkpoint(files, self.shard_path)
-        start = await self._start_from(resolved) if resolved.checkpoint.resume_from and sent is None else None
+        chosen = (
+            await self._start_from(resolved) if resolved.checkpoint.resume_from and sent is None else Found(None, ())
+        )
+        start, begins = chosen.checkpoint, ""
         if sent is not None:
             check_state(sent.trainer_state(), resolved)
             check_steps(resolved, sent.step)
+        if (first := start or sent) is not None:
+            of = f"{first.name} of {resolved.checkpoint.resume_from.partition(':')[0]}" if start else "what was sent"
+            begins = f"; starts at step {first.step} from {of}"
         job_id = JobId(f"{spec.name}-{self._rng.randbytes(3).hex()}")
         now_unix_s = self._wall_s()
         record = JobRecord(
             id=job_id,
             name=spec.name,
             state=JobState.QUEUED,
-            reason="waits for peers",
+            reason=f"waits for peers{begins}",
             since_unix_s=now_unix_s,
             created_unix_s=now_unix_s,
             spec_json=resolved.model_dump_json(),
@@ -333,9 +339,10 @@ class Jobs:
         job = self._jobs[job_id] = Job(record, resolved, Progress(steps_done=record.first_steps[-1]), start=start)
         self.logs.open(job_id)
         self._metrics.job_opened(job_id, resolved.model.family)
-        self._say(
-            job, "info", f"job {job_id} accepted: {len(resolved.pipeline.split)} stages, split {_split(resolved)}"
-        )
+        shape = f"{len(_split(resolved))} stages, split {_split(resolved)}"
+        self._say(job, "info", f"job {job_id} accepted: {shape}{begins}")
+        if skipped := chosen.skipped_text():
+            self._say(job, "warning", skipped)
         self._changed(job)
         self._wake.set()
         return job
@@ -362,7 +369,7 @@ class Jobs:
         pipeline = resolved.pipeline.model_copy(update={"split": cut.plan, "stages": len(cut.plan)})
         return decide(resolved.model_copy(update={"pipeline": pipeline}))
 
-    async def _start_from(self, spec: JobSpec) -> Checkpoint:
+    async def _start_from(self, spec: JobSpec) -> Found:
         """The checkpoint of another job that a new one starts from; InvalidConfig, NotFound, CheckpointDamaged."""
         name, step = job_and_step(spec.checkpoint.resume_from)
         other = self.find(name)
@@ -372,7 +379,7 @@ class Jobs:
             raise NotFound(f"job {other.record.id} has no checkpoint to start from", hint=found.skipped_text())
         check_state(found.checkpoint.trainer_state(), spec)
         check_steps(spec, found.checkpoint.step)
-        return found.checkpoint
+        return found
 
     async def cancel(self, job: Job, reason: str, *, checkpoint: bool = True) -> None:
         """Save what was trained and end the job; a second call, or one without `checkpoint`, ends it at once.
@@ -434,7 +441,7 @@ class Jobs:
                 hint=f"begin again at step 0 with: swarm resume {record.id} --from 0",
             )
         if start is None and job.spec.checkpoint.resume_from and not _has_checkpoint(record.files):
-            start = await self._start_from(job.spec)
+            start = (await self._start_from(job.spec)).checkpoint
         step = start.step if start is not None else record.first_steps[0]
         check_steps(changed, step)
         if job.record is not record:

@@ -207,7 +207,7 @@ def same_model(start: JobSpec, spec: JobSpec, of: str) -> None:
     """InvalidConfig if a job cannot go on from the weights of another."""
     ours: Mapping[str, object] = {"model.family": spec.model.family, **spec.model.config}
     theirs: Mapping[str, object] = {"model.family": start.model.family, **start.model.config}
-    for key in sorted(ours.keys() | theirs.keys()):
+    for key in ("model.family", *sorted((ours.keys() | theirs.keys()) - {"model.family"})):
         if ours.get(key) != theirs.get(key):
             raise InvalidConfig(
                 f"{key} = {ours.get(key)!r}, but {of} trained a model with {theirs.get(key)!r}",

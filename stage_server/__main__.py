@@ -37,7 +37,13 @@ def stage_server(
     ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or mps.")] = "auto",
     stage: Annotated[str, typer.Option(help="Serve only this stage: auto or its number.")] = "auto",
-    threads: Annotated[str, typer.Option(help="torch CPU threads: auto (all cores) or a number.")] = "auto",
+    threads: Annotated[
+        str,
+        typer.Option(
+            help="torch CPU threads: auto (OMP_NUM_THREADS, else all cores) or a number; servers that "
+            "share a machine need their share each."
+        ),
+    ] = "auto",
     max_memory: Annotated[
         str, typer.Option(metavar="SIZE|PERCENT", help="Memory to use: 20GiB, or a share of what is free now.")
     ] = DEFAULT_SHARE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import platform
 import re
 import time
@@ -14,6 +13,8 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from random import SystemRandom
+
+import torch
 
 from stage_server.device import ThreadDevice
 from stage_server.options import Options
@@ -50,7 +51,7 @@ async def serve(options: Options) -> None:
     """
     tune_malloc()
     device_name = choose_device(options.device)
-    threads = options.threads or os.cpu_count() or 1
+    threads = options.threads or torch.get_num_threads()  # all cores that are ours, or OMP_NUM_THREADS
     product = metadata.version("swarm-stages")
     metrics = StageServerMetrics(product, PROTOCOL_VERSION)
     traffic = _Traffic(metrics)

@@ -11,7 +11,7 @@ from typing import ClassVar
 class SwarmError(Exception):
     """An error with a cause that a person can read and, where there is one, a next move."""
 
-    code: ClassVar[str] = "E0000"
+    code: str = "E0000"
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:

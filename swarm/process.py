@@ -24,7 +24,7 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
     try:
         app(auto_envvar_prefix="SWARM", prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
-        message = " ".join(error.format_message().split())
+        message = " ".join(error.format_message().split()).replace("Value error, ", "")
         print_error(UsageError(message[:1].lower() + message[1:], hint=f"see: {name} --help"))
         sys.exit(UsageError.exit_code)
     except typer.Abort:

@@ -109,8 +109,7 @@ def open_storage(where: str) -> Storage:
     except ImportError as error:
         raise InvalidConfig(
             f"{where}: {scheme}:// needs a package that is not installed: {error}",
-            hint=f"install it where the scheduler runs; for s3:// it is s3fs, for gs:// gcsfs (not for {scheme}:// "
-            "if that is neither)",
+            hint="install it where the scheduler runs, then start the scheduler again; or use a folder",
         ) from None
     except Exception as error:  # each file system of fsspec raises what it likes
         raise InvalidConfig(f"{where} cannot be used: {error}", hint="use a folder, s3://… or gs://…") from None

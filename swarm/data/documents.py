@@ -227,11 +227,17 @@ def _json_lines(path: Path, text_field: str) -> Iterator[Piece]:
             except UnicodeDecodeError as error:
                 raise InvalidData(f"{where} is not UTF-8: byte {error.start} of the line") from None
             except (ValueError, RecursionError) as error:
-                raise InvalidData(f"{where} is not JSON: {error}", hint="each line must be one JSON object") from None
+                what = (
+                    f"{error.msg}: character {error.pos + 1} of the line"
+                    if isinstance(error, json.JSONDecodeError)
+                    else error
+                )
+                raise InvalidData(f"{where} is not JSON: {what}", hint="each line must be one JSON object") from None
             if not isinstance(values, dict):
                 raise InvalidData(f"{where} is no JSON object", hint=f'write lines such as {{"{text_field}": "..."}}')
             if text_field not in values:
-                raise InvalidData(f'{where} has no field "{text_field}"', hint=_other_field(values))
+                texts = [name for name, value in values.items() if isinstance(value, str)]
+                raise InvalidData(f'{where} has no field "{text_field}"', hint=_other_field(texts))
             text = _text(values[text_field], f'{where}: field "{text_field}"')
             if b"\\u" in line:  # half a surrogate pair is JSON, but no text
                 _check_encodes(text, where)
@@ -274,7 +280,10 @@ def _parquet(source: Source, text_field: str) -> Iterator[Piece]:
                 yield from _column(batch.column(0), str(source.path), text_field, row, done_bytes)
                 row += batch.num_rows
     except arrow.ArrowException as error:
-        raise InvalidData(f"{source.path} is no Parquet file, or damaged: {_first_line(error)}") from error
+        raise InvalidData(
+            f"{source.path} is no Parquet file, or damaged: {_first_line(error)}",
+            hint="write it again, or choose data.source so that it is left out; for another kind of file: data.format",
+        ) from error
 
 
 # Hugging Face data sets ----------------------------------------------------------------------------------------------
@@ -321,12 +330,20 @@ def _load_data_set(source: Source, section: DataSection) -> Any:
 
 def _check_column(arrow: Any, where: str, schema: Any, text_field: str) -> None:
     if text_field not in schema.names:
-        raise InvalidData(f'{where} has no column "{text_field}"', hint=_other_field(dict.fromkeys(schema.names)))
-    kind = schema.field(text_field).type
+        raise InvalidData(f'{where} has no column "{text_field}"', hint=_other_column(arrow, schema))
+    if not _is_text(arrow, schema.field(text_field).type):
+        kind = schema.field(text_field).type
+        raise InvalidData(f'{where}: column "{text_field}" holds {kind}, not text', hint=_other_column(arrow, schema))
+
+
+def _is_text(arrow: Any, kind: Any) -> bool:
     if arrow.types.is_dictionary(kind):
         kind = kind.value_type
-    if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind)):
-        raise InvalidData(f'{where}: column "{text_field}" holds {kind}, not text', hint=_other_field(schema.names))
+    return bool(arrow.types.is_string(kind) or arrow.types.is_large_string(kind) or arrow.types.is_string_view(kind))
+
+
+def _other_column(arrow: Any, schema: Any) -> str:
+    return _other_field([field.name for field in schema if _is_text(arrow, field.type)])
 
 
 def _column(column: Any, where: str, text_field: str, first_row: int, done_bytes: int) -> Iterator[Piece]:
@@ -375,7 +392,9 @@ def _check_encodes(text: str, where: str) -> None:
         raise InvalidData(f"{where} is no valid Unicode: half a surrogate pair at character {error.start}") from None
 
 
-def _other_field(names: Sequence[str] | dict[str, Any]) -> str:
+def _other_field(names: Sequence[str]) -> str:
+    if not names:
+        return "no other holds text: choose other data"
     return f"set data.text_field to one of: {', '.join(map(str, names))}"[:300]
 
 

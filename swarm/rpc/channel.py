@@ -7,6 +7,7 @@ error crosses a connection as a status code, its text as the status details, and
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
@@ -43,6 +44,7 @@ KEEPALIVE_INTERVAL_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 2000  # a busy two-core machine answers pings late; 1000 would call it dead
 
 _CODE_KEY = "swarm-code"
+_CODE = re.compile(r"^E[0-9]{4}$")
 _HINT_KEY = "swarm-hint-bin"  # "-bin": hints are UTF-8, plain metadata is ASCII
 _TEXT_LIMIT = 2 << 10  # details and hint together stay well below MAX_METADATA_BYTES
 
@@ -109,13 +111,19 @@ def translate(
 ) -> SwarmError:
     """The SwarmError behind a failed call to `address`.
 
-    If the other side named one of our errors, that class with its text and hint; else by status code. `unavailable` is
-    the class for a peer that does not answer: SchedulerUnreachable or PeerUnavailable.
+    If the other side named one of our errors, that class with its text and hint; else by status code. A code that is
+    none of `swarm.errors` (of another module or a newer version) stays, with text and hint, on the class of the status.
+    `unavailable` is the class for a peer that does not answer: SchedulerUnreachable or
+    PeerUnavailable.
     """
     code, details, metadata = _facts(error)
-    named = ERROR_BY_CODE.get(_text(metadata.get(_CODE_KEY, "")))
-    if named is not None:
-        return named(details, hint=_text(metadata.get(_HINT_KEY, "")))
+    told, hint = _text(metadata.get(_CODE_KEY, "")), _text(metadata.get(_HINT_KEY, ""))
+    if (named := ERROR_BY_CODE.get(told)) is not None:
+        return named(details, hint=hint)
+    if _CODE.match(told):
+        unknown = _class_of(code, unavailable)(details, hint=hint)
+        unknown.code = told
+        return unknown
     match code:
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             return unavailable(f"{address} does not answer: {details or 'the connection broke'}")
@@ -125,8 +133,11 @@ def translate(
             return IncompatibleVersion(
                 f"{address} does not know this call: {details}", hint="both sides need the same version of swarm"
             )
-    named = _ERROR_BY_STATUS.get(code, SwarmError)
-    return named(f"{address} failed: {details or code.name}")
+    return _class_of(code, unavailable)(f"{address} failed: {details or code.name}")
+
+
+def _class_of(code: grpc.StatusCode, unavailable: type[SwarmError]) -> type[SwarmError]:
+    return unavailable if code is grpc.StatusCode.UNAVAILABLE else _ERROR_BY_STATUS.get(code, SwarmError)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SwarmError) -> NoReturn:

@@ -141,6 +141,8 @@ def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
         for stages in counts:
             other = changed(changed(spec, "pipeline", stages=stages), "checkpoint", resume_from=f"{job.record.id}:3")
             again = await scene.submit(other)
+            told = scene.rig.jobs.logs.of(again.record.id).kept()[0]
+            assert f"; starts at step 3 from step-00000003 of {job.record.id}" in told[0].message
             await scene.rig.finished(again)
             assert again.record.state is JobState.SUCCEEDED, again.record.reason
             assert again.record.weights_sha256 == expected.sha256

@@ -149,6 +149,7 @@ def test_a_hub_data_set_that_cannot_be_had_is_refused() -> None:
         (b'["text"]', "line 3 is no JSON object"),
         (b'{"text": "\xff"}', "line 3 is not UTF-8: byte 10 of the line"),
         (b'{"text": "a\\ud800"}', "line 3 is no valid Unicode: half a surrogate pair at character 1"),
+        (b'{"text": "a\tb"}', "line 3 is not JSON: Invalid control character at: character 12 of the line"),
         (b"[" * 100_000, "line 3 is not JSON"),
     ],
 )
@@ -159,12 +160,12 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
 
 
 def test_the_other_fields_are_named_when_the_text_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"body": "b", "title": "t"}\n')
-    pq.write_table(pa.table({"body": ["b"]}), tmp_path / "b.parquet")
+    (tmp_path / "a.jsonl").write_text('{"id": 7, "body": "b", "title": "t"}\n')
+    pq.write_table(pa.table({"id": [7], "body": ["b"]}), tmp_path / "b.parquet")
     for name, hint in (("a.jsonl", "body, title"), ("b.parquet", "body")):
         with pytest.raises(InvalidData, match=r'no (field|column) "text"') as caught:
             texts_of(tmp_path / name)
-        assert hint in caught.value.hint
+        assert caught.value.hint == f"set data.text_field to one of: {hint}"
         assert texts_of(tmp_path / name, text_field="body") == ["b"]
 
 

@@ -77,6 +77,19 @@ async def test_every_error_crosses_a_connection_as_itself(code: str) -> None:
     assert (error.message, error.hint) == ("größer als erlaubt", "nimm 3 statt 4 – oder warte")
 
 
+async def test_an_error_of_a_class_that_the_caller_does_not_know_keeps_code_text_and_hint() -> None:
+    class Strange(SwarmError):
+        code = "E9876"
+
+    async def body(request: bytes) -> bytes:
+        raise Strange("the cellar is full", hint="open a window")
+
+    async with serving(body) as address:
+        error = translate(await failure(address), address)
+    assert (error.code, error.message, error.hint) == ("E9876", "the cellar is full", "open a window")
+    assert SwarmError("x").code == "E0000"
+
+
 async def test_a_blocking_client_sees_the_same() -> None:
     async def body(request: bytes) -> bytes:
         raise NotFound("no job j", hint="swarm list")
