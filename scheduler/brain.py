@@ -422,6 +422,7 @@ class JobBrain:
         self._suspects.discard(peer)
         self._detached.discard(peer)
         self._lost.add(peer)
+        self._loaded.pop(peer, None)
         self._links.forget(peer)
         self._pace.forget(peer)
         self._evaluations.withdraw(peer)
@@ -959,6 +960,7 @@ class JobBrain:
         self._detached.discard(peer)
         self._evaluations.withdraw(peer)
         self._evaluations.raise_attempt(hello.attempt)
+        self._ledger.raise_attempts(hello.attempt)
         settings, replica = self.settings, self._replicas[peer]
         holds = (hello.job, hello.timeline, hello.stage) == (settings.job, settings.timeline, replica.stage)
         if self._census is not None:
@@ -973,7 +975,6 @@ class JobBrain:
             self._send_commits(peer, hello.version)
             for run in self._redoable():
                 # What became of each of its cells is not asked: all that is not committed is done again.
-                self._ledger.raise_attempt(run.step, hello.attempt)
                 self._void(run, peer, "its session broke", "timeout")
             self._saver_gone(peer, replica.stage)  # whether it was asked, or has answered, is not known
         self._trust(peer)
@@ -1001,11 +1002,10 @@ class JobBrain:
         self._open_window()
         for peer, hello in sorted(census.hellos.items()):
             self._send_commits(peer, hello.version)
-        attempt = census.newest_attempt() + 1
         for step in range(self._commits_sent, min(self.settings.steps, census.last_step() + 1)):
             self._runs[step] = StepRun(step)
             self._next_step = step + 1
-            self._ledger.adopt(step, attempt, census.cells(step))
+            self._ledger.adopt(step, census.cells(step))
             self._refill(self._runs[step], keep=True)
         missing = f"; without {_listed(census.missing())}" if census.missing() else ""
         self._note("info", f"{len(self._replicas)} replicas are back: goes on at step {self._commits_sent}{missing}")

@@ -82,6 +82,7 @@ class Ledger:
         self.duplicates = 0
         self.violations = 0
         self.now_s = 0.0  # stamped on the lines of stories
+        self._least_attempt = 0
         self._books: dict[int, StepBook] = {}
         self._outstanding: dict[PeerId, int] = {}
         self._changed: set[PeerId] = set()  # whose outstanding changed since `take_changed`
@@ -95,6 +96,7 @@ class Ledger:
         count = self.microbatches
         self._books[step] = StepBook(
             [[Entry() for _ in range(count)] for _ in range(self.stages)],
+            attempt=self._least_attempt + 1,
             left=[self.stages] * count,
             stories=[[] for _ in range(count)],
         )
@@ -147,18 +149,16 @@ class Ledger:
         """The newest hop of the microbatch at each stage."""
         return [entries[index].hop for entries in self._books[step].entries]
 
-    def adopt(self, step: int, attempt: int, cells: Iterable[tuple[PeerId, int, ReportedCell]]) -> None:
+    def adopt(self, step: int, cells: Iterable[tuple[PeerId, int, ReportedCell]]) -> None:
         """Open a step of an earlier scheduler start as its replicas report it: (peer, stage, cell) each.
 
-        All that was reported counts as fed, and lacks its hops: `attempt`, which new hops carry, is above all that any
-        replica knows.
+        All that was reported counts as fed, and lacks its hops. `raise_attempts` comes before.
         """
         self.open(step)
         book = self._books[step]
-        book.attempt = attempt
         for peer, stage, cell in cells:
             index = cell.microbatch.index
-            if not (0 <= stage < self.stages and 0 <= index < self.microbatches and 0 < cell.attempt < attempt):
+            if not (0 <= stage < self.stages and 0 <= index < self.microbatches and 0 < cell.attempt < book.attempt):
                 self.violations += 1
                 continue
             entry = book.entries[stage][index]
@@ -186,9 +186,11 @@ class Ledger:
         alive = [peer for peer, attempt in offered.items() if attempt > book.floors.get(peer, 0)]
         return max(alive, key=lambda peer: (offered[peer], peer), default=None)
 
-    def raise_attempt(self, step: int, attempt: int) -> None:
-        """New hops of the step carry more than `attempt` from now on."""
-        self._books[step].attempt = max(self._books[step].attempt, attempt)
+    def raise_attempts(self, attempt: int) -> None:
+        """New hops carry more than `attempt` from now on, in steps that open later too: a replica knows of it."""
+        self._least_attempt = max(self._least_attempt, attempt)
+        for book in self._books.values():
+            book.attempt = max(book.attempt, attempt)
 
     # What the replicas say ---------------------------------------------------------------------------------------
 

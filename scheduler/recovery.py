@@ -94,10 +94,6 @@ class Census:
         """Peers that were there before and have not come back."""
         return sorted(self._known - self.hellos.keys())
 
-    def newest_attempt(self) -> int:
-        """The greatest attempt that anybody knows."""
-        return max((hello.attempt for hello in self.hellos.values()), default=0)
-
     def last_step(self) -> int:
         """The newest step of which anybody holds a cell; -1 if none."""
         return max((cell.step for cells in self._cells.values() for cell in cells), default=-1)

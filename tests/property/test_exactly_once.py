@@ -6,7 +6,8 @@ The real JobBrain and real CellTables are joined by the worst network that the p
 * tensors and questions between peers come in any order, twice or never;
 * the device is one thread with a queue; its results reach the replica later, so a Void or a Seal can meet a backward
   that runs; rows become durable whenever the store likes; rounds fail; outputs are evicted; replicas are suspected
-  wrongly, come back, or are killed.
+  wrongly, come back, or are killed; sessions break, losing what is under way in both directions; links are accused;
+  the scheduler is killed, with or without the row that it was writing, and another begins with what the replicas report.
 
 Tensors are texts that spell their own history. Two judges stand beside the code: `Judge` looks at what the devices
 really added and what the commits make effective, `Twin` is a ledger too simple to be wrong.
@@ -28,7 +29,20 @@ from hypothesis import HealthCheck, settings, target
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler.brain import BrainSettings, CommitRow, Fail, Finish, JobBrain, Note, Output, Replica, Send, WriteCommit
+from scheduler.brain import (
+    BrainSettings,
+    CommitRow,
+    Fail,
+    Finish,
+    JobBrain,
+    Mode,
+    Note,
+    Output,
+    Replica,
+    Send,
+    WriteCommit,
+)
+from scheduler.recovery import Resumed
 from scheduler.saving import BeginCheckpoint, DropCheckpoint, PublishCheckpoint, Stopped, Turned
 from scheduler.wiring import WIRINGS
 from stage_server.cell import Action, Ask, CellTable, Compute, DropOutput, Emit, Forget, ForgetSums, Report, Sealed
@@ -43,6 +57,7 @@ from swarm.messages import (
     Commit,
     Committed,
     Event,
+    Hello,
     Loaded,
     LoadStage,
     ParameterNorm,
@@ -51,10 +66,11 @@ from swarm.messages import (
     Route,
     Saved,
     SaveStage,
+    Undelivered,
     UnitSize,
     Void,
 )
-from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Routing, UnitName
+from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, Routing, UnitName
 
 JOB = JobId("job")
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
@@ -102,7 +118,7 @@ class Judge:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.means: dict[tuple[UnitName, int], dict[int, Counter[int]]] = {}  # of a complete round, per stage
+        self.means: dict[tuple[UnitName, Round], dict[int, Counter[int]]] = {}  # of a complete round, per stage
         self.rows: list[CommitRow] = []
 
     def averaged(self, average: Average, parts: dict[PeerId, Counter[int]], stage_of: dict[PeerId, int]) -> None:
@@ -113,7 +129,7 @@ class Judge:
         for stage, total in sums.items():
             assert total == once, f"stage {stage} of step {average.step} averages {dict(total)}"
         assert set(sums) == set(self.shape.units()[average.unit])
-        self.means[average.unit, average.round.number] = sums
+        self.means[average.unit, average.round] = sums
 
     def written(self, row: CommitRow) -> None:
         assert row.step == len(self.rows), "rows in order, once each"
@@ -127,7 +143,7 @@ class Judge:
             assert not row.rounds
             return
         for unit in self.shape.units():
-            assert (unit, row.rounds[unit].number) in self.means, "only a complete round can be effective"
+            assert (unit, row.rounds[unit]) in self.means, "only a complete round can be effective"
 
 
 class Twin:
@@ -162,6 +178,7 @@ class Frame:
     direction: Direction
     sender: Hop
     text: str | None
+    to_hop: Hop | None = None
 
 
 class Server:
@@ -186,6 +203,9 @@ class Server:
         self.weights = 0  # the version that the device holds
         self.commands: deque[Command] = deque()
         self.old_commands: list[Command] = []
+        self.committed: deque[Committed] = deque(maxlen=2)
+        self.loaded: Loaded | None = None
+        self.attached = True
         self.events: deque[Event] = deque()
         self.old_events: list[Event] = []
 
@@ -196,7 +216,8 @@ class Server:
             case LoadStage():
                 units = [u for u, stages in self.world.shape.units().items() if self.stage in stages]
                 sizes = tuple(UnitSize(unit, 1000) for unit in units)
-                self.tell(Loaded(JOB, 0, self.stage, 0, self.digest, sizes))
+                self.loaded = Loaded(JOB, 0, self.stage, 0, self.digest, sizes)
+                self.tell(self.loaded)
             case Route():
                 self.carry_out(self.cells.route(command))
             case Void():
@@ -213,9 +234,9 @@ class Server:
                     self.waiting = [one for one in self.waiting if one.round != command.round]
                     self.carry_out(self.cells.unseal(command.step))
             case Commit():
-                if command.version > self.cells.version:
+                if command.step == self.cells.version:
                     for unit_round in command.rounds:
-                        assert (unit_round.unit, unit_round.round.number) in self.world.judge.means
+                        assert (unit_round.unit, unit_round.round) in self.world.judge.means
                     self.device.append(command)
                     self.averages = {key: one for key, one in self.averages.items() if one.step != command.step}
                     self.carry_out(self.cells.commit(command.step, command.version))
@@ -248,9 +269,9 @@ class Server:
                     assert self.intake.put(action)
                 case Emit(microbatch, direction, to, attempt):
                     text = self.outputs[microbatch, direction]
-                    self.world.post(Frame(to.peer, microbatch, direction, self.as_hop(attempt), text))
+                    self.world.post(Frame(to.peer, microbatch, direction, self.as_hop(attempt), text, to))
                 case Ask(microbatch, direction, to, attempt):
-                    self.world.post(Frame(to.peer, microbatch, direction, self.as_hop(attempt), None))
+                    self.world.post(Frame(to.peer, microbatch, direction, self.as_hop(attempt), None, to))
                 case Forget(microbatch):
                     self.intake.discard(microbatch)
                     for book in (self.inputs, self.outputs):
@@ -273,7 +294,28 @@ class Server:
         return Hop(self.peer, 1, attempt, self.hop.address)
 
     def tell(self, event: Event) -> None:
-        self.events.append(event)
+        if self.attached:
+            self.events.append(event)
+
+    def detach(self) -> None:
+        """The session broke: what was under way is lost in both directions."""
+        self.attached = False
+        self.commands.clear()
+        self.events.clear()
+        self.old_events.clear()  # nothing of an old session is heard again
+
+    def attach(self) -> None:
+        """Dial again: rounds are given up, and Hello says what is held."""
+        self.attached = True
+        self.averages.clear()
+        self.waiting.clear()
+        self.carry_out(self.cells.unseal_all())
+        hello = Hello(
+            self.peer, 1, 1, "0", self.hop.address, "", "cpu", 1, 0, -1, JOB, 0, self.cells.version,
+            self.cells.open_cells(), self.stage, self.cells.newest_attempt(),
+        )  # fmt: skip
+        for event in (hello, *((self.loaded,) if self.loaded else ()), *self.committed):
+            self.tell(event)
 
     # The compute thread
 
@@ -299,7 +341,8 @@ class Server:
                 self.sums.pop(step, None)
                 self.weights = job.version
                 self.digest = f"{self.digest}, {step} {job.skip}"
-                self.tell(Committed(0, step, job.version, self.stage, self.digest))
+                self.committed.append(Committed(0, step, job.version, self.stage, self.digest))
+                self.tell(self.committed[-1])
 
     def forward(self, work: Compute) -> tuple[Compute, str, float]:
         shape, microbatch = self.world.shape, work.microbatch
@@ -374,15 +417,26 @@ class World:
         self.frames: list[Frame] = []
         self.old_frames: list[Frame] = []
         self.rows: list[CommitRow] = []
-        self.parts: dict[tuple[UnitName, int], tuple[Average, dict[PeerId, Counter[int]]]] = {}
+        self.parts: dict[tuple[UnitName, Round], tuple[Average, dict[PeerId, Counter[int]]]] = {}
         self.link_failures: Counter[int] = Counter()
         self.finished = False
         self.notes: list[str] = []
         self.seen: Counter[str] = Counter()
-        self.brain = JobBrain(
+        self.epoch = 0
+        self.brain = self.new_brain()
+        replicas = [Replica(peer, 1, server.hop.address, server.stage) for peer, server in self.servers.items()]
+        self.heed(self.brain.start(replicas, 0.0))
+        for server in self.servers.values():
+            self.run_until_quiet(server)
+        self.validate()
+
+    def new_brain(self) -> JobBrain:
+        shape = self.shape
+        self.epoch += 1
+        return JobBrain(
             BrainSettings(
                 job=JOB,
-                epoch=1,
+                epoch=self.epoch,
                 timeline=0,
                 steps=shape.steps,
                 microbatches=shape.microbatches,
@@ -399,13 +453,25 @@ class World:
                 routing=shape.routing,
                 recover=True,
             ),
-            rng,
+            self.rng,
         )
-        replicas = [Replica(peer, 1, server.hop.address, server.stage) for peer, server in self.servers.items()]
-        self.heed(self.brain.start(replicas, 0.0))
+
+    def restart(self, rng: Random) -> None:
+        """The scheduler is killed; whether the row that it was writing became durable, chance decides."""
+        self.seen["restart"] += 1
+        for row in self.rows:
+            if rng.random() < 0.5:
+                assert self.judge.rows.pop() is row
+        self.rows.clear()
         for server in self.servers.values():
-            self.run_until_quiet(server)
-        self.validate()
+            server.detach()
+        self.twin.heard.clear()
+        self.brain = self.new_brain()
+        rows = tuple(self.judge.rows[-2:])
+        known = {server.peer: server.stage for server in self.servers.values()}
+        self.heed(self.brain.resume(Resumed(known, len(self.judge.rows), rows, (), 2.0), self.now_s))
+        for server in rng.sample(list(self.servers.values()), len(self.servers)):
+            server.attach()
 
     def run_until_quiet(self, server: Server) -> None:
         while server.commands or server.events:
@@ -418,7 +484,8 @@ class World:
         for output in outputs:
             match output:
                 case Send(peer, command):
-                    self.servers[peer].commands.append(command)
+                    if peer in self.servers and self.servers[peer].attached:
+                        self.servers[peer].commands.append(command)
                     if isinstance(command, Void):
                         self.twin.heard.append((peer, command))
                         self.seen["void"] += 1
@@ -443,7 +510,7 @@ class World:
             self.frames.append(frame)
 
     def part(self, average: Average, peer: PeerId, part: Counter[int]) -> None:
-        key = (average.unit, average.round.number)
+        key = (average.unit, average.round)
         _, parts = self.parts.setdefault(key, (average, {}))
         parts[peer] = part
         if len(parts) == len(average.members):
@@ -472,6 +539,11 @@ class World:
         self.now_s += 0.001
         if isinstance(event, Accumulated):
             self.twin.heard.append((peer, event))
+        if isinstance(event, Hello) and self.brain.mode is Mode.GATHERING:
+            for cell in event.cells:
+                if cell.accumulated:
+                    told = Accumulated(cell.microbatch, event.stage, cell.attempt, cell.finite, cell.loss, 0, 0, 0)
+                    self.twin.heard.append((peer, told))
         self.heed(self.brain.handle(peer, event, self.now_s))
 
     def kill(self, server: Server) -> None:
@@ -526,6 +598,7 @@ class World:
         server = rng.choice(list(self.servers.values()))
         match rng.choice(
             ["lose", "repeat frame", "repeat command", "repeat event", "suspect", "back", "evict", "link"]
+            + ["session", "undelivered"]
         ):
             case "lose" if self.frames:
                 self.frames.pop(rng.randrange(len(self.frames)))
@@ -538,7 +611,9 @@ class World:
                 if not isinstance(command, LoadStage | SaveStage):
                     server.command(command)
             case "repeat event" if server.old_events:
-                self.hear(server.peer, rng.choice(server.old_events))
+                event = rng.choice(server.old_events)
+                if not isinstance(event, Hello):  # a session has one, and it is the first
+                    self.hear(server.peer, event)
             case "suspect":
                 self.seen["suspect"] += 1
                 self.heed(self.brain.peer_suspect(server.peer, "looks silent", self.now_s))
@@ -548,14 +623,38 @@ class World:
                 key = rng.choice(sorted(server.outputs))
                 del server.outputs[key]
                 server.carry_out(server.cells.evicted(*key))
+            case "session" if not self.finished:
+                self.break_session(server)
+            case "undelivered" if self.frames and not self.finished:
+                frame = rng.choice(self.frames)  # it may arrive all the same
+                step = 1 if frame.direction is FORWARD else -1
+                stage = self.stage_of[frame.sender.peer] + (step if frame.text is not None else -step)
+                if frame.sender.peer in self.servers and frame.to in self.servers:
+                    hops = [hop for hop in (frame.to_hop,) if hop is not None]
+                    for hop in hops:
+                        event = Undelivered(frame.microbatch, stage, hop.peer, hop.attempt, "no answer")
+                        self.servers[frame.sender.peer].tell(event)
             case "link" if server.averages:
                 average = rng.choice(list(server.averages.values()))
                 if self.link_failures[average.step] < 3:
                     self.link_failures[average.step] += 1
                     server.fail_round(average, f"{PeerUnavailable.code}: no answer")
 
+    def break_session(self, server: Server) -> None:
+        """It is noticed at once, or only when the peer dials again; which it does at once here, or later."""
+        self.seen["session"] += 1
+        if server.attached:
+            server.detach()
+            if self.rng.random() < 0.7:
+                self.heed(self.brain.peer_suspect(server.peer, "session broke", self.now_s, session_lost=True))
+        else:
+            server.attach()
+
     def calm(self) -> None:
         """Faults stop: the job must end, with every judge content."""
+        for server in self.servers.values():
+            if not server.attached:
+                server.attach()
         for server in self.servers.values():
             self.heed(self.brain.peer_back(server.peer, self.now_s))
         idle = 0
@@ -657,6 +756,16 @@ class ExactlyOnce(RuleBasedStateMachine):
         server = data.draw(st.sampled_from(list(self.world.servers.values())))
         self.world.heed(self.world.brain.peer_suspect(server.peer, "looks silent", self.world.now_s))
 
+    @rule(seed=st.integers(0, 2**32))
+    def scheduler_is_killed(self, seed: int) -> None:
+        if not self.world.finished:
+            self.world.restart(Random(seed))
+
+    @rule(data=st.data())
+    def session_breaks(self, data: st.DataObject) -> None:
+        if not self.world.finished:
+            self.world.break_session(data.draw(st.sampled_from(list(self.world.servers.values()))))
+
     @rule()
     def all_suspects_come_back(self) -> None:
         for peer in self.world.servers:
@@ -703,6 +812,8 @@ def chaos(seed: int) -> World:
             break
         if number % 10 == 0:
             world.validate()
+        if rng.random() < kill_chance / 2 and not world.finished:
+            world.restart(rng)
         if rng.random() < kill_chance and not world.finished:
             stages_left = Counter(server.stage for server in world.servers.values())
             spare = [server for server in world.servers.values() if stages_left[server.stage] > 1]
@@ -726,6 +837,8 @@ def test_chaos_from_a_seed_ends_with_every_microbatch_counted_once(block: int) -
         seen["replayed"] += world.brain.replayed
     assert seen["suspect"] > 0, "a block without faults proves nothing"
     assert seen["void"] > 0
+    assert seen["session"] > 0
+    assert seen["restart"] > 0
     assert seen["replayed"] > 0
 
 
