@@ -40,7 +40,7 @@ def scheduler(
     grace: Annotated[
         float,
         typer.Option(min=0.5, max=600.0, help="How long a lost peer may stay away before its work is void, seconds."),
-    ] = 10.0,
+    ] = 5.0,
     insecure: Annotated[bool, typer.Option(help="Allow plaintext off loopback.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="auto, json or text.")] = "auto",

@@ -31,7 +31,7 @@ from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import add_session_service
 from swarm.wire import jobs_pb2_grpc
 
-GRACE_S = 10.0  # how long a peer may be silent or cut off, after it became suspect, before it is gone
+GRACE_S = 5.0  # how long a peer may be silent or cut off, after it became suspect, before it is gone
 # Calls under way at the end get this long; streams to watchers and peers would stay open for ever.
 STOP_S_MAX = 0.5
 

@@ -90,7 +90,7 @@ class Membership:
     `forget_after_s` after that. Methods about an unknown or gone peer change nothing.
     """
 
-    def __init__(self, suspect_after_s: float = 2.5, grace_s: float = 10.0, forget_after_s: float = 600.0) -> None:
+    def __init__(self, suspect_after_s: float = 2.5, grace_s: float = 5.0, forget_after_s: float = 600.0) -> None:
         self._suspect_after_s = suspect_after_s
         self.grace_s = grace_s
         self._forget_after_s = forget_after_s

@@ -110,6 +110,7 @@ class Rig:
     tasks: asyncio.TaskGroup
     rng: Random
     database: str
+    hold_bytes: int
     jobs: Jobs = field(init=False)
     membership: Membership = field(init=False)
     sessions: Sessions = field(init=False)
@@ -117,6 +118,7 @@ class Rig:
     metrics: SchedulerMetrics = field(init=False)
     scheduler: asyncio.Task[None] = field(init=False)
     servers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
+    server_metrics: list[StageServerMetrics] = field(default_factory=list)
 
     @classmethod
     async def start(
@@ -128,9 +130,10 @@ class Rig:
         *,
         duplicate_ratio: float = 0.2,
         database: str = "sqlite://",
+        hold_bytes: int = 1 << 30,
     ) -> Rig:
         """`database` is a URL; one in memory ends with the scheduler."""
-        rig = cls(SimNetwork(rng, duplicate_ratio=duplicate_ratio), tokens, tasks, rng, database)
+        rig = cls(SimNetwork(rng, duplicate_ratio=duplicate_ratio), tokens, tasks, rng, database, hold_bytes)
         await rig.start_scheduler()
         for number in range(peers):
             rig.add_peer(PeerId(f"peer-{number}"), tasks, Random(rng.random()))
@@ -196,6 +199,7 @@ class Rig:
         async def find() -> str:
             return SCHEDULER
 
+        self.server_metrics.append(StageServerMetrics("0", PROTOCOL_VERSION))
         server = StageServer(
             identity,
             device,
@@ -203,8 +207,9 @@ class Rig:
             find,
             lambda address: self.network.scheduler_link(identity.address, address),
             tasks,
-            StageServerMetrics("0", PROTOCOL_VERSION),
+            self.server_metrics[-1],
             get_logger("rig"),
+            hold_bytes=self.hold_bytes,
         )
         self.network.add_receiver(identity.address, server)
         self.servers[peer] = tasks.create_task(server.serve())

@@ -7,7 +7,7 @@ The real JobBrain and real CellTables are joined by the worst network that the p
 * the device is one thread with a queue; its results reach the replica later, so a Void or a Seal can meet a backward
   that runs; rows become durable whenever the store likes; rounds fail; outputs are evicted; replicas are suspected
   wrongly, come back, or are killed; sessions break, losing what is under way in both directions; links are accused;
-  the scheduler is killed, with or without the row that it was writing, and another begins with what the replicas report.
+  the scheduler is killed, with or without the row that it was writing; the next one goes by what the replicas report.
 
 Tensors are texts that spell their own history. Two judges stand beside the code: `Judge` looks at what the devices
 really added and what the commits make effective, `Twin` is a ledger too simple to be wrong.
@@ -75,6 +75,10 @@ from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, Routin
 JOB = JobId("job")
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 TIED = UnitName("tied")
+FAULTS = (
+    *("lose", "repeat frame", "repeat command", "repeat event", "suspect", "back"),
+    *("evict", "link", "session", "undelivered"),
+)
 
 
 @dataclass(frozen=True)
@@ -596,10 +600,7 @@ class World:
 
     def fault(self, rng: Random) -> None:
         server = rng.choice(list(self.servers.values()))
-        match rng.choice(
-            ["lose", "repeat frame", "repeat command", "repeat event", "suspect", "back", "evict", "link"]
-            + ["session", "undelivered"]
-        ):
+        match rng.choice(FAULTS):
             case "lose" if self.frames:
                 self.frames.pop(rng.randrange(len(self.frames)))
             case "repeat frame" if self.old_frames:
