@@ -12,6 +12,7 @@ with quiet_start():
     import platformdirs
     import typer
 
+    from stage_server.lean import lean_imports
     from stage_server.options import DEFAULT_SHARE, MemoryShare, Options
     from swarm.logs import configure
     from swarm.process import auto_int, http_port_of, log_format_of, run_cli, run_process
@@ -87,7 +88,7 @@ def stage_server(
         log_format=form,
     )
     options.check()
-    with quiet_start():
+    with quiet_start(), lean_imports():
         from stage_server.app import serve  # noqa: PLC0415  # loads torch: errors in flags must not wait for it
     run_process(serve(options))
 

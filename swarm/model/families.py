@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import (
     Gemma2Config,
     GPT2Config,
@@ -143,6 +144,15 @@ class Draw:
                 torch.default_generator.manual_seed(seed)
 
 
+class _Unfilled(TorchFunctionMode):
+    """Parameters are not filled as they are made: on the meta device even that loads torch's compiler, for nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 class StageModule(nn.Module):
     """One stage's part of the model, under the parameter names of the whole model.
 
@@ -162,7 +172,7 @@ class StageModule(nn.Module):
         self._first_layer = first_layer
         self._drops = any(getattr(config, key, 0.0) for key in DROPOUTS)
         # No memory and no random numbers are spent here: `build` fills every parameter.
-        with torch.device("meta"):
+        with torch.device("meta"), _Unfilled():
             trunk = nn.Module()
             if first:
                 trunk.add_module(family.embedding, _embedding(family, config))
