@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -38,10 +38,11 @@ class Process:
     ready: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, log: Path, module: str, *flags: str) -> Process:
-        with log.open("w") as err:
+    def start(cls, log: Path, module: str, *flags: str, before: Sequence[str] = ()) -> Process:
+        """Run `python -m module`; `before` is a command that runs it. A log that is there is gone on with."""
+        with log.open("a") as err:
             child = subprocess.Popen(
-                [sys.executable, "-m", module, *flags],
+                [*before, sys.executable, "-m", *module.split(), *flags],
                 stdout=subprocess.PIPE,
                 stderr=err,
                 stdin=subprocess.DEVNULL,
@@ -83,29 +84,35 @@ class Cluster:
         self.scheduler_flags = scheduler_flags
         self.broker = broker
         self.servers: dict[str, Process] = {}
+        self.before_scheduler: Sequence[str] = ()
+        self.before_servers: Sequence[Sequence[str]] = ()  # commands that run them, by number
+        self.scheduler_host = "127.0.0.1"
+        self.server_hosts: Sequence[str] = ()  # by number; the rest on loopback
 
-    def __enter__(self) -> Cluster:
-        self._start_scheduler("127.0.0.1:0")
+    def __enter__(self) -> Self:
+        self._start_scheduler(f"{self.scheduler_host}:0")
         return self
 
-    def _start_scheduler(self, listen: str) -> None:
+    def _start_scheduler(self, listen: str, module: str = "scheduler") -> None:
         self.scheduler = Process.start(
             self.folder / "scheduler.log",
-            "scheduler",
+            module,
             *("--listen", listen, "--http-port", "0", "--broker", self.broker),
             *("--data-dir", str(self.folder / "scheduler")),
             *self.scheduler_flags,
+            before=self.before_scheduler,
         )
         self.address = self.scheduler.wait_ready()["address"]
         self.channel = connect_sync(self.address)
         self.jobs = jobs_pb2_grpc.JobsStub(self.channel)  # type: ignore[no-untyped-call]
 
-    def restart_scheduler(self) -> None:
+    def restart_scheduler(self, module: str = "scheduler") -> None:
         """Kill the scheduler and start it again at the same address, on the same data."""
         self.channel.close()
-        self.scheduler.kill()
+        with contextlib.suppress(ProcessLookupError):
+            self.scheduler.kill()
         self.scheduler.stop()
-        self._start_scheduler(self.address)
+        self._start_scheduler(self.address, module)
 
     def __exit__(self, *_: object) -> None:
         self.channel.close()
@@ -115,18 +122,7 @@ class Cluster:
     def add_servers(self, count: int, *flags: str) -> list[str]:
         """Start stage servers, wait until the scheduler lists them, and give their ids."""
         first = len(self.servers)
-        where = ("--scheduler", self.address) if self.broker == "none" else ("--broker", self.scheduler.ready["broker"])
-        started = [
-            Process.start(
-                self.folder / f"server-{number}.log",
-                "stage_server",
-                *where,
-                *("--listen", "127.0.0.1:0", "--http-port", "0", "--threads", "1", "--device", "cpu"),
-                *("--data-dir", str(self.folder / f"server-{number}")),
-                *flags,
-            )
-            for number in range(first, first + count)
-        ]
+        started = [self.start_server(number, *flags) for number in range(first, first + count)]
         peers = [process.wait_ready()["peer"] for process in started]
         self.servers |= dict(zip(peers, started, strict=True))
         deadline_s = time.monotonic() + READY_S_MAX
@@ -134,6 +130,20 @@ class Cluster:
             assert time.monotonic() < deadline_s, [(peer.id, peer.state) for peer in self.peers()]
             time.sleep(0.1)
         return peers
+
+    def start_server(self, number: int, *flags: str, module: str = "stage_server") -> Process:
+        """Start stage server `number` (again), without waiting for it."""
+        where = ("--scheduler", self.address) if self.broker == "none" else ("--broker", self.scheduler.ready["broker"])
+        host = self.server_hosts[number] if number < len(self.server_hosts) else "127.0.0.1"
+        return Process.start(
+            self.folder / f"server-{number}.log",
+            module,
+            *where,
+            *("--listen", f"{host}:0", "--http-port", "0", "--threads", "1", "--device", "cpu"),
+            *("--data-dir", str(self.folder / f"server-{number}")),
+            *flags,
+            before=self.before_servers[number] if number < len(self.before_servers) else (),
+        )
 
     def peers(self) -> list[Any]:
         return list(self.jobs.Peers(pb.PeersRequest(stage=-1), timeout=10).peers)

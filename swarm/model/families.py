@@ -153,6 +153,11 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _on_cpu(tensor: Tensor) -> Tensor:
+    """Memory for a meta tensor; `Module.to_empty` does the same by way of symbolic shapes, which take long to load."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
 class StageModule(nn.Module):
     """One stage's part of the model, under the parameter names of the whole model.
 
@@ -194,7 +199,7 @@ class StageModule(nn.Module):
 
     def materialise(self) -> None:
         """Give every parameter memory on the CPU, not yet filled."""
-        self.to_empty(device="cpu")
+        self._apply(_on_cpu)
         for module in self.modules():
             if isinstance(module, Gemma2TextScaledWordEmbedding):
                 module.embed_scale.fill_(module.scalar_embed_scale)

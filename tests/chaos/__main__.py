@@ -1,0 +1,78 @@
+"""`python -m tests.chaos`: runs the scenarios, prints a table, and ends with 1 if one failed or showed nothing.
+
+Every trial has a seed, and the line that repeats it is printed when it fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from tests.chaos.scenarios import SCENARIOS, SUPPORTED, Scenario
+from tests.chaos.trial import Broken, Void
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("scenarios", nargs="*", help="names; all that the system supports if none is given")
+    parser.add_argument("--short", action="store_true", help="the three-minute selection, and little of each")
+    parser.add_argument("--seed", default="0", help="of the moments, victims and points")
+    parser.add_argument("--keep", type=Path, help="keep logs and data of failed trials in this folder")
+    parser.add_argument("--list", action="store_true", help="show the table and run nothing")
+    options = parser.parse_args()
+    unknown = set(options.scenarios) - {one.name for one in SCENARIOS}
+    if unknown:
+        parser.error(f"no scenario {', '.join(sorted(unknown))}")
+    if options.list:
+        for one in SCENARIOS:
+            print(f"{one.name:<14} {'enabled' if one.is_supported else 'needs ' + one.needs:<16} {one.claim}")
+        return 0
+    wanted = [one for one in SCENARIOS if one.name in options.scenarios] or [
+        one for one in SCENARIOS if one.is_supported and (one.short or not options.short)
+    ]
+    started_s = time.monotonic()
+    failed, microbatches = 0, 0
+    for one in wanted:
+        done = _run(one, options.seed, not options.short, options.keep)
+        failed += done is None
+        microbatches += done or 0
+    for one in SCENARIOS:
+        if not one.is_supported:
+            print(f"{one.name:<14} not run: needs {one.needs}, the system has {', '.join(sorted(SUPPORTED))}")
+    print(f"{microbatches} microbatches compared bitwise in {time.monotonic() - started_s:.0f} s")
+    print(f"{len(wanted) - failed} passed, {failed} failed")
+    return 1 if failed or not wanted else 0
+
+
+def _run(scenario: Scenario, seed: str, long: bool, keep: Path | None) -> int | None:
+    """Microbatches that were compared; None if the trial failed."""
+    folder = Path(tempfile.mkdtemp(prefix=f"swarm-chaos-{scenario.name}-"))
+    started_s = time.monotonic()
+    verdict, figures, trial = "passed", "", None
+    try:
+        trial = scenario.run(folder, f"{scenario.name}:{seed}", long)
+        figures = json.dumps(trial.figures)
+    except Void as reason:
+        verdict = f"VOID, which is no pass: {reason}"
+    except Broken as reason:
+        verdict = f"FAILED: {reason}"
+    except Exception:
+        verdict = f"FAILED: {traceback.format_exc()}"
+    print(f"{scenario.name:<14} {time.monotonic() - started_s:6.1f} s  {verdict}  {figures}", flush=True)
+    if trial is None:
+        again = f"python -m tests.chaos {scenario.name} --seed {seed}" + ("" if long else " --short")
+        print(f"               again: {again}", flush=True)
+        if keep is not None:
+            shutil.copytree(folder, keep / scenario.name, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    return None if trial is None else trial.microbatches
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,435 @@
+"""What is done to the processes: one function each, numbered as in the table of faults in docs/reliability.md."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from swarm.wire import jobs_pb2 as pb
+from tests.chaos import failing_stage_server
+from tests.chaos.trial import COMMIT_S_MAX, MICROBATCHES, Broken, Trial, Void, gaps_s, percentile
+from tests.cluster import Process
+
+# What the system can do so far. "joining": a new stage server joins a job at work; "stalling": a job whose stage is
+# lost waits for a new peer; "rebalancing": peers move between stages. Add one here and its scenarios run.
+SUPPORTED = {"recovery"}
+
+PREDECESSOR_S = 2.0  # the next kill comes so long after the one before, at the earliest
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`run(folder, seed, long)` gives the trial that passed; it raises Void or Broken otherwise."""
+
+    name: str
+    claim: str
+    run: Callable[[Path, str, bool], Trial]
+    needs: str = "recovery"
+    short: bool = True  # part of the three-minute selection
+    network: bool = False  # in network namespaces: needs root
+
+    @property
+    def is_supported(self) -> bool:
+        return self.needs in SUPPORTED
+
+
+# Stage servers -------------------------------------------------------------------------------------------------------
+
+
+def kills_while_another_lives(folder: Path, seed: str, long: bool) -> Trial:
+    """F1 as far as it goes without joining: random kills down to one replica per stage, then a new job takes all."""
+    kills = 60 if long else 4
+    with Trial(folder, seed) as trial:
+        peers = trial.add_servers(6)
+        intervals: list[float] = []
+        while len(trial.kills) < kills:
+            job = trial.job(2, 45 if long else 40)
+            trial.until_step(job, 3)
+            dead: list[str] = []
+            while len(dead) < 4 and len(trial.kills) < kills:
+                pools = trial.serving(job)
+                victims = [peer for pool in pools.values() if len(pool) > 1 for peer in pool]
+                if not victims:
+                    break
+                victim = trial.rng.choice(victims)
+                trial.kill(victim)
+                dead.append(victim)
+                intervals.append(trial.heals(job, steps=1))
+                if trial.view(job).state != "running":
+                    break
+                time.sleep(trial.rng.uniform(0.0, 0.5))
+            for peer in dead:
+                trial.respawn(peer)
+            trial.proves(job)
+            trial.until_idle(dead)
+            trial.until_free(peers)
+        _tell_kills(trial, intervals)
+        return trial
+
+
+def kills_and_respawns(folder: Path, seed: str, long: bool) -> Trial:
+    """F1: kill -9 of a random stage server, which starts again and joins; the next when every pool is whole."""
+    kills = 60 if long else 5
+    steps = 5000 if long else 600
+    with Trial(folder, seed) as trial:
+        trial.add_servers(4)
+        job = trial.job(2, steps)
+        trial.until_step(job, 3)
+        whole = {stage: len(pool) for stage, pool in trial.serving(job).items()}
+        intervals: list[float] = []
+        while len(trial.kills) < kills:
+            victim = trial.rng.choice([peer for pool in trial.serving(job).values() for peer in pool])
+            killed_s = time.monotonic()
+            trial.kill(victim)
+            intervals.append(trial.heals(job, steps=1))
+            trial.respawn(victim)
+            trial.servers[victim].wait_ready()
+            trial.until(
+                "every pool whole",
+                lambda: {stage: len(pool) for stage, pool in trial.serving(job).items()} == whole,
+                120.0,
+            )
+            trial.steps_on(job)
+            time.sleep(max(0.0, killed_s + PREDECESSOR_S - time.monotonic()) + trial.rng.uniform(0.0, 0.5))
+        trial.proves(job)
+        _tell_kills(trial, intervals)
+        return trial
+
+
+def deaths_at_exact_points(folder: Path, seed: str, long: bool) -> Trial:
+    """F2: a stage server dies at each named edge of a microbatch and of a commit; one job per point."""
+    points = [point for point in failing_stage_server.POINTS if point != "nan"]
+    if not long:
+        points = Random(seed).sample(points, 2)
+    with Trial(folder, seed) as trial:
+        peers = trial.add_servers(4)
+        hits = 0
+        for point in points:
+            # Any of the servers: it serves whatever stage it is given, and another lives there.
+            victim = trial.rng.choice(peers)
+            per_step = point in ("reduce/Averaged", "Averaged/row", "Commit/apply", "apply/Committed")
+            hit = trial.rng.randint(2, 8) if per_step else trial.rng.randint(5, 60)
+            trial.servers[victim].kill(signal.SIGKILL)
+            trial.respawn(
+                victim, module=f"tests.chaos.failing_stage_server --at {point} --hit {hit}"
+            )
+            trial.until_idle([victim])
+            trial.until_free(peers)
+            job = trial.job(2, 20)
+            trial.until_hit(trial.servers[victim], point)
+            hits += 1
+            trial.respawn(victim)
+            trial.proves(job)
+            trial.until_idle([victim])
+            trial.until_free(peers)
+        trial.figures["points_hit"] = hits
+        return trial
+
+
+def neighbours_die_together(folder: Path, seed: str, long: bool) -> Trial:
+    """F4: a sender that holds boundaries and its receiver at once; then the first and the last stage."""
+    with Trial(folder, seed) as trial:
+        peers = trial.add_servers(6)
+        pairs = [(0, 1), (0, 2), (1, 2)] if long else [(0, 1)]
+        for pair in pairs:
+            job = trial.job(3, 30)
+            trial.until_step(job, trial.rng.randint(2, 6))
+            pools = trial.serving(job)
+            victims = [trial.rng.choice(pools[stage]) for stage in pair]
+            for victim in victims:
+                trial.kill(victim)
+            trial.heals(job)
+            for victim in victims:
+                trial.respawn(victim)
+            trial.proves(job)
+            trial.until_idle(victims)
+            trial.until_free(peers)
+        _tell_kills(trial, [])
+        return trial
+
+
+def a_stage_is_lost(folder: Path, seed: str, long: bool) -> Trial:
+    """F3: all replicas of a stage; nothing commits meanwhile, then all stages go on from the newest checkpoint."""
+    with Trial(folder, seed) as trial:
+        trial.add_servers(4)
+        job = trial.job(2, 200, checkpoint__every_steps=10)
+        trial.until_step(job, 25)
+        victims = trial.serving(job)[1]
+        for victim in victims:
+            trial.kill(victim)
+        trial.until("stalled", lambda: trial.view(job).state == "stalled")
+        before = trial.view(job).step
+        time.sleep(2.0)
+        if trial.view(job).step != before:
+            raise Broken("a step was committed without one of the stages")
+        for victim in victims:
+            trial.respawn(victim)
+        trial.until_step(job, before + 5)
+        trial.proves(job)
+        return trial
+
+
+def frozen_and_back(folder: Path, seed: str, long: bool) -> Trial:
+    """F10: SIGSTOP for less than, about as long as and longer than the grace; the zombie is fenced when it wakes."""
+    grace_s = 3.0
+    times_s = [1.0, 3.0, 5.5, 6.0, 30.0] if long else [1.0, 7.0]
+    with Trial(folder, seed, grace_s=grace_s) as trial:
+        peers = trial.add_servers(4)
+        around: list[float] = []
+        for frozen_s in times_s:
+            job = trial.job(2, 60)
+            trial.until_step(job, 3)
+            victim = trial.rng.choice([peer for pool in trial.serving(job).values() for peer in pool])
+            stopped_unix_s = time.time()
+            with trial.frozen(victim):
+                if frozen_s > 4.0:
+                    trial.until(
+                        "noticed", lambda at=stopped_unix_s, peer=victim: bool(  # type: ignore[misc]
+                            trial.said(trial.scheduler, f"{peer} (stage", at)
+                        ), 10.0,
+                    )
+                    around.append(trial.said(trial.scheduler, f"{victim} (stage", stopped_unix_s)[0] - stopped_unix_s)
+                time.sleep(max(0.0, stopped_unix_s + frozen_s - time.time()))
+            trial.proves(job)
+            trial.until_free(peers)
+        trial.figures["noticed_s"] = [round(value, 2) for value in around]
+        if around and max(around) > 4.0:
+            raise Broken(f"a frozen stage server was noticed after {max(around):.1f} s")
+        return trial
+
+
+def overload(folder: Path, seed: str, long: bool) -> Trial:
+    """F18: a window far too large for the machine; memory stays bounded and nothing is lost."""
+    with Trial(folder, seed) as trial:
+        trial.add_servers(2)
+        job = trial.job(2, 6, pipeline__max_in_flight=4096, training__microbatch_sequences=1)
+        trial.proves(job)
+        return trial
+
+
+def not_a_number(folder: Path, seed: str, long: bool) -> Trial:
+    """F20: one gradient is not finite; its step is skipped everywhere, once, and training goes on."""
+    with Trial(folder, seed) as trial:
+        first = trial.start_server(0, module=f"tests.chaos.failing_stage_server --at nan --hit {3 * MICROBATCHES}")
+        victim = first.wait_ready()["peer"]
+        trial.servers[victim] = first
+        trial.add_servers(1)
+        job = trial.job(2, 10)
+        view = trial.wait(job.id)
+        if view.state != "succeeded":
+            raise Broken(f"the job is {view.state}: {view.reason}")
+        skipped = [row.step for row in trial.rows(job) if row.skip]
+        if "failpoint hit: nan" not in first.log.read_text():
+            raise Void("the gradient was not touched")
+        if len(skipped) != 1:
+            raise Void("the server sat where no gradient comes in") if not skipped else Broken(f"{skipped} skipped")
+        trial.clean()
+        return trial
+
+
+# The scheduler -------------------------------------------------------------------------------------------------------
+
+
+def scheduler_restarts(folder: Path, seed: str, long: bool) -> Trial:
+    """F5: kill -9 of the scheduler again and again; epochs rise, nothing is rolled back, stepping soon after."""
+    restarts, pause_s = (9, 20.0) if long else (2, 2.0)
+    with Trial(folder, seed, grace_s=10.0) as trial:
+        trial.add_servers(4)
+        job = trial.job(2, 4000 if long else 150)
+        trial.until_step(job, 3)
+        epochs, back = [_epoch(trial)], []
+        for _ in range(restarts):
+            trial.steps_on(job)
+            before = trial.view(job).step
+            trial.scheduler.kill()
+            died_s = time.monotonic()
+            trial.restart_scheduler()
+            ready_s = time.monotonic()
+            if trial.view(job).step < before:
+                raise Broken("steps were rolled back")
+            trial.heals(job, steps=1)
+            back.append((ready_s - died_s, time.monotonic() - ready_s))
+            epochs.append(_epoch(trial))
+            time.sleep(pause_s * trial.rng.uniform(0.5, 1.0))
+        if epochs != sorted(set(epochs)):
+            raise Broken(f"epochs do not rise: {epochs}")
+        trial.figures["scheduler_start_s"] = [round(start, 2) for start, _ in back]
+        trial.figures["restart_to_commit_s"] = [round(again, 2) for _, again in back]
+        if max(again for _, again in back) > COMMIT_S_MAX:
+            raise Broken("no commit within 10 s of a restart")
+        trial.proves(job)
+        return trial
+
+
+def scheduler_dies_at_exact_points(folder: Path, seed: str, long: bool) -> Trial:
+    """F2: the scheduler dies right before and right after a row is written."""
+    with Trial(folder, seed, grace_s=10.0) as trial:
+        trial.add_servers(4)
+        job = trial.job(2, 60)
+        for point in ("Averaged/row", "row/Commit"):
+            trial.steps_on(job)
+            hit = trial.rng.randint(3, 8)
+            trial.restart_scheduler(module=f"tests.chaos.failing_scheduler --at {point} --hit {hit}")
+            trial.until_hit(trial.scheduler, point)
+            trial.restart_scheduler()
+            trial.heals(job)
+        trial.proves(job)
+        return trial
+
+
+def two_schedulers(folder: Path, seed: str, long: bool) -> Trial:
+    """F6: a second scheduler on the same data refuses, and the job does not notice."""
+    with Trial(folder, seed) as trial:
+        trial.add_servers(2)
+        job = trial.job(2, 40)
+        trial.until_step(job, 3)
+        second = Process.start(
+            folder / "second.log",
+            "scheduler",
+            *("--listen", "127.0.0.1:0", "--http-port", "0", "--broker", "none"),
+            *("--data-dir", str(folder / "scheduler")),
+        )
+        code = second.child.wait(timeout=60)
+        second.stop()
+        if code == 0 or "error" not in second.log.read_text():
+            raise Broken(f"the second scheduler ended with {code}")
+        if trial.view(job).state != "running":
+            raise Void("the job had ended before the second scheduler was there")
+        trial.proves(job)
+        return trial
+
+
+def saves_while_killed(folder: Path, seed: str, long: bool) -> Trial:
+    """F14 on processes: the scheduler dies while checkpoints are written; every one that is listed verifies."""
+    with Trial(folder, seed, grace_s=10.0) as trial:
+        trial.add_servers(4)
+        job = trial.job(2, 600 if long else 120, checkpoint__every_steps=1)
+        trial.until_step(job, 3)
+        for _ in range(8 if long else 2):
+            trial.steps_on(job)
+            time.sleep(trial.rng.uniform(0.0, 0.3))
+            trial.restart_scheduler()
+            trial.heals(job)
+            listed = trial.jobs.Checkpoints(pb.CheckpointsRequest(job=job.id, verify=True), timeout=60).checkpoints
+            bad = [one.step for one in listed if not one.verified]
+            if not listed or bad:
+                raise Broken(f"checkpoints of steps {bad} of {len(listed)} do not verify")
+        trial.proves(job)
+        return trial
+
+
+# Broker, disk --------------------------------------------------------------------------------------------------------
+
+
+def broker_killed(folder: Path, seed: str, long: bool) -> Trial:
+    """F7: the broker dies, comes back empty; training does not notice."""
+    port = _free_port()
+    broker = Process.start(folder / "broker.log", f"tests.chaos.broker {port}")
+    broker.wait_ready()
+    try:
+        with Trial(folder, seed, broker=f"mqtt://127.0.0.1:{port}") as trial:
+            trial.add_servers(4)
+            job = trial.job(2, 400 if long else 120)
+            trial.until_step(job, 3)
+            for down_s in (1.0, 20.0) if long else (2.0,):
+                trial.steps_on(job)
+                broker.kill()
+                broker.stop()
+                died_unix_s = time.time()
+                trial.steps_on(job, steps=3)
+                time.sleep(max(0.0, died_unix_s + down_s - time.time()))
+                broker = Process.start(folder / "broker.log", f"tests.chaos.broker {port}")
+                broker.wait_ready()
+                trial.steps_on(job, steps=2)
+            rows = trial.proves(job)
+            trial.figures["longest_gap_s"] = round(max(gaps_s(rows)), 2)
+            return trial
+    finally:
+        broker.stop()
+
+
+def disk_full(folder: Path, seed: str, long: bool) -> Trial:
+    """F13: no byte left for rows and checkpoints; commits stop, servers do not, and it goes on when there is room."""
+    data = folder / "scheduler"
+    data.mkdir()
+    trial = Trial(folder, seed)
+    mount = 'mount -t tmpfs -o size=64m tmpfs "$1" && shift && exec "$@"'
+    trial.before_scheduler = ("unshare", "--mount", "sh", "-c", mount, "sh", str(data))
+    with trial:
+        trial.inside = Path(f"/proc/{trial.scheduler.child.pid}/root")
+        servers = trial.add_servers(4)
+        job = trial.job(2, 400 if long else 150, checkpoint__every_steps=5)
+        trial.until_step(job, 12)
+        filler = trial.inside / data.relative_to("/") / "filler"
+        for full_s in (1.0, 8.0) if long else (3.0,):
+            trial.steps_on(job)
+            _fill(filler)
+            time.sleep(full_s)
+            view = trial.view(job)
+            if view.state != "running":
+                raise Broken(f"with the disk full the job is {view.state}: {view.reason}")
+            filler.unlink()
+            trial.heals(job)
+        if any(trial.servers[peer].child.poll() is not None for peer in servers):
+            raise Broken("a stage server ended")
+        if not trial.said(trial.scheduler, "full") and not trial.said(trial.scheduler, "No space"):
+            raise Void("nothing was written while the disk was full")
+        trial.proves(job)
+        return trial
+
+
+def _fill(path: Path) -> None:
+    try:
+        with path.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
+    except OSError:
+        pass
+
+
+# What they measure ---------------------------------------------------------------------------------------------------
+
+
+def _tell_kills(trial: Trial, until_commit_s: list[float]) -> None:
+    rerouted = trial.rerouted_s()
+    trial.figures["kills"] = len(trial.kills)
+    trial.figures["kill_to_reroute_s"] = {
+        "p50": round(percentile(rerouted, 0.5), 3), "p99": round(percentile(rerouted, 0.99), 3)
+    }
+    if until_commit_s:
+        trial.figures["kill_to_commit_s"] = {
+            "p50": round(percentile(until_commit_s, 0.5), 2), "p99": round(percentile(until_commit_s, 0.99), 2)
+        }
+
+
+def _epoch(trial: Trial) -> int:
+    return int(trial.jobs.Version(pb.VersionRequest(), timeout=10).epoch)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+SCENARIOS = [
+    Scenario("F1-lives", "kill -9 while another replica lives", kills_while_another_lives),
+    Scenario("F1", "kill -9 and respawn into the running job", kills_and_respawns, needs="joining"),
+    Scenario("F2-server", "a stage server dies at each exact point", deaths_at_exact_points),
+    Scenario("F2-scheduler", "the scheduler dies around the row", scheduler_dies_at_exact_points),
+    Scenario("F3", "all replicas of a stage are lost", a_stage_is_lost, needs="stalling"),
+    Scenario("F4", "two neighbours die together", neighbours_die_together, short=False),
+    Scenario("F5", "kill -9 of the scheduler, again and again", scheduler_restarts),
+    Scenario("F6", "a second scheduler on the same data", two_schedulers, short=False),
+    Scenario("F7", "the broker dies and comes back empty", broker_killed, short=False),
+    Scenario("F10-frozen", "SIGSTOP around the grace", frozen_and_back),
+    Scenario("F13", "the scheduler's disk is full", disk_full, short=False),
+    Scenario("F14", "the scheduler dies while it saves", saves_while_killed, short=False),
+    Scenario("F18", "a window far too large", overload, short=False),
+    Scenario("F20", "a gradient that is not a number", not_a_number, short=False),
+]
