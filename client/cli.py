@@ -19,6 +19,7 @@ import platformdirs
 import typer
 from typer.exceptions import TyperException
 
+from client.chaos import chaos
 from client.checkpoints import pause, resume, show_checkpoints
 from client.connection import Scheduler
 from client.example import example_job
@@ -275,6 +276,7 @@ def _up(
         Path | None,
         typer.Option(envvar="SWARM_DATA_DIR", help="Where everything is kept.", show_default="user data folder"),
     ] = None,
+    allow_chaos: Annotated[bool, typer.Option("--allow-chaos", help="Let swarm chaos harm the stage servers.")] = False,
 ) -> int:
     """Run a whole swarm on this machine: broker, scheduler and stage servers on loopback. Ctrl-C stops it."""
     if demo and job is not None:
@@ -282,7 +284,7 @@ def _up(
     folder = data_dir
     if folder is None and not demo:
         folder = platformdirs.user_data_path("swarm") / "up"
-    return asyncio.run(up_and_wait(shell, UpOptions(stages, replicas, device, job, demo, folder)))
+    return asyncio.run(up_and_wait(shell, UpOptions(stages, replicas, device, job, demo, folder, allow_chaos)))
 
 
 @_verb("submit")
@@ -408,6 +410,22 @@ def _cancel(
 
 _verb("cancel")(_cancel)
 _verb("stop", hidden=True)(_cancel)
+
+
+@_verb("chaos")
+def _chaos(
+    shell: Shell,
+    fault: Annotated[Literal["kill", "freeze", "slow", "partition", "corrupt"], typer.Argument(metavar="FAULT")],
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="Id of a stage server, or its beginning.")],
+    for_: Annotated[float, typer.Option("--for", help="How long, seconds.")] = 10.0,
+    factor: Annotated[float, typer.Option(help="slow: so many times; corrupt: one frame in so many.")] = 4.0,
+    seed: Annotated[int, typer.Option(min=0, help="corrupt: which frames.")] = 0,
+    against: Annotated[
+        str, typer.Option(metavar="PEER", help="partition: only from this neighbour.", show_default="all")
+    ] = "",
+) -> int:
+    """Harm a stage server (kill, freeze, slow, partition, corrupt) and show how its job recovers."""
+    return chaos(shell, fault, peer, for_s=for_, factor=factor, seed=seed, against=against)
 
 
 @_verb("pause")

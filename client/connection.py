@@ -123,6 +123,11 @@ class Scheduler:
         reply: pb.PeerList = self._call(self._stub.Peers, pb.PeersRequest(state=state, stage=stage))
         return list(reply.peers)
 
+    def chaos(self, request: pb.ChaosRequest) -> pb.ChaosReport:
+        """Harm a stage server; answers once its job is over it."""
+        report: pb.ChaosReport = self._call(self._stub.Chaos, request)
+        return report
+
     def logs(self, request: pb.LogsRequest) -> Iterator[pb.LogEntry]:
         with self._translated():
             yield from self._stub.Logs(request, timeout=None if request.follow else self.timeout_s)

@@ -70,6 +70,7 @@ class UpOptions:
     job: Path | None
     demo: bool
     data_dir: Path | None
+    allow_chaos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,7 @@ async def _start(
             *("--http-port", str(_port(HTTP_PORT))),
             *("--broker", broker),
             *("--data-dir", str(folder / "scheduler")),
+            *(["--allow-chaos"] * options.allow_chaos),
         ],
     )
     # Stage servers find the scheduler by themselves, so they need not wait for it.
@@ -187,6 +189,7 @@ async def _start(
                 # All start at once and see the same free memory: each may have its share.
                 *("--max-memory", f"{90 / count:.2f}%"),
                 *("--data-dir", str(folder / f"peer-{index}")),
+                *(["--allow-chaos"] * options.allow_chaos),
             ],
         )
         for index in range(count)

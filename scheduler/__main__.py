@@ -41,13 +41,16 @@ def scheduler(
         float,
         typer.Option(min=0.5, max=600.0, help="How long a lost peer may stay away before its work is void, seconds."),
     ] = 5.0,
+    allow_chaos: Annotated[
+        bool, typer.Option("--allow-chaos", help="Obey swarm chaos: harm stage servers on purpose.")
+    ] = False,
     insecure: Annotated[bool, typer.Option(help="Allow plaintext off loopback.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="auto, json or text.")] = "auto",
 ) -> None:
     """Run the scheduler: it routes microbatches, counts gradients, commits steps and answers `swarm`."""
     configure(log_level, log_format_of(log_format))
-    options = Options(listen, http_host, http_port_of(http_port), db, broker, data_dir, insecure, grace)
+    options = Options(listen, http_host, http_port_of(http_port), db, broker, data_dir, insecure, grace, allow_chaos)
     run_process(serve(options))
 
 

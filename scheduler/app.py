@@ -12,6 +12,7 @@ from pathlib import Path
 from random import SystemRandom
 
 from scheduler.announcer import BusAnnouncer, NoAnnouncer
+from scheduler.chaos import ChaosDesk
 from scheduler.jobs import Announcer, Jobs
 from scheduler.membership import Membership
 from scheduler.service import JobService
@@ -48,6 +49,7 @@ class Options:
     data_dir: Path
     insecure: bool
     grace_s: float = GRACE_S
+    allow_chaos: bool = False
 
 
 async def serve(options: Options) -> None:
@@ -99,12 +101,16 @@ async def serve(options: Options) -> None:
             files_executor=files_executor,
             product=product,
         )
-        sessions = Sessions(store.epoch, membership, jobs, jobs.store_stage, jobs.fetch, tasks, log)
+        desk = ChaosDesk(jobs, jobs, membership, lambda peer, command: sessions.send(peer, command))
+        listener = desk if options.allow_chaos else jobs
+        sessions = Sessions(store.epoch, membership, listener, jobs.store_stage, jobs.fetch, tasks, log)
         await jobs.load()
 
         server = new_server()
         add_session_service(server, sessions)
-        service = JobService(jobs, membership, store.epoch, product, executor, time.time)
+        service = JobService(
+            jobs, membership, store.epoch, product, executor, time.time, desk if options.allow_chaos else None
+        )
         jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         host = options.listen.rpartition(":")[0]
         address = f"{host}:{bind(server, options.listen)}"

@@ -54,6 +54,7 @@ from swarm.messages import (
     Accumulated,
     Average,
     Averaged,
+    ChaosBegun,
     Command,
     Commit,
     Committed,
@@ -351,7 +352,7 @@ class JobBrain:
                 row = self._evaluations.evaluated(peer, event)
                 if row is not None:
                     self._outputs.append(WriteEvaluation(row))
-            case Heartbeat() | Logged():
+            case Heartbeat() | Logged() | ChaosBegun():
                 return []
             case _:
                 assert_never(event)
@@ -504,6 +505,11 @@ class JobBrain:
     def in_flight(self) -> int:
         """Microbatches fed and not yet accumulated at every stage."""
         return self._ledger.in_flight()
+
+    @property
+    def fed(self) -> int:
+        """Microbatches that were ever given out, each once."""
+        return self._commits_sent * self.settings.microbatches + self._ledger.fed()
 
     @property
     def replayed(self) -> int:

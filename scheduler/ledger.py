@@ -119,6 +119,10 @@ class Ledger:
         fed = self._books[step].fed
         return fed if fed < self.microbatches else None
 
+    def fed(self) -> int:
+        """Microbatches of open steps that were fed."""
+        return sum(book.fed for book in self._books.values())
+
     def feed(self, step: int, hops: Sequence[Hop]) -> int:
         """Give the next microbatch of the step its first hops, one per stage; the index."""
         book = self._books[step]

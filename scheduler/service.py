@@ -16,6 +16,7 @@ from typing import Any
 import grpc.aio
 
 from scheduler.blocking import run_blocking
+from scheduler.chaos import ChaosDesk
 from scheduler.joblog import LogLine
 from scheduler.jobs import Job, Jobs
 from scheduler.membership import Membership, Peer
@@ -27,7 +28,7 @@ from swarm.data.tokenizer_files import (
     TOKENIZER_MESSAGE_BYTES_MAX,
     tokenizer_file_name,
 )
-from swarm.errors import InvalidConfig, InvalidData, NotFound, Refused
+from swarm.errors import InvalidConfig, InvalidData, NotAllowed, NotFound, Refused
 from swarm.messages import PROTOCOL_VERSION, StateFile
 from swarm.rpc.channel import answering
 from swarm.storage import Files
@@ -58,6 +59,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         product: str,
         executor: ThreadPoolExecutor | None,
         wall_s: Callable[[], float],
+        chaos: ChaosDesk | None = None,
     ) -> None:
         self._jobs = jobs
         self._membership = membership
@@ -65,6 +67,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         self._product = product
         self._executor = executor
         self._wall_s = wall_s
+        self._chaos = chaos
 
     async def Version(self, request: pb.VersionRequest, context: Context) -> pb.VersionReply:
         return pb.VersionReply(product=self._product, protocol=PROTOCOL_VERSION, epoch=self._epoch)
@@ -275,6 +278,16 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             job = self._jobs.find(request.job)
             shown = await self._jobs.keeping.shown(job.record, job.spec, verify=request.verify)
             return pb.CheckpointList(checkpoints=[pb.CheckpointView(**asdict(one)) for one in shown])
+        raise AssertionError
+
+    async def Chaos(self, request: pb.ChaosRequest, context: Context) -> pb.ChaosReport:
+        async with answering(context):
+            if self._chaos is None:
+                raise NotAllowed(
+                    "this scheduler does no harm to stage servers",
+                    hint="start it with: swarm scheduler --allow-chaos, or swarm up --allow-chaos",
+                )
+            return await self._chaos.inflict(request)
         raise AssertionError
 
     async def Pull(self, request: pb.PullRequest, context: Context) -> AsyncIterator[pb.FileChunk]:

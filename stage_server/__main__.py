@@ -60,6 +60,9 @@ def stage_server(
     orphan_timeout: Annotated[
         float, typer.Option(min=1.0, help="How long to keep a job's state without a scheduler, seconds.")
     ] = 600.0,
+    allow_chaos: Annotated[
+        bool, typer.Option("--allow-chaos", help="Obey swarm chaos: be killed, frozen, slow, cut off, corrupt.")
+    ] = False,
     insecure: Annotated[bool, typer.Option(help="Allow plaintext off loopback.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="auto, json or text.")] = "auto",
@@ -84,6 +87,7 @@ def stage_server(
         connect_retry_s_max=connect_retry_max,
         orphan_timeout_s=orphan_timeout,
         insecure=insecure,
+        allow_chaos=allow_chaos,
         log_level=log_level,
         log_format=form,
     )

@@ -16,7 +16,8 @@ from random import SystemRandom
 
 import torch
 
-from stage_server.device import ThreadDevice
+from stage_server.chaos import Harm, HarmedDevice, HarmedLinks, HarmedReceiver
+from stage_server.device import Device, ThreadDevice
 from stage_server.options import Options
 from stage_server.server import Identity, StageServer
 from swarm.errors import InvalidConfig
@@ -31,7 +32,7 @@ from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import find_scheduler
 from swarm.process import lock_first, say_ready
 from swarm.rpc.channel import bind, new_server
-from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
+from swarm.rpc.peers import GrpcPeerLinks, PeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import PeerId
 
@@ -62,9 +63,12 @@ async def serve(options: Options) -> None:
         folder, lock = lock_first(options.data_dirs)
         stack.enter_context(lock)
         peer = _identity(folder)
-        device = ThreadDevice(device_name, threads)
-        stack.callback(device.close)
-        links = GrpcPeerLinks(traffic)
+        harm = Harm(get_logger("chaos")) if options.allow_chaos else None
+        thread = ThreadDevice(device_name, threads)
+        stack.callback(thread.close)
+        device: Device = thread if harm is None else HarmedDevice(thread, harm)
+        dialled = GrpcPeerLinks(traffic, on_wire=None if harm is None else harm.garble)
+        links: PeerLinks = dialled if harm is None else HarmedLinks(dialled, harm)
         stack.push_async_callback(links.close)
         server = new_server()
         port = _bind_free(server) if not options.listen else bind(server, options.listen)
@@ -116,6 +120,7 @@ async def serve(options: Options) -> None:
             get_logger("stage-server"),
             connect_retry_s_max=options.connect_retry_s_max,
             orphan_timeout_s=options.orphan_timeout_s,
+            obey_chaos=None if harm is None else harm.begin,
             hold_bytes=max(identity.memory_bytes // HOLD_SHARE, HOLD_BYTES_MIN),
         )
         forward = stage_server.forward_log
@@ -125,7 +130,8 @@ async def serve(options: Options) -> None:
             lambda time_s, level, text: _soon(loop, lambda: forward(time_s, level, text)),
         )
         log = get_logger("stage-server")
-        add_peer_service(server, stage_server, traffic)
+        receiver = stage_server if harm is None else HarmedReceiver(stage_server, harm)
+        add_peer_service(server, receiver, traffic)
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
         if bus is not None:

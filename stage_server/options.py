@@ -62,6 +62,7 @@ class Options:
     connect_retry_s_max: float
     orphan_timeout_s: float
     insecure: bool
+    allow_chaos: bool
     log_level: str
     log_format: LogFormat
 

@@ -27,6 +27,8 @@ from swarm.messages import (
     PROTOCOL_VERSION,
     AbortRound,
     Average,
+    Chaos,
+    ChaosBegun,
     Command,
     Commit,
     Evaluate,
@@ -91,7 +93,9 @@ class StageServer:
         build: BuildStage = Stage,
         orphan_timeout_s: float = ORPHAN_TIMEOUT_S,
         hold_bytes: int = HOLD_BYTES,
+        obey_chaos: Callable[[Chaos], None] | None = None,
     ) -> None:
+        self._obey_chaos = obey_chaos
         self._identity = identity
         self._device = device
         self._links = links
@@ -255,6 +259,8 @@ class StageServer:
             case Release():
                 if self._job == command.job:
                     await self._drop(command.reason)
+            case Chaos():
+                self._on_chaos(command)
             case Route() | Void() | Average() | AbortRound() | Commit() | SaveStage() | Evaluate():
                 if self._replica is None:
                     self._log.warning("command without a job", command=type(command).__name__)
@@ -264,6 +270,13 @@ class StageServer:
                 self._log.warning("command ignored", command=type(command).__name__)
             case _:
                 assert_never(command)
+
+    def _on_chaos(self, order: Chaos) -> None:
+        if self._obey_chaos is None:
+            self.emit(ChaosBegun(order.fault, "this stage server was not started with --allow-chaos"))
+        else:
+            self.emit(ChaosBegun(order.fault))
+            self._obey_chaos(order)
 
     async def _load(self, command: LoadStage) -> None:
         identity = self._identity

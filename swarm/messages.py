@@ -214,6 +214,14 @@ class Leaving:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ChaosBegun:
+    """The fault that was ordered has begun, or (`refusal`) why not."""
+
+    fault: str
+    refusal: str = ""
+
+
 Event: TypeAlias = (
     Hello
     | Heartbeat
@@ -228,6 +236,7 @@ Event: TypeAlias = (
     | Leaving
     | Evaluated
     | Undelivered
+    | ChaosBegun
 )
 
 
@@ -383,7 +392,25 @@ class Release:
     reason: str
 
 
-Command: TypeAlias = Welcome | LoadStage | Route | Void | Average | AbortRound | Commit | SaveStage | Release | Evaluate
+@dataclass(frozen=True, slots=True)
+class Chaos:
+    """Harm yourself, if you were started for that.
+
+    `fault`: "kill"; "freeze" (stop for `for_s`); "slow" (computing takes `factor` times as long); "partition" (nothing
+    passes to and from `peer` at `address`, or anybody); "corrupt" (a byte is flipped in one of `factor` frames sent).
+    """
+
+    fault: str
+    for_s: float
+    factor: float
+    peer: PeerId
+    address: str
+    seed: int
+
+
+Command: TypeAlias = (
+    Welcome | LoadStage | Route | Void | Average | AbortRound | Commit | SaveStage | Release | Evaluate | Chaos
+)
 
 
 # Peer to peer --------------------------------------------------------------------------------------------------------

@@ -199,7 +199,7 @@ class StageModule(nn.Module):
 
     def materialise(self) -> None:
         """Give every parameter memory on the CPU, not yet filled."""
-        self._apply(_on_cpu)
+        self._apply(_on_cpu)  # type: ignore[no-untyped-call]
         for module in self.modules():
             if isinstance(module, Gemma2TextScaledWordEmbedding):
                 module.embed_scale.fill_(module.scalar_embed_scale)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
@@ -98,7 +98,15 @@ class NoTraffic:
 class GrpcPeerLinks:
     """PeerLinks over gRPC: one stream per address, dialled by the first `send`."""
 
-    def __init__(self, traffic: Traffic | None = None, *, max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT) -> None:
+    def __init__(
+        self,
+        traffic: Traffic | None = None,
+        *,
+        max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
+        on_wire: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        """`on_wire` sees each frame as it leaves, and may change it: to show that the receiver notices."""
+        self._on_wire = on_wire
         self._traffic = traffic or NoTraffic()
         self._max_bytes_in_flight = max_bytes_in_flight
         self._links: dict[str, _Link] = {}
@@ -121,7 +129,7 @@ class GrpcPeerLinks:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
         link = self._links.get(address)
         if link is None or link.error is not None:
-            link = self._links[address] = _Link(address, self._traffic, self._max_bytes_in_flight)
+            link = self._links[address] = _Link(address, self._traffic, self._max_bytes_in_flight, self._on_wire)
         return link
 
 
@@ -140,7 +148,14 @@ class _Outgoing:
 class _Link:
     """One stream to one neighbour; once broken (`error` is set) it stays so."""
 
-    def __init__(self, address: str, traffic: Traffic, max_bytes_in_flight: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        traffic: Traffic,
+        max_bytes_in_flight: int,
+        on_wire: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        self._on_wire = on_wire
         self.error: SwarmError | None = None
         self._address = address
         self._traffic = traffic
@@ -223,7 +238,7 @@ class _Link:
                 continue  # complete, or refused already
             outgoing.wire_bytes += len(chunk)
             try:
-                await call.write(chunk)
+                await call.write(chunk if self._on_wire is None else self._on_wire(chunk))
             except asyncio.InvalidStateError:
                 return  # the stream has ended; the reader learns why
             opened.append(outgoing)

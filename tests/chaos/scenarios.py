@@ -115,9 +115,7 @@ def deaths_at_exact_points(folder: Path, seed: str, long: bool) -> Trial:
             per_step = point in ("reduce/Averaged", "Averaged/row", "Commit/apply", "apply/Committed")
             hit = trial.rng.randint(2, 8) if per_step else trial.rng.randint(5, 60)
             trial.servers[victim].kill(signal.SIGKILL)
-            trial.respawn(
-                victim, module=f"tests.chaos.failing_stage_server --at {point} --hit {hit}"
-            )
+            trial.respawn(victim, module=f"tests.chaos.failing_stage_server --at {point} --hit {hit}")
             trial.until_idle([victim])
             trial.until_free(peers)
             job = trial.job(2, 20)
@@ -189,9 +187,11 @@ def frozen_and_back(folder: Path, seed: str, long: bool) -> Trial:
             with trial.frozen(victim):
                 if frozen_s > 4.0:
                     trial.until(
-                        "noticed", lambda at=stopped_unix_s, peer=victim: bool(  # type: ignore[misc]
+                        "noticed",
+                        lambda at=stopped_unix_s, peer=victim: bool(  # type: ignore[misc]
                             trial.said(trial.scheduler, f"{peer} (stage", at)
-                        ), 10.0,
+                        ),
+                        10.0,
                     )
                     around.append(trial.said(trial.scheduler, f"{victim} (stage", stopped_unix_s)[0] - stopped_unix_s)
                 time.sleep(max(0.0, stopped_unix_s + frozen_s - time.time()))
@@ -316,7 +316,7 @@ def saves_while_killed(folder: Path, seed: str, long: bool) -> Trial:
             trial.restart_scheduler()
             trial.heals(job)
             listed = trial.jobs.Checkpoints(pb.CheckpointsRequest(job=job.id, verify=True), timeout=60).checkpoints
-            bad = [one.step for one in listed if not one.verified]
+            bad = [one.step for one in listed if one.fault]
             if not listed or bad:
                 raise Broken(f"checkpoints of steps {bad} of {len(listed)} do not verify")
         trial.proves(job)
@@ -399,11 +399,13 @@ def _tell_kills(trial: Trial, until_commit_s: list[float]) -> None:
     rerouted = trial.rerouted_s()
     trial.figures["kills"] = len(trial.kills)
     trial.figures["kill_to_reroute_s"] = {
-        "p50": round(percentile(rerouted, 0.5), 3), "p99": round(percentile(rerouted, 0.99), 3)
+        "p50": round(percentile(rerouted, 0.5), 3),
+        "p99": round(percentile(rerouted, 0.99), 3),
     }
     if until_commit_s:
         trial.figures["kill_to_commit_s"] = {
-            "p50": round(percentile(until_commit_s, 0.5), 2), "p99": round(percentile(until_commit_s, 0.99), 2)
+            "p50": round(percentile(until_commit_s, 0.5), 2),
+            "p99": round(percentile(until_commit_s, 0.99), 2),
         }
 
 

@@ -1,7 +1,7 @@
 """One trial: a cluster of real processes, faults at seeded moments, and at the end the proof that nothing was lost.
 
-    start ── submit ── faults ── job ends ──▶ bitwise, rows, ledger, logs, memory
-                         └── did not hit: Void, which is a failure and not a pass
+start ── submit ── faults ── job ends ──▶ bitwise, rows, ledger, logs, memory
+                     └── did not hit: Void, which is a failure and not a pass
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -308,5 +309,4 @@ def percentile(values: list[float], share: float) -> float:
 
 def gaps_s(rows: list[Row]) -> list[float]:
     """Seconds between commits that follow one another."""
-    return [after.committed_unix_s - before.committed_unix_s for before, after in zip(rows, rows[1:], strict=False)]
-
+    return [after.committed_unix_s - before.committed_unix_s for before, after in pairwise(rows)]

@@ -1,0 +1,104 @@
+"""`swarm chaos`: harm a stage server on purpose and show how its job took it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from client.connection import Scheduler
+from client.shell import Shell
+from swarm.errors import NotAllowed
+from swarm.wire import jobs_pb2 as pb
+
+WATCH_S_MAX = 90.0  # the scheduler answers that long after the fault is over, at the latest
+_WHAT = {
+    "kill": "kill -9 {peer}",
+    "freeze": "stop {peer} for {for_s:g} s",
+    "slow": "make {peer} {factor:g} times as slow for {for_s:g} s",
+    "partition": "cut {peer} off from {against} for {for_s:g} s",
+    "corrupt": "flip a byte in one of {factor:g} frames that {peer} sends for {for_s:g} s",
+}
+
+
+def chaos(shell: Shell, fault: str, peer: str, *, for_s: float, factor: float, seed: int, against: str) -> int:
+    """Order the fault, wait until the job is over it, print recovery and balance; 1 if the job did not recover."""
+    what = _WHAT[fault].format(peer=peer, for_s=for_s, factor=factor, against=against or "all its neighbours")
+    if not shell.yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise NotAllowed(f"this would {what}", hint="say that it is meant: --yes")
+        typer.confirm(f"{what}?", abort=True, err=True)
+    request = pb.ChaosRequest(fault=fault, peer=peer, for_s=for_s, factor=factor, seed=seed, against=against)
+    with Scheduler(shell.scheduler, max(shell.timeout_s, for_s + WATCH_S_MAX)) as scheduler:
+        shell.say(f"{what} ...")
+        report = scheduler.chaos(request)
+    if shell.json:
+        shell.data(chaos_values(report))
+    else:
+        shell.out.print(chaos_table(report), soft_wrap=True)
+    return 0 if is_well(report) else 1
+
+
+def is_well(report: pb.ChaosReport) -> bool:
+    """Whether the job, if the peer served one, goes on and nothing was counted wrong."""
+    if not report.job:
+        return True
+    ended_well = report.job_state == "succeeded"
+    return not report.violations and (ended_well or (report.recovered_s >= 0 and report.job_state != "failed"))
+
+
+def chaos_values(report: pb.ChaosReport) -> dict[str, Any]:
+    """A report as JSON values; null for what did not happen, and for all of the job if there was none."""
+    moments = ("suspect_s", "rerouted_s", "gone_s", "recovered_s")
+    counts = (
+        *("microbatches_fed", "microbatches_committed", "microbatches_in_flight"),
+        *("committed", "replayed", "rerouted", "duplicates", "violations"),
+    )
+    return {
+        "fault": report.fault,
+        "peer": report.peer,
+        "job": report.job or None,
+        "stage": report.stage if report.job else None,
+        "job_state": report.job_state or None,
+        "job_reason": report.job_reason or None,
+        **{name: _moment(getattr(report, name)) for name in moments},
+        "watched_s": round(report.watched_s, 3),
+        "ledger": {name: getattr(report, name) for name in counts} if report.job else None,
+        "well": is_well(report),
+    }
+
+
+def chaos_table(report: pb.ChaosReport) -> Table:
+    """A report for people."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("stage server", report.peer + (f", stage {report.stage}" if report.job else ""))
+    if not report.job:
+        table.add_row("job", "none: it served nobody")
+        return table
+    table.add_row("job", f"{report.job}: {report.job_state}, {report.job_reason}")
+    for name, at_s in (
+        ("suspect", report.suspect_s),
+        ("re-routed", report.rerouted_s),
+        ("gone", report.gone_s),
+        ("recovered", report.recovered_s),
+    ):
+        table.add_row(name, "-" if at_s < 0 else f"after {at_s:.3f} s")
+    open_ = report.microbatches_fed - report.microbatches_committed
+    table.add_row(
+        "ledger",
+        f"{report.microbatches_fed} microbatches fed = {report.microbatches_committed} committed + {open_} open",
+    )
+    table.add_row(
+        "since then",
+        f"{report.committed} committed, {report.rerouted} hops re-routed, {report.replayed} contributions done again, "
+        f"{report.duplicates} repeats ignored, {report.violations} violations",
+    )
+    return table
+
+
+def _moment(at_s: float) -> float | None:
+    return None if at_s < 0 else round(at_s, 3)

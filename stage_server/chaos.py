@@ -1,0 +1,167 @@
+"""Faults on purpose: what `swarm chaos` does to a stage server that was started with --allow-chaos.
+
+    Chaos ──▶ Harm ──┬─ kill, freeze: signals to this process
+                     ├─ HarmedDevice: computing takes longer
+                     ├─ HarmedLinks, HarmedReceiver: nothing passes to and from a neighbour
+                     └─ garble: a byte of a frame is flipped on its way out
+
+Without the flag none of this is built and every order is refused. One fault of a kind at a time: a new order replaces
+the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TypeVar
+
+from stage_server.device import Device, Timed
+from swarm.errors import PeerUnavailable
+from swarm.logs import Logger
+from swarm.messages import Chaos, TensorHeader
+from swarm.rpc.peers import PeerLinks, TensorReceiver
+
+T = TypeVar("T")
+
+# The order's answer has left by then.
+KILL_AFTER_S = 0.05
+# What is sent into a partition is answered by nobody: so long, as keep-alive takes to break a silent connection.
+UNANSWERED_S = 2.0
+ANYBODY = ""
+
+
+class Harm:
+    """The faults of this process that go on now."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._factor = 1.0
+        self._cut: tuple[str, str] | None = None  # peer and address that are out of reach; empty: all
+        self._one_in = 0  # frames; 0: none is garbled
+        self._garbled = 0
+        self._rng = Random(0)
+        self._ends: dict[str, asyncio.TimerHandle] = {}
+
+    def begin(self, order: Chaos) -> None:
+        """Begin a fault; it ends by itself."""
+        loop = asyncio.get_running_loop()
+        self._log.warning("chaos begins", fault=order.fault, for_s=order.for_s, factor=order.factor)
+        self._rng.seed(order.seed)
+        match order.fault:
+            case "kill":
+                loop.call_later(KILL_AFTER_S, os.kill, os.getpid(), signal.SIGKILL)
+            case "freeze":
+                self._freeze(order.for_s)
+            case "slow":
+                self._factor = max(1.0, order.factor)
+            case "partition":
+                self._cut = (order.peer, order.address)
+            case "corrupt":
+                self._one_in = max(1, round(order.factor))
+        if order.fault in self._ends:
+            self._ends.pop(order.fault).cancel()
+        self._ends[order.fault] = loop.call_later(order.for_s, self._end, order.fault)
+
+    def _end(self, fault: str) -> None:
+        match fault:
+            case "slow":
+                self._factor = 1.0
+            case "partition":
+                self._cut = None
+            case "corrupt":
+                self._one_in = 0
+        self._log.warning("chaos ends", fault=fault, garbled_frames=self._garbled)
+
+    def _freeze(self, for_s: float) -> None:
+        """Stop this process; somebody else has to let it go on."""
+        me = str(os.getpid())
+        script = 'sleep "$2"; kill -STOP "$1"; sleep "$3"; kill -CONT "$1"'
+        subprocess.Popen(
+            ["/bin/sh", "-c", script, "sh", me, str(KILL_AFTER_S), str(for_s)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    # What the parts of the stage server ask ------------------------------------------------------------------------
+
+    @property
+    def factor(self) -> float:
+        """How many times as long computing takes."""
+        return self._factor
+
+    def cuts_address(self, address: str) -> bool:
+        """Whether nothing passes to this address."""
+        return self._cut is not None and self._cut[1] in (ANYBODY, address)
+
+    def cuts_peer(self, peer: str) -> bool:
+        """Whether nothing passes from this peer."""
+        return self._cut is not None and self._cut[0] in (ANYBODY, peer)
+
+    def garble(self, frame: bytes) -> bytes:
+        """A frame as it leaves: its last byte, which the checksum covers, may be another."""
+        if not self._one_in or self._rng.randrange(self._one_in):
+            return frame
+        self._garbled += 1
+        return frame[:-1] + bytes([frame[-1] ^ 0x10])
+
+
+class HarmedDevice:
+    """A device that can be slow; otherwise `inner`."""
+
+    def __init__(self, inner: Device, harm: Harm) -> None:
+        self.name = inner.name
+        self._inner = inner
+        self._harm = harm
+
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        return self._inner.run(lambda: self._slowly(work))
+
+    def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
+        return self._inner.timed(lambda: self._slowly(work))
+
+    def _slowly(self, work: Callable[[], T]) -> T:
+        started_s = time.perf_counter()
+        result = work()
+        time.sleep((self._harm.factor - 1.0) * (time.perf_counter() - started_s))  # on the compute thread
+        return result
+
+
+class HarmedLinks:
+    """Links that can be cut; otherwise `inner`."""
+
+    def __init__(self, inner: PeerLinks, harm: Harm) -> None:
+        self._inner = inner
+        self._harm = harm
+
+    async def send(self, address: str, header: TensorHeader, payload: bytes | memoryview) -> None:
+        if self._harm.cuts_address(address):
+            await asyncio.sleep(UNANSWERED_S)
+            raise PeerUnavailable(f"{address} does not answer: cut off by swarm chaos")
+        await self._inner.send(address, header, payload)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class HarmedReceiver:
+    """A receiver to which nothing may come through; otherwise `inner`."""
+
+    def __init__(self, inner: TensorReceiver, harm: Harm) -> None:
+        self._inner = inner
+        self._harm = harm
+
+    def admit(self, header: TensorHeader) -> None:
+        self._inner.admit(header)
+
+    async def receive(self, header: TensorHeader, payload: memoryview) -> None:
+        if self._harm.cuts_peer(header.sender):
+            await asyncio.sleep(UNANSWERED_S)
+            raise PeerUnavailable(f"cut off from {header.sender} by swarm chaos")
+        await self._inner.receive(header, payload)
