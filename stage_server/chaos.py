@@ -50,9 +50,9 @@ class Harm:
     def begin(self, order: Chaos) -> None:
         """Begin a fault; it ends by itself."""
         loop = asyncio.get_running_loop()
-        self._log.warning("chaos begins", fault=order.fault, for_s=order.for_s, factor=order.factor)
+        self._log.warning("chaos begins", fault=order.harm, for_s=order.for_s, factor=order.factor)
         self._rng.seed(order.seed)
-        match order.fault:
+        match order.harm:
             case "kill":
                 loop.call_later(KILL_AFTER_S, os.kill, os.getpid(), signal.SIGKILL)
             case "freeze":
@@ -63,9 +63,9 @@ class Harm:
                 self._cut = (order.peer, order.address)
             case "corrupt":
                 self._one_in = max(1, round(order.factor))
-        if order.fault in self._ends:
-            self._ends.pop(order.fault).cancel()
-        self._ends[order.fault] = loop.call_later(order.for_s, self._end, order.fault)
+        if order.harm in self._ends:
+            self._ends.pop(order.harm).cancel()
+        self._ends[order.harm] = loop.call_later(order.for_s, self._end, order.harm)
 
     def _end(self, fault: str) -> None:
         match fault:
@@ -125,6 +125,9 @@ class HarmedDevice:
 
     def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
         return self._inner.timed(lambda: self._slowly(work))
+
+    def aside(self, work: Callable[[], T]) -> Awaitable[T]:
+        return self._inner.aside(work)
 
     def _slowly(self, work: Callable[[], T]) -> T:
         started_s = time.perf_counter()

@@ -273,9 +273,9 @@ class StageServer:
 
     def _on_chaos(self, order: Chaos) -> None:
         if self._obey_chaos is None:
-            self.emit(ChaosBegun(order.fault, "this stage server was not started with --allow-chaos"))
+            self.emit(ChaosBegun(order.harm, "this stage server was not started with --allow-chaos"))
         else:
-            self.emit(ChaosBegun(order.fault))
+            self.emit(ChaosBegun(order.harm))
             self._obey_chaos(order)
 
     async def _load(self, command: LoadStage) -> None:

@@ -216,9 +216,9 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class ChaosBegun:
-    """The fault that was ordered has begun, or (`refusal`) why not."""
+    """The harm that was ordered has begun, or (`refusal`) why not."""
 
-    fault: str
+    harm: str
     refusal: str = ""
 
 
@@ -396,11 +396,11 @@ class Release:
 class Chaos:
     """Harm yourself, if you were started for that.
 
-    `fault`: "kill"; "freeze" (stop for `for_s`); "slow" (computing takes `factor` times as long); "partition" (nothing
+    `harm`: "kill"; "freeze" (stop for `for_s`); "slow" (computing takes `factor` times as long); "partition" (nothing
     passes to and from `peer` at `address`, or anybody); "corrupt" (a byte is flipped in one of `factor` frames sent).
     """
 
-    fault: str
+    harm: str
     for_s: float
     factor: float
     peer: PeerId

@@ -172,7 +172,7 @@ _IDS = frozenset({"accused", "job", "peer", "sender", "to", "unit"})
 _ONE_OF: Mapping[str, frozenset[str]] = {
     "kind": frozenset({"activation", "gradient", "evaluation", "part", "mean", "need"}),
     "wanted": frozenset({"", "activation", "gradient"}),
-    "fault": frozenset({"kill", "freeze", "slow", "partition", "corrupt"}),
+    "harm": frozenset({"kill", "freeze", "slow", "partition", "corrupt"}),
     "step_on": frozenset({"", "device", "cpu"}),
     "level": frozenset({"debug", "info", "warning", "error", "critical"}),
 }

@@ -507,28 +507,28 @@ class Release(_message.Message):
     def __init__(self, job: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Chaos(_message.Message):
-    __slots__ = ("fault", "for_s", "factor", "peer", "address", "seed")
-    FAULT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("harm", "for_s", "factor", "peer", "address", "seed")
+    HARM_FIELD_NUMBER: _ClassVar[int]
     FOR_S_FIELD_NUMBER: _ClassVar[int]
     FACTOR_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
-    fault: str
+    harm: str
     for_s: float
     factor: float
     peer: str
     address: str
     seed: int
-    def __init__(self, fault: _Optional[str] = ..., for_s: _Optional[float] = ..., factor: _Optional[float] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+    def __init__(self, harm: _Optional[str] = ..., for_s: _Optional[float] = ..., factor: _Optional[float] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class ChaosBegun(_message.Message):
-    __slots__ = ("fault", "refusal")
-    FAULT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("harm", "refusal")
+    HARM_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    fault: str
+    harm: str
     refusal: str
-    def __init__(self, fault: _Optional[str] = ..., refusal: _Optional[str] = ...) -> None: ...
+    def __init__(self, harm: _Optional[str] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class StoreChunk(_message.Message):
     __slots__ = ("header", "payload")

@@ -8,22 +8,31 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from pathlib import Path
 
+from tests.chaos.relay import why_not
 from tests.chaos.scenarios import SCENARIOS, SUPPORTED, Scenario
 from tests.chaos.trial import Broken, Void
 
+COMPARED = "microbatches compared: "
+
 
 def main() -> int:
+    # As Ctrl-C, so that the processes of a trial end with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("scenarios", nargs="*", help="names; all that the system supports if none is given")
     parser.add_argument("--short", action="store_true", help="the three-minute selection, and little of each")
     parser.add_argument("--seed", default="0", help="of the moments, victims and points")
     parser.add_argument("--keep", type=Path, help="keep logs and data of failed trials in this folder")
+    parser.add_argument("--no-network", action="store_true", help="leave out what needs network namespaces (root)")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="show the table and run nothing")
     options = parser.parse_args()
     unknown = set(options.scenarios) - {one.name for one in SCENARIOS}
@@ -34,20 +43,45 @@ def main() -> int:
             print(f"{one.name:<14} {'enabled' if one.is_supported else 'needs ' + one.needs:<16} {one.claim}")
         return 0
     wanted = [one for one in SCENARIOS if one.name in options.scenarios] or [
-        one for one in SCENARIOS if one.is_supported and (one.short or not options.short)
+        one
+        for one in SCENARIOS
+        if one.is_supported and (one.short or not options.short) and not (one.network and options.no_network)
     ]
     started_s = time.monotonic()
     failed, microbatches = 0, 0
     for one in wanted:
-        done = _run(one, options.seed, not options.short, options.keep)
+        if one.network and not options.here:
+            done = _run_on_network(one, options.seed, not options.short, options.keep)
+        else:
+            done = _run(one, options.seed, not options.short, options.keep)
         failed += done is None
         microbatches += done or 0
+    if options.here:
+        print(f"{COMPARED}{microbatches}")
+        return 1 if failed else 0
     for one in SCENARIOS:
+        if one.network and options.no_network and one.is_supported:
+            print(f"{one.name:<14} NOT RUN: left out by --no-network")
         if not one.is_supported:
             print(f"{one.name:<14} not run: needs {one.needs}, the system has {', '.join(sorted(SUPPORTED))}")
     print(f"{microbatches} microbatches compared bitwise in {time.monotonic() - started_s:.0f} s")
     print(f"{len(wanted) - failed} passed, {failed} failed")
     return 1 if failed or not wanted else 0
+
+
+def _run_on_network(scenario: Scenario, seed: str, long: bool, keep: Path | None) -> int | None:
+    """The same in a process of its own: it moves into a network namespace, from which there is no way back."""
+    reason = why_not()
+    if reason:
+        print(f"{scenario.name:<14}           FAILED: cannot run here: {reason}; leave it out with --no-network")
+        return None
+    flags = ["--seed", seed, "--here", *([] if long else ["--short"]), *(["--keep", str(keep)] if keep else [])]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos", scenario.name, *flags], stdout=subprocess.PIPE, text=True
+    )
+    shown, _, compared = done.stdout.rpartition(COMPARED)
+    print(shown, end="", flush=True)
+    return int(compared) if done.returncode == 0 else None
 
 
 def _run(scenario: Scenario, seed: str, long: bool, keep: Path | None) -> int | None:

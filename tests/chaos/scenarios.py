@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import time
@@ -12,6 +13,7 @@ from random import Random
 
 from swarm.wire import jobs_pb2 as pb
 from tests.chaos import failing_stage_server
+from tests.chaos.relay import Relay
 from tests.chaos.trial import COMMIT_S_MAX, MICROBATCHES, Broken, Trial, Void, gaps_s, percentile
 from tests.cluster import Process
 
@@ -232,6 +234,127 @@ def not_a_number(folder: Path, seed: str, long: bool) -> Trial:
         return trial
 
 
+# The network ---------------------------------------------------------------------------------------------------------
+
+
+def on_a_network(folder: Path, seed: str, relay: Relay) -> Trial:
+    """A trial at host 0, whose stage servers are at hosts 1, 2, ..."""
+    relay.move_here(0)
+    trial = Trial(folder, seed, "--insecure", grace_s=3.0)
+    trial.scheduler_host = relay.hosts[0]
+    trial.server_hosts = relay.hosts[1:]
+    trial.before_servers = [relay.at(host) for host in range(1, len(relay.hosts))]
+    return trial
+
+
+def partitions(folder: Path, seed: str, long: bool) -> Trial:
+    """F8: links between peers cut in both directions and in one; a peer cut off from the scheduler, and from all."""
+    with Relay(5, seed=Random(seed).getrandbits(32)) as relay, on_a_network(folder, seed, relay) as trial:
+        peers = trial.add_servers(4, "--insecure")
+        host = {peer: number + 1 for number, peer in enumerate(peers)}
+        job = trial.job(2, 2000 if long else 500)
+        trial.until_step(job, 3)
+        healed: dict[str, float] = {}
+        for name in ("peers", "one way", "scheduler", "all") if long else ("one way", "scheduler"):
+            trial.steps_on(job)
+            pools = trial.serving(job)
+            if any(len(pool) < 2 for pool in pools.values()):
+                break  # who was cut off for longer than the grace is out, and cannot join yet
+            near, far = (trial.rng.choice(pools[stage]) for stage in (0, 1))
+            before = relay.counts().get("cut", 0)
+            pairs = {
+                "peers": [(host[near], host[far]), (host[far], host[near])],
+                "one way": [(host[near], host[far])],
+                "scheduler": [(host[far], 0), (0, host[far])],
+                "all": [
+                    pair
+                    for other in range(5)
+                    if other != host[far]
+                    for pair in ((host[far], other), (other, host[far]))
+                ],
+            }[name]
+            for source, target in pairs:
+                relay.set(source, target, cut=True)
+            trial.heals(job, steps=3)  # the rest goes on while the cut lasts
+            for source, target in pairs:
+                relay.set(source, target, cut=False)
+            healed[name] = round(trial.heals(job), 2)
+            if relay.counts().get("cut", 0) == before:
+                raise Void(f"no packet met the cut ({name})")
+        trial.figures["healed_s"] = healed
+        trial.figures["relay_cpu_s"] = round(relay.counts()["cpu_s"], 1)
+        trial.proves(job)
+        return trial
+
+
+def a_bad_network(folder: Path, seed: str, long: bool) -> Trial:
+    """F11: every packet late by chance, so that they overtake one another; some lost, a quarter repeated."""
+    with Relay(5, seed=Random(seed).getrandbits(32)) as relay, on_a_network(folder, seed, relay) as trial:
+        trial.add_servers(4, "--insecure")
+        relay.everywhere(delay_s=0.005, jitter_s=0.01, loss=0.01, duplicate=0.25)
+        job = trial.job(2, 150 if long else 25)
+        trial.proves(job)
+        counts = relay.counts()
+        trial.figures["packets"] = {name: int(count) for name, count in counts.items() if name != "cpu_s"}
+        if min(counts.get(fate, 0) for fate in ("lost", "duplicated")) < 50:
+            raise Void(f"too few packets met their fate: {counts}")
+        return trial
+
+
+# Orders of `swarm chaos` --------------------------------------------------------------------------------------------
+
+
+def ordered(folder: Path, seed: str, long: bool) -> Trial:
+    """F8, F10, F11: slow, cut off, corrupt frames, frozen, killed, one after the other, by `swarm chaos`."""
+    with Trial(folder, seed, "--allow-chaos", grace_s=3.0) as trial:
+        trial.add_servers(6, "--allow-chaos")
+        job = trial.job(2, 1500 if long else 250)
+        trial.until_step(job, 3)
+        reports = {}
+        for fault, for_s, factor in (
+            ("corrupt", 3.0, 8.0),
+            ("slow", 8.0 if long else 4.0, 10.0),
+            ("partition", 8.0 if long else 4.0, 1.0),
+            ("freeze", 2.0, 1.0),
+            ("kill", 1.0, 1.0),
+        ):
+            trial.steps_on(job)
+            pools = trial.serving(job)
+            victim = trial.rng.choice([peer for pool in pools.values() if len(pool) > 1 for peer in pool])
+            against = trial.rng.choice(pools[1 - next(stage for stage, pool in pools.items() if victim in pool)])
+            report = trial.jobs.Chaos(
+                pb.ChaosRequest(
+                    fault=fault,
+                    peer=victim,
+                    for_s=for_s,
+                    factor=factor,
+                    against=against if fault == "partition" else "",
+                    seed=trial.rng.getrandbits(32),
+                ),
+                timeout=for_s + 90.0,
+            )
+            open_ = report.microbatches_fed - report.microbatches_committed
+            if report.recovered_s < 0 and report.job_state != "succeeded":
+                raise Broken(f"{fault}: the job did not recover: {report.job_state}, {report.job_reason}")
+            if report.violations or not 0 <= open_ <= 3 * MICROBATCHES:
+                raise Broken(f"{fault}: {report.violations} violations, {open_} microbatches open")
+            if fault == "corrupt" and not _garbled(trial, victim):
+                raise Void("no frame was garbled")
+            if fault == "kill" and report.suspect_s < 0:
+                raise Void("nobody noticed the death")
+            reports[fault] = {"recovered_s": round(report.recovered_s, 2), "replayed": report.replayed}
+        trial.figures |= reports
+        trial.proves(job)
+        return trial
+
+
+def _garbled(trial: Trial, peer: str) -> bool:
+    """Whether frames that the peer sent were changed on their way."""
+    trial.until("the end of the fault", lambda: bool(trial.said(trial.servers[peer], "chaos ends")), 20.0)
+    lines = [line for line in trial.servers[peer].log.read_text().splitlines() if "chaos ends" in line]
+    return any(json.loads(line).get("garbled_frames", 0) > 0 for line in lines)
+
+
 # The scheduler -------------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +394,7 @@ def scheduler_dies_at_exact_points(folder: Path, seed: str, long: bool) -> Trial
     with Trial(folder, seed, grace_s=10.0) as trial:
         trial.add_servers(4)
         job = trial.job(2, 60)
+        trial.until_step(job, 2)
         for point in ("Averaged/row", "row/Commit"):
             trial.steps_on(job)
             hit = trial.rng.randint(3, 8)
@@ -429,7 +553,10 @@ SCENARIOS = [
     Scenario("F5", "kill -9 of the scheduler, again and again", scheduler_restarts),
     Scenario("F6", "a second scheduler on the same data", two_schedulers, short=False),
     Scenario("F7", "the broker dies and comes back empty", broker_killed, short=False),
+    Scenario("F8", "links cut both ways, one way, from the scheduler, from all", partitions, network=True),
+    Scenario("F11", "loss, repetition, reordering", a_bad_network, network=True, short=False),
     Scenario("F10-frozen", "SIGSTOP around the grace", frozen_and_back),
+    Scenario("orders", "corrupt, slow, cut off, frozen, killed by swarm chaos", ordered),
     Scenario("F13", "the scheduler's disk is full", disk_full, short=False),
     Scenario("F14", "the scheduler dies while it saves", saves_while_killed, short=False),
     Scenario("F18", "a window far too large", overload, short=False),

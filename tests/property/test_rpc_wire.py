@@ -42,6 +42,7 @@ WORDS = {
     "kind": ["activation", "gradient", "evaluation", "part", "mean", "need"],
     "wanted": ["", "activation", "gradient"],
     "step_on": ["", "device", "cpu"],
+    "harm": ["kill", "freeze", "slow", "partition", "corrupt"],
     "level": ["debug", "info", "warning", "error", "critical"],
 }
 UINT32 = {"timeline", "index", "attempt", "stage", "number", "protocol", "threads", "microbatch", "split"}
