@@ -262,16 +262,13 @@ def partitions(folder: Path, seed: str, long: bool) -> Trial:
                 break  # who was cut off for longer than the grace is out, and cannot join yet
             near, far = (trial.rng.choice(pools[stage]) for stage in (0, 1))
             before = relay.counts().get("cut", 0)
+            there, back = (host[near], host[far]), (host[far], host[near])
+            others = [number for number in range(len(relay.hosts)) if number != host[far]]
             pairs = {
-                "peers": [(host[near], host[far]), (host[far], host[near])],
-                "one way": [(host[near], host[far])],
+                "peers": [there, back],
+                "one way": [there],
                 "scheduler": [(host[far], 0), (0, host[far])],
-                "all": [
-                    pair
-                    for other in range(5)
-                    if other != host[far]
-                    for pair in ((host[far], other), (other, host[far]))
-                ],
+                "all": [(host[far], other) for other in others] + [(other, host[far]) for other in others],
             }[name]
             for source, target in pairs:
                 relay.set(source, target, cut=True)
