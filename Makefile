@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint fmt types imports protos protos-check bench clean
+.PHONY: help setup demo test chaos chaos-short check lint fmt types imports protos protos-check bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -26,6 +26,15 @@ demo: setup ## train a small model through 2 stages x 2 replicas on this machine
 
 test: setup ## all tests
 	$(BIN)/python -m pytest
+
+# NETWORK=no leaves out what needs network namespaces, and with them root; the run says so.
+CHAOS_FLAGS ?= $(if $(filter no,$(NETWORK)),--no-network)
+
+chaos: setup ## kill, freeze and cut off real processes for about half an hour; all bits as of one process after each
+	$(BIN)/python -m tests.chaos $(CHAOS_FLAGS)
+
+chaos-short: setup ## three minutes of that
+	$(BIN)/python -m tests.chaos --short $(CHAOS_FLAGS)
 
 bench: setup ## tokens/s beside one process and torch.distributed.pipelining
 	$(BIN)/python -m benchmarks.throughput

@@ -86,14 +86,13 @@ class Trial(Cluster):
 
     def job(self, stages: int, steps: int, **changes: object) -> Job:
         """Submit a tiny reproducible job."""
-        spec = small_spec(
-            self.text,
-            config__num_hidden_layers=3,
-            pipeline__stages=stages,
-            training__steps=steps,
-            training__global_batch_sequences=2 * MICROBATCHES,
-            **changes,
-        )
+        shape = {
+            "config__num_hidden_layers": 3,
+            "pipeline__stages": stages,
+            "training__steps": steps,
+            "training__global_batch_sequences": 2 * MICROBATCHES,
+        }
+        spec = small_spec(self.text, **(shape | changes))
         spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
         tokens = Tokens.make(self.folder / f"tokens-{time.monotonic_ns()}", spec)
         return Job(self.submit(spec, tokens.manifest).id, spec, tokens)
