@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from swarm.logs import configure
 from swarm.mqtt.broker import local_broker
 from swarm.process import say_ready
 
@@ -16,4 +17,5 @@ async def main(port: int) -> None:
 
 
 if __name__ == "__main__":
+    configure("info", "json")
     asyncio.run(main(int(sys.argv[1])))

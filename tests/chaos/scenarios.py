@@ -408,7 +408,7 @@ def two_schedulers(folder: Path, seed: str, long: bool) -> Trial:
     """F6: a second scheduler on the same data refuses, and the job does not notice."""
     with Trial(folder, seed) as trial:
         trial.add_servers(2)
-        job = trial.job(2, 40)
+        job = trial.job(2, 300)
         trial.until_step(job, 3)
         second = Process.start(
             folder / "second.log",
