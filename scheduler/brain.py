@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
 from typing import TypeAlias, assert_never
@@ -23,8 +23,10 @@ from typing import TypeAlias, assert_never
 from scheduler.averaging import ROUNDS_MAX, Participant, Troubles, plan_round, squared_norms
 from scheduler.devices import explain_probes, step_places, step_together
 from scheduler.evaluation import EvaluationRow, Evaluations
+from scheduler.joining import Joiner, Joining, choose_donors
 from scheduler.ledger import Ledger, Verdict
 from scheduler.pace import Pace
+from scheduler.rebalancing import StagePool, StageReplica, where_to_join
 from scheduler.recovery import Census, Links, Resumed
 from scheduler.saving import (
     NEVER,
@@ -52,6 +54,7 @@ from swarm.errors import GradientRange, JobFailed, OutOfMemory, PeerUnavailable,
 from swarm.messages import (
     AbortRound,
     Accumulated,
+    Admit,
     Average,
     Averaged,
     ChaosBegun,
@@ -62,6 +65,7 @@ from swarm.messages import (
     Evaluated,
     Event,
     Failed,
+    Follow,
     Heartbeat,
     Hello,
     Leaving,
@@ -79,9 +83,10 @@ from swarm.messages import (
     Void,
 )
 from swarm.schedule import clip
-from swarm.types import Hop, JobId, JobState, Microbatch, PeerId, Round, Routing, UnitName, set_digest
+from swarm.types import Decision, Hop, JobId, JobState, Microbatch, PeerId, Round, Routing, UnitName, set_digest
 
 __all__ = [
+    "Admitted",
     "BrainSettings",
     "CommitRow",
     "Fail",
@@ -125,6 +130,9 @@ class BrainSettings:
     files: tuple[StateFile, ...] = field(default=(), repr=False)
     saving: SavingRules = NEVER
     recover: bool = False  # route around lost replicas; else the job fails when one is gone
+    work: tuple[float, ...] = ()  # of a microbatch at each stage, in any unit; all alike if not known
+    state_bytes: tuple[int, ...] = ()  # that a peer fetches when it joins a stage
+    min_replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +169,14 @@ class WriteEvaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class Admitted:
+    """A peer that joined is a replica from now on."""
+
+    peer: PeerId
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A line for the job's log."""
 
@@ -186,6 +202,7 @@ Output: TypeAlias = (
     Send
     | WriteCommit
     | WriteEvaluation
+    | Admitted
     | Note
     | Finish
     | Fail
@@ -197,6 +214,8 @@ Output: TypeAlias = (
 )
 
 
+JOINER_BYTES_PER_S = 25e6  # a home link of 200 Mb/s, until transfers are measured
+EMPTY_SET = set_digest(())
 CHECKPOINT_FAILED = "E1500"  # the code of swarm.checkpoint.CheckpointFailed, whose module reads files
 
 
@@ -235,6 +254,9 @@ class JobBrain:
         self._suspects: set[PeerId] = set()
         self._detached: set[PeerId] = set()  # suspects without a session: their Hello comes before anything else
         self._lost: set[PeerId] = set()  # were gone once: what they hold is void
+        self._joining = Joining()
+        self._since: dict[PeerId, int] = {}  # version with which a replica was admitted: it has no older records
+        self._digests: dict[int, str] = {}  # of each stage's state at version `_agreed`, if known
         self._links = Links()
         self._census: Census | None = None  # while gathering
         self._loads: list[dict[PeerId, ReplicaLoad]] = [{} for _ in range(self.stages)]
@@ -304,7 +326,9 @@ class JobBrain:
         """
         settings = self.settings
         fits = (hello.job, hello.timeline) == (settings.job, settings.timeline) and 0 <= hello.stage < self.stages
-        if not fits or hello.peer in self._lost or self.mode in (Mode.LOADING, Mode.ENDED):
+        if hello.peer in self._joining:
+            return True
+        if not fits or hello.join or hello.peer in self._lost or self.mode in (Mode.LOADING, Mode.ENDED):
             return False
         if self.mode is Mode.WAITING:
             return True  # about to resume; asked again then
@@ -322,6 +346,9 @@ class JobBrain:
         if self.mode is Mode.ENDED:
             return []
         self._ledger.now_s = now_s
+        if peer in self._joining:
+            self._on_joiner(peer, event)
+            return self._go_on(now_s)
         if isinstance(event, Hello):
             self._on_hello(event)
             return self._go_on(now_s)
@@ -369,6 +396,8 @@ class JobBrain:
             self._send_commit(peer, row)
         self._ledger.close(step)
         self._commits_sent = step + 1
+        for joiner in self._joining:
+            self._tell(joiner)
         self._evaluations.made(step + 1)
         self._after_commit(step + 1, row.skip, now_s)
         return self._go_on(now_s)
@@ -409,10 +438,13 @@ class JobBrain:
 
     def peer_gone(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
         """The peer is lost: the job fails, or (with `recover`) its uncommitted work is done again elsewhere."""
-        if self.mode is Mode.ENDED or peer not in self._replicas:
+        if self.mode is Mode.ENDED:
             return []
         self._ledger.now_s = now_s
-        self._lose(peer, reason, "gone")
+        if (joiner := self._joining.forget(peer)) is not None:
+            self._note("warning", f"stage server {peer} is gone while it joined stage {joiner.replica.stage}: {reason}")
+        elif peer in self._replicas:
+            self._lose(peer, reason, "gone")
         return self._go_on(now_s)
 
     def _lose(self, peer: PeerId, cause: str, reason: str) -> None:
@@ -424,6 +456,7 @@ class JobBrain:
         self._detached.discard(peer)
         self._lost.add(peer)
         self._loaded.pop(peer, None)
+        self._since.pop(peer, None)
         self._links.forget(peer)
         self._pace.forget(peer)
         self._evaluations.withdraw(peer)
@@ -500,6 +533,10 @@ class JobBrain:
     def is_over(self) -> bool:
         """Nothing will be decided any more."""
         return self.mode is Mode.ENDED
+
+    def is_joining(self, peer: PeerId) -> bool:
+        """Whether the peer fetches a stage's state, and is no replica yet."""
+        return peer in self._joining
 
     @property
     def in_flight(self) -> int:
@@ -599,9 +636,12 @@ class JobBrain:
 
     # Loading and saving ------------------------------------------------------------------------------------------
 
-    def _load_stages(self) -> None:
+    def _find_places(self) -> None:
         devices = [[self._replicas[peer].device for peer in pool] for pool in self._pools]
         self._places = step_places(devices, self._step_together)
+
+    def _load_stages(self) -> None:
+        self._find_places()
         for replica in self._replicas.values():
             self._send_load(replica)
         mixed = [str(stage) for stage, place in enumerate(self._places) if place == "cpu"]
@@ -618,8 +658,11 @@ class JobBrain:
             self._fail(ReplicaDiverged.code, fault, hint)
 
     def _send_load(self, replica: Replica) -> None:
+        self._send(replica.peer, self._load_command(replica))
+
+    def _load_command(self, replica: Replica) -> LoadStage:
         settings = self.settings
-        load = LoadStage(
+        return LoadStage(
             settings.job,
             settings.timeline,
             replica.stage,
@@ -629,7 +672,6 @@ class JobBrain:
             settings.files,
             step_on=self._places[replica.stage],
         )
-        self._send(replica.peer, load)
 
     def _on_loaded(self, peer: PeerId, event: Loaded) -> None:
         replica, settings = self._replicas[peer], self.settings
@@ -640,9 +682,11 @@ class JobBrain:
             return
         expected = {unit for unit, stages in settings.units.items() if replica.stage in stages}
         sizes = {size.unit: size.elements for size in event.units}
-        if (event.stage, event.version, set(sizes)) != (replica.stage, settings.first_step, expected):
+        # One that joined later, and tells of it again after a restart of the scheduler, began with a later version.
+        version = max(event.version, settings.first_step) if event.join else settings.first_step
+        if (event.stage, event.version, set(sizes)) != (replica.stage, version, expected):
             held = f"stage {event.stage}, version {event.version}, units {_listed(sizes)}"
-            wanted = f"stage {replica.stage}, version {settings.first_step}, units {_listed(expected)}"
+            wanted = f"stage {replica.stage}, version {version}, units {_listed(expected)}"
             self._fail(JobFailed.code, f"{self._name(peer)} loaded {held} instead of {wanted}", "")
             return
         for unit, elements in sizes.items():
@@ -652,7 +696,8 @@ class JobBrain:
                 return
         self._loaded[peer] = event
         self._compare_probes(event.stage)
-        digests = {other: one.digest for other, one in self._loaded.items() if one.stage == event.stage}
+        alike = (event.stage, event.version)
+        digests = {other: one.digest for other, one in self._loaded.items() if (one.stage, one.version) == alike}
         self._compare(digests, f"of stage {event.stage} after loading")
 
     def _after_commit(self, version: int, skipped: bool, now_s: float) -> None:
@@ -861,7 +906,7 @@ class JobBrain:
 
     def _start_rounds(self, run: StepRun) -> None:
         sets = self._ledger.sets(run.step)
-        run.digests = {peer: set_digest(sets.get(peer, ())) for peer in self._replicas}
+        run.digests = {peer: set_digest(indexes) for peer, indexes in sets.items()}
         for unit in self.settings.units:
             self._start_round(run, unit)
 
@@ -870,7 +915,10 @@ class JobBrain:
         members = [one for one in self._replicas.values() if one.stage in stages]
         trouble = run.troubles.get(unit)
         planned = plan_round(
-            [Participant(one.peer, one.incarnation, one.address, run.digests[one.peer]) for one in members],
+            [
+                Participant(one.peer, one.incarnation, one.address, run.digests.get(one.peer, EMPTY_SET))
+                for one in members
+            ],
             self._elements[unit],
             trouble.owners([one.peer for one in members]) if trouble else None,
         )
@@ -974,7 +1022,7 @@ class JobBrain:
         elif self.mode is Mode.LOADING:
             if not holds:
                 self._send_load(replica)
-        elif not holds or not self._agreed <= hello.version <= self._commits_sent:
+        elif not holds or hello.join or not self._agreed <= hello.version <= self._commits_sent:
             self._expel(peer, f"it holds version {hello.version}", "refused")
             return
         else:
@@ -1004,6 +1052,7 @@ class JobBrain:
         self._census = None
         self.mode = Mode.RUNNING
         self._pools = [sorted(pool) for pool in self._pools]
+        self._find_places()
         self._loads = [dict(sorted(loads.items())) for loads in self._loads]
         self._open_window()
         for peer, hello in sorted(census.hellos.items()):
@@ -1080,6 +1129,159 @@ class JobBrain:
         self._send(peer, Release(self.settings.job, cause))
         self._lose(peer, cause, reason)
 
+    # Joining -----------------------------------------------------------------------------------------------------
+
+    def where_to_join(self, peer: PeerId, pinned_stage: int, fitting: Iterable[int], now_s: float) -> Decision[int]:
+        """The stage that an idle peer is to join, of those whose state fits into its memory; or why it is not to."""
+        if self.mode is not Mode.RUNNING or not self.settings.recover or self._saving.stop is not None:
+            return Decision(None, "the job takes nobody in now")
+        if barred := self._joining.barred(peer, now_s):
+            return Decision(None, barred)
+        fits = set(fitting)
+        if pinned_stage >= 0:
+            fits &= {pinned_stage}
+        pools = [pool for pool in self._stage_pools() if pool.stage in fits]
+        if not pools:
+            return Decision(None, "no stage fits its memory" if pinned_stage < 0 else f"stage {pinned_stage} does not")
+        return where_to_join(pools, min_replicas=self.settings.min_replicas)
+
+    def _stage_pools(self) -> list[StagePool]:
+        """The stages as the planners see them; joiners count as arriving."""
+        settings = self.settings
+        arriving: list[list[StageReplica]] = [[] for _ in range(self.stages)]
+        for joiner in self._joining:
+            peer, stage = joiner.replica.peer, joiner.replica.stage
+            arriving[stage].append(StageReplica(peer, self._pace.of(peer, self._pools[stage]), arriving=True))
+        return [
+            StagePool(
+                stage,
+                tuple(StageReplica(peer, self._pace.of(peer, pool)) for peer in pool) + tuple(arriving[stage]),
+                settings.state_bytes[stage] if settings.state_bytes else 0,
+                JOINER_BYTES_PER_S,
+                settings.work[stage] if settings.work else 1.0,
+            )
+            for stage, pool in enumerate(self._pools)
+        ]
+
+    def join(self, replica: Replica, now_s: float) -> list[Output]:
+        """Let an idle peer fetch the stage's state, to become a replica when it has it."""
+        if self.mode is Mode.ENDED:
+            return []
+        self._ledger.now_s = now_s
+        if self.mode is not Mode.RUNNING or replica.peer in self._replicas:
+            self._outputs.append(Send(replica.peer, Release(self.settings.job, "the job takes nobody in now")))
+            return self._go_on(now_s)
+        joiner = self._joining.begin(replica, now_s)
+        self._note("info", f"stage server {replica.peer} joins stage {replica.stage}")
+        self._outputs.append(Send(replica.peer, replace(self._load_command(replica), join=joiner.number)))
+        self._tell(joiner)
+        return self._go_on(now_s)
+
+    def _tell(self, joiner: Joiner) -> None:
+        """What is new for a joiner: versions, digest, donors, and that its report was seen."""
+        settings, stage = self.settings, joiner.replica.stage
+        version = self._commits_sent
+        known = self._digest_at(stage, version)
+        agreed = (version, known) if known else (self._agreed, self._digests.get(stage, ""))
+        donors = self._donors(stage, joiner.replica.peer, self._commits_sent)
+        self._outputs.append(
+            Send(
+                joiner.replica.peer,
+                Follow(settings.job, settings.timeline, joiner.number, version, *agreed, donors, joiner.answered),
+            )
+        )
+
+    def _digest_at(self, stage: int, version: int) -> str:
+        """The digest of the stage's state at a version, as the first replica said; empty if none has."""
+        if version == self._agreed and self._digests:
+            return self._digests.get(stage, "")
+        run = self._runs.get(version - 1)
+        return next((one.digest for one in run.commits.values() if one.stage == stage), "") if run is not None else ""
+
+    def _donors(self, stage: int, joiner: PeerId, step: int) -> tuple[Hop, ...]:
+        """Replicas that have the state and, from `step` on, the records of the stage."""
+        pool = [self._replicas[peer] for peer in self._pools[stage] if peer != joiner and peer not in self._suspects]
+        able = [one for one in pool if self._since.get(one.peer, 0) <= step]
+        return choose_donors([Hop(one.peer, one.incarnation, 0, one.address) for one in able], self._rng)
+
+    def _on_joiner(self, peer: PeerId, event: Event) -> None:
+        """An event of a peer that is no replica yet: what it says of an earlier life counts for nothing."""
+        joiner = self._joining.get(peer)
+        assert joiner is not None
+        match event:
+            case Loaded() if self._joining.reported(peer, event):
+                fault = self._unfit(joiner, event)
+                if fault:
+                    self._refuse(joiner, fault)
+            case Hello() if event.join == joiner.number and event.job == self.settings.job:
+                self._tell(joiner)
+            case Hello():
+                self._refuse(joiner, "its session broke before it knew what to fetch")
+            case Failed() if event.job == self.settings.job:
+                self._refuse(joiner, event.message)
+            case Leaving():
+                self._refuse(joiner, f"it wants to leave: {event.reason}")
+
+    def _refuse(self, joiner: Joiner, reason: str) -> None:
+        peer = joiner.replica.peer
+        self._joining.failed(peer, reason, self._ledger.now_s)
+        self._note("warning", f"stage server {peer} could not join stage {joiner.replica.stage}: {reason}")
+        self._outputs.append(Send(peer, Release(self.settings.job, reason)))
+
+    def _unfit(self, joiner: Joiner, event: Loaded) -> str:
+        """Why a joiner can never serve beside the replicas; empty if it can."""
+        stage = joiner.replica.stage
+        sizes = {size.unit: size.elements for size in event.units}
+        expected = {unit: self._elements.get(unit) for unit, stages in self.settings.units.items() if stage in stages}
+        if (event.job, event.timeline, event.stage) != (self.settings.job, self.settings.timeline, stage):
+            return f"it loaded stage {event.stage} of job {event.job}"
+        if sizes != {unit: elements for unit, elements in expected.items() if elements is not None}:
+            return f"it has {sizes} parameters, the stage {expected}"
+        if event.version > self._commits_sent:
+            self._violations += 1
+            return f"it says version {event.version}, the newest is {self._commits_sent}"
+        stages = self._step_together[stage]
+        probes = {other: one.probe for other, one in self._loaded.items() if one.stage in stages}
+        devices = {other: self._replicas[other].device for other in probes}
+        return explain_probes(
+            probes | {joiner.replica.peer: event.probe}, devices | {joiner.replica.peer: joiner.replica.device}, stages
+        )
+
+    def _judge_joiners(self) -> None:
+        """Admit whoever reported a state that is right and new enough; answer those who are too late."""
+        for joiner in self._joining:
+            report = joiner.report
+            if report is None:
+                continue
+            if report.version < self._agreed:
+                self._joining.answer(joiner)
+                self._tell(joiner)
+                continue
+            digest = self._digest_at(joiner.replica.stage, report.version)
+            if digest and digest != report.digest:
+                self._refuse(joiner, f"its state of version {report.version} is not that of the replicas")
+            elif digest:
+                self._admit(joiner, report)
+
+    def _admit(self, joiner: Joiner, report: Loaded) -> None:
+        replica, version = joiner.replica, report.version
+        self._joining.admitted(replica.peer)
+        self._lost.discard(replica.peer)
+        self._loaded[replica.peer] = report
+        self._since[replica.peer] = version
+        self._enlist(replica)
+        self._open_window()
+        settings, took_s = self.settings, self._ledger.now_s - joiner.since_s
+        self._outputs.append(Admitted(replica.peer, replica.stage))
+        self._note("info", f"{self._name(replica.peer)} joined with version {version} after {took_s:.1f} s")
+        self._send(replica.peer, Admit(settings.job, settings.timeline, joiner.number, version))
+        before = self._runs.get(version - 1)
+        if before is not None:
+            before.commits[replica.peer] = Committed(
+                settings.timeline, version - 1, version, replica.stage, report.digest
+            )
+        self._send_commits(replica.peer, version)
+
     # Committing --------------------------------------------------------------------------------------------------
 
     def _decide(self, run: StepRun) -> None:
@@ -1122,7 +1324,11 @@ class JobBrain:
         stage = self._replicas[peer].stage
         units = [unit for unit, stages in self.settings.units.items() if stage in stages]
         rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in units if unit in row.rounds)
-        self._send(peer, Commit(row.timeline, row.step, row.step + 1, rounds, row.learning_rate, row.scale, row.skip))
+        averaged = self._runs[row.step].rounds
+        took_part = all(unit in averaged and averaged[unit].is_member(peer) for unit in units)
+        donors = () if took_part or not rounds else self._donors(stage, peer, row.step)
+        rate, version = row.learning_rate, row.step + 1
+        self._send(peer, Commit(row.timeline, row.step, version, rounds, rate, row.scale, row.skip, donors))
 
     def _on_committed(self, peer: PeerId, event: Committed) -> None:
         run, replica = self._runs.get(event.step), self._replicas[peer]
@@ -1134,7 +1340,12 @@ class JobBrain:
             message = f"{self._name(peer)} committed step {event.step} as version {event.version} of {event.stage}"
             self._fail(ReplicaDiverged.code, message, "run the same release on every stage server")
             return
+        first = all(one.stage != event.stage for one in run.commits.values())
         run.commits[peer] = event
+        if first and event.version == self._commits_sent:
+            for joiner in self._joining:
+                if joiner.replica.stage == event.stage:
+                    self._tell(joiner)
         digests = {other: one.digest for other, one in run.commits.items() if one.stage == event.stage}
         self._compare(digests, f"of stage {event.stage} after step {event.step}")
 
@@ -1157,6 +1368,7 @@ class JobBrain:
         self._ledger.now_s = now_s
         if self.mode is Mode.LOADING and self._replicas.keys() <= self._loaded.keys():
             self.mode = Mode.RUNNING
+            self._digests = {one.stage: one.digest for one in self._loaded.values()}
             stages = f"{self.stages} stage{'' if self.stages == 1 else 's'}"
             self._note("info", f"{len(self._replicas)} replicas of {stages} loaded: training starts")
         census = self._census
@@ -1171,6 +1383,7 @@ class JobBrain:
         return outputs
 
     def _advance(self) -> None:
+        self._judge_joiners()
         for run in self._redoable():
             self._settle_pairs(run)
             self._refill(run)
@@ -1186,6 +1399,7 @@ class JobBrain:
             if run.phase is Phase.COMMITTING and self._agreed == step and self._replicas.keys() <= run.commits.keys():
                 run.turn(Turn.AGREED)
                 self._agreed = step + 1
+                self._digests = {one.stage: one.digest for one in run.commits.values()}
                 del self._runs[step]
             if self.mode is not Mode.RUNNING:
                 return
@@ -1244,8 +1458,8 @@ class JobBrain:
 
     def _end(self, reason: str) -> None:
         self.mode = Mode.ENDED
-        for peer in self._replicas:
-            self._send(peer, Release(self.settings.job, reason))
+        for peer in [*self._replicas, *(joiner.replica.peer for joiner in self._joining)]:
+            self._outputs.append(Send(peer, Release(self.settings.job, reason)))
 
     def _name(self, peer: PeerId) -> str:
         return f"stage server {peer} (stage {self._replicas[peer].stage})"

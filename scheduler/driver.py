@@ -12,7 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, assert_never
 
-from scheduler.brain import CommitRow, Fail, Finish, JobBrain, Note, Output, Replica, Send, WriteCommit, WriteEvaluation
+from scheduler.brain import (
+    Admitted,
+    CommitRow,
+    Fail,
+    Finish,
+    JobBrain,
+    Note,
+    Output,
+    Replica,
+    Send,
+    WriteCommit,
+    WriteEvaluation,
+)
 from scheduler.evaluation import EvaluationRow
 from scheduler.membership import Transition
 from scheduler.recovery import Resumed
@@ -51,6 +63,11 @@ class _Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class _Joins:
+    replica: Replica
+
+
+@dataclass(frozen=True, slots=True)
 class _Cancel:
     reason: str
 
@@ -70,7 +87,7 @@ class _Written:
     fault: str = ""
 
 
-_Item: TypeAlias = _Happened | _Changed | _Cancel | _Stop | _Written
+_Item: TypeAlias = _Happened | _Changed | _Joins | _Cancel | _Stop | _Written
 
 
 class CommitWriter(Protocol):
@@ -106,7 +123,7 @@ class JobDriver:
         write_commit: CommitWriter,
         on_commit: Callable[[CommitRow], None],
         say: Callable[[str, str], None],
-        on_turn: Callable[[Turned | DropCheckpoint], None],
+        on_turn: Callable[[Turned | DropCheckpoint | Admitted], None],
         *,
         write_evaluation: EvaluationWriter,
         no_progress_s: float,
@@ -139,6 +156,10 @@ class JobDriver:
     def on_transition(self, transition: Transition) -> None:
         """One of the job's peers changed state."""
         self._inbox.put_nowait(_Changed(transition))
+
+    def join(self, replica: Replica) -> None:
+        """An idle peer was given to the job: it fetches its stage's state."""
+        self._inbox.put_nowait(_Joins(replica))
 
     def cancel(self, reason: str) -> None:
         """End the job soon; asking twice is the same as once."""
@@ -193,6 +214,8 @@ class JobDriver:
                 return self.brain.handle(peer, event, now_s)
             case _Changed(transition=transition):
                 return self._peer_changed(transition, now_s)
+            case _Joins(replica=replica):
+                return self.brain.join(replica, now_s)
             case _Cancel():
                 return self.brain.cancel(now_s)
             case _Stop(state=state, reason=reason):
@@ -239,7 +262,7 @@ class JobDriver:
                     return Outcome(JobState.FAILED, message, code, hint)
                 case BeginCheckpoint() | PublishCheckpoint() | DropCheckpoint():
                     self._keep(output)
-                case Turned():
+                case Turned() | Admitted():
                     self._on_turn(output)
                 case Stopped(state=state, reason=reason):
                     return Outcome(state, reason)

@@ -14,6 +14,7 @@ import math
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from scheduler.blocking import run_blocking
-from scheduler.brain import BrainSettings, CommitRow, JobBrain, Replica
+from scheduler.brain import Admitted, BrainSettings, CommitRow, JobBrain, Replica
 from scheduler.checkpoints import CheckpointFiles, JobCheckpoints
 from scheduler.driver import JobDriver, Outcome
 from scheduler.evaluation import EvaluationRow
@@ -41,6 +42,7 @@ from swarm.checkpoint import Checkpoint, CheckpointFailed, Facts, Found
 from swarm.config import JobSpec, spec_from_json
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidData, NotAllowed, NotFound, Refused, SwarmError
+from swarm.footprint import Footprint, stage_footprint
 from swarm.logs import Logger
 from swarm.messages import (
     Command,
@@ -56,7 +58,7 @@ from swarm.messages import (
     StoreHeader,
 )
 from swarm.metrics import SchedulerMetrics
-from swarm.partition import resolve, unit_names
+from swarm.partition import flops_per_token, resolve, unit_names
 from swarm.resume import check_changes, check_state, check_steps
 from swarm.schedule import learning_rate, perplexity
 from swarm.storage import MANIFEST
@@ -64,6 +66,7 @@ from swarm.types import JobId, JobState, PeerId, PeerState
 
 # A job takes the peers that are there when it starts: wait until nobody new has come for this long.
 SETTLE_S = 2.0
+LOOK_AGAIN_S = 5.0  # for a place for idle peers: one that failed to join may try again
 RESUMED = "goes on after a restart of the scheduler"
 RESTARTED = "the scheduler was restarted: waits for the job's peers"
 # Speed is shown over about this many steps.
@@ -513,7 +516,7 @@ class Jobs:
             case _:
                 if job is None or job.driver is None:
                     return
-                if isinstance(event, Loaded) and event.job == known.job:
+                if isinstance(event, Loaded) and event.job == known.job and not job.driver.brain.is_joining(peer):
                     for transition in self._membership.serving(peer, _now_s()):
                         self.on_transition(transition)
                     self._tasks.create_task(self._perhaps_running(job))
@@ -592,14 +595,47 @@ class Jobs:
     async def dispatch(self) -> None:
         """Start queued jobs, oldest first, whenever there are peers for one; for ever."""
         while True:
-            await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S if self._membership.idle_peers() else None):
+                    await self._wake.wait()
             self._wake.clear()
-            # Peers that come meanwhile make it longer; a moment without news has no event to wait for.
-            while (wait_s := self._pool_changed_s + self._settle_s - _now_s()) > 0:  # noqa: ASYNC110
-                await asyncio.sleep(wait_s)
-            for job in reversed(self.all()):
-                if job.record.state in (JobState.QUEUED, JobState.PLACING):
+            if self._waiting():
+                # Peers that come meanwhile make it longer; a moment without news has no event to wait for.
+                while (wait_s := self._pool_changed_s + self._settle_s - _now_s()) > 0:  # noqa: ASYNC110
+                    await asyncio.sleep(wait_s)
+                for job in self._waiting():
                     await self._try_to_start(job)
+            if not self._waiting():  # else it would never get enough peers
+                self._hand_out_idle()
+
+    def _waiting(self) -> list[Job]:
+        """Jobs that want peers, the oldest first."""
+        return [job for job in reversed(self.all()) if job.record.state in (JobState.QUEUED, JobState.PLACING)]
+
+    def _hand_out_idle(self) -> None:
+        """Let idle peers join jobs at work, the oldest first, where they help most."""
+        working = [job for job in reversed(self.all()) if job.record.state is JobState.RUNNING]
+        for known in self._membership.idle_peers():
+            hello = known.hello
+            for job in working:
+                if job.driver is None:
+                    continue
+                split = _split(job.spec)
+                peers = 1 + sum(map(len, job.stages.values()))
+                fitting = [
+                    stage
+                    for stage, size_bytes in enumerate(needs(job.spec, split, peers))
+                    if not hello.memory_bytes or size_bytes <= hello.memory_bytes
+                ]
+                decision = job.driver.brain.where_to_join(hello.peer, hello.pinned_stage, fitting, _now_s())
+                if decision.plan is None:
+                    self._log.debug("idle peer not used", peer=hello.peer, job_id=job.record.id, reason=decision.reason)
+                    continue
+                for transition in self._membership.assign(hello.peer, job.record.id, decision.plan, _now_s()):
+                    self.on_transition(transition)
+                self._say(job, "info", f"{hello.peer} is to join: {decision.reason}")
+                job.driver.join(Replica(hello.peer, hello.incarnation, hello.address, decision.plan, hello.device))
+                break
 
     async def _try_to_start(self, job: Job) -> None:
         idle = {peer.hello.peer: peer for peer in self._membership.idle_peers()}
@@ -662,6 +698,12 @@ class Jobs:
             files=self._state_files(job).listed,
             saving=SavingRules(spec.checkpoint.every_steps, spec.checkpoint.every_s, spec.checkpoint.optimizer),
             recover=True,
+            work=_work(spec),
+            state_bytes=tuple(
+                _state_bytes(stage_footprint(spec, layers, stage, len(_split(spec))))
+                for stage, layers in enumerate(_split(spec))
+            ),
+            min_replicas=spec.limits.min_replicas,
         )
         last_s = [_now_s()]
 
@@ -795,9 +837,13 @@ class Jobs:
             optimizer=job.spec.checkpoint.optimizer,
         )
 
-    def _turned(self, job: Job, output: Turned | DropCheckpoint) -> None:
-        """The brain gave a checkpoint up, decided to pause, or gave a pause up."""
-        if isinstance(output, DropCheckpoint):
+    def _turned(self, job: Job, output: Turned | DropCheckpoint | Admitted) -> None:
+        """The brain gave a checkpoint up, decided to pause, gave a pause up, or took a peer in."""
+        if isinstance(output, Admitted):
+            for transition in self._membership.serving(output.peer, _now_s()):
+                self.on_transition(transition)
+            self._has(job, output.peer, output.stage)
+        elif isinstance(output, DropCheckpoint):
             self._metrics.checkpoint_failed(job.record.id, output.reason)
         else:
             self._tasks.create_task(self._turn(job, output))
@@ -912,6 +958,18 @@ def _now_s() -> float:
 def _split(spec: JobSpec) -> tuple[int, ...]:
     assert spec.pipeline.split != "auto", "resolved at submit"
     return spec.pipeline.split
+
+
+def _state_bytes(footprint: Footprint) -> int:
+    """What a peer fetches when it joins a stage."""
+    return footprint.weights + footprint.optimizer
+
+
+def _work(spec: JobSpec) -> tuple[float, ...]:
+    """What a microbatch costs at each stage, relative to the others."""
+    layer, head = flops_per_token(spec)
+    split = _split(spec)
+    return tuple(float(layers * layer + (head if stage == len(split) - 1 else 0)) for stage, layers in enumerate(split))
 
 
 def _count(things: Sized, name: str) -> str:

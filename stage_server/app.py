@@ -32,7 +32,7 @@ from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import find_scheduler
 from swarm.process import lock_first, say_ready
 from swarm.rpc.channel import bind, new_server
-from swarm.rpc.peers import GrpcPeerLinks, PeerLinks, add_peer_service
+from swarm.rpc.peers import GrpcPeerLinks, Neighbour, PeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import PeerId
 
@@ -130,8 +130,8 @@ async def serve(options: Options) -> None:
             lambda time_s, level, text: _soon(loop, lambda: forward(time_s, level, text)),
         )
         log = get_logger("stage-server")
-        receiver = stage_server if harm is None else HarmedReceiver(stage_server, harm)
-        add_peer_service(server, receiver, traffic)
+        receiver: Neighbour = stage_server if harm is None else HarmedReceiver(stage_server, harm)
+        add_peer_service(server, receiver, traffic, receiver)
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
         if bus is not None:

@@ -23,8 +23,8 @@ from typing import TypeVar
 from stage_server.device import Device, Timed
 from swarm.errors import PeerUnavailable
 from swarm.logs import Logger
-from swarm.messages import Chaos, TensorHeader
-from swarm.rpc.peers import PeerLinks, TensorReceiver
+from swarm.messages import Chaos, StateReply, StateRequest, TensorHeader
+from swarm.rpc.peers import Neighbour, PeerLinks
 
 T = TypeVar("T")
 
@@ -149,6 +149,12 @@ class HarmedLinks:
             raise PeerUnavailable(f"{address} does not answer: cut off by swarm chaos")
         await self._inner.send(address, header, payload)
 
+    async def pull(self, address: str, request: StateRequest) -> tuple[StateReply, memoryview]:
+        if self._harm.cuts_address(address):
+            await asyncio.sleep(UNANSWERED_S)
+            raise PeerUnavailable(f"{address} does not answer: cut off by swarm chaos")
+        return await self._inner.pull(address, request)
+
     async def close(self) -> None:
         await self._inner.close()
 
@@ -156,7 +162,7 @@ class HarmedLinks:
 class HarmedReceiver:
     """A receiver to which nothing may come through; otherwise `inner`."""
 
-    def __init__(self, inner: TensorReceiver, harm: Harm) -> None:
+    def __init__(self, inner: Neighbour, harm: Harm) -> None:
         self._inner = inner
         self._harm = harm
 
@@ -168,3 +174,9 @@ class HarmedReceiver:
             await asyncio.sleep(UNANSWERED_S)
             raise PeerUnavailable(f"cut off from {header.sender} by swarm chaos")
         await self._inner.receive(header, payload)
+
+    async def give(self, request: StateRequest) -> tuple[StateReply, bytes | memoryview]:
+        if self._harm.cuts_peer(request.sender):
+            await asyncio.sleep(UNANSWERED_S)
+            raise PeerUnavailable(f"cut off from {request.sender} by swarm chaos")
+        return await self._inner.give(request)

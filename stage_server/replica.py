@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import numpy as np
@@ -34,10 +34,12 @@ from stage_server.cell import (
 )
 from stage_server.deliveries import Deliveries
 from stage_server.device import Device
+from stage_server.donor import Donor
 from stage_server.evaluation import EmitEvaluation, EvaluationTable
 from stage_server.evaluator import Evaluator, Ids
 from stage_server.held import Hold
 from stage_server.intake import Intake
+from stage_server.joining import Joiner, missed_record
 from stage_server.loading import FetchCall, load_initial
 from stage_server.outbox import NOTHING, SLICE_CODEC, Packed, pack
 from stage_server.rounds import Rounds
@@ -65,6 +67,8 @@ from swarm.messages import (
     LoadStage,
     Route,
     SaveStage,
+    StateReply,
+    StateRequest,
     StoreHeader,
     TensorHeader,
     UnitSize,
@@ -76,7 +80,7 @@ from swarm.model.runtime import configure, is_slow_at_bfloat16, step_device
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState
 from swarm.rpc.peers import PeerLinks
-from swarm.types import Direction, Hop, Microbatch
+from swarm.types import Direction, Hop, Microbatch, UnitName
 
 _KIND = {Direction.FORWARD: "activation", Direction.BACKWARD: "gradient"}
 _DIRECTION = {kind: direction for direction, kind in _KIND.items()}
@@ -163,6 +167,7 @@ class Replica:
         self._deliveries = Deliveries(links, emit, self._start, log)
         self._rounds = Rounds(me, stage, self._bits, device, links, emit, self.fail, self._start, metrics, log)
         self._loaded: Loaded | None = None
+        self._donor = Donor(stage, device)
         self._committed: deque[Committed] = deque(maxlen=2)  # a commit is written when that of two steps ago is agreed
         self._failed: Failed | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -201,6 +206,30 @@ class Replica:
             hint = 'set model.dtype = "float32"'
             log.warning(f"{me.peer}: its CPU has no bfloat16 instructions, float32 is 2.5-3 times as fast: {hint}")
         log.info("stage loaded", stage=command.stage, layers=command.split[command.stage], device=str(device.name))
+        return replica
+
+    @classmethod
+    def joined(
+        cls,
+        joiner: Joiner,
+        spec: JobSpec,
+        me: Self,
+        device: Device,
+        links: PeerLinks,
+        emit: Callable[[Event], None],
+        store: StoreCall,
+        tasks: asyncio.TaskGroup,
+        metrics: StageServerMetrics,
+        log: Logger,
+        hold_bytes: int = HOLD_BYTES,
+    ) -> Replica:
+        """Go on with the state that a joiner has put together and reported."""
+        assert joiner.stage is not None
+        assert joiner.loaded is not None, "admitted is who has reported"
+        command = replace(joiner.command, version=joiner.loaded.version)
+        replica = cls(command, spec, joiner.stage, me, device, links, emit, store, tasks, metrics, log, hold_bytes)
+        replica._loaded = joiner.loaded
+        log.info("joined", stage=command.stage, version=command.version)
         return replica
 
     async def close(self) -> None:
@@ -272,11 +301,9 @@ class Replica:
             # Older: a repeat. Newer: one before it was lost with a session, and both come again.
             self._log.debug("commit out of order", step=command.step, version=self.cells.version)
             return
-        means = self._rounds.means(command)
-        if means is None:
-            self.fail(StaleMessage(f"step {command.step} was averaged without this replica: it cannot follow"))
+        gradients = await self._gradients(command)
+        if gradients is None:
             return
-        gradients = {unit: mean.gradient for unit, mean in means.items() if unit in self._stage.units}
         # Queued before any computation that the cells hand out from here on: those find the new weights.
         applying = self._device.timed(
             lambda: self._stage.apply(
@@ -298,9 +325,36 @@ class Replica:
             self.fail(error)
             return
         self._metrics.device_busy(applied.seconds)
+        self._donor.committed(command, gradients)
         committed = Committed(self.timeline, command.step, command.version, self.me.stage, applied.result)
         self._committed.append(committed)
         self._emit(committed)
+
+    async def _gradients(self, command: Commit) -> dict[UnitName, Tensor] | None:
+        """The averaged gradients that a commit makes effective: held here, or from the log of a member."""
+        means = self._rounds.means(command)
+        if means is not None:
+            return {unit: mean.gradient for unit, mean in means.items() if unit in self._stage.units}
+        step, me = command.step, self.me
+
+        def request(chunk: int) -> StateRequest:
+            return StateRequest(
+                self.job, self.timeline, me.stage, "records", chunk, step, step + 1, me.peer, me.incarnation
+            )
+
+        try:
+            record = await missed_record(step, request, command.donors, self._stage, self._links)
+        except SwarmError as error:
+            self.fail(StaleMessage(f"step {step} was averaged without this replica: {error.message}"))
+            return None
+        return self._stage.means_of(record.gradients)
+
+    async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
+        """A part of this replica's state, for a peer that joins; StaleMessage if it asks for another stage."""
+        asked = (request.job, request.timeline, request.stage)
+        if asked != (self.job, self.timeline, self.me.stage):
+            raise StaleMessage(f"this replica serves stage {self.me.stage} of job {self.job}, timeline {self.timeline}")
+        return await self._donor.give(request)
 
     async def _save(self, command: SaveStage, captured: Awaitable[InitialState]) -> None:
         store = self._store_patiently

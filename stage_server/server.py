@@ -18,6 +18,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from stage_server.averaging import Self
 from stage_server.device import Device
+from stage_server.joining import Joiner
 from stage_server.outgoing import Outgoing
 from stage_server.replica import HOLD_BYTES, BuildStage, Replica
 from swarm.config import spec_from_json
@@ -26,6 +27,7 @@ from swarm.logs import Logger
 from swarm.messages import (
     PROTOCOL_VERSION,
     AbortRound,
+    Admit,
     Average,
     Chaos,
     ChaosBegun,
@@ -35,6 +37,7 @@ from swarm.messages import (
     Event,
     Failed,
     FetchRequest,
+    Follow,
     Heartbeat,
     Hello,
     LoadStage,
@@ -42,6 +45,8 @@ from swarm.messages import (
     Release,
     Route,
     SaveStage,
+    StateReply,
+    StateRequest,
     StoreHeader,
     TensorHeader,
     Void,
@@ -111,6 +116,7 @@ class StageServer:
         self._outgoing = Outgoing()
         self._link: SchedulerLink | None = None
         self._replica: Replica | None = None
+        self._joiner: Joiner | None = None
         self._load_stage: LoadStage | None = None  # loading or loaded
         self._reported = NO_JOB  # the job that the newest Hello told of
         self._loading: asyncio.Task[None] | None = None
@@ -228,6 +234,7 @@ class StageServer:
             cells=replica.cells.open_cells() if replica else (),
             stage=load.stage if load else 0,
             attempt=replica.newest_attempt() if replica else 0,
+            join=load.join if load and not replica else 0,
         )
         outgoing = self._outgoing
         while True:
@@ -254,6 +261,9 @@ class StageServer:
             case LoadStage():
                 await self._drop("another job")
                 self._load_stage = command
+                if command.join:
+                    self._join(command)
+                    return
                 # A task of its own: who releases the job meanwhile need not wait until it is loaded.
                 self._loading = self._tasks.create_task(self._load(command))
             case Release():
@@ -266,6 +276,11 @@ class StageServer:
                     self._log.warning("command without a job", command=type(command).__name__)
                 else:
                     await self._replica.handle(command)
+            case Follow():
+                if self._joiner is not None:
+                    self._joiner.follow(command)
+            case Admit():
+                await self._admitted(command)
             case Welcome():
                 self._log.warning("command ignored", command=type(command).__name__)
             case _:
@@ -278,9 +293,46 @@ class StageServer:
             self.emit(ChaosBegun(order.harm))
             self._obey_chaos(order)
 
+    def _join(self, command: LoadStage) -> None:
+        """Begin to fetch the stage's state from its replicas."""
+        try:
+            spec = spec_from_json(command.spec_json)
+        except SwarmError as error:
+            self.emit(Failed(command.job, error.code, error.message, error.hint))
+            self._load_stage = None
+            return
+        log = self._log.bind(job_id=command.job, stage=command.stage)
+        me, links = self._me(command), self._links
+        self._joiner = Joiner(command, spec, me, self._device, links, self.emit, self._tasks, log, self._build)
+
+    async def _admitted(self, command: Admit) -> None:
+        """What was fetched and reported counts: go on as a replica."""
+        joiner = self._joiner
+        if joiner is None or joiner.command.join != command.join or joiner.loaded is None:
+            self._log.warning("admission without a join", join=command.join)
+            return
+        self._joiner = None
+        await joiner.close()
+        load = joiner.command
+        self._replica = Replica.joined(
+            joiner,
+            spec_from_json(load.spec_json),
+            self._me(load),
+            self._device,
+            self._links,
+            self.emit,
+            self._store,
+            self._tasks,
+            self._metrics,
+            self._log.bind(job_id=load.job, stage=load.stage),
+            self._hold_bytes,
+        )
+
+    def _me(self, command: LoadStage) -> Self:
+        return Self(command.job, self._identity.peer, self._identity.incarnation, command.stage)
+
     async def _load(self, command: LoadStage) -> None:
-        identity = self._identity
-        me = Self(command.job, identity.peer, identity.incarnation, command.stage)
+        me = self._me(command)
         try:
             spec = spec_from_json(command.spec_json)
             self._replica = await Replica.load(
@@ -328,9 +380,13 @@ class StageServer:
             # What the device builds right now comes to its end there, but nobody takes it.
             loading.cancel()
             await asyncio.wait({loading})
+        joiner, self._joiner = self._joiner, None
+        if joiner is not None:
+            await joiner.close()
         replica, self._replica = self._replica, None
         if replica is not None:
             await replica.close()
+        if replica is not None or joiner is not None:
             self._device.run(partial(release_memory, self._device.name))  # others may share the device
         if job:
             self._log.info("stage released", job_id=job, reason=reason)
@@ -344,6 +400,12 @@ class StageServer:
     async def receive(self, header: TensorHeader, payload: memoryview) -> None:
         """Take in an admitted tensor."""
         await self._serving(header).receive(header, payload)
+
+    async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
+        """A part of the state, for a peer that joins."""
+        if self._replica is None:
+            raise StaleMessage(f"this stage server does not serve job {request.job}")
+        return await self._replica.give(request)
 
     def _serving(self, header: TensorHeader) -> Replica:
         if self._replica is None:

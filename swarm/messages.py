@@ -53,6 +53,7 @@ class Hello:
     cells: tuple[ReportedCell, ...] = ()
     stage: int = 0  # meant only with a job
     attempt: int = 0  # the greatest that is known here of any open step: new hops must carry a greater one
+    join: int = 0  # it fetches the stage's state under this number; 0 = it is a replica, or idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Loaded:
     digest: str
     units: tuple[UnitSize, ...]
     probe: str = ""  # digest of the optimizer's step on a fixed input, as this replica computes it
+    join: int = 0  # the number under which it joined a job at work; 0 = it started with the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +267,8 @@ class LoadStage:
     """Become a replica of `stage` with weights `version`: from the job's seed, its pretrained model, or `files`.
 
     `split` is decoder layers per stage; `spec_json` is the resolved job spec (swarm.config.JobSpec); `step_on` is where
-    the optimizer runs: "device" or "cpu".
+    the optimizer runs: "device" or "cpu". With `join` the job is at work: the state comes from the stage's replicas,
+    which `Follow` names, and the peer becomes a replica with `Admit`.
     """
 
     job: JobId
@@ -276,6 +279,35 @@ class LoadStage:
     spec_json: str
     files: tuple[StateFile, ...] = ()
     step_on: str = "device"
+    join: int = 0  # numbers the attempts to join; 0 = the job starts
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """To a peer that joins a job at work: `version` is the newest, `digest` that of the stage's state at `agreed`.
+
+    `donors` are replicas to be asked for state (their attempt means nothing); `answered` counts the reports (`Loaded`)
+    of this join that the scheduler has seen: the peer keeps the state that it reported until it is answered.
+    """
+
+    job: JobId
+    timeline: int
+    join: int
+    version: int
+    agreed: int
+    digest: str  # empty: not known yet
+    donors: tuple[Hop, ...]
+    answered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """The peer that joined is a replica from here on, with the state of `version` that it reported."""
+
+    job: JobId
+    timeline: int
+    join: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +394,8 @@ class UnitRound:
 class Commit:
     """Apply the optimizer for `step`: afterwards the replica holds `version` = step + 1.
 
-    `scale` is the global-norm clip factor. `skip` means: consume the sums, change no weight.
+    `scale` is the global-norm clip factor. `skip` means: consume the sums, change no weight. `donors` hold the averaged
+    gradients; they are named to a replica that was no member of the rounds.
     """
 
     timeline: int
@@ -372,6 +405,7 @@ class Commit:
     learning_rate: float
     scale: float
     skip: bool
+    donors: tuple[Hop, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +443,19 @@ class Chaos:
 
 
 Command: TypeAlias = (
-    Welcome | LoadStage | Route | Void | Average | AbortRound | Commit | SaveStage | Release | Evaluate | Chaos
+    Welcome
+    | LoadStage
+    | Route
+    | Void
+    | Average
+    | AbortRound
+    | Commit
+    | SaveStage
+    | Release
+    | Evaluate
+    | Follow
+    | Admit
+    | Chaos
 )
 
 
@@ -441,6 +487,35 @@ class TensorHeader:
     round: Round = NO_ROUND  # slices only
     start: int = 0  # slices only: first element of the slice within the unit
     wanted: str = ""  # "need" only: "activation" | "gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequest:
+    """Asks a replica for a part of its stage's state; `chunk` as in stage_server.chunks.
+
+    part: "state" (the chunk as it is now), "records" (the averaged gradients of steps [start, stop) for the chunk's
+    parameters, or as many from `start` on as there are).
+    """
+
+    job: JobId
+    timeline: int
+    stage: int
+    part: str
+    chunk: int
+    start: int
+    stop: int
+    sender: PeerId
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateReply:
+    """What follows: state of `version`, or records up to `version`; the replica's log begins at `reach`."""
+
+    version: int
+    reach: int
+    total_bytes: int
+    checksum: str
 
 
 # Weights to the scheduler --------------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ class Rig:
             get_logger("rig"),
             hold_bytes=self.hold_bytes,
         )
-        self.network.add_receiver(identity.address, server)
+        self.network.add_receiver(identity.address, server, donor=server)
         self.servers[peer] = tasks.create_task(server.serve())
 
     def kill(self, peer: PeerId) -> None:

@@ -265,7 +265,7 @@ class Stage:
             _copy(newest.module, oldest.module)
         if not skip:
             gradients = self._gradients(means, scale)
-            self._step(oldest.module, gradients, learning_rate)
+            self._step(oldest.module.named_parameters(), gradients, learning_rate)
         oldest.version = step + 1
         return self.digest()
 
@@ -277,6 +277,95 @@ class Stage:
             for tensor in (parameter, *self._optimizer.state_of(name).values()):
                 state.update(_raw(tensor))
         return state.hexdigest()
+
+    # Joining ---------------------------------------------------------------------------------------------------------
+
+    def parameter_sizes(self) -> tuple[tuple[str, int], ...]:
+        """Name and elements of every parameter, in an order that all replicas of the stage share."""
+        return tuple((name, parameter.numel()) for name, parameter in self.module.named_parameters())
+
+    def state_bytes(self, names: Iterable[str]) -> int:
+        """The length of `snapshot(names)`."""
+        return sum(_size_bytes(tensor) for name in names for tensor in self._state(name))
+
+    def snapshot(self, names: Iterable[str]) -> bytes:
+        """All that a commit changes of these parameters, as it is now: for each the newest weights, with staleness 1
+        those of the version before, then the optimizer's tensors."""
+        return b"".join(_raw(tensor) for name in names for tensor in self._state(name))
+
+    @torch.no_grad()
+    def absorb(self, names: Iterable[str], version: int, snapshot: memoryview) -> None:
+        """Take over what another replica's `snapshot(names)` gave at `version`.
+
+        To be followed by `settle` once all parameters are of one version; until then nothing may be computed.
+        """
+        position = 0
+        for name in names:
+            for tensor in self._state_at(name, version):
+                raw = snapshot[position : position + _size_bytes(tensor)]
+                position += len(raw)
+                tensor.copy_(torch.frombuffer(bytearray(raw), dtype=tensor.dtype).view(tensor.shape))
+        assert position == len(snapshot), "a snapshot of other parameters"
+
+    @torch.no_grad()
+    def replay(
+        self,
+        step: int,
+        names: Iterable[str],
+        gradients: Mapping[str, Tensor],
+        *,
+        learning_rate: float,
+        scale: float,
+        skip: bool,
+    ) -> None:
+        """Commit `step` for some parameters, which are of version `step`; `gradients` are the averages.
+
+        The same computation, tensor by tensor, as `apply` makes for all at once, so the result has the same bits.
+        """
+        old, new = self._buffer_of(step), self._buffer_of(step + 1)
+        for name in names:
+            parameter = new.module.get_parameter(name)
+            parameter.copy_(old.module.get_parameter(name))
+            if not skip:
+                clipped = {name: gradients[name].view(parameter.shape).to(self._step_device) * scale}
+                self._step([(name, parameter)], clipped, learning_rate)
+
+    def settle(self, version: int) -> str:
+        """All parameters are of `version` now: gives the digest of the state."""
+        held = {older: self._buffer_of(version - older) for older in range(len(self._buffers))}
+        for older, buffer in held.items():
+            buffer.version = max(0, version - older)
+        return self.digest()
+
+    def gradients_of(self, means: Mapping[UnitName, Tensor]) -> dict[str, Tensor]:
+        """The averaged gradient of every parameter, shaped as it is; the tensors share the memory of `means`."""
+        return {
+            name: view
+            for use, layout in self._places.items()
+            for (name, _, _), (_, view) in zip(_module_names(use, layout), _views(layout, means[use.unit]), strict=True)
+        }
+
+    def means_of(self, gradients: Mapping[str, Tensor]) -> dict[UnitName, Tensor]:
+        """What `gradients_of` was made from."""
+        means = {unit: torch.zeros(layout.elements) for unit, layout in self.units.items()}
+        for name, view in self.gradients_of(means).items():
+            view.copy_(gradients[name].view(view.shape))
+        return means
+
+    def _state(self, name: str) -> list[Tensor]:
+        return self._state_at(name, self.version)
+
+    def _state_at(self, name: str, version: int) -> list[Tensor]:
+        """The tensors of a parameter that is of `version`, though others may not be; not copies."""
+        newest = self._buffer_of(version)
+        weights = [newest.module.get_parameter(name)]
+        weights += [one.module.get_parameter(name) for one in self._buffers if one is not newest]
+        return [*(one.detach() for one in weights), *self._optimizer.state_of(name).values()]
+
+    def _buffer_of(self, version: int) -> _Buffer:
+        """Where weights of a version are, or would be: versions take turns."""
+        newest = self._buffers.index(self._buffer(self.version))
+        return self._buffers[(newest + version - self.version) % len(self._buffers)]
 
     # Files -----------------------------------------------------------------------------------------------------------
 
@@ -368,9 +457,11 @@ class Stage:
                 fixedpoint.accumulate(sums[use][offset : offset + gradient.numel()], gradient, self._bits)
 
     @torch.no_grad()
-    def _step(self, module: nn.Module, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
+    def _step(
+        self, parameters: Iterable[tuple[str, Tensor]], gradients: Mapping[str, Tensor], learning_rate: float
+    ) -> None:
         """Run the optimizer where it is to run, one parameter after the other."""
-        for name, parameter in module.named_parameters():
+        for name, parameter in parameters:
             there = parameter.detach().to(self._step_device)  # the parameter itself if it is there
             self._optimizer.step([(name, there)], gradients, learning_rate)
             if self._step_device != self.device:
@@ -442,6 +533,10 @@ def _clones(names: Iterable[str], module: nn.Module) -> dict[str, Tensor]:
 
 def _clone(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _size_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _raw(tensor: Tensor) -> memoryview:

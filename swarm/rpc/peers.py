@@ -18,16 +18,18 @@ from typing import Final, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
+import xxhash
 
-from swarm.errors import ERROR_BY_CODE, CorruptFrame, PeerUnavailable, SwarmError
-from swarm.messages import TensorHeader
+from swarm.errors import ERROR_BY_CODE, CorruptFrame, PeerUnavailable, Refused, SwarmError
+from swarm.messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import answering, connect, leaves, public_error, translate
-from swarm.rpc.wire import parse
+from swarm.rpc.wire import from_message, parse, to_message
 from swarm.wire import frame_pb2
 
 SERVICE: Final = "swarm.wire.Peer"
 METHOD: Final = "Exchange"
+PULL: Final = "Pull"
 MAX_BYTES_IN_FLIGHT: Final = 64 << 20  # per neighbour; a larger tensor goes alone
 MAX_RECEIVING: Final = 64  # tensors of one stream that `receive` works on
 _LEAST_CHARGE_BYTES: Final = 1 << 10  # so that tensors without payload are bounded too
@@ -50,8 +52,24 @@ class PeerLinks(Protocol):
         """
         ...
 
+    async def pull(self, address: str, request: StateRequest) -> tuple[StateReply, memoryview]:
+        """A part of a stage's state from the replica at `address`, whole and checked.
+
+        Raises PeerUnavailable, CorruptFrame, or what the replica raised: StaleMessage (it does not serve that stage),
+        RetryElsewhere (it is busy), Refused. The deadline is the caller's.
+        """
+        ...
+
     async def close(self) -> None:
         """Break all links; what is in flight fails with PeerUnavailable."""
+        ...
+
+
+class StateDonor(Protocol):
+    """The answering side of `pull`: a replica."""
+
+    async def give(self, request: StateRequest) -> tuple[StateReply, bytes | memoryview]:
+        """The part that was asked for; StaleMessage, RetryElsewhere or Refused."""
         ...
 
 
@@ -72,6 +90,10 @@ class TensorReceiver(Protocol):
         the receiver from here on.
         """
         ...
+
+
+class Neighbour(TensorReceiver, StateDonor, Protocol):
+    """All that a stage server is to its neighbours."""
 
 
 class Traffic(Protocol):
@@ -117,6 +139,22 @@ class GrpcPeerLinks:
             await self._link(address).send(header, payload)
         except CorruptFrame:
             await self._link(address).send(header, payload)
+
+    async def pull(self, address: str, request: StateRequest) -> tuple[StateReply, memoryview]:
+        if self._closed:
+            raise PeerUnavailable(f"{address}: the links of this process are closed")
+        # A connection of its own: a joiner asks each replica seldom, and what it gets must not hold tensors up.
+        channel = connect(address)
+        try:
+            method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/{PULL}")
+            call = method(to_message(request).SerializeToString())
+            reply, payload = await collect(aiter(call))
+        except grpc.RpcError as failure:
+            raise translate(failure, address, unavailable=PeerUnavailable) from None
+        finally:
+            await channel.close()
+        self._traffic.received(address, "state", reply.total_bytes, reply.total_bytes)
+        return reply, payload
 
     async def close(self) -> None:
         self._closed = True
@@ -288,19 +326,34 @@ def _again(error: SwarmError) -> SwarmError:
 # The receiving side --------------------------------------------------------------------------------------------------
 
 
-def add_peer_service(server: grpc.aio.Server, receiver: TensorReceiver, traffic: Traffic | None = None) -> None:
-    """Serve `receiver` to neighbours that dial with `GrpcPeerLinks`."""
-    service = _PeerService(receiver, traffic or NoTraffic())
+def add_peer_service(
+    server: grpc.aio.Server, receiver: TensorReceiver, traffic: Traffic | None = None, donor: StateDonor | None = None
+) -> None:
+    """Serve `receiver`, and `donor` if there is one, to neighbours that dial with `GrpcPeerLinks`."""
+    service = _PeerService(receiver, traffic or NoTraffic(), donor)
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-        METHOD: grpc.stream_stream_rpc_method_handler(service.exchange)
+        METHOD: grpc.stream_stream_rpc_method_handler(service.exchange),
+        PULL: grpc.unary_stream_rpc_method_handler(service.pull),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
 class _PeerService:
-    def __init__(self, receiver: TensorReceiver, traffic: Traffic) -> None:
+    def __init__(self, receiver: TensorReceiver, traffic: Traffic, donor: StateDonor | None) -> None:
         self._receiver = receiver
         self._traffic = traffic
+        self._donor = donor
+
+    async def pull(self, data: bytes, context: _Context) -> AsyncIterator[bytes]:
+        """A part of the state, in chunks."""
+        async with answering(context):
+            request = from_message(StateRequest, parse(frame_pb2.StateRequest, data))
+            if self._donor is None:
+                raise Refused("this process has no state to give")
+            reply, payload = await self._donor.give(request)
+            for chunk in state_chunks(reply, payload):
+                yield chunk
+            self._traffic.sent(request.sender, "state", reply.total_bytes, reply.total_bytes)
 
     async def exchange(self, requests: AsyncIterator[bytes], context: _Context) -> None:
         """One neighbour's stream. A frame that cannot be read ends it: whose it was is unknown."""
@@ -325,6 +378,39 @@ class _PeerService:
             await answers.send(tensor.sequence, error)
         finally:
             room.release()
+
+
+def state_reply(version: int, reach: int, payload: bytes | memoryview) -> StateReply:
+    """The header for a part of a stage's state."""
+    return StateReply(version, reach, memoryview(payload).nbytes, xxhash.xxh3_64_hexdigest(payload))
+
+
+def state_chunks(reply: StateReply, payload: bytes | memoryview) -> Iterator[bytes]:
+    """A part of a stage's state as it travels; the first message tells what follows."""
+    view = memoryview(payload)
+    yield frame_pb2.StateChunk(header=to_message(reply), payload=bytes(view[: frames.CHUNK_BYTES])).SerializeToString()
+    for start in range(frames.CHUNK_BYTES, view.nbytes, frames.CHUNK_BYTES):
+        yield frame_pb2.StateChunk(payload=bytes(view[start : start + frames.CHUNK_BYTES])).SerializeToString()
+
+
+async def collect(chunks: AsyncIterator[bytes]) -> tuple[StateReply, memoryview]:
+    """What `state_chunks` made; CorruptFrame if it is not whole, Refused if it says that it is too large."""
+    reply: StateReply | None = None
+    held = bytearray()
+    async for data in chunks:
+        chunk = parse(frame_pb2.StateChunk, data)
+        if chunk.HasField("header") == (reply is not None):
+            raise CorruptFrame("StateChunk.header is missing in the first chunk, or comes twice")
+        if reply is None:
+            reply = from_message(StateReply, chunk.header)
+            if reply.total_bytes > frames.MAX_TENSOR_BYTES:
+                raise Refused(f"{reply.total_bytes} bytes of state are over the limit of {frames.MAX_TENSOR_BYTES}")
+        held += chunk.payload
+        if len(held) > reply.total_bytes:
+            break
+    if reply is None or len(held) != reply.total_bytes or xxhash.xxh3_64_hexdigest(held) != reply.checksum:
+        raise CorruptFrame("a part of a stage's state arrived damaged")
+    return reply, memoryview(held)
 
 
 async def take(receiver: TensorReceiver, traffic: Traffic, tensor: frames.Tensor) -> SwarmError | None:

@@ -174,6 +174,7 @@ _ONE_OF: Mapping[str, frozenset[str]] = {
     "wanted": frozenset({"", "activation", "gradient"}),
     "harm": frozenset({"kill", "freeze", "slow", "partition", "corrupt"}),
     "step_on": frozenset({"", "device", "cpu"}),
+    "part": frozenset({"state", "records"}),
     "level": frozenset({"debug", "info", "warning", "error", "critical"}),
 }
 _SIZES: Mapping[str, int] = {"spec_json": SPEC_BYTES_MAX, "tokens": TOKENS_BYTES_MAX, "targets": TOKENS_BYTES_MAX}

@@ -17,10 +17,10 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from swarm.errors import CorruptFrame, PeerUnavailable, SchedulerUnreachable, SwarmError
-from swarm.messages import Command, Event, FetchRequest, StoreHeader, TensorHeader
+from swarm.messages import Command, Event, FetchRequest, StateReply, StateRequest, StoreHeader, TensorHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import public_error
-from swarm.rpc.peers import NoTraffic, TensorReceiver, Traffic, take
+from swarm.rpc.peers import NoTraffic, StateDonor, TensorReceiver, Traffic, collect, state_chunks, take
 from swarm.rpc.session import INBOX_LIMIT, Pipe, SessionHandler, exactly, serve_session, whole
 from swarm.rpc.wire import from_command, from_event, parse, to_command, to_event
 from swarm.wire import session_pb2
@@ -62,14 +62,19 @@ class SimNetwork:
         self._duplicate_ratio = duplicate_ratio
         self._codec = codec
         self._receivers: dict[str, tuple[TensorReceiver, Traffic]] = {}
+        self._donors: dict[str, StateDonor] = {}
         self._handlers: dict[str, SessionHandler] = {}
         self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, unlike a set
         self._tasks_to: dict[str, dict[asyncio.Task[Any], None]] = defaultdict(dict)
         self._sessions: dict[_Session, None] = {}
 
-    def add_receiver(self, address: str, receiver: TensorReceiver, traffic: Traffic | None = None) -> None:
-        """Let a stage server listen for tensors at `address`."""
+    def add_receiver(
+        self, address: str, receiver: TensorReceiver, traffic: Traffic | None = None, donor: StateDonor | None = None
+    ) -> None:
+        """Let a stage server listen for tensors, and for joiners, at `address`."""
         self._receivers[address] = (receiver, traffic or NoTraffic())
+        if donor is not None:
+            self._donors[address] = donor
 
     def add_handler(self, address: str, handler: SessionHandler) -> None:
         """Let a scheduler listen for sessions at `address`."""
@@ -89,6 +94,7 @@ class SimNetwork:
         What it sent before may still arrive. Its own tasks are the test's to cancel.
         """
         self._receivers.pop(address, None)
+        self._donors.pop(address, None)
         self._handlers.pop(address, None)
         for task in list(self._tasks_to.pop(address, ())):
             task.cancel()
@@ -138,6 +144,9 @@ class SimNetwork:
     def receiver_at(self, address: str) -> tuple[TensorReceiver, Traffic] | None:
         return self._receivers.get(address)
 
+    def donor_at(self, address: str) -> StateDonor | None:
+        return self._donors.get(address)
+
     def handler_at(self, address: str) -> SessionHandler | None:
         return self._handlers.get(address)
 
@@ -176,6 +185,37 @@ class SimPeerLinks:
             await self._send(address, header, payload)
         except CorruptFrame:
             await self._send(address, header, payload)
+
+    async def pull(self, address: str, request: StateRequest) -> tuple[StateReply, memoryview]:
+        if self._closed:
+            raise PeerUnavailable(f"{address}: the links of this process are closed")
+        pulling = self._network.spawn(self._pull(address, request), f"pull by {self._owner}", to=address)
+        try:
+            await asyncio.wait({pulling})
+        finally:
+            pulling.cancel()
+        if pulling.cancelled():
+            raise PeerUnavailable(f"{address} does not answer: the connection broke")
+        reply, payload = pulling.result()
+        self._traffic.received(address, "state", reply.total_bytes, reply.total_bytes)
+        return reply, payload
+
+    async def _pull(self, address: str, request: StateRequest) -> tuple[StateReply, memoryview]:
+        await asyncio.sleep(self._network.delay())
+        donor = self._network.donor_at(address)
+        if donor is None:
+            raise PeerUnavailable(f"{address} does not answer")
+        try:
+            reply, payload = await donor.give(request)
+        except Exception as error:
+            raise public_error(error) from error
+
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            for chunk in state_chunks(reply, payload):
+                await asyncio.sleep(self._network.delay())
+                yield chunk
+
+        return await collect(chunks())
 
     async def close(self) -> None:
         self._closed = True

@@ -59,6 +59,48 @@ class Frame(_message.Message):
     checksum: int
     def __init__(self, sequence: _Optional[int] = ..., header: _Optional[_Union[TensorHeader, _Mapping]] = ..., offset: _Optional[int] = ..., payload: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
 
+class StateRequest(_message.Message):
+    __slots__ = ("job", "timeline", "stage", "part", "chunk", "start", "stop", "sender", "incarnation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    stage: int
+    part: str
+    chunk: int
+    start: int
+    stop: int
+    sender: str
+    incarnation: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., part: _Optional[str] = ..., chunk: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., sender: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class StateReply(_message.Message):
+    __slots__ = ("version", "reach", "total_bytes", "checksum")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    reach: int
+    total_bytes: int
+    checksum: str
+    def __init__(self, version: _Optional[int] = ..., reach: _Optional[int] = ..., total_bytes: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
+
+class StateChunk(_message.Message):
+    __slots__ = ("header", "payload")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: StateReply
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[StateReply, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
 class Receipt(_message.Message):
     __slots__ = ("sequence", "error_code", "error_message")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]

@@ -39,6 +39,11 @@ class PeerStub:
                 request_serializer=swarm_dot_wire_dot_frame__pb2.Frame.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_frame__pb2.Receipt.FromString,
                 _registered_method=True)
+        self.Pull = channel.unary_stream(
+                '/swarm.wire.Peer/Pull',
+                request_serializer=swarm_dot_wire_dot_frame__pb2.StateRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_frame__pb2.StateChunk.FromString,
+                _registered_method=True)
 
 
 class PeerServicer:
@@ -51,6 +56,13 @@ class PeerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pull(self, request, context):
+        """A part of the state of the stage that the callee serves, for a peer that joins it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_PeerServicer_to_server(servicer, server):
                     servicer.Exchange,
                     request_deserializer=swarm_dot_wire_dot_frame__pb2.Frame.FromString,
                     response_serializer=swarm_dot_wire_dot_frame__pb2.Receipt.SerializeToString,
+            ),
+            'Pull': grpc.unary_stream_rpc_method_handler(
+                    servicer.Pull,
+                    request_deserializer=swarm_dot_wire_dot_frame__pb2.StateRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_frame__pb2.StateChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class Peer:
             '/swarm.wire.Peer/Exchange',
             swarm_dot_wire_dot_frame__pb2.Frame.SerializeToString,
             swarm_dot_wire_dot_frame__pb2.Receipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pull(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/swarm.wire.Peer/Pull',
+            swarm_dot_wire_dot_frame__pb2.StateRequest.SerializeToString,
+            swarm_dot_wire_dot_frame__pb2.StateChunk.FromString,
             options,
             channel_credentials,
             insecure,

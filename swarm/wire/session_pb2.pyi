@@ -83,7 +83,7 @@ class Event(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ..., chaos_begun: _Optional[_Union[ChaosBegun, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells", "stage", "attempt")
+    __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells", "stage", "attempt", "join")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class Hello(_message.Message):
     CELLS_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     protocol: int
@@ -116,7 +117,8 @@ class Hello(_message.Message):
     cells: _containers.RepeatedCompositeFieldContainer[ReportedCell]
     stage: int
     attempt: int
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol: _Optional[int] = ..., product: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pinned_stage: _Optional[int] = ..., job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., cells: _Optional[_Iterable[_Union[ReportedCell, _Mapping]]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+    join: int
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol: _Optional[int] = ..., product: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pinned_stage: _Optional[int] = ..., job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., cells: _Optional[_Iterable[_Union[ReportedCell, _Mapping]]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., join: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence",)
@@ -133,7 +135,7 @@ class UnitSize(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("job", "timeline", "stage", "version", "digest", "units", "probe")
+    __slots__ = ("job", "timeline", "stage", "version", "digest", "units", "probe", "join")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +143,7 @@ class Loaded(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     stage: int
@@ -148,7 +151,8 @@ class Loaded(_message.Message):
     digest: str
     units: _containers.RepeatedCompositeFieldContainer[UnitSize]
     probe: str
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ..., units: _Optional[_Iterable[_Union[UnitSize, _Mapping]]] = ..., probe: _Optional[str] = ...) -> None: ...
+    join: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., version: _Optional[int] = ..., digest: _Optional[str] = ..., units: _Optional[_Iterable[_Union[UnitSize, _Mapping]]] = ..., probe: _Optional[str] = ..., join: _Optional[int] = ...) -> None: ...
 
 class Accumulated(_message.Message):
     __slots__ = ("microbatch", "stage", "attempt", "finite", "loss", "forward_s", "backward_s", "wait_s")
@@ -311,7 +315,7 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "chaos")
+    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "chaos", "follow", "admit")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +328,8 @@ class Command(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     CHAOS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    ADMIT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     welcome: Welcome
     load_stage: LoadStage
@@ -336,7 +342,9 @@ class Command(_message.Message):
     release: Release
     evaluate: Evaluate
     chaos: Chaos
-    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ...) -> None: ...
+    follow: Follow
+    admit: Admit
+    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("peer", "heartbeat_s")
@@ -357,7 +365,7 @@ class StateFile(_message.Message):
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class LoadStage(_message.Message):
-    __slots__ = ("job", "timeline", "stage", "split", "version", "spec_json", "files", "step_on")
+    __slots__ = ("job", "timeline", "stage", "split", "version", "spec_json", "files", "step_on", "join")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +374,7 @@ class LoadStage(_message.Message):
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     STEP_ON_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
     job: str
     timeline: int
     stage: int
@@ -374,7 +383,40 @@ class LoadStage(_message.Message):
     spec_json: str
     files: _containers.RepeatedCompositeFieldContainer[StateFile]
     step_on: str
-    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., split: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., spec_json: _Optional[str] = ..., files: _Optional[_Iterable[_Union[StateFile, _Mapping]]] = ..., step_on: _Optional[str] = ...) -> None: ...
+    join: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., split: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., spec_json: _Optional[str] = ..., files: _Optional[_Iterable[_Union[StateFile, _Mapping]]] = ..., step_on: _Optional[str] = ..., join: _Optional[int] = ...) -> None: ...
+
+class Follow(_message.Message):
+    __slots__ = ("job", "timeline", "join", "version", "agreed", "digest", "donors", "answered")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    AGREED_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    join: int
+    version: int
+    agreed: int
+    digest: str
+    donors: _containers.RepeatedCompositeFieldContainer[Hop]
+    answered: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., join: _Optional[int] = ..., version: _Optional[int] = ..., agreed: _Optional[int] = ..., digest: _Optional[str] = ..., donors: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., answered: _Optional[int] = ...) -> None: ...
+
+class Admit(_message.Message):
+    __slots__ = ("job", "timeline", "join", "version")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    join: int
+    version: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., join: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("microbatch", "version", "hops", "tokens", "targets")
@@ -469,7 +511,7 @@ class UnitRound(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("timeline", "step", "version", "rounds", "learning_rate", "scale", "skip")
+    __slots__ = ("timeline", "step", "version", "rounds", "learning_rate", "scale", "skip", "donors")
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -477,6 +519,7 @@ class Commit(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
     timeline: int
     step: int
     version: int
@@ -484,7 +527,8 @@ class Commit(_message.Message):
     learning_rate: float
     scale: float
     skip: bool
-    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[UnitRound, _Mapping]]] = ..., learning_rate: _Optional[float] = ..., scale: _Optional[float] = ..., skip: _Optional[bool] = ...) -> None: ...
+    donors: _containers.RepeatedCompositeFieldContainer[Hop]
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[UnitRound, _Mapping]]] = ..., learning_rate: _Optional[float] = ..., scale: _Optional[float] = ..., skip: _Optional[bool] = ..., donors: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
 
 class SaveStage(_message.Message):
     __slots__ = ("job", "timeline", "version", "optimizer")

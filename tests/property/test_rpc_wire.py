@@ -34,7 +34,7 @@ EVENTS = get_args(Event)
 COMMANDS = get_args(Command)
 PARTS = (Microbatch, Round, Hop, messages.ReportedCell, messages.UnitSize, messages.ParameterNorm)
 MORE_PARTS = (messages.ParameterHash, messages.Member, messages.UnitRound, messages.StateFile)
-REQUESTS = (StoreHeader, messages.FetchRequest)
+REQUESTS = (StoreHeader, messages.FetchRequest, messages.StateRequest, messages.StateReply)
 EVERYTHING = (*EVENTS, *COMMANDS, *PARTS, *MORE_PARTS, *REQUESTS, TensorHeader)
 
 names = st.from_regex(r"[A-Za-z0-9_:@-]{0,20}(\.[a-z]{1,5})?", fullmatch=True)
@@ -43,9 +43,13 @@ WORDS = {
     "wanted": ["", "activation", "gradient"],
     "step_on": ["", "device", "cpu"],
     "harm": ["kill", "freeze", "slow", "partition", "corrupt"],
+    "part": ["state", "records"],
     "level": ["debug", "info", "warning", "error", "critical"],
 }
-UINT32 = {"timeline", "index", "attempt", "stage", "number", "protocol", "threads", "microbatch", "split"}
+UINT32 = {"timeline", "index", "attempt", "stage", "number", "protocol", "threads", "microbatch", "split", "join"} | {
+    "chunk",
+    "answered",
+}
 
 
 def values(kind: type[Any], name: str) -> st.SearchStrategy[Any]:
@@ -83,7 +87,7 @@ def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("kind", EVERYTHING, ids=lambda kind: kind.__name__)
 def test_each_dataclass_mirrors_its_message_field_for_field(kind: type[Any]) -> None:
-    module = frame_pb2 if kind is TensorHeader else session_pb2
+    module = frame_pb2 if hasattr(frame_pb2, kind.__name__) else session_pb2
     descriptor = getattr(module, kind.__name__).DESCRIPTOR
     assert [field.name for field in fields(kind)] == [field.name for field in descriptor.fields]
     hints = get_type_hints(kind)
