@@ -17,14 +17,27 @@ from swarm.errors import (
     NotFound,
     PeerUnavailable,
     Refused,
+    RetryElsewhere,
     SchedulerUnreachable,
     StaleMessage,
     SwarmError,
 )
-from swarm.messages import Command, Event, FetchRequest, Heartbeat, Leaving, StoreHeader, TensorHeader, Void, Welcome
+from swarm.messages import (
+    Command,
+    Event,
+    FetchRequest,
+    Heartbeat,
+    Leaving,
+    StateReply,
+    StateRequest,
+    StoreHeader,
+    TensorHeader,
+    Void,
+    Welcome,
+)
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.frames import CHUNK_BYTES
-from swarm.rpc.peers import GrpcPeerLinks, PeerLinks, TensorReceiver, Traffic, add_peer_service
+from swarm.rpc.peers import GrpcPeerLinks, PeerLinks, TensorReceiver, Traffic, add_peer_service, state_reply
 from swarm.rpc.session import GrpcSchedulerLink, SchedulerLink, SessionHandler, add_session_service
 from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId
@@ -58,7 +71,7 @@ class GrpcWorld:
     ) -> str:
         server = new_server()
         if receiver is not None:
-            add_peer_service(server, receiver, traffic)
+            add_peer_service(server, receiver, traffic, receiver if isinstance(receiver, Receiver) else None)
         if handler is not None:
             add_session_service(server, handler)
         address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
@@ -93,7 +106,7 @@ class SimWorld:
         self._addresses += 1
         address = f"sim:{self._addresses}"
         if receiver is not None:
-            self.network.add_receiver(address, receiver, traffic)
+            self.network.add_receiver(address, receiver, traffic, receiver if isinstance(receiver, Receiver) else None)
         if handler is not None:
             self.network.add_handler(address, handler)
         return address
@@ -143,6 +156,14 @@ class Receiver:
     before: Callable[[TensorHeader], asyncio.Future[None] | None] = lambda header: None
     got: dict[int, bytes] = field(default_factory=dict)
     times: Counter[int] = field(default_factory=Counter)
+    state: bytes | SwarmError = b""  # what it gives to joiners
+    asked: list[StateRequest] = field(default_factory=list)
+
+    async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
+        self.asked.append(request)
+        if isinstance(self.state, SwarmError):
+            raise self.state
+        return state_reply(7, 3, self.state), self.state
 
     def admit(self, header: TensorHeader) -> None:
         self.admission(header)
@@ -164,6 +185,30 @@ async def test_a_tensor_arrives_as_it_was_sent_before_send_returns(world: World)
         content = Random(index).randbytes(size_bytes)
         await links.send(address, header_of(size_bytes, index), content)
         assert receiver.got[index] == content
+
+
+REQUEST = StateRequest(JobId("job-1"), 2, 1, "records", 4, 5, 6, PeerId("me"), 1)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 5])
+async def test_state_is_pulled_whole(world: World, size_bytes: int) -> None:
+    receiver = Receiver(state=Random(size_bytes).randbytes(size_bytes))
+    address, links = await world.listen(receiver, None), world.peer_links()
+    reply, payload = await links.pull(address, REQUEST)
+    assert (reply.version, reply.reach, bytes(payload)) == (7, 3, receiver.state)
+    assert receiver.asked == [REQUEST]
+
+
+@pytest.mark.parametrize("error", [StaleMessage("another stage"), RetryElsewhere("busy"), Refused("no such chunk")])
+async def test_a_donor_that_refuses_is_heard(world: World, error: SwarmError) -> None:
+    address, links = await world.listen(Receiver(state=error), None), world.peer_links()
+    with pytest.raises(type(error), match=error.message):
+        await links.pull(address, REQUEST)
+
+
+async def test_a_donor_that_is_not_there_is_unavailable(world: World) -> None:
+    with pytest.raises(PeerUnavailable):
+        await world.peer_links().pull(NOBODY, REQUEST)
 
 
 async def test_many_tensors_are_under_way_at_once(world: World) -> None:

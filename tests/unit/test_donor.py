@@ -56,8 +56,8 @@ def test_chunks_of_different_versions_are_brought_up_to_one_state(
         tmp_path,
         pipeline__staleness=staleness,
         training__optimizer=optimizer,
-        training__momentum=0.9,
         config__tie_word_embeddings=True,
+        **({"training__momentum": 0.9} if optimizer == "sgd" else {}),
     )
     whole, joined = Stage(spec, 0, CPU), Stage(spec, 0, CPU)
     names = [name for name, _ in whole.parameter_sizes()]
@@ -130,13 +130,13 @@ async def test_joiners_beyond_a_number_are_turned_away(tmp_path: Path) -> None:
     await donor.give(request("records"))  # those cost nothing on the device
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: raw + b"0", lambda _: b""], ids=["short", "long", "empty"])
-def test_damaged_records_are_refused(damage: Any) -> None:
+def test_damaged_records_are_refused() -> None:
     sizes = {"a": 3}
     raw = pack_records([Record(1.0, 1.0, False, {"a": torch.ones(3)})], ["a"])
     assert unpack_records(memoryview(raw), 1, sizes)[0].gradients["a"].tolist() == [1.0, 1.0, 1.0]
-    with pytest.raises(CorruptFrame):
-        unpack_records(memoryview(damage(raw)), 1, sizes)
+    for damaged in (raw[:-1], raw + b"0", b""):
+        with pytest.raises(CorruptFrame):
+            unpack_records(memoryview(damaged), 1, sizes)
 
 
 def test_a_tensor_is_never_cut(tmp_path: Path) -> None:
