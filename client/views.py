@@ -25,6 +25,7 @@ _STATE_STYLE = {
     "suspect": "yellow",
     "cancelled": "yellow",
     "cancelling": "yellow",
+    "stalled": "yellow",
     "pausing": "yellow",
     "paused": "yellow",
 }

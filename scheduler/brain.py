@@ -3,7 +3,8 @@
       start ──▶ LOADING ──all loaded, digests equal──▶ RUNNING ──last step agreed──▶ SAVING ──all saved──▶ ENDED
       resume ─▶ GATHERING ──all known are back────────────┘  feed microbatches, average full steps,              ▲
                            (or grace is over)                write rows, commit, compare digests, save now and then
-                                                                  └── to be paused or cancelled: committed, saved ┘
+                                                                  ├── to be paused or cancelled: committed, saved ┤
+                                           anywhere: the last replica of a stage is lost (stalling.py) ───────────┘
 
 The brain composes ledger (what counts), step (what may overlap), wiring and pace (who computes) and averaging (who sums
 what). It never waits and never looks at a clock. Its rules of order are two: a row is written before any replica hears
@@ -39,6 +40,7 @@ from scheduler.saving import (
     Stopped,
     Turned,
 )
+from scheduler.stalling import FAILED_HINT, nobody_back, stopped_by_loss
 from scheduler.step import (
     CommitRow,
     Phase,
@@ -83,7 +85,19 @@ from swarm.messages import (
     Void,
 )
 from swarm.schedule import clip
-from swarm.types import Decision, Hop, JobId, JobState, Microbatch, PeerId, Round, Routing, UnitName, set_digest
+from swarm.types import (
+    Decision,
+    Hop,
+    JobId,
+    JobState,
+    Microbatch,
+    OnStall,
+    PeerId,
+    Round,
+    Routing,
+    UnitName,
+    set_digest,
+)
 
 __all__ = [
     "Admitted",
@@ -133,6 +147,7 @@ class BrainSettings:
     work: tuple[float, ...] = ()  # of a microbatch at each stage, in any unit; all alike if not known
     state_bytes: tuple[int, ...] = ()  # that a peer fetches when it joins a stage
     min_replicas: int = 1
+    on_stall: OnStall = "wait"  # with `recover`, when a stage has no replica left
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +274,7 @@ class JobBrain:
         self._digests: dict[int, str] = {}  # of each stage's state at version `_agreed`, if known
         self._links = Links()
         self._census: Census | None = None  # while gathering
+        self._known: Mapping[PeerId, int] = {}  # who served which stage before a restart
         self._loads: list[dict[PeerId, ReplicaLoad]] = [{} for _ in range(self.stages)]
         self._changed: set[PeerId] = set()  # whose load in `_loads` is out of date
         self._places: Sequence[str] = ()  # where the optimizer of each stage runs
@@ -307,6 +323,7 @@ class JobBrain:
         assert self.mode is Mode.WAITING
         self.mode = Mode.GATHERING
         self._census = Census(resumed.known, now_s + resumed.grace_s)
+        self._known = resumed.known
         self._commits_sent = self._next_step = resumed.committed
         self._agreed = resumed.committed - len(resumed.rows)
         for row in resumed.rows:
@@ -466,16 +483,26 @@ class JobBrain:
             self._census.forget(peer)
             self._note("warning", f"{name} is gone: {cause}")
             return
-        if not self.settings.recover or not self._pools[replica.stage]:
-            alone = "" if self._pools[replica.stage] else "; the stage has no other replica"
-            hint = "start a stage server in its place, then submit the job again"
-            self._fail(PeerUnavailable.code, f"{name} is gone: {cause}{alone}", hint)
+        if not self._pools[replica.stage]:
+            self._stage_lost(f"{name} is gone: {cause}; the stage has no other replica")
+            return
+        if not self.settings.recover:
+            self._fail(PeerUnavailable.code, f"{name} is gone: {cause}", FAILED_HINT)
             return
         self._note("warning", f"{name} is gone: {cause}; its uncommitted work is done again")
         for run in self._redoable():
             self._reopen(run, f"{peer} is gone")
         self._ledger.peer_gone(peer, [run.step for run in self._redoable()], f"gone, {cause}", reason)
         self._saver_gone(peer, replica.stage)
+
+    def _stage_lost(self, lost: str) -> None:
+        """No replica of a stage is left, so nothing that the others hold and no checkpoint has can be used."""
+        stopped = stopped_by_loss(lost, self.settings.on_stall, self._saving.stop)
+        if stopped is None or not self.settings.recover:
+            self._fail(PeerUnavailable.code, lost, FAILED_HINT)
+            return
+        self._end(stopped.reason)
+        self._outputs.append(stopped)
 
     def checkpoint_kept(self, version: int, now_s: float) -> list[Output]:
         """The checkpoint of `version` is complete and was read back."""
@@ -1375,6 +1402,8 @@ class JobBrain:
         ready = all(self._pools) and self._replicas.keys() <= self._loaded.keys()
         if census is not None and ready and (not census.missing() or now_s >= census.deadline_s):
             self._begin_again(census)
+        elif census is not None and not all(self._pools) and now_s >= census.deadline_s:
+            self._stage_lost(nobody_back([s for s, pool in enumerate(self._pools) if not pool], self._known))
         if self.mode is Mode.RUNNING:
             self._advance()
         if self.mode in (Mode.RUNNING, Mode.SAVING):

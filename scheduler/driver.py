@@ -34,6 +34,8 @@ from swarm.errors import SwarmError
 from swarm.messages import Command, Evaluate, Evaluated, Event, Loaded, Route, Saved
 from swarm.types import JobState, PeerId, PeerState
 
+SAVED = "all steps committed, weights saved"
+
 
 class NoProgress(SwarmError):
     """No step was committed for limits.no_progress_s."""
@@ -257,15 +259,15 @@ class JobDriver:
                 case Note(level=level, message=message):
                     self._say(level, message)
                 case Finish():
-                    return Outcome(JobState.SUCCEEDED, "all steps committed, weights saved")
+                    return Outcome(JobState.SUCCEEDED, SAVED)
                 case Fail(code=code, message=message, hint=hint):
                     return Outcome(JobState.FAILED, message, code, hint)
                 case BeginCheckpoint() | PublishCheckpoint() | DropCheckpoint():
                     self._keep(output)
                 case Turned() | Admitted():
                     self._on_turn(output)
-                case Stopped(state=state, reason=reason):
-                    return Outcome(state, reason)
+                case Stopped(state=state, reason=reason, hint=hint):
+                    return Outcome(state, reason, hint=hint)
                 case _:
                     assert_never(output)
         return None

@@ -1,7 +1,8 @@
 """All jobs of one scheduler: submitted, placed when peers allow, driven, ended, shown.
 
     submit ─▶ queued ─▶ placing ─▶ loading ─▶ running ─▶ succeeded | failed | cancelled
-                ▲                                │
+                ▲               ▲                │ ╲
+                │               └──── stalled ◀──┘  (a stage lost its last replica: back to a checkpoint)
                 └──resume── failed | cancelled | paused ◀─ pausing
 
 Every change of state is written to the database first, then shown to watchers, metrics and the broker.
@@ -26,16 +27,17 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponen
 from scheduler.blocking import run_blocking
 from scheduler.brain import Admitted, BrainSettings, CommitRow, JobBrain, Replica
 from scheduler.checkpoints import CheckpointFiles, JobCheckpoints
-from scheduler.driver import JobDriver, Outcome
+from scheduler.driver import SAVED, JobDriver, Outcome
 from scheduler.evaluation import EvaluationRow
 from scheduler.fitting import check_possible, fit, needs, stage_counts
 from scheduler.joblog import JobLogs, LogLine
-from scheduler.keeping import Keeping, job_and_step, same_model, uploaded_checkpoint
+from scheduler.keeping import LATEST, Beginning, Keeping, job_and_step, same_model, uploaded_checkpoint
 from scheduler.lineage import checkpoint_counts, resumed, row_counts
 from scheduler.membership import Membership, Transition
 from scheduler.placement import Candidate, place, stages_for
 from scheduler.recovery import Resumed
 from scheduler.saving import DropCheckpoint, SavingRules, Turned
+from scheduler.stalling import Way, going_on, lost_in, resume_hint, seeking, stalled_hint, waiting, way_on
 from scheduler.state_files import StateFiles, check_uploaded
 from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected, StoreUnavailable
 from swarm.checkpoint import Checkpoint, CheckpointFailed, Facts, Found
@@ -61,7 +63,7 @@ from swarm.metrics import SchedulerMetrics
 from swarm.partition import flops_per_token, resolve, unit_names
 from swarm.resume import check_changes, check_state, check_steps
 from swarm.schedule import learning_rate, perplexity
-from swarm.storage import MANIFEST
+from swarm.storage import MANIFEST, StorageError
 from swarm.types import JobId, JobState, PeerId, PeerState
 
 # A job takes the peers that are there when it starts: wait until nobody new has come for this long.
@@ -74,6 +76,8 @@ SPEED_STEPS = 8
 REASON_CHARACTERS_MAX = 4000
 # How long a change of state waits for a database that takes no writes.
 STATE_PATIENCE_S = 10.0
+# How often a stalled job looks for checkpoints whose storage does not answer.
+CHECKPOINTS_RETRY_S = 10.0
 
 
 class Announcer(Protocol):
@@ -126,6 +130,7 @@ class Job:
     keeper: JobCheckpoints | None = None
     start: Checkpoint | None = None  # what the present timeline starts from
     newest: Checkpoint | None = None
+    gone_back: str = ""  # what a stalled job lost and where it goes on, once it is ready to be placed
     stages: dict[int, list[PeerId]] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -225,6 +230,8 @@ class Jobs:
             elif record.state is JobState.LOADING:
                 await self._enter(job, JobState.PLACING, "the scheduler was restarted before the job ran", peers={})
                 await self._find_start(job)
+            elif record.state is JobState.STALLED:
+                self._tasks.create_task(self._go_back(job))
             elif not record.state.is_final and record.state is not JobState.PAUSED:
                 await self._resume(job)
 
@@ -372,9 +379,13 @@ class Jobs:
         pipeline = resolved.pipeline.model_copy(update={"split": cut.plan, "stages": len(cut.plan)})
         return decide(resolved.model_copy(update={"pipeline": pipeline}))
 
-    async def _start_from(self, spec: JobSpec) -> Found:
-        """The checkpoint of another job that a new one starts from; InvalidConfig, NotFound, CheckpointDamaged."""
+    async def _start_from(self, spec: JobSpec, at: int | None = None) -> Found:
+        """The checkpoint of another job that a new one starts from; InvalidConfig, NotFound, CheckpointDamaged.
+
+        `at`: the step at which it did start from it.
+        """
         name, step = job_and_step(spec.checkpoint.resume_from)
+        step = step if at is None else f"{at}"
         other = self.find(name)
         same_model(other.spec, spec, f"job {other.record.id}")
         found = await self.keeping.choose(other.record, other.spec, step)
@@ -395,7 +406,7 @@ class Jobs:
         if state.is_final:
             raise NotAllowed(f"job {job.record.id} has {state.value} already", hint="there is nothing to cancel")
         if job.driver is None:
-            await self._enter(job, JobState.CANCELLED, reason)
+            await self._enter(job, JobState.CANCELLED, reason, hint=_again(job))
         elif checkpoint and state is not JobState.CANCELLING:
             job.driver.stop(JobState.CANCELLED, reason)
             await self._enter(job, JobState.CANCELLING, f"{reason}; what runs is committed and saved first")
@@ -411,7 +422,7 @@ class Jobs:
         if state.is_final or state is JobState.CANCELLING:
             raise NotAllowed(f"job {job.record.id} is {state.value}: it cannot be paused")
         if job.driver is None:
-            await self._enter(job, JobState.PAUSED, reason)
+            await self._enter(job, JobState.PAUSED, reason, hint=_again(job))
         else:
             job.driver.stop(JobState.PAUSED, reason)
             await self._enter(job, JobState.PAUSING, f"{reason}; what runs is committed and saved first")
@@ -436,7 +447,20 @@ class Jobs:
             check_changes(job.spec, changed)
         untrained = job.newest is None and job.progress.steps_done == record.first_steps[0]
         anew = which == "0" or (untrained and which in ("", "latest"))
-        found = await self.keeping.choose(record, job.spec, "latest" if anew else which)
+        found = await self.keeping.choose(record, job.spec, LATEST if anew else which)
+        beginning = await self._beginning(job, found, anew=anew)
+        check_steps(changed, beginning.step)
+        await self._turn_to(job, record, beginning, changed)
+        self.logs.open(record.id)
+        if beginning.skipped:
+            self._say(job, "warning", beginning.skipped)
+        told = f"goes on at step {beginning.step} {beginning.source}"
+        await self._enter(job, JobState.QUEUED, told, error_code="", hint="")
+        self._wake.set()
+
+    async def _beginning(self, job: Job, found: Found, *, anew: bool) -> Beginning:
+        """Where the job goes on, with what was found or (`anew`) as it started; NotFound, CheckpointDamaged."""
+        record = job.record
         start, skipped = (None, "") if anew else (found.checkpoint, found.skipped_text())
         if start is None and not anew:
             raise NotFound(
@@ -444,30 +468,93 @@ class Jobs:
                 hint=f"begin again at step 0 with: swarm resume {record.id} --from 0",
             )
         if start is None and job.spec.checkpoint.resume_from and not _has_checkpoint(record.files):
-            start = (await self._start_from(job.spec)).checkpoint
-        step = start.step if start is not None else record.first_steps[0]
-        check_steps(changed, step)
-        if job.record is not record:
-            raise NotAllowed(f"job {record.id} changed meanwhile: it is {job.record.state.value}")
-        job.spec, job.start, job.stages = changed, start, {}
+            start = (await self._start_from(job.spec, record.first_steps[0])).checkpoint
+        return Beginning(start.step if start is not None else record.first_steps[0], start, skipped)
+
+    async def _turn_to(self, job: Job, record: JobRecord, beginning: Beginning, spec: JobSpec) -> None:
+        """Begin a new timeline; what came after `beginning` counts no more. The caller enters a state next.
+
+        NotAllowed, and nothing changes, if the job is no longer as in `record`.
+        """
+        start, step = beginning.start, beginning.step
         ours = start is not None and start.job == record.id
         first_steps = resumed(record.first_steps, start.timeline if start and ours else record.timeline, step)
-        job.record = replace(
+        turned = replace(
             record,
             timeline=record.timeline + 1,
-            spec_json=changed.model_dump_json(),
+            spec_json=spec.model_dump_json(),
             weights_sha256="",
+            peers={},
             **(_starting_at(start) | {"first_steps": first_steps}),
         )
-        self.logs.open(record.id)
-        self._metrics.job_opened(record.id, changed.model.family, step)
-        if skipped:
-            self._say(job, "warning", skipped)
-        where = f"from checkpoint {start.name}" if start is not None else "from the beginning"
-        await self._enter(job, JobState.QUEUED, f"goes on at step {step} {where}", error_code="", hint="")
-        job.progress = await self._progress_of(job.record)
-        job.newest = await self.keeping.newest(job.record, changed)
-        self._changed(job)
+        progress = await self._progress_of(turned)
+        newest = await self.keeping.newest(turned, spec)
+        if job.record is not record:
+            raise NotAllowed(f"job {record.id} changed meanwhile: it is {job.record.state.value}")
+        job.record, job.spec, job.start, job.stages = turned, spec, start, {}
+        job.progress, job.newest = progress, newest
+        self._metrics.job_opened(record.id, spec.model.family, step)
+        self._metrics.job_went_back(
+            record.id, progress.loss, progress.learning_rate, progress.norm, progress.evaluation_step
+        )
+        if progress.evaluation_step:
+            self._metrics.evaluated(record.id, step=progress.evaluation_step, loss=progress.evaluation_loss)
+
+    async def _stall(self, job: Job, outcome: Outcome) -> None:
+        """The job lost a stage: free its peers, and take it back to where it can go on."""
+        keeper, job.driver, job.keeper, job.stages = job.keeper, None, None, {}
+        self._release_all(job, outcome.reason)
+        hint = stalled_hint(job.record.id)
+        await self._enter(job, JobState.STALLED, seeking(outcome.reason), error_code="", hint=hint, peers={})
+        if keeper is not None:
+            await keeper.close()  # a checkpoint that was handed over whole is one to go on from
+        await self._go_back(job)
+
+    async def _go_back(self, job: Job) -> None:
+        """Take a stalled job to a new timeline that begins at its newest checkpoint that verifies; then it is placed.
+
+        Whoever cancels, pauses or resumes it meanwhile wins.
+        """
+        lost, timeline = lost_in(job.record.reason), job.record.timeline
+        while (record := job.record).state is JobState.STALLED and record.timeline == timeline:
+            try:
+                await self._try_to_go_back(job, record, lost)
+            except (StorageError, StoreUnavailable) as error:
+                reason = seeking(lost, str(error))
+                if job.record is record and reason != record.reason:
+                    await self._enter(job, JobState.STALLED, reason)
+                await asyncio.sleep(CHECKPOINTS_RETRY_S)
+            except Fenced:
+                raise
+            except Exception as error:  # such as a start that is gone, or a fault of ours: not the end of other jobs
+                if job.record is not record:
+                    continue
+                self._log.error("stalled job cannot go back", job_id=record.id, exc_info=error)
+                told = error if isinstance(error, SwarmError) else SwarmError(f"internal error: {error!r}")
+                reason, hint = f"{lost}; it cannot go back: {told.message}", told.hint or stalled_hint(record.id)
+                await self._enter(job, JobState.PAUSED, reason, error_code=told.code, hint=hint)
+
+    async def _try_to_go_back(self, job: Job, record: JobRecord, lost: str) -> None:
+        """NotAllowed if the job is no longer as in `record`; StorageError, StoreUnavailable: try again."""
+        found = await self.keeping.choose(record, job.spec, LATEST)
+        found_of = found.checkpoint.job if found.checkpoint is not None else None
+        way = way_on(record.id, found_of, skipped=bool(found.skipped))
+        if way is Way.BY_HAND:
+            if job.record is record:
+                reason = f"{lost}; no checkpoint of the job verifies: {found.skipped_text()}"
+                await self._enter(job, JobState.PAUSED, reason, hint=resume_hint(record.id, None))
+            return
+        beginning = await self._beginning(job, found, anew=way is Way.ANEW)
+        if beginning.start is not None and beginning.step >= job.spec.training.steps:
+            if job.record is record:
+                sha256 = beginning.start.weights_sha256
+                await self._enter(job, JobState.SUCCEEDED, SAVED, hint="", weights_sha256=sha256)
+            return
+        await self._turn_to(job, record, beginning, job.spec)
+        if beginning.skipped:
+            self._say(job, "warning", beginning.skipped)
+        job.gone_back = going_on(lost, beginning.step, beginning.source, beginning.skipped)
+        await self._enter(job, JobState.STALLED, job.gone_back)
         self._wake.set()
 
     async def watch(self, job: Job) -> AsyncIterator[Job]:
@@ -610,7 +697,8 @@ class Jobs:
 
     def _waiting(self) -> list[Job]:
         """Jobs that want peers, the oldest first."""
-        return [job for job in reversed(self.all()) if job.record.state in (JobState.QUEUED, JobState.PLACING)]
+        wanting = (JobState.QUEUED, JobState.PLACING, JobState.STALLED)
+        return [job for job in reversed(self.all()) if job.record.state in wanting]
 
     def _hand_out_idle(self) -> None:
         """Let idle peers join jobs at work, the oldest first, where they help most."""
@@ -638,6 +726,9 @@ class Jobs:
                 break
 
     async def _try_to_start(self, job: Job) -> None:
+        stalled = job.record.state is JobState.STALLED
+        if stalled and not job.gone_back:
+            return  # it is not known yet where it goes on
         idle = {peer.hello.peer: peer for peer in self._membership.idle_peers()}
         candidates = [
             Candidate(peer, known.hello.pinned_stage, memory_bytes=known.hello.memory_bytes)
@@ -646,8 +737,10 @@ class Jobs:
         split = _split(job.spec)
         decision = place(candidates, len(split), job.spec.limits.min_replicas, needs(job.spec, split, len(candidates)))
         if decision.plan is None:
-            if (job.record.state, job.record.reason) != (JobState.PLACING, decision.reason):
-                await self._enter(job, JobState.PLACING, decision.reason)
+            state = JobState.STALLED if stalled else JobState.PLACING
+            reason = waiting(job.gone_back, decision.reason) if stalled else decision.reason
+            if (job.record.state, job.record.reason) != (state, reason):
+                await self._enter(job, state, reason)
             return
         try:
             batches = self._open_batches(job.spec, job.record.tokens)
@@ -664,11 +757,12 @@ class Jobs:
                 self.on_transition(transition)
             job.stages.setdefault(replica.stage, []).append(replica.peer)
         job.driver = self._make_driver(job, batches)
+        job.gone_back = ""
         self._say(job, "info", f"placed: {_describe(job.stages)}")
-        self._tasks.create_task(self._drive(job, job.driver, replicas))
+        self._tasks.create_task(self._drive(job, job.driver, replicas, trained=stalled))
         peers = {replica.peer: replica.stage for replica in replicas}
         told = f"{_count(replicas, 'peer')} for {_count(job.stages, 'stage')}"
-        await self._enter(job, JobState.LOADING, told, peers=peers)
+        await self._enter(job, JobState.LOADING, told, peers=peers, hint="")
 
     def _make_driver(self, job: Job, batches: Batches) -> JobDriver:
         spec, record = job.spec, job.record
@@ -704,6 +798,7 @@ class Jobs:
                 for stage, layers in enumerate(_split(spec))
             ),
             min_replicas=spec.limits.min_replicas,
+            on_stall=spec.limits.on_stall,
         )
         last_s = [_now_s()]
 
@@ -761,10 +856,13 @@ class Jobs:
             runtime_s_max=spec.limits.max_runtime_s,
         )
 
-    async def _drive(self, job: Job, driver: JobDriver, begin: list[Replica] | Resumed) -> None:
+    async def _drive(
+        self, job: Job, driver: JobDriver, begin: list[Replica] | Resumed, *, trained: bool = False
+    ) -> None:
         sha256 = ""
+        at_start = not trained and not isinstance(begin, Resumed)
         try:
-            job.keeper = driver.keeper = await self._make_keeper(job, driver, at_start=not isinstance(begin, Resumed))
+            job.keeper = driver.keeper = await self._make_keeper(job, driver, at_start=at_start)
             outcome = await driver.run(begin)
             if outcome.state is JobState.SUCCEEDED and job.newest is not None:
                 sha256 = job.newest.weights_sha256
@@ -777,13 +875,13 @@ class Jobs:
             outcome = Outcome(
                 JobState.FAILED, f"internal error: {error!r}", SwarmError.code, "see the scheduler's log; report this"
             )
+        if outcome.state is JobState.STALLED:
+            await self._stall(job, outcome)
+            return
         if job.keeper is not None:
             await job.keeper.close()
         job.driver = job.keeper = None
-        for known in self._membership.peers():
-            if known.job == job.record.id:
-                self._send(known.hello.peer, Release(job.record.id, outcome.reason))
-                self._released(job, known.hello.peer, outcome.reason)
+        self._release_all(job, outcome.reason)
         await self._enter(
             job,
             outcome.state,
@@ -793,6 +891,12 @@ class Jobs:
             weights_sha256=sha256,
         )
         self._wake.set()
+
+    def _release_all(self, job: Job, reason: str) -> None:
+        for known in self._membership.peers():
+            if known.job == job.record.id:
+                self._send(known.hello.peer, Release(job.record.id, reason))
+                self._released(job, known.hello.peer, reason)
 
     def _released(self, job: Job, peer: PeerId, reason: str) -> None:
         """The peer was told that it is free; one that serves another job by now is not concerned."""
@@ -999,6 +1103,9 @@ def _again(job: Job) -> str:
 
 
 def _hint(job: Job, outcome: Outcome) -> str:
+    if outcome.state is not JobState.FAILED and outcome.hint:  # it lost a stage
+        newest_step = job.newest.step if job.newest is not None else None
+        return f"{outcome.hint}; {resume_hint(job.record.id, newest_step)}"
     if outcome.state is not JobState.FAILED or "swarm resume" in outcome.hint:
         return outcome.hint
     return "; ".join(filter(None, (outcome.hint, _again(job))))

@@ -41,6 +41,19 @@ class Shown:
     fault: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a timeline begins: at a checkpoint, or (None) from what the job started from."""
+
+    step: int
+    start: Checkpoint | None
+    skipped: str = ""  # newer checkpoints that cannot be used, for a person
+
+    @property
+    def source(self) -> str:
+        return f"from checkpoint {self.start.name}" if self.start is not None else "from the beginning"
+
+
 class Keeping:
     """Finds and reads checkpoints; `root` is the scheduler's data folder."""
 

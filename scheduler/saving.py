@@ -62,10 +62,14 @@ class DropCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The job stopped before its last step: paused or cancelled, with all saved that can be."""
+    """The job stopped before its last step: paused or cancelled with all saved that can be, or without a stage.
+
+    `hint`: what a person can do, where a stage was lost.
+    """
 
     state: JobState
     reason: str
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ _EVALUATIONS = sa.Table(
 
 
 class StoreUnavailable(SwarmError):
-    """The database did not take the write; nothing was committed."""
+    """The database did not take a write, of which nothing was committed, or could not be read."""
 
     code = "E1400"
 
@@ -165,7 +165,7 @@ class Store:
                 rows = connection.execute(sa.select(_JOBS).order_by(_JOBS.c.created_unix_s.desc())).mappings()
                 return [_record(dict(row)) for row in rows]
 
-        return await self._run(read)
+        return await self._read(read)
 
     async def put_job(self, record: JobRecord) -> None:
         """Insert or replace a job."""
@@ -220,7 +220,7 @@ class Store:
                 rows = connection.execute(query.order_by(_COMMITS.c.step.desc()).limit(count)).mappings().all()
             return tuple(_commit_row(dict(row)) for row in reversed(rows))
 
-        return await self._run(read)
+        return await self._read(read)
 
     async def commits(self, job: JobId) -> list[dict[str, Any]]:
         """The commit rows of a job in order, as plain values."""
@@ -230,7 +230,7 @@ class Store:
             with self._engine.connect() as connection:
                 return [dict(row) for row in connection.execute(query).mappings()]
 
-        return await self._run(read)
+        return await self._read(read)
 
     async def put_evaluation(self, job: JobId, row: EvaluationRow, now_unix_s: float) -> None:
         """Write the result of an evaluation; a repeated one changes nothing."""
@@ -269,7 +269,7 @@ class Store:
                     for row in connection.execute(query).mappings()
                 ]
 
-        return await self._run(read)
+        return await self._read(read)
 
     async def writable(self) -> None:
         """Raise unless a write would be taken now."""
@@ -295,6 +295,14 @@ class Store:
         except SQLAlchemyError as error:
             raise StoreUnavailable(
                 f"the database did not take a write: {_cause(error)}", hint="check disk space and the database's log"
+            ) from error
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._run(work)
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(
+                f"the database could not be read: {_cause(error)}", hint="check the disk and the database's log"
             ) from error
 
     async def _run(self, work: Callable[[], T]) -> T:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from swarm.errors import InvalidConfig, UsageError
-from swarm.types import Routing
+from swarm.types import OnStall, Routing
 
 Auto: TypeAlias = Literal["auto"]
 
@@ -162,6 +162,7 @@ class LimitsSection(Section):
     min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     no_progress_s: Annotated[float, Field(ge=10, le=86400)] = 300.0
     max_runtime_s: Annotated[float, Field(ge=0)] = 0.0
+    on_stall: OnStall = "wait"  # a stage lost its last replica
     on_nonfinite: Literal["skip", "pause", "fail"] = "skip"
 
 

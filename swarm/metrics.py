@@ -10,6 +10,7 @@ from any thread. Floats of the form `*_unix_s` are seconds since the epoch.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 
@@ -176,6 +177,22 @@ class SchedulerMetrics:
         for reason in CHECKPOINT_FAILURES:
             self._checkpoint_failures.labels(job_id, reason)
         self._step_duration.labels(job_id)
+        self._totals_seen = {key: total for key, total in self._totals_seen.items() if key[1] != job_id}
+        self._last_commit_unix_s.pop(job_id, None)  # what passed since is no step's duration
+
+    def job_went_back(
+        self, job_id: str, loss: float, learning_rate: float, grad_norm: float, evaluation_step: int
+    ) -> None:
+        """The job goes on at an earlier step, where these were measured; NaN and 0: nothing was yet."""
+        measured = ((self._loss, loss), (self._learning_rate, learning_rate), (self._grad_norm, grad_norm))
+        for gauge, value in measured:
+            if math.isnan(loss):
+                _remove_series(gauge, job_id, 0)
+            else:
+                gauge.labels(job_id).set(value)
+        if not evaluation_step:
+            for gauge in (self._evaluation_loss, self._evaluation_step):
+                _remove_series(gauge, job_id, 0)
 
     def job_state(self, job_id: str, state: JobState | str) -> None:
         """The job is in `state` and in no other."""

@@ -19,6 +19,9 @@ UnitName = NewType("UnitName", str)
 Routing: TypeAlias = Literal["least_completion", "iwrr", "uniform"]
 """How replicas are chosen for a microbatch."""
 
+OnStall: TypeAlias = Literal["wait", "pause", "fail"]
+"""What becomes of a job when no replica of a stage is left."""
+
 Plan = TypeVar("Plan")
 
 
@@ -77,6 +80,7 @@ class JobState(StrEnum):
     PLACING = "placing"
     LOADING = "loading"
     RUNNING = "running"
+    STALLED = "stalled"
     PAUSING = "pausing"
     PAUSED = "paused"
     CANCELLING = "cancelling"

@@ -184,8 +184,9 @@ def test_a_cancel_or_a_loss_while_the_loading_state_is_written_is_not_lost(
         while job.record.state is not JobState.LOADING:
             await asyncio.sleep(0.01)
         scene.rig.kill(PeerId("peer-1"))
-        await scene.rig.finished(job)
-        assert job.record.state is JobState.FAILED
+        while job.record.state is JobState.LOADING:
+            await asyncio.sleep(0.01)
+        assert job.record.state is JobState.STALLED
         assert "peer-1" in job.record.reason
 
     play(tmp_path, act)

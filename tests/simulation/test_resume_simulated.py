@@ -240,7 +240,7 @@ def test_cancel_saves_what_was_trained_and_resume_goes_on_bitwise(tmp_path: Path
 
 
 def test_a_failed_job_goes_on_from_its_newest_checkpoint_and_leaves_the_other_future_behind(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, checkpoint__every_steps=2, training__steps=8)
+    spec = make_spec(tmp_path, checkpoint__every_steps=2, training__steps=8, limits__on_stall="fail")
     tokens = Tokens.make(tmp_path, spec)
     expected = train_local(spec, tokens.batches(spec), device=CPU)
 

@@ -23,7 +23,8 @@ from scheduler.brain import (
     Send,
     WriteCommit,
 )
-from scheduler.saving import PublishCheckpoint
+from scheduler.recovery import Resumed
+from scheduler.saving import PublishCheckpoint, Stopped
 from scheduler.wiring import WIRINGS
 from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
 from swarm.messages import (
@@ -37,6 +38,7 @@ from swarm.messages import (
     Event,
     Failed,
     Heartbeat,
+    Hello,
     Leaving,
     Loaded,
     LoadStage,
@@ -51,7 +53,7 @@ from swarm.messages import (
     UnitSize,
     Void,
 )
-from swarm.types import JobId, PeerId, Round, Routing, UnitName, set_digest
+from swarm.types import JobId, JobState, PeerId, Round, Routing, UnitName, set_digest
 
 JOB = JobId("job")
 A, B, C, D = (PeerId(name) for name in "abcd")  # a and b serve stage 0, c and d stage 1
@@ -616,10 +618,63 @@ def test_with_recovery_a_decided_step_survives_the_loss_of_a_member() -> None:
     assert swarm.brain.replayed == 0
 
 
-def test_with_recovery_the_last_replica_of_a_stage_still_fails_the_job() -> None:
-    swarm = Swarm({A: 0, C: 1}, recover=True)
+def test_the_last_replica_of_a_stage_fails_the_job_if_it_says_so() -> None:
+    swarm = Swarm({A: 0, C: 1}, recover=True, on_stall="fail")
     swarm.take(swarm.brain.peer_gone(C, "killed", 1.0))
     assert swarm.failure.message.endswith("killed; the stage has no other replica")
+
+
+@pytest.mark.parametrize(("on_stall", "state"), [("wait", JobState.STALLED), ("pause", JobState.PAUSED)])
+def test_a_lost_stage_stalls_the_job_and_frees_all_that_are_left(on_stall: str, state: JobState) -> None:
+    swarm = Swarm({A: 0, B: 0, C: 1}, recover=True, on_stall=on_stall)
+    swarm.answer(LoadStage)
+    *released, stopped = swarm.take(swarm.brain.peer_gone(C, "killed", 1.0))
+    assert [(one.peer, type(one.command)) for one in released if isinstance(one, Send)] == [(A, Release), (B, Release)]
+    assert isinstance(stopped, Stopped)
+    assert stopped.state is state
+    assert stopped.reason.startswith("stage server c (stage 1) is gone: killed; the stage has no other replica")
+    assert stopped.hint
+    assert swarm.brain.is_over
+    assert swarm.take(swarm.brain.peer_gone(A, "killed", 2.0)) == []
+
+
+def test_a_stage_that_is_expelled_is_lost_too() -> None:
+    """It dials again with a version that nobody can go on from."""
+    swarm = Swarm({A: 0, C: 1}, recover=True)
+    swarm.answer(LoadStage)
+    hello = Hello(C, 1, 1, "0", "at c", "", "cpu", 1, 0, -1, JOB, 0, 7, (), 1, 0)
+    *_, stopped = swarm.hear(C, hello)
+    assert isinstance(stopped, Stopped)
+    assert "stage server c (stage 1) is gone: it holds version 7" in stopped.reason
+
+
+@pytest.mark.parametrize("mode", [Mode.LOADING, Mode.RUNNING])
+def test_a_lost_stage_ends_what_was_to_be_stopped_as_it_was_told(mode: Mode) -> None:
+    swarm = Swarm({A: 0, C: 1}, recover=True, on_stall="fail")
+    if mode is Mode.RUNNING:
+        swarm.until_written()
+        swarm.write()
+    assert swarm.brain.mode is mode
+    outputs = swarm.take(swarm.brain.stop(JobState.CANCELLED, "enough", 2.0))
+    outputs += swarm.take(swarm.brain.peer_gone(C, "killed", 3.0))
+    (stopped,) = [one for one in outputs if isinstance(one, Stopped)]
+    assert stopped.state is JobState.CANCELLED
+    assert stopped.reason.startswith("enough")
+    assert ("stage server c (stage 1) is gone: killed" in stopped.reason) == (mode is Mode.RUNNING)
+
+
+def test_a_stage_of_which_nobody_is_back_when_grace_is_over_is_lost() -> None:
+    swarm = Swarm()
+    brain = JobBrain(replace(swarm.brain.settings, recover=True), Random(0))
+    assert brain.resume(Resumed({A: 0, C: 1, D: 1}, 0, (), (), 5.0), 10.0) == []
+    assert brain.handle(A, Hello(A, 1, 1, "0", "at a", "", "cpu", 1, 0, -1, JOB, 0, 0, (), 0, 0), 11.0) == []
+    assert brain.due_s == 15.0
+    assert brain.tick(14.9) == []
+    release, stopped = brain.tick(15.0)
+    assert release == Send(A, Release(JOB, stopped.reason))  # type: ignore[union-attr]
+    assert isinstance(stopped, Stopped)
+    assert stopped.state is JobState.STALLED
+    assert "stage 1 has no replica: c, d did not come back" in stopped.reason
 
 
 def test_with_recovery_a_lost_saver_is_replaced() -> None:

@@ -1,0 +1,103 @@
+"""What becomes of a job when no replica of a stage is left: what that stage did since the newest checkpoint is lost.
+
+    stage lost ─┬─ was told to pause or to cancel ──▶ paused | cancelled
+                ├─ on_stall = "pause" ──▶ paused
+                ├─ on_stall = "fail" ──▶ failed
+                └─ on_stall = "wait" ──▶ STALLED ─┬─ newest checkpoint that verifies, or none was written ──▶ a new
+                                                  │  timeline from there, or from the job's start; waits for peers,
+                                                  │  placed as at a start ──▶ loading ──▶ running
+                                                  ├─ it has all steps ──▶ succeeded
+                                                  └─ none of those written verifies ──▶ paused
+
+All stages go back together, on a new timeline: whoever still holds something of the one before is told to let it go.
+Going back to the start although checkpoints were written is for a person to decide: what does not verify may be a disk
+that is away for a while, and what a job has left behind is removed sooner or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from scheduler.saving import Stopped
+from swarm.types import JobId, JobState, OnStall, PeerId
+
+LOST_HINT = "start a stage server in its place"
+FAILED_HINT = f"{LOST_HINT}, then submit the job again"
+_SEEKS = "; looks for the newest checkpoint that verifies"
+_GOES_ON = "; goes on at step "
+
+
+class Way(StrEnum):
+    """How a stalled job goes on."""
+
+    FROM_CHECKPOINT = "from the checkpoint"
+    ANEW = "anew"
+    BY_HAND = "by hand"
+
+
+def stopped_by_loss(lost: str, on_stall: OnStall, stop: Stopped | None) -> Stopped | None:
+    """How a job stops that lost a stage; None: it fails. `stop` is what it was told to do before, if anything."""
+    if stop is not None:
+        reason = f"{stop.reason}; {lost}: what was trained after the newest checkpoint is lost"
+        return Stopped(stop.state, reason, LOST_HINT)
+    match on_stall:
+        case "wait":
+            return Stopped(JobState.STALLED, lost, LOST_HINT)
+        case "pause":
+            return Stopped(JobState.PAUSED, f'{lost} (limits.on_stall = "pause")', LOST_HINT)
+        case "fail":
+            return None
+
+
+def nobody_back(stages: Iterable[int], known: Mapping[PeerId, int]) -> str:
+    """What was lost, for a person, when nobody of some stages came back after a restart of the scheduler."""
+    parts = []
+    for stage in stages:
+        names = ", ".join(sorted(peer for peer, at in known.items() if at == stage))
+        parts.append(f"stage {stage} has no replica: " + (f"{names} did not come back" if names else "it had none"))
+    return f"after the restart of the scheduler {'; '.join(parts)}"
+
+
+def way_on(job: JobId, found_of: str | None, *, skipped: bool) -> Way:
+    """How a stalled job goes on.
+
+    `found_of`: whose the newest checkpoint is that verifies, of those that it wrote and the one that it started from;
+    None: there is none. `skipped`: newer ones do not verify.
+    """
+    if skipped and found_of != job:
+        return Way.BY_HAND
+    return Way.ANEW if found_of is None else Way.FROM_CHECKPOINT
+
+
+def seeking(lost: str, trouble: str = "") -> str:
+    """The reason of a stalled job while its checkpoints are read."""
+    return f"{lost}{_SEEKS}" + (f": {trouble}" if trouble else "")
+
+
+def going_on(lost: str, step: int, start: str, skipped: str) -> str:
+    """The reason of a stalled job that knows where it goes on; `start` says from what."""
+    return f"{lost}{_GOES_ON}{step} {start}" + (f" ({skipped})" if skipped else "")
+
+
+def waiting(gone_back: str, peers: str) -> str:
+    """The reason of a stalled job that waits for peers."""
+    return f"{gone_back} once it has peers: {peers}"
+
+
+def lost_in(reason: str) -> str:
+    """What was lost, out of the reason of a stalled job as this or an earlier scheduler start wrote it."""
+    ends = (reason.find(mark) for mark in (_SEEKS, _GOES_ON))
+    return reason[: min((end for end in ends if end >= 0), default=len(reason))]
+
+
+def stalled_hint(job: JobId) -> str:
+    """What a person can do about a stalled job."""
+    return f"start stage servers, and it goes on by itself; or stop it: swarm cancel {job}"
+
+
+def resume_hint(job: JobId, newest_step: int | None) -> str:
+    """How to let a job go on that a lost stage has paused; `newest_step` is that of its newest checkpoint."""
+    if newest_step is None:
+        return f"begin again at the start with: swarm resume {job} --from 0"
+    return f"go on from step {newest_step} with: swarm resume {job}"

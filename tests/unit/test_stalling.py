@@ -1,0 +1,85 @@
+"""What becomes of a job that lost a stage: every case by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.saving import Stopped
+from scheduler.stalling import (
+    Way,
+    going_on,
+    lost_in,
+    nobody_back,
+    resume_hint,
+    seeking,
+    stalled_hint,
+    stopped_by_loss,
+    waiting,
+    way_on,
+)
+from swarm.types import JobId, JobState, OnStall, PeerId
+
+JOB = JobId("demo-1")
+LOST = "stage server c (stage 1) is gone: killed; the stage has no other replica"
+
+
+@pytest.mark.parametrize(
+    ("on_stall", "state"), [("wait", JobState.STALLED), ("pause", JobState.PAUSED), ("fail", None)]
+)
+def test_a_lost_stage_does_what_on_stall_says(on_stall: OnStall, state: JobState | None) -> None:
+    stopped = stopped_by_loss(LOST, on_stall, None)
+    assert (stopped.state if stopped else None) is state
+    if stopped is not None:
+        assert stopped.reason.startswith(LOST)
+        assert "start a stage server" in stopped.hint
+
+
+@pytest.mark.parametrize("on_stall", ["wait", "pause", "fail"])
+@pytest.mark.parametrize("state", [JobState.PAUSED, JobState.CANCELLED])
+def test_a_job_that_was_told_to_stop_stops(on_stall: OnStall, state: JobState) -> None:
+    stopped = stopped_by_loss(LOST, on_stall, Stopped(state, "enough"))
+    assert stopped is not None
+    assert stopped.state is state
+    assert stopped.reason == f"enough; {LOST}: what was trained after the newest checkpoint is lost"
+
+
+@pytest.mark.parametrize(
+    ("found_of", "skipped", "way"),
+    [
+        (JOB, False, Way.FROM_CHECKPOINT),
+        (JOB, True, Way.FROM_CHECKPOINT),
+        ("other-1", False, Way.FROM_CHECKPOINT),  # nothing of its own was written: back to what it started from
+        (None, False, Way.ANEW),
+        ("other-1", True, Way.BY_HAND),
+        (None, True, Way.BY_HAND),
+    ],
+)
+def test_only_a_job_that_wrote_no_checkpoint_goes_back_to_its_start(
+    found_of: str | None, skipped: bool, way: Way
+) -> None:
+    assert way_on(JOB, found_of, skipped=skipped) is way
+
+
+def test_reasons_keep_what_was_lost() -> None:
+    back = going_on(LOST, 4, "from checkpoint step-00000004", "step-00000006 was skipped: it ends early")
+    assert back == f"{LOST}; goes on at step 4 from checkpoint step-00000004 (step-00000006 was skipped: it ends early)"
+    waits = waiting(back, "stage 1 needs 1 replica more")
+    assert waits == f"{back} once it has peers: stage 1 needs 1 replica more"
+    assert seeking(LOST) == f"{LOST}; looks for the newest checkpoint that verifies"
+    assert seeking(LOST, "no answer").endswith("that verifies: no answer")
+    for reason in (LOST, seeking(LOST), seeking(LOST, "no answer"), back, waits):
+        assert lost_in(reason) == LOST
+
+
+def test_stages_of_which_nobody_came_back_are_named_with_those_who_served_them() -> None:
+    known = {PeerId("a"): 0, PeerId("d"): 1, PeerId("c"): 1}
+    assert nobody_back([1, 2], known) == (
+        "after the restart of the scheduler stage 1 has no replica: c, d did not come back; "
+        "stage 2 has no replica: it had none"
+    )
+
+
+def test_hints_are_commands() -> None:
+    assert "swarm cancel demo-1" in stalled_hint(JOB)
+    assert resume_hint(JOB, 4) == "go on from step 4 with: swarm resume demo-1"
+    assert resume_hint(JOB, None).endswith("swarm resume demo-1 --from 0")
