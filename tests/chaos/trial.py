@@ -56,6 +56,7 @@ class Row:
     loss: float
     skip: bool
     committed_unix_s: float
+    timeline: int
 
 
 @dataclass(slots=True)
@@ -201,23 +202,28 @@ class Trial(Cluster):
     # Proof -------------------------------------------------------------------------------------------------------
 
     def rows(self, job: Job) -> list[Row]:
-        """The commit rows of a job."""
+        """The commit rows of a job: of a step that was trained again after a rollback, the one of the last timeline."""
         with contextlib.closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as database:
             found = database.execute(
-                "select step, epoch, loss, skip, committed_unix_s from commits where job = ? order by step", (job.id,)
+                "select step, epoch, loss, skip, committed_unix_s, timeline from commits where job = ?"
+                " order by step, timeline",
+                (job.id,),
             )
-            return [Row(step, epoch, loss, bool(skip), at_s) for step, epoch, loss, skip, at_s in found]
+            rows = [Row(step, epoch, loss, bool(skip), at_s, line) for step, epoch, loss, skip, at_s, line in found]
+        return list({row.step: row for row in rows}.values())
 
     @property
     def database(self) -> Path:
         return next((self.inside / self.folder.relative_to("/") / "scheduler").glob("*.db"))
 
-    def proves(self, job: Job, *, timeout_s: float = JOB_S_MAX) -> list[Row]:
+    def proves(self, job: Job, *, timeout_s: float = JOB_S_MAX, rollbacks: int = 0) -> list[Row]:
         """The job ends with the weights of one process; every step counted once; nothing else went wrong."""
         view = self.wait(job.id, timeout_s)
         if view.state != "succeeded":
             raise Broken(f"the job is {view.state}: {view.reason}")
         rows = self.rows(job)
+        if rows and rows[-1].timeline != rollbacks:
+            raise Broken(f"the job was rolled back {rows[-1].timeline} times, not {rollbacks}")
         key = job.spec.model_dump_json()
         if key not in _REFERENCES:
             torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from client.cli import run
 from swarm.config import JobSpec
 from swarm.data import ByteTokenizer
 from swarm.partition import resolve
@@ -20,13 +22,22 @@ from tests.rig import Tokens, small_spec, write_text
 END_S_MAX = 30.0
 
 
-def long_job(source: Path) -> JobSpec:
-    return job_of(source, steps=100_000)
+def long_job(source: Path, **changes: object) -> JobSpec:
+    return job_of(source, steps=100_000, **changes)
 
 
-def job_of(source: Path, steps: int) -> JobSpec:
-    spec = small_spec(source, pipeline__stages=2, training__steps=steps)
+def job_of(source: Path, steps: int, **changes: object) -> JobSpec:
+    spec = small_spec(source, pipeline__stages=2, training__steps=steps, **changes)
     return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+
+
+def wait_for_state(cluster: Cluster, job: str, state: str) -> pb.JobView:
+    call = cluster.jobs.Watch(pb.JobRequest(job=job), timeout=END_S_MAX)
+    for view in call:
+        if view.state == state:
+            call.cancel()
+            return view
+    raise AssertionError(f"{view.state}: {view.reason}")
 
 
 def job_view(cluster: Cluster, job: str) -> pb.JobView:
@@ -34,8 +45,10 @@ def job_view(cluster: Cluster, job: str) -> pb.JobView:
 
 
 @pytest.mark.timeout(400)
-def test_the_last_replica_of_a_stage_ends_the_job_with_its_name_and_the_rest_serve_the_next(tmp_path: Path) -> None:
-    spec = long_job(write_text(tmp_path))
+def test_with_on_stall_fail_the_last_replica_ends_the_job_with_its_name_and_the_rest_serve_the_next(
+    tmp_path: Path,
+) -> None:
+    spec = long_job(write_text(tmp_path), limits__on_stall="fail")
     tokens = Tokens.make(tmp_path / "tokens", spec)
     with Cluster(tmp_path, "--grace", "2") as cluster:
         cluster.add_servers(2)
@@ -56,6 +69,46 @@ def test_the_last_replica_of_a_stage_ends_the_job_with_its_name_and_the_rest_ser
         short = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": 2})})
         view = cluster.wait(cluster.submit(short, tokens.manifest).id)
         assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+
+
+@pytest.mark.timeout(400)
+def test_a_job_whose_stage_is_killed_stalls_and_goes_on_with_a_new_stage_server_bitwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = job_of(write_text(tmp_path), steps=150, checkpoint__every_steps=10)
+    tokens = Tokens.make(tmp_path / "tokens", spec)
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    with Cluster(tmp_path, "--grace", "2") as cluster:
+        cluster.add_servers(2)
+        job = cluster.submit(spec, tokens.manifest)
+        cluster.wait_for_step(job.id, 15)
+        while not job_view(cluster, job.id).checkpoint_step:
+            time.sleep(0.05)
+        victim = job_view(cluster, job.id).stages[1].peers[0]
+        cluster.servers[victim].kill(signal.SIGKILL)
+        view = wait_for_state(cluster, job.id, "stalled")
+        assert f"stage server {victim} (stage 1) is gone" in view.reason
+        assert "start stage servers" in view.hint
+
+        cluster.restart_scheduler()
+        deadline_s = time.monotonic() + END_S_MAX
+        while "stage 1 needs 1 replica more" not in job_view(cluster, job.id).reason:
+            assert time.monotonic() < deadline_s, job_view(cluster, job.id).reason
+            time.sleep(0.1)
+        view = job_view(cluster, job.id)
+        assert (view.state, list(view.stages[0].peers)) == ("stalled", [])
+        assert f"goes on at step {view.step} from checkpoint step-" in view.reason
+        assert victim in view.reason
+        capsys.readouterr()
+        assert run(["ls", "--state", "stalled", "-o", "json", "--scheduler", cluster.address]) == 0
+        (shown,) = json.loads(capsys.readouterr().out)["data"]
+        assert (shown["id"], shown["state"], shown["hint"]) == (job.id, "stalled", view.hint)
+
+        cluster.add_servers(1)
+        view = cluster.wait(job.id)
+        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        assert view.weights_sha256 == expected.sha256
+        assert (view.step, view.loss) == (150, expected.losses[-1])
 
 
 @pytest.mark.timeout(400)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -226,3 +227,28 @@ def _samples(registry: CollectorRegistry, family: str, sample: str = "") -> list
         for s in f.samples
         if s.name == (sample or family)
     ]
+
+
+def test_a_job_that_went_back_shows_what_was_measured_there_and_counts_on() -> None:
+    """What an abandoned timeline reached is no longer to be seen; what is counted only rises."""
+    metrics = SchedulerMetrics("0.1.0", 1)
+    metrics.job_opened("j1", "llama")
+    value = metrics.registry.get_sample_value
+    step = {"time_unix_s": 1.0, "learning_rate": 0.2, "grad_norm": 3.0, "tokens": 10, "microbatches": 4}
+    metrics.step_committed("j1", step=5, loss=2.0, **step)
+    metrics.evaluated("j1", step=5, loss=2.5)
+    metrics.recovery("j1", [7], {}, 0)
+    metrics.job_opened("j1", "llama", 2)
+    metrics.job_went_back("j1", 4.0, 0.1, 1.0, 2)
+    metrics.evaluated("j1", step=2, loss=4.5)
+    job = {"job_id": "j1"}
+    assert [value(name, job) for name in ("swarm_job_step", "swarm_train_loss", "swarm_evaluation_loss")] == [2, 4, 4.5]
+    assert value("swarm_job_tokens_total", job) == 10
+    metrics.step_committed("j1", step=3, loss=3.0, **{**step, "time_unix_s": 900.0})
+    assert value("swarm_step_duration_seconds_sum", job) == 0.0, "the time that it was stalled is no step"
+    metrics.recovery("j1", [2], {}, 0)
+    assert value("swarm_microbatches_replayed_total", {**job, "stage": "0"}) == 9
+
+    metrics.job_opened("j1", "llama")
+    metrics.job_went_back("j1", math.nan, 0.0, 0.0, 0)
+    assert [value(name, job) for name in ("swarm_train_loss", "swarm_evaluation_loss")] == [None, None]
