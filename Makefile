@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos chaos-short check lint fmt types imports protos protos-check bench clean
+.PHONY: help setup demo test chaos chaos-short mutants check lint fmt types imports protos protos-check bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ chaos: setup ## kill, freeze and cut off real processes for about half an hour; 
 
 chaos-short: setup ## three minutes of that
 	$(BIN)/python -m tests.chaos --short $(CHAOS_FLAGS)
+
+mutants: setup ## switch safety mechanisms off one at a time: the tests must notice each (MUTANTS="NAME ..." for some)
+	$(BIN)/python -m tests.mutations $(MUTANTS)
 
 bench: setup ## tokens/s beside one process and torch.distributed.pipelining
 	$(BIN)/python -m benchmarks.throughput

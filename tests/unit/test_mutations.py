@@ -1,0 +1,45 @@
+"""The patches of the mutation check still fit the code; whether they are caught, `make mutants` says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutations.catalogue import ROOT, BadPatch, Mutant, apply, read, read_all
+
+MUTANTS = read_all()
+
+
+def test_the_mechanisms_that_must_be_tried_are_there() -> None:
+    assert len(MUTANTS) > 100
+    broken = {invariant for mutant in MUTANTS for invariant in mutant.invariants}
+    assert broken == {f"I{number}" for number in range(1, 13)}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_patch_applies_and_at_one_place_only(mutant: Mutant) -> None:
+    assert apply(mutant, ROOT, check=True) == "", "make it anew: the code around it has changed"
+    for file, lines in mutant.originals():
+        assert (ROOT / file).read_text(encoding="utf-8").count(lines) == 1, "give it more context"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (("Breaks: I1", "Breaks: I13"), "names no invariants"),
+        (("Caught by: tests/unit/test_cell.py", "Caught by:"), "does not begin with"),
+        (("Caught by: tests/unit/test_cell.py", "Caught by: tests/unit/test_sell.py"), "there is no"),
+        (("+++ b/swarm/types.py", "+++ b/tests/rig.py"), "changes something else"),
+    ],
+)
+def test_a_header_that_says_nothing_is_refused(tmp_path: Path, change: tuple[str, str], fault: str) -> None:
+    text = (
+        "Switches off: x\nBreaks: I1\nCaught by: tests/unit/test_cell.py\n--- a/swarm/types.py\n+++ b/swarm/types.py\n"
+    )
+    path = tmp_path / "x.patch"
+    path.write_text(text)
+    assert read(path).mechanism == "x"
+    path.write_text(text.replace(*change))
+    with pytest.raises(BadPatch, match=fault):
+        read(path)
