@@ -139,10 +139,10 @@ def _options() -> argparse.Namespace:
 
 
 def _measure(options: argparse.Namespace, folder: Path, console: Console) -> list[Round]:
-    spec, manifest = _job(options, folder)
+    spec, manifest = job_of(options, folder)
     with contextlib.ExitStack() as stack, console.status("starting processes") as status:
-        fleet = stack.enter_context(_Fleet(folder))
-        swarm = _Swarm(fleet, folder, options)
+        fleet = stack.enter_context(Fleet(folder))
+        swarm = Swarm(fleet, folder, options)
         rivals = {way: _Rival(way, fleet, folder, spec, manifest, options) for way in ("local", "1f1b")}
         stack.enter_context(swarm.connect(spec, manifest))
         for rival in rivals.values():
@@ -170,7 +170,7 @@ def _tokens_per_step(spec: JobSpec) -> int:
     return spec.training.global_batch_sequences * spec.data.sequence_length
 
 
-def _job(options: argparse.Namespace, folder: Path) -> tuple[JobSpec, TokenManifest]:
+def job_of(options: argparse.Namespace, folder: Path) -> tuple[JobSpec, TokenManifest]:
     """The resolved job and its tokens: random words, as much text as the steps need."""
     steps, sequences = options.warmup + options.steps, options.microbatch * options.microbatches
     rng = random.Random(0)
@@ -213,11 +213,12 @@ def _job(options: argparse.Namespace, folder: Path) -> tuple[JobSpec, TokenManif
 # Processes ------------------------------------------------------------------------------------------------------------
 
 
-class _Fleet:
-    """Child processes that speak lines; all end with this one."""
+class Fleet:
+    """Child processes that speak lines; all end with this one. They run what is in `tree`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tree: Path | None = None) -> None:
         self._folder = folder
+        self._tree = tree
         self._children: list[subprocess.Popen[str]] = []
 
     def start(self, name: str, module: str, *arguments: str) -> subprocess.Popen[str]:
@@ -229,6 +230,7 @@ class _Fleet:
                 stderr=log,
                 text=True,
                 start_new_session=True,
+                cwd=self._tree,
             )
         self._children.append(child)
         return child
@@ -242,7 +244,7 @@ class _Fleet:
             raise RuntimeError("\n".join([f"a process ended with {child.wait()}", *logs]))
         return line
 
-    def __enter__(self) -> _Fleet:
+    def __enter__(self) -> Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -266,7 +268,7 @@ class _Rival:
     def __init__(
         self,
         way: str,
-        fleet: _Fleet,
+        fleet: Fleet,
         folder: Path,
         spec: JobSpec,
         manifest: TokenManifest,
@@ -301,10 +303,10 @@ class _Rival:
         return timed(times_unix_s, warmup, self._tokens_per_step, cpu_s, loss)
 
 
-class _Swarm:
+class Swarm:
     """A scheduler and its stage servers."""
 
-    def __init__(self, fleet: _Fleet, folder: Path, options: argparse.Namespace) -> None:
+    def __init__(self, fleet: Fleet, folder: Path, options: argparse.Namespace) -> None:
         self._data_dir = folder / "scheduler"
         self._scheduler = fleet.start(
             "scheduler",
