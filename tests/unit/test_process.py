@@ -86,6 +86,7 @@ def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> Options:
         insecure=False,
         log_level="info",
         log_format="json",
+        allow_chaos=False,
     )
 
 

@@ -17,7 +17,7 @@ from stage_server.device import InlineDevice
 from stage_server.outbox import SLICE_CODEC
 from stage_server.replica import Replica
 from swarm.config import JobSpec, parse_job
-from swarm.errors import CorruptFrame, Refused
+from swarm.errors import CorruptFrame, Refused, StaleMessage
 from swarm.logs import get_logger
 from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, LoadStage, StoreHeader, TensorHeader
 from swarm.metrics import StageServerMetrics
@@ -114,3 +114,20 @@ async def test_a_slice_is_a_float_within_its_unit() -> None:
                 replica.admit(replace(header, **change))
         with pytest.raises(Refused, match="leaves unit"):
             replica.admit(replace(header, start=1 << 40))
+
+
+async def test_what_is_meant_for_another_job_timeline_or_stage_is_refused() -> None:
+    async with replica_of("none") as replica:
+        replica.admit(BOUNDARY)
+        for change in ({"job": JobId("other")}, {"timeline": 1}):
+            with pytest.raises(StaleMessage, match="this replica serves job job, timeline 0"):
+                replica.admit(replace(BOUNDARY, **change))
+        for kind in ("activation", "gradient", "evaluation"):
+            with pytest.raises(Refused, match="a tensor for stage 0 came to stage 1"):
+                replica.admit(replace(BOUNDARY, kind=kind, stage=0))
+        question = replace(BOUNDARY, kind="need", wanted="gradient", shape=(), dtype="", total_bytes=0)
+        replica.admit(question)
+        with pytest.raises(Refused, match="a question to stage 0 came to stage 1"):
+            replica.admit(replace(question, stage=0))
+        with pytest.raises(Refused, match="has no unit"):
+            replica.admit(replace(BOUNDARY, kind="part", codec=SLICE_CODEC, unit=UnitName("stage-0")))

@@ -354,3 +354,15 @@ def test_a_device_that_is_not_there_is_named() -> None:
     for name in ("cuda:99", "abacus"):
         with pytest.raises(InvalidConfig, match=name):
             choose_device(name)
+
+
+def test_a_step_is_applied_to_the_version_that_it_follows() -> None:
+    spec = spec_of()
+    stages = stages_of(spec)
+    run(stages, Microbatch(0, 0, 0))
+    for step in (1, -1):
+        with pytest.raises(AssertionError, match="is applied to version 0"):
+            stages[0].apply(step, {}, learning_rate=1e-3, scale=1.0, skip=True)
+    commit(stages, 0)
+    with pytest.raises(AssertionError, match="step 0 is applied to version 1"):
+        stages[0].apply(0, {}, learning_rate=1e-3, scale=1.0, skip=True)
