@@ -25,9 +25,10 @@ from scheduler.averaging import ROUNDS_MAX, Participant, Troubles, plan_round, s
 from scheduler.devices import explain_probes, step_places, step_together
 from scheduler.evaluation import EvaluationRow, Evaluations
 from scheduler.joining import Joiner, Joining, choose_donors
+from scheduler.leaving import Leave, Leaves
 from scheduler.ledger import Ledger, Verdict
 from scheduler.pace import Pace
-from scheduler.rebalancing import StagePool, StageReplica, where_to_join
+from scheduler.rebalancing import Move, Rebalancer, RebalanceSettings, StagePool, StageReplica, where_to_join
 from scheduler.recovery import Census, Links, Resumed
 from scheduler.saving import (
     NEVER,
@@ -106,6 +107,7 @@ __all__ = [
     "Fail",
     "Finish",
     "JobBrain",
+    "Left",
     "Mode",
     "Note",
     "Output",
@@ -114,6 +116,9 @@ __all__ = [
     "WriteCommit",
     "WriteEvaluation",
 ]
+
+
+NO_REBALANCING = RebalanceSettings(rebalance=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +151,8 @@ class BrainSettings:
     recover: bool = False  # route around lost replicas; else the job fails when one is gone
     work: tuple[float, ...] = ()  # of a microbatch at each stage, in any unit; all alike if not known
     state_bytes: tuple[int, ...] = ()  # that a peer fetches when it joins a stage
-    min_replicas: int = 1
     on_stall: OnStall = "wait"  # with `recover`, when a stage has no replica left
+    rebalance: RebalanceSettings = NO_REBALANCING
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,7 @@ class Replica:
     address: str
     stage: int
     device: str = ""  # as the peer names it
+    pinned: bool = False  # to its stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,16 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """A replica was released, and nothing depends on it any more; `target` is the stage to which it moves."""
+
+    peer: PeerId
+    stage: int
+    target: int | None
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A line for the job's log."""
 
@@ -218,6 +234,7 @@ Output: TypeAlias = (
     | WriteCommit
     | WriteEvaluation
     | Admitted
+    | Left
     | Note
     | Finish
     | Fail
@@ -270,6 +287,13 @@ class JobBrain:
         self._detached: set[PeerId] = set()  # suspects without a session: their Hello comes before anything else
         self._lost: set[PeerId] = set()  # were gone once: what they hold is void
         self._joining = Joining()
+        self._leaves = Leaves()
+        self._asked_s: dict[PeerId, float] = {}  # when those who leave were asked to
+        self._rebalancer = Rebalancer(settings.rebalance)
+        self._rebalance_s = math.inf  # when to look again
+        self._rebalancing: Decision[Move] = Decision(None, "the job has not run long enough")
+        self._joined_s: dict[PeerId, float] = {}
+        self._bytes_per_s = JOINER_BYTES_PER_S
         self._since: dict[PeerId, int] = {}  # version with which a replica was admitted: it has no older records
         self._digests: dict[int, str] = {}  # of each stage's state at version `_agreed`, if known
         self._links = Links()
@@ -409,7 +433,7 @@ class JobBrain:
             return []
         run.turn(Turn.DURABLE)
         row = run.row
-        for peer in self._replicas:
+        for peer in self._members(step):
             self._send_commit(peer, row)
         self._ledger.close(step)
         self._commits_sent = step + 1
@@ -449,8 +473,14 @@ class JobBrain:
 
     def _trust(self, peer: PeerId) -> None:
         if peer in self._suspects:
+            self._suspects.discard(peer)
+            self._may_work(peer)
+        self._changed.add(peer)
+
+    def _may_work(self, peer: PeerId) -> None:
+        """A replica that got no new work may get some, unless there is another reason against it."""
+        if peer not in self._suspects and peer not in self._leaves:
             self._wiring.add(peer, self._replicas[peer].stage)
-        self._suspects.discard(peer)
         self._changed.add(peer)
 
     def peer_gone(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
@@ -466,19 +496,8 @@ class JobBrain:
 
     def _lose(self, peer: PeerId, cause: str, reason: str) -> None:
         """The peer is out of the job."""
-        name, replica = self._name(peer), self._replicas.pop(peer)
-        self._pools[replica.stage].remove(peer)
-        self._loads[replica.stage].pop(peer, None)
-        self._suspects.discard(peer)
-        self._detached.discard(peer)
-        self._lost.add(peer)
-        self._loaded.pop(peer, None)
-        self._since.pop(peer, None)
-        self._links.forget(peer)
-        self._pace.forget(peer)
-        self._evaluations.withdraw(peer)
-        self._wiring.remove(peer)
-        self._pace_changed(*self._pools[replica.stage])
+        name, replica = self._name(peer), self._remove(peer)
+        self._leaves.forget(peer)
         if self._census is not None:
             self._census.forget(peer)
             self._note("warning", f"{name} is gone: {cause}")
@@ -494,6 +513,30 @@ class JobBrain:
             self._reopen(run, f"{peer} is gone")
         self._ledger.peer_gone(peer, [run.step for run in self._redoable()], f"gone, {cause}", reason)
         self._saver_gone(peer, replica.stage)
+        for other in self._leaves.stay(self._pools[replica.stage]):
+            self._note("warning", f"{self._name(other)} stays: it is the last of its stage")
+            self._may_work(other)
+
+    def _remove(self, peer: PeerId) -> Replica:
+        replica = self._replicas.pop(peer)
+        self._pools[replica.stage].remove(peer)
+        self._loads[replica.stage].pop(peer, None)
+        self._suspects.discard(peer)
+        self._detached.discard(peer)
+        self._lost.add(peer)
+        self._loaded.pop(peer, None)
+        self._since.pop(peer, None)
+        self._joined_s.pop(peer, None)
+        self._links.forget(peer)
+        self._pace.forget(peer)
+        self._evaluations.withdraw(peer)
+        self._wiring.remove(peer)
+        self._pace_changed(*self._pools[replica.stage])
+        return replica
+
+    def _members(self, step: int) -> list[PeerId]:
+        """Replicas that average and commit the step."""
+        return [peer for peer in self._replicas if self._leaves.takes_part(peer, step)]
 
     def _stage_lost(self, lost: str) -> None:
         """No replica of a stage is left, so nothing that the others hold and no checkpoint has can be used."""
@@ -541,6 +584,8 @@ class JobBrain:
         times_s = [trouble.retry_s for run in self._runs.values() for trouble in self._paused(run).values()]
         if self._census is not None:
             times_s.append(self._census.deadline_s)
+        if self.mode is Mode.RUNNING:
+            times_s.append(self._rebalance_s)
         return min((time_s for time_s in times_s if time_s > self._ledger.now_s), default=math.inf)
 
     def cancel(self, now_s: float) -> list[Output]:
@@ -560,6 +605,10 @@ class JobBrain:
     def is_over(self) -> bool:
         """Nothing will be decided any more."""
         return self.mode is Mode.ENDED
+
+    def why_not_rebalanced(self) -> str:
+        """The newest decision about moving replicas between stages, for a person."""
+        return self._rebalancing.reason
 
     def is_joining(self, peer: PeerId) -> bool:
         """Whether the peer fetches a stage's state, and is no replica yet."""
@@ -744,7 +793,10 @@ class JobBrain:
     def _collect(self, version: int, now_s: float) -> None:
         """Ask one replica of each stage, the one with the least to do, for its state."""
         self._outputs.append(BeginCheckpoint(version))
-        savers = [min(pool, key=lambda peer: (self._ledger.outstanding(peer), peer)) for pool in self._pools]
+        savers = [
+            min(pool, key=lambda peer: (peer in self._leaves, self._ledger.outstanding(peer), peer))
+            for pool in self._pools
+        ]
         self._saving.begin(version, savers, now_s)
         for saver in savers:
             self._ask_to_save(saver, version)
@@ -871,7 +923,7 @@ class JobBrain:
         """One replica per stage, the fixed ones kept."""
         self._refresh_loads()
         loads = [
-            StageLoad(stage, (self._load(keep),) if keep else tuple(self._loads[stage].values()))
+            StageLoad(stage, (self._load(keep, keep=True),) if keep else tuple(self._loads[stage].values()))
             for stage, keep in enumerate(fixed)
         ]
         now_s = self._ledger.now_s
@@ -912,9 +964,11 @@ class JobBrain:
             self._unmeasured[stage] = {peer for peer in self._unmeasured[stage] if not self._pace.is_known(peer)}
             self._changed |= self._unmeasured[stage]
 
-    def _load(self, peer: PeerId) -> ReplicaLoad:
+    def _load(self, peer: PeerId, *, keep: bool = False) -> ReplicaLoad:
+        """`keep`: the replica has what the others of a route need, so that it leaves is no reason against it."""
         pace_s = self._pace.of(peer, self._pools[self._replicas[peer].stage])
-        return ReplicaLoad(peer, self._ledger.outstanding(peer), pace_s, peer not in self._suspects)
+        may_work = peer not in self._suspects and (keep or peer not in self._leaves)
+        return ReplicaLoad(peer, self._ledger.outstanding(peer), pace_s, may_work)
 
     def _hop(self, peer: PeerId, step: int) -> Hop:
         replica = self._replicas[peer]
@@ -939,7 +993,7 @@ class JobBrain:
 
     def _start_round(self, run: StepRun, unit: UnitName) -> None:
         stages = set(self.settings.units[unit])
-        members = [one for one in self._replicas.values() if one.stage in stages]
+        members = [one for peer in self._members(run.step) if (one := self._replicas[peer]).stage in stages]
         trouble = run.troubles.get(unit)
         planned = plan_round(
             [
@@ -1024,7 +1078,10 @@ class JobBrain:
     def _repeat_rounds(self, run: StepRun) -> None:
         for unit, trouble in self._paused(run).items():
             stages = self.settings.units[unit]
-            waits = any(self._replicas[peer].stage in stages for peer in self._suspects)
+            waits = any(
+                self._replicas[peer].stage in stages and self._leaves.takes_part(peer, run.step)
+                for peer in self._suspects
+            )
             if trouble.retry_s <= self._ledger.now_s and not waits:
                 self._start_round(run, unit)
 
@@ -1037,7 +1094,8 @@ class JobBrain:
             if not self.admits(hello):
                 self._outputs.append(Send(peer, Release(self.settings.job, "the job went on without it")))
                 return
-            self._enlist(Replica(peer, hello.incarnation, hello.address, hello.stage, hello.device))
+            pinned = hello.pinned_stage >= 0
+            self._enlist(Replica(peer, hello.incarnation, hello.address, hello.stage, hello.device, pinned))
         self._detached.discard(peer)
         self._evaluations.withdraw(peer)
         self._evaluations.raise_attempt(hello.attempt)
@@ -1072,7 +1130,8 @@ class JobBrain:
         for step in range(version, self._commits_sent):
             row = self._runs[step].row
             assert row is not None
-            self._send_commit(peer, row)
+            if self._leaves.takes_part(peer, step):
+                self._send_commit(peer, row)
 
     def _begin_again(self, census: Census) -> None:
         """All that can be expected are back: the ledger is what they report."""
@@ -1129,6 +1188,7 @@ class JobBrain:
         return any(
             (named is None or other != named.peer)
             and other not in self._suspects
+            and other not in self._leaves
             and not any(hop is not None and self._links.fails(other, hop.peer) for hop in near)
             for other in self._pools[stage]
         )
@@ -1148,7 +1208,7 @@ class JobBrain:
             peer
             for pool in self._pools
             for peer in pool
-            if any(other != peer and other not in self._suspects for other in pool)
+            if any(other != peer and other not in self._suspects and other not in self._leaves for other in pool)
         }
 
     def _expel(self, peer: PeerId, cause: str, reason: str) -> None:
@@ -1167,24 +1227,41 @@ class JobBrain:
         fits = set(fitting)
         if pinned_stage >= 0:
             fits &= {pinned_stage}
-        pools = [pool for pool in self._stage_pools() if pool.stage in fits]
+        destination = self._leaves.destination(peer)
+        if destination is not None and destination.target in fits:
+            return Decision(destination.target, destination.reason)
+        pools = [pool for pool in self._stage_pools(peer) if pool.stage in fits]
         if not pools:
             return Decision(None, "no stage fits its memory" if pinned_stage < 0 else f"stage {pinned_stage} does not")
-        return where_to_join(pools, min_replicas=self.settings.min_replicas)
+        return where_to_join(pools, min_replicas=self.settings.rebalance.min_replicas)
 
-    def _stage_pools(self) -> list[StagePool]:
-        """The stages as the planners see them; joiners count as arriving."""
+    def _stage_pools(self, without: PeerId | None = None) -> list[StagePool]:
+        """The stages as the planners see them; who joins or moves counts as arriving, who leaves not at all."""
         settings = self.settings
-        arriving: list[list[StageReplica]] = [[] for _ in range(self.stages)]
-        for joiner in self._joining:
-            peer, stage = joiner.replica.peer, joiner.replica.stage
-            arriving[stage].append(StageReplica(peer, self._pace.of(peer, self._pools[stage]), arriving=True))
+        arriving = {joiner.replica.peer: joiner.replica.stage for joiner in self._joining}
+        arriving |= self._leaves.moving(self._ledger.now_s)
+        if without is not None:
+            arriving.pop(without, None)
+        paces_s = [[self._pace.of(peer, pool) for peer in pool] for pool in self._pools]
         return [
             StagePool(
                 stage,
-                tuple(StageReplica(peer, self._pace.of(peer, pool)) for peer in pool) + tuple(arriving[stage]),
+                (
+                    *(
+                        StageReplica(
+                            peer, pace_s, self._joined_s.get(peer, -math.inf), pinned=self._replicas[peer].pinned
+                        )
+                        for peer, pace_s in zip(pool, paces_s[stage], strict=True)
+                        if peer not in self._leaves
+                    ),
+                    *(
+                        StageReplica(peer, self._pace.of(peer, pool), arriving=True)
+                        for peer, at in arriving.items()
+                        if at == stage
+                    ),
+                ),
                 settings.state_bytes[stage] if settings.state_bytes else 0,
-                JOINER_BYTES_PER_S,
+                self._bytes_per_s,
                 settings.work[stage] if settings.work else 1.0,
             )
             for stage, pool in enumerate(self._pools)
@@ -1198,6 +1275,7 @@ class JobBrain:
         if self.mode is not Mode.RUNNING or replica.peer in self._replicas:
             self._outputs.append(Send(replica.peer, Release(self.settings.job, "the job takes nobody in now")))
             return self._go_on(now_s)
+        self._leaves.forget(replica.peer)
         joiner = self._joining.begin(replica, now_s)
         self._note("info", f"stage server {replica.peer} joins stage {replica.stage}")
         self._outputs.append(Send(replica.peer, replace(self._load_command(replica), join=joiner.number)))
@@ -1228,7 +1306,7 @@ class JobBrain:
     def _donors(self, stage: int, joiner: PeerId, step: int) -> tuple[Hop, ...]:
         """Replicas that have the state and, from `step` on, the records of the stage."""
         pool = [self._replicas[peer] for peer in self._pools[stage] if peer != joiner and peer not in self._suspects]
-        able = [one for one in pool if self._since.get(one.peer, 0) <= step]
+        able = [one for one in pool if self._since.get(one.peer, 0) <= step and self._leaves.takes_part(one.peer, step)]
         return choose_donors([Hop(one.peer, one.incarnation, 0, one.address) for one in able], self._rng)
 
     def _on_joiner(self, peer: PeerId, event: Event) -> None:
@@ -1299,6 +1377,9 @@ class JobBrain:
         self._enlist(replica)
         self._open_window()
         settings, took_s = self.settings, self._ledger.now_s - joiner.since_s
+        self._joined_s[replica.peer] = self._ledger.now_s
+        if settings.state_bytes and took_s > 0.0:
+            self._bytes_per_s += 0.3 * (settings.state_bytes[replica.stage] / took_s - self._bytes_per_s)
         self._outputs.append(Admitted(replica.peer, replica.stage))
         self._note("info", f"{self._name(replica.peer)} joined with version {version} after {took_s:.1f} s")
         self._send(replica.peer, Admit(settings.job, settings.timeline, joiner.number, version))
@@ -1308,6 +1389,70 @@ class JobBrain:
                 settings.timeline, version - 1, version, replica.stage, report.digest
             )
         self._send_commits(replica.peer, version)
+
+    # Leaving and moving ------------------------------------------------------------------------------------------
+
+    def leave(self, peer: PeerId, reason: str, now_s: float, target: int | None = None) -> list[Output]:
+        """Let a replica finish what it has begun, then release it: out of the job, or for stage `target`."""
+        if self.mode is Mode.ENDED:
+            return []
+        self._ledger.now_s = now_s
+        joiner = self._joining.get(peer)
+        if joiner is not None:
+            self._refuse(joiner, reason)
+        elif peer in self._replicas:
+            self._ask_to_leave(peer, reason, target)
+        return self._go_on(now_s)
+
+    def _ask_to_leave(self, peer: PeerId, reason: str, target: int | None = None) -> None:
+        if not self._leaves.ask(peer, Leave(reason, target)):
+            return
+        self._asked_s[peer] = self._ledger.now_s
+        if self.mode is Mode.RUNNING:
+            self._begin_leaves(self._replicas[peer].stage)
+        if peer not in self._leaves:
+            self._note("warning", f"{self._name(peer)} is to leave ({reason}), and stays until another one has joined")
+
+    def _begin_leaves(self, stage: int) -> None:
+        for peer in self._leaves.begin(self._pools[stage], self._suspects, self._next_step):
+            leave = self._leaves.wants(peer)
+            assert leave is not None
+            self._wiring.remove(peer)
+            self._changed.add(peer)
+            self._note("info", f"{self._name(peer)} takes no new work: {leave.reason}")
+
+    def _release_leavers(self) -> None:
+        """Let go of those on whom nothing depends any more."""
+        for peer in self._leaves.due(self._agreed):
+            if self._saving.stage_of(peer) is not None:
+                continue  # it still hands over a checkpoint
+            leave, name = self._leaves.done(peer, self._ledger.now_s), self._name(peer)
+            self._outputs.append(Send(peer, Release(self.settings.job, leave.reason)))
+            stage = self._remove(peer).stage
+            took_s = self._ledger.now_s - self._asked_s.pop(peer)
+            where = f"moves to stage {leave.target}" if leave.target is not None else "has handed over its work"
+            self._note("info", f"{name} {where}: {leave.reason}")
+            self._outputs.append(Left(peer, stage, leave.target, took_s))
+
+    def _rebalance(self) -> None:
+        """Look at the stages from time to time, and move a replica where that is worth it."""
+        settings, now_s = self.settings, self._ledger.now_s
+        if not settings.recover or not settings.rebalance.rebalance or self.stages < 2 or self._saving.stop is not None:
+            return
+        if self._rebalance_s == math.inf:
+            self._rebalance_s = now_s + settings.rebalance.interval_s
+        if now_s < self._rebalance_s:
+            return
+        self._rebalance_s = now_s + settings.rebalance.interval_s
+        if not all(any(self._pace.is_known(peer) for peer in pool) for pool in self._pools):
+            return
+        moving = next((*self._leaves.moving(now_s), *(joiner.replica.peer for joiner in self._joining)), None)
+        decision = self._rebalancer.consider(self._stage_pools(), now_s, moving)
+        if decision.reason != self._rebalancing.reason:
+            self._note("debug", f"rebalancing: {decision.reason}")
+        self._rebalancing = decision
+        if decision.plan is not None:
+            self._ask_to_leave(decision.plan.peer, decision.reason, decision.plan.target)
 
     # Committing --------------------------------------------------------------------------------------------------
 
@@ -1413,6 +1558,8 @@ class JobBrain:
 
     def _advance(self) -> None:
         self._judge_joiners()
+        for stage in range(self.stages) if self._leaves else ():
+            self._begin_leaves(stage)
         for run in self._redoable():
             self._settle_pairs(run)
             self._refill(run)
@@ -1425,13 +1572,16 @@ class JobBrain:
                     self._start_rounds(run)
             self._repeat_rounds(run)
             self._decide(run)
-            if run.phase is Phase.COMMITTING and self._agreed == step and self._replicas.keys() <= run.commits.keys():
+            agreed = run.phase is Phase.COMMITTING and set(self._members(step)) <= run.commits.keys()
+            if agreed and self._agreed == step:
                 run.turn(Turn.AGREED)
                 self._agreed = step + 1
                 self._digests = {one.stage: one.digest for one in run.commits.values()}
                 del self._runs[step]
             if self.mode is not Mode.RUNNING:
                 return
+        self._release_leavers()
+        self._rebalance()
         self._evaluate()
         if self._agreed == self.settings.steps and self._evaluations.is_idle:
             self.mode = Mode.SAVING
@@ -1468,7 +1618,8 @@ class JobBrain:
                 missing = [f"{_listed(one.missing())} ({unit})" for unit, one in run.rounds.items() if one.missing()]
                 return f"step {run.step}: waits for averaging at {'; '.join(missing)}"
             case Phase.COMMITTING:
-                return f"step {run.step}: waits for {_listed(self._replicas.keys() - run.commits)} to commit"
+                late = set(self._members(run.step)) - run.commits.keys()
+                return f"step {run.step}: waits for {_listed(late)} to commit"
             case Phase.DECIDED if not self._evaluations.permits(run.step):
                 return f"step {run.step}: waits for the {self._evaluations.waiting_for()}"
         return f"step {run.step}: {run.phase}"

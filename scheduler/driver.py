@@ -18,6 +18,7 @@ from scheduler.brain import (
     Fail,
     Finish,
     JobBrain,
+    Left,
     Note,
     Output,
     Replica,
@@ -125,7 +126,7 @@ class JobDriver:
         write_commit: CommitWriter,
         on_commit: Callable[[CommitRow], None],
         say: Callable[[str, str], None],
-        on_turn: Callable[[Turned | DropCheckpoint | Admitted], None],
+        on_turn: Callable[[Turned | DropCheckpoint | Admitted | Left], None],
         *,
         write_evaluation: EvaluationWriter,
         no_progress_s: float,
@@ -237,6 +238,10 @@ class JobDriver:
                 return self.brain.peer_suspect(
                     transition.peer, transition.reason, now_s, session_lost=transition.session_lost
                 )
+            case PeerState.DRAINING:
+                back = transition.before is PeerState.SUSPECT
+                outputs = self.brain.peer_back(transition.peer, now_s) if back else []
+                return outputs + self.brain.leave(transition.peer, transition.reason, now_s)
             case _ if transition.before is PeerState.SUSPECT:
                 return self.brain.peer_back(transition.peer, now_s)
             case _:
@@ -264,7 +269,7 @@ class JobDriver:
                     return Outcome(JobState.FAILED, message, code, hint)
                 case BeginCheckpoint() | PublishCheckpoint() | DropCheckpoint():
                     self._keep(output)
-                case Turned() | Admitted():
+                case Turned() | Admitted() | Left():
                     self._on_turn(output)
                 case Stopped(state=state, reason=reason, hint=hint):
                     return Outcome(state, reason, hint=hint)

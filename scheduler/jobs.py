@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from scheduler.blocking import run_blocking
-from scheduler.brain import Admitted, BrainSettings, CommitRow, JobBrain, Replica
+from scheduler.brain import Admitted, BrainSettings, CommitRow, JobBrain, Left, Replica
 from scheduler.checkpoints import CheckpointFiles, JobCheckpoints
 from scheduler.driver import SAVED, JobDriver, Outcome
 from scheduler.evaluation import EvaluationRow
@@ -35,6 +35,7 @@ from scheduler.keeping import LATEST, Beginning, Keeping, job_and_step, same_mod
 from scheduler.lineage import checkpoint_counts, resumed, row_counts
 from scheduler.membership import Membership, Transition
 from scheduler.placement import Candidate, place, stages_for
+from scheduler.rebalancing import RebalanceSettings
 from scheduler.recovery import Resumed
 from scheduler.saving import DropCheckpoint, SavingRules, Turned
 from scheduler.stalling import Way, going_on, lost_in, resume_hint, seeking, stalled_hint, waiting, way_on
@@ -722,7 +723,10 @@ class Jobs:
                 for transition in self._membership.assign(hello.peer, job.record.id, decision.plan, _now_s()):
                     self.on_transition(transition)
                 self._say(job, "info", f"{hello.peer} is to join: {decision.reason}")
-                job.driver.join(Replica(hello.peer, hello.incarnation, hello.address, decision.plan, hello.device))
+                pinned = hello.pinned_stage >= 0
+                job.driver.join(
+                    Replica(hello.peer, hello.incarnation, hello.address, decision.plan, hello.device, pinned)
+                )
                 break
 
     async def _try_to_start(self, job: Job) -> None:
@@ -748,7 +752,7 @@ class Jobs:
             await self._enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
             return
         replicas = [
-            Replica(hello.peer, hello.incarnation, hello.address, stage, hello.device)
+            Replica(hello.peer, hello.incarnation, hello.address, stage, hello.device, hello.pinned_stage >= 0)
             for hello, stage in ((idle[peer].hello, stage) for peer, stage in decision.plan.items())
         ]
         # No await until the driver is there: whoever cancels or leaves from now on reaches it.
@@ -797,8 +801,14 @@ class Jobs:
                 _state_bytes(stage_footprint(spec, layers, stage, len(_split(spec))))
                 for stage, layers in enumerate(_split(spec))
             ),
-            min_replicas=spec.limits.min_replicas,
             on_stall=spec.limits.on_stall,
+            rebalance=RebalanceSettings(
+                rebalance=pipeline.rebalance,
+                interval_s=pipeline.rebalance_interval_s,
+                min_gain=pipeline.rebalance_min_gain,
+                cooldown_s=pipeline.rebalance_cooldown_s,
+                min_replicas=spec.limits.min_replicas,
+            ),
         )
         last_s = [_now_s()]
 
@@ -941,8 +951,12 @@ class Jobs:
             optimizer=job.spec.checkpoint.optimizer,
         )
 
-    def _turned(self, job: Job, output: Turned | DropCheckpoint | Admitted) -> None:
-        """The brain gave a checkpoint up, decided to pause, gave a pause up, or took a peer in."""
+    def _turned(self, job: Job, output: Turned | DropCheckpoint | Admitted | Left) -> None:
+        """The brain gave a checkpoint up, decided to pause, gave a pause up, took a peer in or let one go."""
+        if isinstance(output, Left):
+            if output.target is not None:
+                self._metrics.rebalanced(job.record.id, output.duration_s)
+            return
         if isinstance(output, Admitted):
             for transition in self._membership.serving(output.peer, _now_s()):
                 self.on_transition(transition)

@@ -145,6 +145,8 @@ class Membership:
     def leaving(self, peer: PeerId, now_s: float, reason: str = "") -> list[Transition]:
         """The peer asked to hand its work over."""
         known = self._peers.get(peer)
+        if known is not None and known.state is PeerState.SUSPECT:
+            known.resume = PeerState.DRAINING
         return self._happen(known, Happening.LEAVING, reason or "wants to leave", now_s) if known else []
 
     def tick(self, now_s: float) -> list[Transition]:

@@ -15,7 +15,7 @@ with quiet_start():
     from stage_server.lean import lean_imports
     from stage_server.options import DEFAULT_SHARE, MemoryShare, Options
     from swarm.logs import configure
-    from swarm.process import auto_int, http_port_of, log_format_of, run_cli, run_process
+    from swarm.process import Farewell, auto_int, http_port_of, log_format_of, run_cli, run_process
 
 DATA_DIR = platformdirs.user_data_path("swarm") / "stage-server"
 SERVERS_MAX = 256  # without a --data-dir, on one machine
@@ -60,6 +60,10 @@ def stage_server(
     orphan_timeout: Annotated[
         float, typer.Option(min=1.0, help="How long to keep a job's state without a scheduler, seconds.")
     ] = 600.0,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(min=0.0, help="How long SIGTERM or Ctrl-C waits until others have taken the work over, seconds."),
+    ] = 60.0,
     allow_chaos: Annotated[
         bool, typer.Option("--allow-chaos", help="Obey swarm chaos: be killed, frozen, slow, cut off, corrupt.")
     ] = False,
@@ -86,6 +90,7 @@ def stage_server(
         data_dirs=tuple(DATA_DIR / str(number) for number in range(SERVERS_MAX)) if data_dir is None else (data_dir,),
         connect_retry_s_max=connect_retry_max,
         orphan_timeout_s=orphan_timeout,
+        drain_timeout_s=drain_timeout,
         insecure=insecure,
         allow_chaos=allow_chaos,
         log_level=log_level,
@@ -94,7 +99,8 @@ def stage_server(
     options.check()
     with quiet_start(), lean_imports():
         from stage_server.app import serve  # noqa: PLC0415  # loads torch: errors in flags must not wait for it
-    run_process(serve(options))
+    farewell = Farewell()
+    run_process(serve(options, farewell), farewell)
 
 
 if __name__ == "__main__":

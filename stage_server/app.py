@@ -22,7 +22,7 @@ from stage_server.options import Options
 from stage_server.server import Identity, StageServer
 from swarm.errors import InvalidConfig
 from swarm.http import HttpEndpoint
-from swarm.logs import configure, get_logger
+from swarm.logs import Logger, configure, get_logger
 from swarm.memory import tune_malloc
 from swarm.messages import PROTOCOL_VERSION
 from swarm.metrics import StageServerMetrics
@@ -30,7 +30,7 @@ from swarm.model.runtime import choose_device, describe_device, free_bytes, limi
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import find_scheduler
-from swarm.process import lock_first, say_ready
+from swarm.process import Farewell, lock_first, say_ready
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.peers import GrpcPeerLinks, Neighbour, PeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink
@@ -44,8 +44,8 @@ HOLD_BYTES_MIN = 64 << 20
 _KIND = {"activation": "activation", "evaluation": "activation", "gradient": "gradient"}
 
 
-async def serve(options: Options) -> None:
-    """Run until cancelled.
+async def serve(options: Options, farewell: Farewell) -> None:
+    """Run until cancelled; `farewell` is told how to leave in order.
 
     `options` have been checked. Raises InvalidConfig if an address, folder or device cannot be used, NotAllowed if the
     folder is in use.
@@ -156,7 +156,28 @@ async def serve(options: Options) -> None:
             folder=str(folder),
         )
         say_ready("stage-server", peer=peer, address=address, http=http_address)
+        farewell.begin = partial(_hand_over, stage_server, tasks, options.drain_timeout_s, log)
         await stage_server.serve()
+
+
+def _hand_over(
+    server: StageServer, tasks: asyncio.TaskGroup, timeout_s: float, log: Logger, end: Callable[[], object]
+) -> bool:
+    """Let others take the stage over before this process ends; False if there is nothing to wait for."""
+    if timeout_s <= 0 or not server.leave("its process was told to end"):
+        return False
+    log.info("hands its work over; the same signal again ends it at once", timeout_s=timeout_s)
+
+    async def wait() -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await server.handed_over()
+        except TimeoutError:
+            log.warning("ends without having handed over its work", waited_s=timeout_s)
+        end()
+
+    tasks.create_task(wait())
+    return True
 
 
 class _Traffic:

@@ -61,6 +61,7 @@ class Options:
     data_dirs: tuple[Path, ...]  # the first that no other process uses
     connect_retry_s_max: float
     orphan_timeout_s: float
+    drain_timeout_s: float  # 0 = end at once
     insecure: bool
     allow_chaos: bool
     log_level: str

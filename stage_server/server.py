@@ -40,6 +40,7 @@ from swarm.messages import (
     Follow,
     Heartbeat,
     Hello,
+    Leaving,
     LoadStage,
     Logged,
     Release,
@@ -119,6 +120,9 @@ class StageServer:
         self._joiner: Joiner | None = None
         self._load_stage: LoadStage | None = None  # loading or loaded
         self._reported = NO_JOB  # the job that the newest Hello told of
+        self._leaving = ""  # why, once this stage server shall end
+        self._free = asyncio.Event()  # of any job
+        self._free.set()
         self._loading: asyncio.Task[None] | None = None
         self._epoch = 0
 
@@ -131,6 +135,18 @@ class StageServer:
     def is_attached(self) -> bool:
         """Whether a scheduler knows this stage server now."""
         return self._link is not None
+
+    def leave(self, reason: str) -> bool:
+        """Ask the scheduler to take the stage over from here; False if there is nobody to ask, or no stage."""
+        if self._link is None or self._load_stage is None:
+            return False
+        self._leaving = reason
+        self.emit(Leaving(reason))
+        return True
+
+    async def handed_over(self) -> None:
+        """Return when no job needs this stage server."""
+        await self._free.wait()
 
     async def serve(self) -> None:
         """Stay attached to a scheduler, whatever happens to it; returns only by cancellation or IncompatibleVersion."""
@@ -236,6 +252,8 @@ class StageServer:
             attempt=replica.newest_attempt() if replica else 0,
             join=load.join if load and not replica else 0,
         )
+        if self._leaving:
+            yield Leaving(self._leaving)
         outgoing = self._outgoing
         while True:
             yield await outgoing.get()
@@ -261,6 +279,7 @@ class StageServer:
             case LoadStage():
                 await self._drop("another job")
                 self._load_stage = command
+                self._free.clear()
                 if command.join:
                     self._join(command)
                     return
@@ -300,6 +319,7 @@ class StageServer:
         except SwarmError as error:
             self.emit(Failed(command.job, error.code, error.message, error.hint))
             self._load_stage = None
+            self._free.set()
             return
         log = self._log.bind(job_id=command.job, stage=command.stage)
         me, links = self._me(command), self._links
@@ -354,12 +374,14 @@ class StageServer:
             # What it loads from went away with the session; the next one begins without the job, and it comes again.
             self._log.warning("stage not loaded", job_id=command.job, reason=error.message)
             self._load_stage = None
+            self._free.set()
         except SwarmError as error:
             if isinstance(error, OutOfMemory):
                 self._metrics.out_of_memory()
             self._log.error("stage not loaded", job_id=command.job, error_code=error.code, reason=error.message)
             self.emit(Failed(command.job, error.code, error.message, error.hint))
             self._load_stage = None
+            self._free.set()
 
     async def _store(self, header: StoreHeader, payload: bytes) -> str:
         if self._link is None:
@@ -375,6 +397,7 @@ class StageServer:
 
     async def _drop(self, reason: str) -> None:
         job, self._load_stage = self._job, None
+        self._free.set()
         loading, self._loading = self._loading, None
         if loading is not None and not loading.done():
             # What the device builds right now comes to its end there, but nobody takes it.

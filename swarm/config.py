@@ -133,6 +133,10 @@ class PipelineSection(Section):
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
     compression: Literal["none", "bfloat16", "float16", "int8"] = "bfloat16"
     staleness: Literal[0, 1] = 1  # 1: no pipeline flush, gradients of weights one step old; 0: synchronous
+    rebalance: bool = True  # move stage servers to the stage that limits the job
+    rebalance_interval_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
+    rebalance_min_gain: Annotated[float, Field(ge=0, le=1)] = 0.15  # of throughput, net of what the move costs
+    rebalance_cooldown_s: Annotated[float, Field(ge=0, le=86400)] = 120.0  # per stage server
 
     @field_validator("split", mode="before")
     @classmethod

@@ -123,6 +123,15 @@ class SchedulerMetrics:
         self._routed = Counter(
             "swarm_route_decisions_total", "Times a peer was picked for a hop", ("stage", "peer"), registry=registry
         )
+        self._rebalances = Counter(
+            "swarm_rebalances_total", "Replicas moved to another stage", ("job_id",), registry=registry
+        )
+        self._rebalance_duration = Histogram(
+            "swarm_rebalance_duration_seconds",
+            "Decision to release by the old stage",
+            buckets=LONG_SECONDS_BUCKETS,
+            registry=registry,
+        )
         self._peers = Gauge(
             "swarm_peers", "Peers by job, stage and state", ("job_id", "stage", "state"), registry=registry
         )
@@ -251,6 +260,11 @@ class SchedulerMetrics:
             self._raise_to(self._reroutes, (job_id, str(stage), reason if reason in REASONS else OTHER), total)
         self._raise_to(self._duplicates, (job_id,), duplicates)
 
+    def rebalanced(self, job_id: str, duration_s: float) -> None:
+        """A replica was released by its old stage, so long after that was decided."""
+        self._rebalances.labels(job_id).inc()
+        self._rebalance_duration.observe(duration_s)
+
     def _raise_to(self, counter: Counter, labels: tuple[str, ...], total: int) -> None:
         """Let a counter follow a total that is kept elsewhere; a smaller one than before changes nothing."""
         key = (counter._name, *labels)
@@ -329,6 +343,7 @@ class SchedulerMetrics:
             self._checkpoint_failures,
             self._checkpoint_size,
             self._replayed,
+            self._rebalances,
             self._reroutes,
             self._duplicates,
             self._peers,

@@ -9,7 +9,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
@@ -133,11 +134,20 @@ def log_format_of(text: str) -> LogFormat:
     return cast(LogFormat, text)
 
 
-def run_process(main: Coroutine[Any, Any, None]) -> NoReturn:
+@dataclass(slots=True)
+class Farewell:
+    """What a process does at the first signal instead of ending: `begin` is given what ends it, and says whether there
+    is anything to do first."""
+
+    begin: Callable[[Callable[[], object]], bool] = lambda end: False
+
+
+def run_process(main: Coroutine[Any, Any, None], farewell: Farewell | None = None) -> NoReturn:
     """Run `main` until it ends or a signal comes, and exit.
 
-    SIGINT and SIGTERM cancel `main`, which cleans up (exit 130, 143); the same signal again ends the process at once.
-    A SwarmError becomes two lines on stderr and its exit code. Anything else leaves with its traceback.
+    SIGINT and SIGTERM cancel `main`, which cleans up (exit 130, 143), at once or after the `farewell`; the same signal
+    again ends that, and once more the process. A SwarmError becomes two lines on stderr and its exit code. Anything
+    else leaves with its traceback.
     """
     received: list[signal.Signals] = []
 
@@ -147,6 +157,8 @@ def run_process(main: Coroutine[Any, Any, None]) -> NoReturn:
 
         def stop(number: signal.Signals) -> None:
             received.append(number)
+            if farewell is not None and len(received) == 1 and farewell.begin(task.cancel):
+                return
             loop.remove_signal_handler(number)  # again: the default action
             signal.signal(number, signal.SIG_DFL)
             task.cancel()

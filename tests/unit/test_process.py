@@ -83,6 +83,7 @@ def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> Options:
         data_dirs=(folder,),
         connect_retry_s_max=1.0,
         orphan_timeout_s=1.0,
+        drain_timeout_s=0.0,
         insecure=False,
         log_level="info",
         log_format="json",

@@ -1,0 +1,114 @@
+"""Replicas on their way out of their stage: to another stage, or for good.
+
+    asked ──another replica stays──▶ leaving: no new work ──steps below `until` agreed──▶ released
+      └──▶ waiting, while it is the last of its stage ──a peer joined──▶ leaving
+
+`until` is the first step that was not open when it was decided: the replica takes part in all steps below it, averages
+and commits them and keeps what its neighbours may ask for; of later steps it gets nothing and is no member. So when it
+is released nothing depends on it, and nothing is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from swarm.types import PeerId
+
+# A peer that was released for another stage and is not there by then is not waited for.
+ON_ITS_WAY_S_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Why a replica leaves, and where to: `target` is a stage, None = out of the job."""
+
+    reason: str
+    target: int | None = None
+    until: int | None = None  # None: waits
+
+
+class Leaves:
+    """Who leaves, and who would."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[PeerId, Leave] = {}
+        self._destined: dict[PeerId, tuple[Leave, float]] = {}  # released by their old stage, at which time
+
+    def __contains__(self, peer: PeerId) -> bool:
+        """Whether the peer gets no new work."""
+        leave = self._leaves.get(peer)
+        return leave is not None and leave.until is not None
+
+    def __iter__(self) -> Iterator[PeerId]:
+        return (peer for peer in self._leaves if peer in self)
+
+    def __bool__(self) -> bool:
+        return bool(self._leaves)
+
+    def ask(self, peer: PeerId, leave: Leave) -> bool:
+        """The peer is to leave; whether that is news. To go for good is stronger than to move."""
+        known = self._leaves.get(peer)
+        if known is not None and (known.target is None or leave.target is not None):
+            return False
+        self._leaves[peer] = leave if known is None else Leave(leave.reason, leave.target, known.until)
+        return True
+
+    def begin(self, pool: Collection[PeerId], suspects: Collection[PeerId], until: int) -> list[PeerId]:
+        """Of one stage's replicas those that begin to leave now: any but the last that stays."""
+        begun = []
+        for peer in sorted(set(pool) & self._leaves.keys()):
+            if peer not in self and any(one != peer and one not in self and one not in suspects for one in pool):
+                leave = self._leaves[peer]
+                self._leaves[peer] = Leave(leave.reason, leave.target, until)
+                begun.append(peer)
+        return begun
+
+    def stay(self, pool: Collection[PeerId]) -> list[PeerId]:
+        """A stage lost all replicas but these, and all of them leave: they stay for now."""
+        if not pool or any(peer not in self for peer in pool):
+            return []
+        for peer in pool:
+            leave = self._leaves[peer]
+            if leave.target is not None:
+                del self._leaves[peer]  # the reason to move is gone
+            else:
+                self._leaves[peer] = Leave(leave.reason)
+        return sorted(pool)
+
+    def takes_part(self, peer: PeerId, step: int) -> bool:
+        """Whether the replica is a member of the step."""
+        leave = self._leaves.get(peer)
+        return leave is None or leave.until is None or step < leave.until
+
+    def due(self, agreed: int) -> list[PeerId]:
+        """Those on whom nothing depends any more, once so many steps are agreed on."""
+        return [peer for peer, leave in self._leaves.items() if leave.until is not None and leave.until <= agreed]
+
+    def done(self, peer: PeerId, now_s: float) -> Leave:
+        """The peer was released."""
+        leave = self._leaves.pop(peer)
+        if leave.target is not None:
+            self._destined[peer] = leave, now_s
+        return leave
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer is gone, or joins."""
+        self._leaves.pop(peer, None)
+        self._destined.pop(peer, None)
+
+    def destination(self, peer: PeerId) -> Leave | None:
+        """Where a peer goes that was moved."""
+        return self._destined[peer][0] if peer in self._destined else None
+
+    def moving(self, now_s: float) -> dict[PeerId, int]:
+        """Peers on their way from one stage to another, and the stage to which they go: one at most."""
+        for peer, (_, since_s) in list(self._destined.items()):
+            if now_s - since_s > ON_ITS_WAY_S_MAX:
+                del self._destined[peer]
+        leaves = {**self._leaves, **{peer: leave for peer, (leave, _) in self._destined.items()}}
+        return {peer: leave.target for peer, leave in leaves.items() if leave.target is not None}
+
+    def wants(self, peer: PeerId) -> Leave | None:
+        """Why the peer leaves or would leave, if so."""
+        return self._leaves.get(peer)
