@@ -1446,7 +1446,8 @@ class JobBrain:
         self._rebalance_s = now_s + settings.rebalance.interval_s
         if not all(any(self._pace.is_known(peer) for peer in pool) for pool in self._pools):
             return
-        moving = next((*self._leaves.moving(now_s), *(joiner.replica.peer for joiner in self._joining)), None)
+        on_the_way = [*self._leaves.moving(now_s), *(joiner.replica.peer for joiner in self._joining)]
+        moving = on_the_way[0] if on_the_way else None
         decision = self._rebalancer.consider(self._stage_pools(), now_s, moving)
         if decision.reason != self._rebalancing.reason:
             self._note("debug", f"rebalancing: {decision.reason}")
