@@ -189,6 +189,7 @@ async def _start(
                 # All start at once and see the same free memory: each may have its share.
                 *("--max-memory", f"{90 / count:.2f}%"),
                 *("--data-dir", str(folder / f"peer-{index}")),
+                *("--drain-timeout", "0"),  # all end together: there is nobody to hand over to
                 *(["--allow-chaos"] * options.allow_chaos),
             ],
         )

@@ -140,7 +140,7 @@ class Cluster:
             module,
             *where,
             *("--listen", f"{host}:0", "--http-port", "0", "--threads", "1", "--device", "cpu"),
-            *("--data-dir", str(self.folder / f"server-{number}")),
+            *("--data-dir", str(self.folder / f"server-{number}"), "--drain-timeout", "0"),
             *flags,
             before=self.before_servers[number] if number < len(self.before_servers) else (),
         )

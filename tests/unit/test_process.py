@@ -15,7 +15,7 @@ import scheduler.app
 import stage_server.app
 from stage_server.options import MemoryShare, Options
 from swarm.errors import InvalidConfig, NotAllowed, UsageError
-from swarm.process import check_http_host, lock_first, lock_folder
+from swarm.process import Farewell, check_http_host, lock_first, lock_folder
 
 HOLD = """
 import sys, time
@@ -97,7 +97,7 @@ async def test_a_second_scheduler_or_stage_server_on_one_folder_is_refused(tmp_p
             with pytest.raises(NotAllowed, match="is using"):
                 await scheduler.app.serve(_scheduler(tmp_path))
             with pytest.raises(NotAllowed, match="is using"):
-                await stage_server.app.serve(_stage_server(tmp_path))
+                await stage_server.app.serve(_stage_server(tmp_path), Farewell())
 
 
 async def test_metrics_are_not_shown_to_others_unless_that_is_meant(tmp_path: Path) -> None:
