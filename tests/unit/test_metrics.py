@@ -39,6 +39,8 @@ SCHEDULER = {
     "swarm_microbatches_replayed_total": {"job_id", "stage"},
     "swarm_reroutes_total": {"job_id", "stage", "reason"},
     "swarm_duplicates_discarded_total": {"job_id"},
+    "swarm_rebalances_total": {"job_id"},
+    "swarm_rebalance_duration_seconds": set(),
     "swarm_route_decisions_total": {"stage", "peer"},
     "swarm_peers": {"job_id", "stage", "state"},
     "swarm_peer_info": {"peer", "version", "device"},
@@ -89,6 +91,7 @@ def _with_a_job() -> SchedulerMetrics:
         )
     metrics.evaluated("j1", step=2, loss=2.25)
     metrics.checkpoint_kept("j1", duration_s=2.0, time_unix_s=1002.0, size_bytes=100)
+    metrics.rebalanced("j1", duration_s=3.0)
     metrics.checkpoint_failed("j1", "disk_full")
     metrics.peer_attached("p1", "0.1.0", "cuda:0", 1000.0)
     metrics.route_decided(1, "p1")
