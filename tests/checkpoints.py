@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -59,6 +61,16 @@ class PowerCut(BaseException):
     """The machine is off: nothing else happens."""
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A file or a folder on a disk that forgets: what it holds now, and what it would hold after a power cut."""
+
+    names: dict[str, _Kept] = field(default_factory=dict)
+    safe_names: dict[str, _Kept] = field(default_factory=dict)
+    safe_bytes: bytes = b""
+    is_file: bool = False
+
+
 Strike: TypeAlias = Callable[[Callable[[], Any], Callable[[], Any]], Any]
 
 
@@ -69,13 +81,13 @@ class FlakyFiles(Files):
         self.count = 0
         self.log: list[str] = []
         self.open: list[BinaryIO] = []
-        self._at = at
+        self._number = at
         self._strike = strike
 
     def _do(self, what: str, do: Callable[[], Any], torn: Callable[[], Any] = lambda: None) -> Any:
         number, self.count = self.count, self.count + 1
         self.log.append(what)
-        if number == self._at:
+        if number == self._number:
             assert self._strike is not None
             return self._strike(do, torn)
         return do()
@@ -101,10 +113,16 @@ class FlakyFiles(Files):
         self._do("write", lambda: super(FlakyFiles, self).write(file, content), lambda: file.write(half))
 
     def sync(self, file: BinaryIO) -> None:
-        self._do("sync", lambda: None)  # costs milliseconds, and no test can see whether it was done
+        self._do("sync", lambda: self.synced(file))  # the real one costs milliseconds
 
     def sync_folder(self, path: Path) -> None:
-        self._do("sync_folder", lambda: None)
+        self._do("sync_folder", lambda: self.synced_folder(path))
+
+    def synced(self, file: BinaryIO) -> None:
+        """For a disk that forgets: the bytes of the file are safe."""
+
+    def synced_folder(self, path: Path) -> None:
+        """For a disk that forgets: the names in the folder are safe."""
 
     def rename(self, source: Path, target: Path) -> None:
         self._do("rename", lambda: super(FlakyFiles, self).rename(source, target))
@@ -114,3 +132,64 @@ class FlakyFiles(Files):
 
     def remove_folder(self, path: Path) -> None:
         self._do("remove_folder", lambda: super(FlakyFiles, self).remove_folder(path))
+
+
+class ForgetfulFiles(FlakyFiles):
+    """A disk below `top` that loses in a power cut whatever was not synced: bytes of files, names in folders."""
+
+    def __init__(self, top: Path, at: int = -1, strike: Strike | None = None) -> None:
+        super().__init__(at, strike)
+        self._top = top
+        self._disk = _Kept()
+        self._files: dict[BinaryIO, tuple[_Kept, Path]] = {}
+
+    def lose(self) -> None:
+        """The power was cut: leave below `top` what was safe."""
+        shutil.rmtree(self._top)
+        self._restore(self._disk, self._top)
+
+    def make_folder(self, path: Path) -> None:
+        super().make_folder(path)
+        place = self._disk
+        for name in path.relative_to(self._top).parts:
+            place = place.names.setdefault(name, _Kept())
+
+    def create(self, path: Path) -> BinaryIO:
+        file = super().create(path)
+        kept = self._at(path.parent).names[path.name] = _Kept(is_file=True)
+        self._files[file] = kept, path
+        return file
+
+    def synced(self, file: BinaryIO) -> None:
+        kept, path = self._files[file]
+        kept.safe_bytes = path.read_bytes()
+
+    def synced_folder(self, path: Path) -> None:
+        kept = self._at(path)
+        kept.safe_names = dict(kept.names)
+
+    def rename(self, source: Path, target: Path) -> None:
+        super().rename(source, target)
+        self._at(target.parent).names[target.name] = self._at(source.parent).names.pop(source.name)
+
+    def unlink(self, path: Path) -> None:
+        super().unlink(path)
+        del self._at(path.parent).names[path.name]
+
+    def remove_folder(self, path: Path) -> None:
+        super().remove_folder(path)
+        del self._at(path.parent).names[path.name]
+
+    def _at(self, path: Path) -> _Kept:
+        place = self._disk
+        for name in path.relative_to(self._top).parts:
+            place = place.names[name]
+        return place
+
+    def _restore(self, kept: _Kept, path: Path) -> None:
+        if kept.is_file:
+            path.write_bytes(kept.safe_bytes)
+            return
+        path.mkdir()
+        for name, inner in kept.safe_names.items():
+            self._restore(inner, path / name)

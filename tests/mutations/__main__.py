@@ -25,7 +25,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.mutations.catalogue import ROOT, BadPatch, Mutant, apply, copy_tree, read_all
+from tests.mutations.catalogue import ROOT, BadPatch, Mutant, apply, copy_tree, misfits, read_all
 
 WIDE = ("tests/unit", "tests/property", "tests/simulation")
 OWN_TEST = "tests/unit/test_mutations.py"  # notices every mutant, by the patch that does not apply twice
@@ -194,12 +194,11 @@ def judge_all(mutants: Sequence[Mutant], folder: Path, wider: Sequence[str], job
     return list(verdicts.values())
 
 
-def baseline(mutants: Iterable[Mutant], folder: Path) -> str:
+def baseline(mutants: Sequence[Mutant], folder: Path) -> str:
     """Why trying mutants would show nothing: a patch does not apply, a test is red anyway; empty if all is well."""
     tree = folder / UNPATCHED
     copy_tree(tree)
-    faults = [f"{mutant.name}: {fault}" for mutant in mutants if (fault := apply(mutant, tree, check=True))]
-    if faults:
+    if faults := misfits(mutants, tree):
         return "\n".join(["these patches do not apply:", *faults])
     outcome = run_tests(tree, list(_once(test for mutant in mutants for test in mutant.tests)))
     if outcome.failed or outcome.broken:

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,9 +94,32 @@ def copy_tree(target: Path) -> None:
             shutil.copyfile(source, place)
 
 
-def apply(mutant: Mutant, tree: Path, *, check: bool = False) -> str:
-    """Apply a patch, or only see whether that works; what git says against it, empty if nothing."""
-    command = ["git", "apply", *(["--check"] if check else []), str(mutant.path)]
+def apply(mutant: Mutant, tree: Path) -> str:
+    """Apply a patch; what git says against it, empty if nothing."""
+    return _git_apply([mutant], tree)
+
+
+def misfits(mutants: Sequence[Mutant], tree: Path) -> list[str]:
+    """What git says of patches that do not apply: NAME: reason. Nothing is changed."""
+    found = []
+    left = list(mutants)
+    while left:
+        # One call for many patches, as long as no two of them change the same file.
+        group: dict[str, Mutant] = {}
+        for mutant in left:
+            if not group.keys() & set(mutant.files):
+                group |= dict.fromkeys(mutant.files, mutant)
+        members = list(dict.fromkeys(mutant.name for mutant in group.values()))
+        tried = [mutant for mutant in left if mutant.name in members]
+        left = [mutant for mutant in left if mutant.name not in members]
+        if _git_apply(tried, tree, "--check"):
+            each = {mutant.name: _git_apply([mutant], tree, "--check") for mutant in tried}
+            found += [f"{name}: {fault}" for name, fault in each.items() if fault]
+    return found
+
+
+def _git_apply(mutants: Sequence[Mutant], tree: Path, *options: str) -> str:
+    command = ["git", "apply", *options, *(str(mutant.path) for mutant in mutants)]
     # Beyond `tree` git must not look for a repository: it would take the paths for those of that one.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)

@@ -8,6 +8,7 @@ import json
 import os
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from swarm.checkpoint import (
 from swarm.errors import InvalidConfig, NotFound
 from swarm.storage import LocalStorage, Storage, StorageError, open_storage
 from swarm.types import JobId
-from tests.checkpoints import JOB, FlakyFiles, PowerCut, facts, hashes, spec, tensors, write
+from tests.checkpoints import JOB, FlakyFiles, ForgetfulFiles, PowerCut, facts, hashes, spec, tensors, write
 
 JOB_ID = JobId(JOB)
 
@@ -216,6 +217,30 @@ def test_whatever_operation_is_the_last_the_newest_checkpoint_is_old_or_new_and_
         assert sorted(os.listdir(root)) == sorted(["latest", *names(after)])
         assert newest(after, JOB_ID).checkpoint == again
     assert seen == {4, 8}
+
+
+def test_a_power_cut_at_any_moment_takes_nothing_that_a_checkpoint_needs(tmp_path: Path) -> None:
+    """The disk keeps of files and folders only what was synced."""
+    quiet = ForgetfulFiles(tmp_path / "quiet")
+    (tmp_path / "quiet").mkdir()
+    write(LocalStorage(tmp_path / "quiet" / "checkpoints", quiet), 4)
+    first = quiet.count
+    second_checkpoint(tmp_path / "quiet" / "checkpoints", quiet)
+    seen = []
+    for number in range(first, quiet.count + 1):
+        top = tmp_path / f"{number}"
+        top.mkdir()
+        disk = ForgetfulFiles(top, number, strikes()["before"])
+        write(LocalStorage(top / "checkpoints", disk), 4)
+        with suppress(PowerCut):
+            second_checkpoint(top / "checkpoints", disk)
+        disk.close()
+        disk.lose()
+        found = newest(LocalStorage(top / "checkpoints"), JOB_ID)
+        assert found.checkpoint is not None, (quiet.log[number - 1], found.skipped)
+        seen.append(found.checkpoint.step)
+    assert seen == sorted(seen)
+    assert set(seen) == {4, 8}
 
 
 def test_the_number_of_points_is_more_than_two_hundred(tmp_path: Path) -> None:
