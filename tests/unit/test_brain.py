@@ -286,6 +286,18 @@ def test_a_full_step_is_averaged_with_the_sets_that_the_ledger_expects() -> None
             assert member.digest == set_digest(held[member.peer])
 
 
+def test_every_step_is_divided_by_the_number_of_its_own_targets() -> None:
+    swarm = Swarm(tokens_of=lambda step: 8 + step)
+    for step in range(2):
+        swarm.until_averaging()
+        averages = [command for _, command in swarm.inbox if isinstance(command, Average)]
+        assert {(command.step, command.tokens) for command in averages} == {(step, 8 + step)}
+        swarm.answer(Average)
+        assert swarm.rows[-1].tokens == 8 + step
+        swarm.write()
+        swarm.answer(Commit)
+
+
 def test_a_tied_unit_is_averaged_by_the_replicas_of_both_its_stages() -> None:
     tied = UnitName("tied")
     swarm = Swarm({A: 0, B: 1, C: 2}, units={S0: (0,), S1: (1,), UnitName("stage-2"): (2,), tied: (0, 2)})

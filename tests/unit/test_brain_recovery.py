@@ -35,9 +35,9 @@ GRACE_S = 5.0
 
 
 class Restarted:
-    """A brain of the fourth scheduler start: step 0 was committed by the third."""
+    """A brain of the fourth scheduler start: `committed` steps were committed by the third."""
 
-    def __init__(self) -> None:
+    def __init__(self, committed: int = 1, **changes: Any) -> None:
         settings: dict[str, Any] = {
             "job": JOB,
             "epoch": 4,
@@ -56,11 +56,12 @@ class Restarted:
             "tokens_of": lambda step: 8,
             "recover": True,
         }
-        self.brain = JobBrain(BrainSettings(**settings), Random(0))
+        self.brain = JobBrain(BrainSettings(**(settings | changes)), Random(0))
         self.sent: list[tuple[PeerId, Command]] = []
         self.rows: list[CommitRow] = []
-        row = CommitRow(0, 0, {unit: Round(3, 1) for unit in UNITS}, 1.0, 1.0, 1.0, 0.1, False, 8)
-        self.take(self.brain.resume(Resumed(STAGE_OF, 1, (row,), (), GRACE_S), 0.0))
+        made = {unit: Round(3, 1) for unit in UNITS}
+        rows = tuple(CommitRow(0, step, made, 1.0, 1.0, 1.0, 0.1, False, 8) for step in range(committed))
+        self.take(self.brain.resume(Resumed(STAGE_OF, committed, rows, (), GRACE_S), 0.0))
 
     def take(self, outputs: list[Output]) -> list[tuple[PeerId, Command]]:
         sent = [(one.peer, one.command) for one in outputs if isinstance(one, Send)]
@@ -115,11 +116,11 @@ class Restarted:
 
 
 @contextmanager
-def running(*peers: PeerId, **more: Any) -> Iterator[Restarted]:
+def running(*peers: PeerId) -> Iterator[Restarted]:
     """These came back; the grace of the others is over."""
     made = Restarted()
     for peer in peers:
-        made.hello(peer, **more)
+        made.hello(peer)
     made.take(made.brain.tick(GRACE_S + 1.0))
     assert made.brain.mode is Mode.RUNNING
     yield made
@@ -188,6 +189,15 @@ def test_a_late_peer_comes_in_until_a_step_is_decided_without_it() -> None:
         assert not made.admits(B, 1), "the row of a round that it was no member of is being written"
         made.take(made.brain.row_written(1, 1.0))
         assert not made.admits(B, 1), "it does not hold the mean of a round that it was no member of"
+    made = Restarted(2, staleness=1)
+    for peer in (A, C, D):
+        made.hello(peer, version=2)
+    made.take(made.brain.tick(GRACE_S + 1.0))
+    assert made.admits(B, 2)
+    while any(isinstance(command, Route | Average) for _, command in made.sent):
+        made.answer(Route, Average)
+    assert made.rows == [], "step 2 is averaged, but nobody has said yet that it committed step 0"
+    assert not made.admits(B, 2)
     with running(A, C, D) as made:
         made.hello(B)
         made.commit()
