@@ -6,13 +6,15 @@ and `SimulationStuck` names who waits. Flows need no change: `asyncio.sleep` and
 
 Two runs with one seed do the same in the same order. Tasks and futures are numbered, because asyncio keeps them in sets
 and their default order is that of memory addresses (a TaskGroup cancels its children in it). Code under simulation must
-not iterate over sets of strings (their order changes from process to process) or read clocks.
+not iterate over sets of strings (their order changes from process to process) or read clocks. Tasks of a simulated
+process (processes.py) run only while it is not frozen.
 No files, no sockets, no threads: `run_in_executor` calls the function at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import itertools
 import random
 import selectors
@@ -21,6 +23,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextvars import Context
 from typing import Any, Final, TypeVar, TypeVarTuple
+
+from swarm.sim.processes import Process, process_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -77,6 +81,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return _NumberedFuture(loop=self)
 
+    def run_again(self, handles: list[asyncio.Handle]) -> None:
+        """Run callbacks that a frozen process kept."""
+        self._ready.extend(handles)  # type: ignore[attr-defined]
+
+    # Both as in asyncio's base loop, whose parts typeshed does not show, but with handles that ask their process.
+    def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self.create_future()
         try:
@@ -95,6 +117,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _waiting(self) -> str:
         tasks = sorted((task for task in asyncio.all_tasks(self) if not task.done()), key=hash)
         return "; ".join(f"{task.get_name()} at {_place(task)}" for task in tasks) or "no task"
+
+
+class _OfProcess(asyncio.Handle):
+    """A callback that runs unless its process is frozen."""
+
+    __slots__ = ()
+
+    def _run(self) -> None:
+        process = process_of(self._context)  # type: ignore[attr-defined]
+        if process is None or not process.holds(self):
+            super()._run()
+
+
+class _Handle(_OfProcess):
+    __slots__ = ()
+
+
+class _TimerHandle(_OfProcess, asyncio.TimerHandle):
+    __slots__ = ()
 
 
 class _NumberedTask(asyncio.Task[Any]):
@@ -121,7 +162,12 @@ class _NumberedFuture(asyncio.Future[Any]):
 
 
 def _numbered_task(loop: Any, coro: Any, **options: Any) -> _NumberedTask:
-    return _NumberedTask(coro, loop=loop, **options)
+    task = _NumberedTask(coro, loop=loop, **options)
+    context = options.get("context")
+    process = Process.current() if context is None else process_of(context)
+    if process is not None:
+        process.adopt(task)
+    return task
 
 
 def _place(task: asyncio.Task[Any]) -> str:
