@@ -165,6 +165,12 @@ class Membership:
                 transitions += self._happen(known, Happening.LOST_SIGHT, f"silent for {silence_s:.1f} s", now_s)
         return transitions
 
+    def stood_still(self, seconds: float, now_s: float) -> None:
+        """The scheduler itself did not run for so long (SIGSTOP, a machine at its limit): nobody was silent."""
+        for known in self._peers.values():
+            known.heard_s = min(now_s, known.heard_s + seconds)
+            known.since_s = min(now_s, known.since_s + seconds)
+
     # What is decided ---------------------------------------------------------------------------------------------
 
     def assign(self, peer: PeerId, job: JobId, stage: int, now_s: float) -> list[Transition]:

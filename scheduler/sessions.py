@@ -20,6 +20,7 @@ from swarm.types import PeerId, PeerState
 COMMANDS_WAITING_MAX = 8192
 HELLO_S_MAX = 10.0
 TICK_S = 0.25
+STOOD_STILL_S = 0.5  # a tick that comes so much too late says that this process did not run
 
 
 class SessionListener(Protocol):
@@ -124,7 +125,12 @@ class Sessions:
         """Let membership notice silence, for ever."""
         loop = asyncio.get_running_loop()
         while True:
+            due_s = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)
+            late_s = loop.time() - due_s
+            if late_s > STOOD_STILL_S:
+                self._log.warning("the scheduler stood still", seconds=round(late_s, 3))
+                self._membership.stood_still(late_s, loop.time())
             for transition in self._membership.tick(loop.time()):
                 self._listener.on_transition(transition)
                 if transition.after is PeerState.GONE:

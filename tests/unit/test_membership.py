@@ -67,6 +67,21 @@ def test_silence_makes_suspect_and_grace_makes_gone_with_job_and_stage_named() -
     assert members.heard(A, 13.5) == [], "gone is gone until it dials again"
 
 
+def test_while_the_scheduler_itself_stood_still_nobody_was_silent() -> None:
+    """Stopped (SIGSTOP) for longer than the grace just after sessions broke, it took all its peers for gone."""
+    members = pool()
+    serving(members)
+    members.disconnected(A, 1, 1.0)
+    members.stood_still(20.0, 21.1)
+    assert members.tick(21.1) == []
+    assert members.tick(30.9) == []
+    assert moves(members.tick(31.0)) == [(SUSPECT, GONE)], "its own grace is not longer for that"
+    members.hello(hello("b"), 31.0)
+    members.stood_still(5.0, 32.0)
+    assert members.tick(34.9) == []
+    assert moves(members.tick(35.0)) == [(IDLE, SUSPECT)], "nobody is heard in the future"
+
+
 def test_a_suspect_that_is_heard_is_back_where_it_was() -> None:
     members = pool()
     serving(members)
