@@ -771,6 +771,8 @@ class JobBrain:
                 self._fail(ReplicaDiverged.code, message, "run the same release on every stage server")
                 return
         self._loaded[peer] = event
+        if event.join:
+            self._begins_with(replica, event)
         self._compare_probes(event.stage)
         alike = (event.stage, event.version)
         digests = {other: one.digest for other, one in self._loaded.items() if (one.stage, one.version) == alike}
@@ -1373,7 +1375,6 @@ class JobBrain:
         self._joining.admitted(replica.peer)
         self._lost.discard(replica.peer)
         self._loaded[replica.peer] = report
-        self._since[replica.peer] = version
         self._enlist(replica)
         self._open_window()
         settings, took_s = self.settings, self._ledger.now_s - joiner.since_s
@@ -1383,12 +1384,16 @@ class JobBrain:
         self._outputs.append(Admitted(replica.peer, replica.stage))
         self._note("info", f"{self._name(replica.peer)} joined with version {version} after {took_s:.1f} s")
         self._send(replica.peer, Admit(settings.job, settings.timeline, joiner.number, version))
+        self._begins_with(replica, report)
+        self._send_commits(replica.peer, version)
+
+    def _begins_with(self, replica: Replica, report: Loaded) -> None:
+        """The replica joined with a version: it made no commit before that, and has that one's outcome."""
+        peer, version = replica.peer, report.version
+        self._since[peer] = version
         before = self._runs.get(version - 1)
         if before is not None:
-            before.commits[replica.peer] = Committed(
-                settings.timeline, version - 1, version, replica.stage, report.digest
-            )
-        self._send_commits(replica.peer, version)
+            before.commits[peer] = Committed(report.timeline, version - 1, version, replica.stage, report.digest)
 
     # Leaving and moving ------------------------------------------------------------------------------------------
 
@@ -1522,6 +1527,11 @@ class JobBrain:
         digests = {other: one.digest for other, one in run.commits.items() if one.stage == event.stage}
         self._compare(digests, f"of stage {event.stage} after step {event.step}")
 
+    def _owing(self, run: StepRun) -> list[PeerId]:
+        """Who has not said yet that it made the step's commit; whoever joined with a later version never will."""
+        able = [peer for peer in self._members(run.step) if self._since.get(peer, 0) <= run.step]
+        return [peer for peer in able if peer not in run.commits]
+
     def _compare(self, digests: Mapping[PeerId, str], what: str) -> None:
         """Replicas that must hold the same bytes: if they do not, the job fails and names the odd ones out."""
         counts = Counter(digests.values())
@@ -1573,8 +1583,7 @@ class JobBrain:
                     self._start_rounds(run)
             self._repeat_rounds(run)
             self._decide(run)
-            agreed = run.phase is Phase.COMMITTING and set(self._members(step)) <= run.commits.keys()
-            if agreed and self._agreed == step:
+            if run.phase is Phase.COMMITTING and self._agreed == step and not self._owing(run):
                 run.turn(Turn.AGREED)
                 self._agreed = step + 1
                 self._digests = {one.stage: one.digest for one in run.commits.values()}
@@ -1619,8 +1628,7 @@ class JobBrain:
                 missing = [f"{_listed(one.missing())} ({unit})" for unit, one in run.rounds.items() if one.missing()]
                 return f"step {run.step}: waits for averaging at {'; '.join(missing)}"
             case Phase.COMMITTING:
-                late = set(self._members(run.step)) - run.commits.keys()
-                return f"step {run.step}: waits for {_listed(late)} to commit"
+                return f"step {run.step}: waits for {_listed(self._owing(run))} to commit"
             case Phase.DECIDED if not self._evaluations.permits(run.step):
                 return f"step {run.step}: waits for the {self._evaluations.waiting_for()}"
         return f"step {run.step}: {run.phase}"

@@ -689,6 +689,50 @@ def test_a_stage_of_which_nobody_is_back_when_grace_is_over_is_lost() -> None:
     assert "stage 1 has no replica: c, d did not come back" in stopped.reason
 
 
+def test_a_peer_that_is_gone_while_others_load_after_a_restart_is_not_compared_with() -> None:
+    """Its `Loaded` stayed behind, and the next was compared with a replica that nobody knew: the scheduler ended."""
+    swarm = Swarm({A: 0, B: 0, C: 1, D: 1}, recover=True)
+    loaded = {peer: swarm.reply(peer, load) for peer, load in swarm.pop(LoadStage)}
+    brain = JobBrain(swarm.brain.settings, Random(0))
+    brain.resume(Resumed(swarm.stage_of, 0, (), (), 5.0), 0.0)
+    for peer, stage in swarm.stage_of.items():
+        brain.handle(peer, Hello(peer, 1, 1, "0", "", "", "cpu", 1, 1 << 30, -1, JOB, 0, 0, stage=stage), 1.0)
+    assert isinstance(loaded[A], Loaded)
+    brain.handle(A, replace(loaded[A], probe="other bits"), 1.0)
+    brain.peer_gone(A, "killed", 2.0)
+    outputs = [one for peer in (B, C, D) for one in brain.handle(peer, loaded[peer], 3.0)]
+    brain.validate()
+    assert not [one for one in outputs if isinstance(one, Fail)]
+    assert brain.mode is Mode.RUNNING
+
+
+def test_after_a_restart_nobody_waits_for_commits_that_were_made_before_a_replica_joined() -> None:
+    """It never makes them: the job waited for ever for it to say so."""
+    swarm = Swarm(recover=True, steps=3)
+    loaded = {peer: swarm.reply(peer, load) for peer, load in swarm.pop(LoadStage)}
+    swarm.take([one for peer in (A, B, C, D) for one in swarm.brain.handle(peer, loaded[peer], 1.0)])  # type: ignore[arg-type]
+    for _ in range(2):
+        swarm.answer(Route)
+        swarm.answer(Average)
+        swarm.write()
+        swarm.answer(Commit)
+    brain = JobBrain(replace(swarm.brain.settings, epoch=4), Random(0))
+    brain.resume(Resumed(swarm.stage_of, 2, tuple(swarm.rows), (), 5.0), 0.0)
+    for peer, stage in swarm.stage_of.items():
+        brain.handle(peer, Hello(peer, 1, 1, "0", "", "", "cpu", 1, 1 << 30, -1, JOB, 0, 2, stage=stage), 1.0)
+        event = loaded[peer]
+        assert isinstance(event, Loaded)
+        if peer == D:
+            brain.handle(peer, replace(event, version=2, digest="after", join=1), 1.0)
+            continue
+        brain.handle(peer, event, 1.0)
+        for step in (0, 1):
+            brain.handle(peer, Committed(0, step, step + 1, stage, "after"), 1.0)
+    brain.validate()
+    assert "to commit" not in brain.waiting_for()
+    assert "step 2" in brain.waiting_for()
+
+
 def test_with_recovery_a_lost_saver_is_replaced() -> None:
     swarm = Swarm(steps=1, recover=True)
     swarm.until_written()
