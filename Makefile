@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos chaos-short mutants check lint fmt types imports protos protos-check bench clean
+.PHONY: help setup demo test sim chaos chaos-short mutants check lint fmt types imports protos protos-check bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -26,6 +26,11 @@ demo: setup ## train a small model through 2 stages x 2 replicas on this machine
 
 test: setup ## all tests
 	$(BIN)/python -m pytest
+
+# With SEED (and SCENARIO) one run again, as a failing seed says.
+MINUTES ?= 30
+sim: setup ## the simulated system under random faults for MINUTES (30); prints seeds, faults, failpoints, replay commands
+	$(BIN)/python -u -m tests.simulation.run $(if $(SEED),--seed $(SEED),--minutes $(MINUTES)) $(if $(SCENARIO),--scenario '$(SCENARIO)')
 
 # NETWORK=no leaves out what needs network namespaces, and with them root; the run says so.
 CHAOS_FLAGS ?= $(if $(filter no,$(NETWORK)),--no-network)
