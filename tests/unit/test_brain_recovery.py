@@ -1,4 +1,4 @@
-"""Who may go on with a job after a session broke or the scheduler was restarted, and what becomes of what it holds."""
+"""Who may go on with a job after a broken session or a restart, who may join it, and what becomes of what it holds."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from scheduler.brain import BrainSettings, CommitRow, JobBrain, Mode, Output, Send, WriteCommit
+from scheduler.brain import BrainSettings, CommitRow, JobBrain, Mode, Output, Replica, Send, WriteCommit
 from scheduler.recovery import Resumed
 from swarm.messages import (
     Accumulated,
+    Admit,
     Average,
     Averaged,
     Command,
     Commit,
     Committed,
+    Follow,
     Hello,
     Loaded,
+    LoadStage,
     ParameterNorm,
     Release,
     ReportedCell,
@@ -81,6 +84,19 @@ class Restarted:
         sizes = tuple(UnitSize(unit, 1000) for unit, stages in UNITS.items() if stage in stages)
         sent += self.take(self.brain.handle(peer, Loaded(JOB, 0, stage, 0, "start", sizes), 1.0))
         return sent + self.take(self.brain.handle(peer, Committed(0, version - 1, version, stage, "after"), 1.0))
+
+    def join(self, peer: PeerId) -> int:
+        """An idle peer is sent to its stage; the number of its attempt."""
+        sent = self.take(self.brain.join(Replica(peer, 1, f"at {peer}", STAGE_OF[peer]), 7.0))
+        (load,) = [command for to, command in sent if isinstance(command, LoadStage) and to == peer]
+        return load.join
+
+    def loaded(self, peer: PeerId, version: int, digest: str, join: int) -> list[Command]:
+        """A joiner has the state; what it is told."""
+        stage = STAGE_OF[peer]
+        sizes = tuple(UnitSize(unit, 1000) for unit, stages in UNITS.items() if stage in stages)
+        event = Loaded(JOB, 0, stage, version, digest, sizes, join=join)
+        return [command for to, command in self.take(self.brain.handle(peer, event, 8.0)) if to == peer]
 
     def admits(self, peer: PeerId, version: int) -> bool:
         hello = Hello(peer, 1, 1, "0", "", "", "cpu", 1, 0, -1, JOB, 0, version, (), STAGE_OF[peer], 0)
@@ -202,3 +218,39 @@ def test_a_late_peer_comes_in_until_a_step_is_decided_without_it() -> None:
         made.hello(B)
         made.commit()
         assert made.brain.committed_steps == 2
+
+
+# Joining ----------------------------------------------------------------------------------------------------------
+
+
+def told(sent: list[Command]) -> set[type[Command]]:
+    return {type(command) for command in sent} & {Admit, Release, Follow, Commit}
+
+
+def test_a_joiner_whose_state_is_that_of_the_replicas_is_one() -> None:
+    with running(A, C, D) as made:
+        number = made.join(B)
+        assert told(made.loaded(B, 1, "after", number + 1)) == set(), "the report of another attempt"
+        assert told(made.loaded(B, 1, "after", number)) == {Admit}
+        made.commit()
+        assert made.brain.committed_steps == 2
+
+
+def test_a_joiner_whose_state_is_another_is_turned_away() -> None:
+    with running(A, C, D) as made:
+        assert told(made.loaded(B, 1, "another", made.join(B))) == {Release}
+        assert told(made.loaded(B, 1, "after", 1)) == set()
+
+
+def test_a_joiner_that_is_too_late_is_told_to_follow() -> None:
+    with running(A, C, D) as made:
+        number = made.join(B)
+        made.commit()
+        assert told(made.loaded(B, 1, "after", number)) == {Follow}
+        assert told(made.loaded(B, 2, "after", number)) == {Admit}
+
+
+def test_a_joiner_that_says_what_nobody_has_committed_is_turned_away() -> None:
+    with running(A, C, D) as made:
+        assert told(made.loaded(B, 2, "after", made.join(B))) == {Release}
+        assert made.brain.violations == 1

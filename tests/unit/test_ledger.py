@@ -61,10 +61,11 @@ def test_a_replica_that_was_never_asked_is_a_violation() -> None:
 def test_words_about_another_timeline_or_a_closed_step_are_stale() -> None:
     ledger = book()
     assert ledger.accumulated(A, done(0, step=3)) is Verdict.STALE
-    ledger.close(0)
-    assert ledger.accumulated(A, done(0)) is Verdict.STALE
     other = Accumulated(Microbatch(1, 0, 0), 0, 1, True, 0.0, 0.1, 0.1, 0.0)
     assert ledger.accumulated(A, other) is Verdict.STALE
+    assert ledger.holder(0, 0, 0) is None
+    ledger.close(0)
+    assert ledger.accumulated(A, done(0)) is Verdict.STALE
 
 
 def test_void_strikes_all_that_a_replica_did_and_what_it_says_later_about_it() -> None:
@@ -190,3 +191,18 @@ def test_the_story_tells_every_transition_with_its_cause_and_is_bounded() -> Non
         ledger.open(step)
         ledger.close(step)
     assert ledger.story(0, 0) == [], "only the newest closed steps are kept"
+
+
+def test_what_a_lost_replica_added_is_void_where_it_can_be_done_again_and_nowhere_else() -> None:
+    ledger = book(fed=(A, B))
+    ledger.open(1)
+    ledger.feed(1, [hop(A)])
+    for peer, event in ((A, done(0)), (B, done(1)), (A, done(0, step=1))):
+        assert ledger.accumulated(peer, event) is Verdict.COUNTED
+    assert ledger.peer_gone(A, [1], "test") == [1]
+    assert ledger.is_full(0), "decided: what it added is in the mean that the others hold"
+    assert ledger.sets(1) == {}
+    assert ledger.orphans(1) == [(0, [0])]
+    assert ledger.accumulated(A, done(0, step=1)) is Verdict.STALE
+    assert ledger.peer_gone(B, [1], "test") == [], "it had no part in it"
+    ledger.validate()

@@ -115,11 +115,18 @@ def test_an_older_incarnation_is_refused_and_changes_nothing() -> None:
     assert members.get(A).state is IDLE  # type: ignore[union-attr]  # asserted above
 
 
-def test_a_newer_incarnation_replaces_the_older_which_is_gone_at_once() -> None:
+@pytest.mark.parametrize("loaded", [True, False])
+@pytest.mark.parametrize("job", [NO_JOB, JOB])
+def test_a_newer_incarnation_replaces_the_older_which_is_gone_at_once(loaded: bool, job: JobId) -> None:
+    """Whatever it says that it holds: the process that held it has ended."""
     members = pool()
-    serving(members)
-    gone, joined = members.hello(hello(incarnation=2), 1.0)
-    assert (gone.incarnation, gone.before, gone.after, gone.stage) == (1, SERVING, GONE, 1)
+    members.hello(hello(), 0.0)
+    members.assign(A, JOB, 1, 0.0)
+    if loaded:
+        members.serving(A, 0.0)
+    gone, joined = members.hello(hello(incarnation=2, job=job), 1.0)
+    assert (gone.incarnation, gone.after, gone.stage) == (1, GONE, 1)
+    assert gone.before is (SERVING if loaded else LOADING)
     assert (joined.incarnation, joined.after) == (2, IDLE)
     assert len(members.idle_peers()) == 1
 

@@ -121,6 +121,18 @@ def test_the_sum_is_divided_and_held_for_the_commit_that_names_the_round() -> No
     in_simulation(act)
 
 
+def test_the_digest_tells_the_bytes_of_means_apart() -> None:
+    async def act(made: Table) -> None:
+        for step, tokens in enumerate((2, 3, 2)):
+            made.rounds.take(replace(average(step=step), tokens=tokens))
+            made.rounds.sealed(step, "mine")
+        await asyncio.sleep(1.0)
+        first, second, third = [told.digest for told in made.told if isinstance(told, Averaged)]
+        assert first == third != second
+
+    in_simulation(act)
+
+
 def test_a_member_that_holds_another_set_says_so_and_sums_nothing() -> None:
     async def act(made: Table) -> None:
         assert made.rounds.take(average())
