@@ -14,6 +14,7 @@ from stage_server.averaging import Self
 from stage_server.device import InlineDevice
 from stage_server.replica import REPAIR_S, Replica
 from swarm.config import parse_job
+from swarm.errors import StaleMessage
 from swarm.logs import get_logger
 from swarm.messages import (
     PROTOCOL_VERSION,
@@ -28,6 +29,7 @@ from swarm.messages import (
     LoadStage,
     Member,
     Route,
+    StateRequest,
     StoreHeader,
     TensorHeader,
     UnitRound,
@@ -163,6 +165,18 @@ def test_a_replica_that_does_not_hold_the_round_of_a_commit_says_that_it_cannot_
         await scene.replica.handle(commit(scene, number=2))
         assert scene.replica.cells.version == 0
         assert len(scene.heard(Failed)) == 1
+
+    play(1, act)
+
+
+def test_state_is_given_to_those_who_ask_for_what_is_served_here() -> None:
+    async def act(scene: Scene) -> None:
+        request = StateRequest(JOB, 0, 0, "state", 0, 0, 0, PeerId("joiner"), 1)
+        reply, payload = await scene.replica.give(request)
+        assert (reply.version, reply.total_bytes) == (0, len(payload))
+        for change in ({"job": JobId("other")}, {"timeline": 1}, {"stage": 1}):
+            with pytest.raises(StaleMessage, match="this replica serves stage 0 of job job, timeline 0"):
+                await scene.replica.give(replace(request, **change))
 
     play(1, act)
 
