@@ -1,9 +1,12 @@
 """Imports without what a stage never uses: every stage server that starts in another's place pays for them.
 
 A decoder layer's module of Transformers also brings generation, the sharding of tensors over devices and, through
-one decorator each, the compiler: half of all time that importing takes, and none of it is called to compute a stage.
+one decorator each, the compiler; none of it is called to compute a stage.
 Within `lean_imports` those are empty stand-ins; afterwards they are forgotten, so that whoever imports one by its name
 gets the real one.
+
+Transformers also reads the source of all its models to learn which name lives in which module. A stage server imports
+by module, so that catalogue stays empty in its process: there is no `from transformers import ...` afterwards.
 """
 
 from __future__ import annotations
@@ -12,24 +15,32 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-# The compiler; continuous batching of generated text; tensors sharded over devices.
-UNUSED = ("torch._dynamo", "transformers.generation.continuous_batching", "transformers.distributed")
+UNUSED = (
+    "torch._dynamo",  # the compiler
+    "torch.export",
+    "transformers.generation.continuous_batching",
+    "transformers.distributed",  # tensors sharded over devices
+)
+CATALOGUE = "transformers.utils.import_utils"  # its define_import_structure reads a folder's sources
+CATALOGUED = "transformers/models"
 
 
 @contextmanager
 def lean_imports(unused: Sequence[str] = UNUSED) -> Iterator[None]:
     """Around imports: packages in `unused` that are not loaded yet are stood in for by empty ones."""
-    stand_ins = _StandIns(unused)
-    sys.meta_path.insert(0, stand_ins)
+    stand_ins, catalogue = _StandIns(unused), _EmptyCatalogue()
+    sys.meta_path[:0] = [stand_ins, catalogue]
     try:
         yield
     finally:
         sys.meta_path.remove(stand_ins)
+        sys.meta_path.remove(catalogue)
         stand_ins.forget()
+        catalogue.forget()
 
 
 class _StandIns(MetaPathFinder, Loader):
@@ -58,6 +69,38 @@ class _StandIns(MetaPathFinder, Loader):
             names = sys.modules[parent].__dict__ if parent in sys.modules else {}
             if names.get(leaf) is module:
                 del names[leaf]
+
+
+class _EmptyCatalogue(MetaPathFinder, Loader):
+    """Loads CATALOGUE so that it finds nothing in the folder of all models; a single model's folder it reads."""
+
+    def __init__(self) -> None:
+        self._inner: Loader | None = None
+        self._module: ModuleType | None = None
+        self._define: Any = None
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name == CATALOGUE else None
+        if spec is not None:
+            self._inner, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert self._inner is not None
+        self._inner.exec_module(module)
+        self._module, self._define = module, module.__dict__["define_import_structure"]
+        module.__dict__["define_import_structure"] = self._of
+
+    def _of(self, path: str, prefix: str | None = None) -> Any:
+        of_all = str(path).replace("\\", "/").removesuffix("/__init__.py").endswith(CATALOGUED)
+        return {frozenset(): {}} if of_all else self._define(path, prefix)
+
+    def forget(self) -> None:
+        if self._module is not None:
+            self._module.__dict__["define_import_structure"] = self._define
 
 
 class _StandIn(ModuleType):

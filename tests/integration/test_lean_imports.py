@@ -37,8 +37,9 @@ with lean_imports():
 from tests.integration.test_lean_imports import train
 hashes = train(Path(sys.argv[1]))
 loaded = [name for name in UNUSED if name in sys.modules]
+from transformers.utils.import_utils import define_import_structure
 import torch._dynamo
-print(json.dumps([hashes, loaded, torch._dynamo.is_compiling()]))
+print(json.dumps([hashes, loaded, torch._dynamo.is_compiling(), define_import_structure.__module__]))
 """
 
 
@@ -69,8 +70,9 @@ def test_every_family_trains_to_the_same_weights_without_what_is_left_out(tmp_pa
     command = [sys.executable, "-c", LEAN, str(tmp_path / "lean")]
     lean = subprocess.run(command, capture_output=True, text=True, check=False)
     assert lean.returncode == 0, lean.stderr[-3000:]
-    hashes, loaded, compiling = json.loads(lean.stdout)
+    hashes, loaded, compiling, catalogue = json.loads(lean.stdout)
     assert loaded == [], "what is left out at the start is loaded later all the same"
     assert compiling is False, "after the imports the real module is to be had"
+    assert catalogue == "transformers.utils.import_utils", "and the real function"
     assert len(set(hashes.values())) == len(MODELS)
     assert hashes == train(tmp_path / "full")
