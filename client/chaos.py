@@ -46,7 +46,8 @@ def is_well(report: pb.ChaosReport) -> bool:
     if not report.job:
         return True
     ended_well = report.job_state == "succeeded"
-    return not report.violations and (ended_well or (report.recovered_s >= 0 and report.job_state != "failed"))
+    counted_right = not (report.violations or report.lost or report.counted_twice)
+    return counted_right and (ended_well or (report.recovered_s >= 0 and report.job_state != "failed"))
 
 
 def chaos_values(report: pb.ChaosReport) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def chaos_values(report: pb.ChaosReport) -> dict[str, Any]:
     moments = ("suspect_s", "rerouted_s", "gone_s", "recovered_s")
     counts = (
         *("microbatches_fed", "microbatches_committed", "microbatches_in_flight"),
-        *("committed", "replayed", "rerouted", "duplicates", "violations"),
+        *("committed", "replayed", "rerouted", "duplicates", "violations", "lost", "counted_twice"),
     )
     return {
         "fault": report.fault,
@@ -80,13 +81,14 @@ def chaos_table(report: pb.ChaosReport) -> Table:
         table.add_row("job", "none: it served nobody")
         return table
     table.add_row("job", f"{report.job}: {report.job_state}, {report.job_reason}")
-    for name, at_s in (
-        ("suspect", report.suspect_s),
-        ("re-routed", report.rerouted_s),
-        ("gone", report.gone_s),
-        ("recovered", report.recovered_s),
-    ):
-        table.add_row(name, "-" if at_s < 0 else f"after {at_s:.3f} s")
+    moments = (
+        ("suspect", report.suspect_s, "never suspect"),
+        ("re-routed", report.rerouted_s, "it had no work to give away"),
+        ("gone", report.gone_s, "never gone"),
+        ("recovered", report.recovered_s, f"NOT within {report.watched_s:.0f} s"),
+    )
+    for name, at_s, never in moments:
+        table.add_row(name, f"- ({never})" if at_s < 0 else f"after {at_s:.3f} s")
     open_ = report.microbatches_fed - report.microbatches_committed
     table.add_row(
         "ledger",
@@ -97,6 +99,7 @@ def chaos_table(report: pb.ChaosReport) -> Table:
         f"{report.committed} committed, {report.rerouted} hops re-routed, {report.replayed} contributions done again, "
         f"{report.duplicates} repeats ignored, {report.violations} violations",
     )
+    table.add_row("balance", f"{report.lost} contributions lost, {report.counted_twice} counted twice")
     return table
 
 

@@ -625,6 +625,11 @@ class JobBrain:
         return self._commits_sent * self.settings.microbatches + self._ledger.fed()
 
     @property
+    def accumulated(self) -> tuple[int, ...]:
+        """Contributions in the steps committed since this brain began, per stage, as the ledger counted them."""
+        return self._ledger.committed()
+
+    @property
     def replayed(self) -> int:
         """Accumulations that were void and had to be done again."""
         return sum(self._ledger.replayed)

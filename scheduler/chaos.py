@@ -53,6 +53,7 @@ class _Balance:
     rerouted: int
     duplicates: int
     violations: int
+    accumulated: tuple[int, ...]  # contributions in committed steps, per stage
 
     @classmethod
     def of(cls, brain: JobBrain) -> _Balance:
@@ -63,6 +64,7 @@ class _Balance:
             sum(brain.reroutes.values()),
             brain.duplicates,
             brain.violations,
+            brain.accumulated,
         )
 
 
@@ -209,6 +211,11 @@ def _tell(report: pb.ChaosReport, job: Job, brain: JobBrain, before: _Balance) -
     report.rerouted = now.rerouted - before.rerouted
     report.duplicates = now.duplicates - before.duplicates
     report.violations = now.violations - before.violations
+    surplus = [
+        after - earlier - report.committed for after, earlier in zip(now.accumulated, before.accumulated, strict=True)
+    ]
+    report.lost = -sum(min(0, one) for one in surplus)
+    report.counted_twice = sum(max(0, one) for one in surplus)
 
 
 def _now_s() -> float:

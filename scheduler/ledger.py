@@ -81,6 +81,7 @@ class Ledger:
         self.moved: Counter[tuple[int, str]] = Counter()  # hops that were taken away, by (stage, reason)
         self.duplicates = 0
         self.violations = 0
+        self._entered = [0] * stages  # contributions that a replica took into its sum, less those that were struck out
         self.now_s = 0.0  # stamped on the lines of stories
         self._least_attempt = 0
         self._books: dict[int, StepBook] = {}
@@ -170,6 +171,7 @@ class Ledger:
             book.fed = max(book.fed, index + 1)
             if cell.accumulated:
                 entry.holders[peer] = Contribution(cell.attempt, cell.finite, cell.loss)
+                self._entered[stage] += 1
                 self.tell(
                     step, index, f"stage {stage}: {peer} reports that it has accumulated (attempt {cell.attempt})"
                 )
@@ -222,6 +224,7 @@ class Ledger:
             return Verdict.DUPLICATE
 
         entry.holders[peer] = Contribution(event.attempt, event.finite, event.loss)
+        self._entered[stage] += 1
         if entry.hop is not None and entry.hop.peer == peer:
             self._count_outstanding(peer, -1)
         finite = "" if event.finite else ", NOT finite"
@@ -272,6 +275,7 @@ class Ledger:
                 self._take_hop(book, stage, index)
                 self.moved[stage, reason] += 1
             if entry.holders.pop(peer, None) is not None:
+                self._entered[stage] -= 1
                 if len(entry.holders) == 1:
                     book.doubles.discard((stage, index))
                 elif not entry.holders:
@@ -370,6 +374,18 @@ class Ledger:
     def in_flight(self) -> int:
         """Microbatches that were fed and lack a holder at some stage."""
         return sum(book.open for book in self._books.values())
+
+    def committed(self) -> tuple[int, ...]:
+        """Contributions that went into closed steps, per stage: all that entered, less what open steps hold.
+
+        Counted apart from the steps: per stage it must be the microbatches of the steps that were committed since this
+        ledger began, or one was lost or counted twice.
+        """
+        held = [0] * self.stages
+        for book in self._books.values():
+            for stage, _, entry in self._entries(book):
+                held[stage] += len(entry.holders)
+        return tuple(entered - open_ for entered, open_ in zip(self._entered, held, strict=True))
 
     def outstanding(self, peer: PeerId) -> int:
         """Hops that the peer was given and has not finished."""

@@ -293,7 +293,7 @@ class ChaosRequest(_message.Message):
     def __init__(self, fault: _Optional[str] = ..., peer: _Optional[str] = ..., for_s: _Optional[float] = ..., factor: _Optional[float] = ..., seed: _Optional[int] = ..., against: _Optional[str] = ...) -> None: ...
 
 class ChaosReport(_message.Message):
-    __slots__ = ("fault", "peer", "job", "stage", "job_state", "job_reason", "suspect_s", "rerouted_s", "recovered_s", "gone_s", "watched_s", "microbatches_fed", "microbatches_committed", "microbatches_in_flight", "committed", "replayed", "rerouted", "duplicates", "violations")
+    __slots__ = ("fault", "peer", "job", "stage", "job_state", "job_reason", "suspect_s", "rerouted_s", "recovered_s", "gone_s", "watched_s", "microbatches_fed", "microbatches_committed", "microbatches_in_flight", "committed", "replayed", "rerouted", "duplicates", "violations", "lost", "counted_twice")
     FAULT_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +313,8 @@ class ChaosReport(_message.Message):
     REROUTED_FIELD_NUMBER: _ClassVar[int]
     DUPLICATES_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_TWICE_FIELD_NUMBER: _ClassVar[int]
     fault: str
     peer: str
     job: str
@@ -332,7 +334,9 @@ class ChaosReport(_message.Message):
     rerouted: int
     duplicates: int
     violations: int
-    def __init__(self, fault: _Optional[str] = ..., peer: _Optional[str] = ..., job: _Optional[str] = ..., stage: _Optional[int] = ..., job_state: _Optional[str] = ..., job_reason: _Optional[str] = ..., suspect_s: _Optional[float] = ..., rerouted_s: _Optional[float] = ..., recovered_s: _Optional[float] = ..., gone_s: _Optional[float] = ..., watched_s: _Optional[float] = ..., microbatches_fed: _Optional[int] = ..., microbatches_committed: _Optional[int] = ..., microbatches_in_flight: _Optional[int] = ..., committed: _Optional[int] = ..., replayed: _Optional[int] = ..., rerouted: _Optional[int] = ..., duplicates: _Optional[int] = ..., violations: _Optional[int] = ...) -> None: ...
+    lost: int
+    counted_twice: int
+    def __init__(self, fault: _Optional[str] = ..., peer: _Optional[str] = ..., job: _Optional[str] = ..., stage: _Optional[int] = ..., job_state: _Optional[str] = ..., job_reason: _Optional[str] = ..., suspect_s: _Optional[float] = ..., rerouted_s: _Optional[float] = ..., recovered_s: _Optional[float] = ..., gone_s: _Optional[float] = ..., watched_s: _Optional[float] = ..., microbatches_fed: _Optional[int] = ..., microbatches_committed: _Optional[int] = ..., microbatches_in_flight: _Optional[int] = ..., committed: _Optional[int] = ..., replayed: _Optional[int] = ..., rerouted: _Optional[int] = ..., duplicates: _Optional[int] = ..., violations: _Optional[int] = ..., lost: _Optional[int] = ..., counted_twice: _Optional[int] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
     __slots__ = ("job", "follow", "tail", "peer", "stage", "level", "since_unix_s")

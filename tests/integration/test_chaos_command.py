@@ -52,6 +52,7 @@ def test_harm_is_done_only_where_it_is_allowed_and_its_end_is_told(
         assert 0 <= told["suspect_s"] <= told["gone_s"] <= told["watched_s"]
         assert told["recovered_s"] is not None
         ledger = told["ledger"]
+        assert (ledger["lost"], ledger["counted_twice"]) == (0, 0)
         assert ledger["microbatches_committed"] % spec.training.microbatches == 0
         assert 0 <= ledger["microbatches_fed"] - ledger["microbatches_committed"] <= 3 * spec.training.microbatches
 

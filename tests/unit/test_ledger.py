@@ -170,6 +170,37 @@ def test_losses_come_in_order_of_the_microbatches_whoever_is_first() -> None:
     assert math.isfinite(sum(ledger.losses(0)))
 
 
+def test_what_committed_steps_hold_is_counted_apart_and_shows_a_loss_or_a_double() -> None:
+    ledger = book(stages=2)
+    for index, stage, peer in [(0, 0, A), (1, 0, A), (0, 1, C), (1, 1, C)]:
+        ledger.accumulated(peer, done(index, stage))
+    ledger.peer_gone(A, [0], "killed")  # its two contributions are done again, by B
+    for index in (0, 1):
+        ledger.reroute(0, 0, index, hop(B, ledger.attempt(0)), "killed")
+        ledger.accumulated(B, done(index, attempt=ledger.attempt(0)))
+    ledger.accumulated(B, done(1, attempt=ledger.attempt(0)))
+    assert ledger.committed() == (0, 0), "nothing is committed yet"
+    ledger.close(0)
+    assert ledger.committed() == (2, 2), "each of two microbatches once per stage"
+
+
+def test_a_step_closed_too_early_or_with_two_holders_is_out_of_balance() -> None:
+    early = book()
+    early.accumulated(A, done(0))
+    early.close(0)
+    assert early.committed() == (1,), "one of two is lost"
+
+    double = book()
+    double.withdraw(0, A, "suspect")
+    double.next_attempt(0)
+    for index in (0, 1):
+        double.reroute(0, 0, index, hop(B, 2), "refill")
+        double.accumulated(B, done(index, attempt=2))
+    double.accumulated(A, done(0))
+    double.close(0)
+    assert double.committed() == (3,), "one of two is in two sums"
+
+
 def test_the_story_tells_every_transition_with_its_cause_and_is_bounded() -> None:
     ledger = book()
     ledger.now_s = 1.5
