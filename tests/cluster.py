@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import grpc
 
+from swarm.children import dying_with_parent
 from swarm.config import JobSpec
 from swarm.data import ByteTokenizer, TokenManifest
 from swarm.rpc.channel import connect_sync
@@ -42,7 +43,7 @@ class Process:
         """Run `python -m module`; `before` is a command that runs it. A log that is there is gone on with."""
         with log.open("a") as err:
             child = subprocess.Popen(
-                [*before, sys.executable, "-m", *module.split(), *flags],
+                dying_with_parent([*before, sys.executable, "-m", *module.split(), *flags]),
                 stdout=subprocess.PIPE,
                 stderr=err,
                 stdin=subprocess.DEVNULL,

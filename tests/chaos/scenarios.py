@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,16 @@ from random import Random
 from swarm.wire import jobs_pb2 as pb
 from tests.chaos import failing_stage_server
 from tests.chaos.relay import Relay
-from tests.chaos.trial import COMMIT_S_MAX, MICROBATCHES, Broken, Trial, Void, gaps_s, percentile
+from tests.chaos.repeating_stage_server import SAID
+from tests.chaos.trial import COMMIT_S_MAX, MICROBATCHES, Broken, Trial, Void, Work, gaps_s, percentile
 from tests.cluster import Process
 
 # What the system can do so far. "joining": a new stage server joins a job at work; "stalling": a job whose stage is
 # lost waits for a new peer; "rebalancing": peers move between stages. Add one here and its scenarios run.
-SUPPORTED = {"recovery", "stalling"}
+SUPPORTED = {"recovery", "joining", "stalling"}
 
+MICROBATCHES_MIN = 5000  # that F1 compares
+REPEATED = {"Accumulated", "Averaged", "Committed", "Route", "Average", "Commit", "activation", "gradient"}  # at least
 PREDECESSOR_S = 2.0  # the next kill comes so long after the one before, at the earliest
 
 
@@ -76,30 +80,75 @@ def kills_while_another_lives(folder: Path, seed: str, long: bool) -> Trial:
 
 def kills_and_respawns(folder: Path, seed: str, long: bool) -> Trial:
     """F1: kill -9 of a random stage server, which starts again and joins; the next when every pool is whole."""
-    kills = 60 if long else 5
-    steps = 5000 if long else 600
+    kills = 60 if long else 3
     with Trial(folder, seed) as trial:
         trial.add_servers(4)
-        job = trial.job(2, steps)
-        trial.until_step(job, 3)
-        whole = {stage: len(pool) for stage, pool in trial.serving(job).items()}
-        intervals: list[float] = []
-        while len(trial.kills) < kills:
+        work = Work(trial, 2, 400 if long else 120)
+        until_commit_s: list[float] = []
+        until_whole_s: list[float] = []
+        while len(trial.kills) < kills or trial.microbatches < (MICROBATCHES_MIN if long else 0):
+            job = work.at_work()
+            trial.steps_on(job)
             victim = trial.rng.choice([peer for pool in trial.serving(job).values() for peer in pool])
             killed_s = time.monotonic()
             trial.kill(victim)
-            intervals.append(trial.heals(job, steps=1))
+            until_commit_s.append(trial.heals(job, steps=1))
             trial.respawn(victim)
             trial.servers[victim].wait_ready()
-            trial.until(
-                "every pool whole",
-                lambda: {stage: len(pool) for stage, pool in trial.serving(job).items()} == whole,
-                120.0,
-            )
-            trial.steps_on(job)
+            ready_s = time.monotonic()
+            work.until_whole()
+            if trial.view(job).state == "running":
+                until_whole_s.append(time.monotonic() - ready_s)
             time.sleep(max(0.0, killed_s + PREDECESSOR_S - time.monotonic()) + trial.rng.uniform(0.0, 0.5))
-        trial.proves(job)
-        _tell_kills(trial, intervals)
+        work.prove()
+        if not until_whole_s:
+            raise Void("no job was at work when a pool was whole again")
+        _tell_kills(trial, until_commit_s)
+        trial.figures["ready_to_serving_s"] = _spread(until_whole_s)
+        trial.figures["joined"] = len(until_whole_s)
+        return trial
+
+
+def harm_after_harm(folder: Path, seed: str, long: bool) -> Trial:
+    """F1, F2, F5, F10 on one cluster: a death, one at an exact point, a zombie, a dead scheduler, in turn."""
+    points = [point for point in failing_stage_server.POINTS if point != "nan"]
+    with Trial(folder, seed, grace_s=3.0) as trial:
+        peers = trial.add_servers(4)
+        work = Work(trial, 2, 120)
+        died_at = trial.figures["died_at"] = []
+        for _ in range(6 if long else 1):
+            # A death; who comes back joins, and dies at an exact point; then it comes back for good.
+            job = work.at_work()
+            victim = trial.rng.choice(peers)
+            point = trial.rng.choice(points)
+            trial.kill(victim)
+            trial.heals(job, steps=1)
+            hit = trial.rng.randint(2, 8)
+            failing = trial.respawn(victim, module=f"tests.chaos.failing_stage_server --at {point} --hit {hit}")
+            failing.wait_ready()
+            trial.until_hit(failing, point, meanwhile=work.at_work)
+            died_at.append(point)
+            trial.respawn(victim).wait_ready()
+            work.at_work()
+            work.until_whole()
+
+            # A zombie wakes up after it was given up.
+            job = work.at_work()
+            victim = trial.rng.choice([peer for pool in trial.serving(job).values() for peer in pool])
+            with trial.frozen(victim):
+                trial.until("given up", lambda peer=victim: trial.state_of(peer) == "gone", 20.0)  # type: ignore[misc]
+            trial.until("back", lambda peer=victim: trial.state_of(peer) != "gone", 20.0)  # type: ignore[misc]
+            work.at_work()
+            work.until_whole()
+
+            job = work.at_work()
+            before = trial.view(job).step
+            trial.restart_scheduler()
+            if trial.view(job).step < before:
+                raise Broken("steps were rolled back")
+            trial.heals(job, steps=1)
+        work.prove()
+        _tell_kills(trial, [])
         return trial
 
 
@@ -221,10 +270,45 @@ def overload(folder: Path, seed: str, long: bool) -> Trial:
         return trial
 
 
+def everything_again(folder: Path, seed: str, long: bool) -> Trial:
+    """F12: events, tensors and commands come two to five times, some much later; only the first changes anything."""
+    late_s = 60.0 if long else 3.0
+    with Trial(folder, seed, grace_s=10.0) as trial:
+        module = f"tests.chaos.repeating_stage_server --late {late_s:g} --seed"
+        started = [trial.start_server(number, module=f"{module} {number}") for number in range(4)]
+        trial.servers |= {process.wait_ready()["peer"]: process for process in started}
+        trial.until_free(list(trial.servers))
+        job = trial.job(2, 500 if long else 60)
+        if long:
+            trial.until_step(job, 100)
+            trial.restart_scheduler()
+        trial.proves(job)
+        ignored = sum(trial.metric("swarm_duplicates_discarded_total").values())
+        counts: Counter[str] = Counter()
+        for process in started:
+            told = [line for line in process.log.read_text().splitlines() if line.startswith(SAID)]
+            counts.update(json.loads(told[-1].removeprefix(SAID)) if told else {})
+        missing = {
+            "Accumulated",
+            "Averaged",
+            "Committed",
+            "Route",
+            "Average",
+            "Commit",
+            "activation",
+            "gradient",
+        } - set(counts)
+        if missing or ignored < job.spec.training.steps:
+            raise Void(f"not repeated: {missing}; {ignored:g} repetitions were ignored")
+        trial.figures["repeated"] = dict(counts)
+        return trial
+
+
 def not_a_number(folder: Path, seed: str, long: bool) -> Trial:
     """F20: one gradient is not finite; its step is skipped everywhere, once, and training goes on."""
     with Trial(folder, seed) as trial:
-        first = trial.start_server(0, module=f"tests.chaos.failing_stage_server --at nan --hit {3 * MICROBATCHES}")
+        failing = f"tests.chaos.failing_stage_server --at nan --hit {3 * MICROBATCHES}"
+        first = trial.start_server(0, "--stage", "0", module=failing)
         victim = first.wait_ready()["peer"]
         trial.servers[victim] = first
         trial.add_servers(1)
@@ -236,7 +320,7 @@ def not_a_number(folder: Path, seed: str, long: bool) -> Trial:
         if "failpoint hit: nan" not in first.log.read_text():
             raise Void("the gradient was not touched")
         if len(skipped) != 1:
-            raise Void("the server sat where no gradient comes in") if not skipped else Broken(f"{skipped} skipped")
+            raise Broken(f"steps {skipped} were skipped, not one")
         trial.clean()
         return trial
 
@@ -531,10 +615,11 @@ def _tell_kills(trial: Trial, until_commit_s: list[float]) -> None:
         "p99": round(percentile(rerouted, 0.99), 3),
     }
     if until_commit_s:
-        trial.figures["kill_to_commit_s"] = {
-            "p50": round(percentile(until_commit_s, 0.5), 2),
-            "p99": round(percentile(until_commit_s, 0.99), 2),
-        }
+        trial.figures["kill_to_commit_s"] = _spread(until_commit_s)
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"p50": round(percentile(values, 0.5), 2), "p99": round(percentile(values, 0.99), 2)}
 
 
 def _epoch(trial: Trial) -> int:
@@ -550,6 +635,7 @@ def _free_port() -> int:
 SCENARIOS = [
     Scenario("F1-lives", "kill -9 while another replica lives", kills_while_another_lives),
     Scenario("F1", "kill -9 and respawn into the running job", kills_and_respawns, needs="joining"),
+    Scenario("F1-F10", "death, exact point, zombie, dead scheduler in turn", harm_after_harm, needs="joining"),
     Scenario("F2-server", "a stage server dies at each exact point", deaths_at_exact_points),
     Scenario("F2-scheduler", "the scheduler dies around the row", scheduler_dies_at_exact_points),
     Scenario("F3", "all replicas of a stage are lost", a_stage_is_lost, needs="stalling"),
@@ -561,6 +647,7 @@ SCENARIOS = [
     Scenario("F11", "loss, repetition, reordering", a_bad_network, network=True, short=False),
     Scenario("F10-frozen", "SIGSTOP around the grace", frozen_and_back),
     Scenario("orders", "corrupt, slow, cut off, frozen, killed by swarm chaos", ordered, short=False),
+    Scenario("F12", "all that is said comes again", everything_again, short=False),
     Scenario("F13", "the scheduler's disk is full", disk_full, short=False),
     Scenario("F14", "the scheduler dies while it saves", saves_while_killed, short=False),
     Scenario("F18", "a window far too large", overload, short=False),

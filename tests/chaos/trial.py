@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import sqlite3
 import time
@@ -37,6 +38,7 @@ RSS_BYTES_MAX = 1 << 30  # of one process
 FILES_MAX = 256  # open in one process
 JOB_S_MAX = 900.0
 POLL_S = 0.05
+DATABASE = "scheduler.db"
 
 
 class Void(Exception):
@@ -161,11 +163,16 @@ class Trial(Cluster):
         self.servers[peer].kill(signal.SIGKILL)
         self.servers[peer].child.wait()
 
-    def respawn(self, peer: str, *flags: str, module: str = "stage_server") -> None:
+    def respawn(self, peer: str, *flags: str, module: str = "stage_server") -> Process:
         """Start a dead stage server again under its name, without waiting for it."""
         number = list(self.servers).index(peer)
         self.servers[peer].stop()
         self.servers[peer] = self.start_server(number, *flags, module=module)
+        return self.servers[peer]
+
+    def state_of(self, peer: str) -> str:
+        """How the scheduler sees a peer now."""
+        return next((str(known.state) for known in self.peers() if known.id == peer), "unknown")
 
     def until_idle(self, peers: list[str]) -> None:
         """Wait until peers are there and free."""
@@ -190,10 +197,17 @@ class Trial(Cluster):
         finally:
             self.servers[peer].kill(signal.SIGCONT)
 
-    def until_hit(self, process: Process, point: str, timeout_s: float = 90.0) -> None:
-        """Wait until a process has died at its failpoint; Void if it does not."""
+    def until_hit(
+        self, process: Process, point: str, timeout_s: float = 90.0, meanwhile: Callable[[], object] = lambda: None
+    ) -> None:
+        """Wait until a process has died at its failpoint; Void if it does not. `meanwhile` keeps it at work."""
+
+        def dead() -> bool:
+            meanwhile()
+            return process.child.poll() is not None
+
         try:
-            self.until("dead", lambda: process.child.poll() is not None, timeout_s)
+            self.until("dead", dead, timeout_s)
         except Broken:
             raise Void(f"the failpoint {point} was not hit") from None
         if f"{HIT}{point}\n" not in process.log.read_text():
@@ -214,7 +228,14 @@ class Trial(Cluster):
 
     @property
     def database(self) -> Path:
-        return next((self.inside / self.folder.relative_to("/") / "scheduler").glob("*.db"))
+        """The scheduler's database, or a copy of the one in a file system of its own: SQLite follows no such links."""
+        if self.inside == Path("/"):
+            return self.folder / "scheduler" / DATABASE
+        copies = self.folder / "copies"
+        copies.mkdir(exist_ok=True)
+        for path in (self.inside / self.folder.relative_to("/") / "scheduler").glob(f"{DATABASE}*"):
+            shutil.copyfile(path, copies / path.name)
+        return copies / DATABASE
 
     def proves(self, job: Job, *, timeout_s: float = JOB_S_MAX, rollbacks: int = 0) -> list[Row]:
         """The job ends with the weights of one process; every step counted once; nothing else went wrong."""
@@ -300,6 +321,47 @@ class Trial(Cluster):
                 raise Broken(f"the scheduler's log does not say that {peer} is suspect")
             times.append(max(0.0, suspect[0] - at_s))
         return times
+
+
+class Work:
+    """Jobs of one spec, one after the other, so that one is always at work; one reference serves all of them."""
+
+    def __init__(self, trial: Trial, stages: int, steps: int, **changes: object) -> None:
+        self._trial = trial
+        self._shape = (stages, steps, changes)
+        self._job: Job | None = None
+        self.whole: dict[int, int] = {}  # replicas per stage, as a job starts
+
+    def at_work(self, steps_left: int = 20) -> Job:
+        """A job that runs and has so many steps to go; those that came to their end before are proven."""
+        trial, (stages, steps, changes) = self._trial, self._shape
+        if self._job is not None:
+            view = trial.view(self._job)
+            if view.state == "running" and view.step + steps_left <= steps:
+                return self._job
+            self.prove()
+        trial.until_free(list(trial.servers))
+        self._job = trial.job(stages, steps, **changes)
+        trial.until_step(self._job, 2)
+        self.whole = {stage: len(pool) for stage, pool in trial.serving(self._job).items()}
+        return self._job
+
+    def until_whole(self) -> float:
+        """Seconds until every pool has as many replicas as at the start, or the job is at its end."""
+        job, trial = self._job, self._trial
+        assert job is not None
+
+        def met() -> bool:
+            pools = {stage: len(pool) for stage, pool in trial.serving(job).items()}
+            return pools == self.whole or trial.view(job).state != "running"
+
+        return trial.until("every pool whole", met, 120.0)
+
+    def prove(self) -> None:
+        """The job at work ends as it must."""
+        if self._job is not None:
+            self._trial.proves(self._job)
+            self._job = None
 
 
 def _unix_s(text: str) -> float:
