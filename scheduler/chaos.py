@@ -1,7 +1,8 @@
 """`swarm chaos` at the scheduler: order a fault, and tell from what the scheduler sees how the job took it.
 
 Moments are counted from the order. A job has recovered when two more steps are committed than at the order: those that
-the fault found open. The ledger's balance is read from the brain, which alone counts.
+the fault found open. The balance is read from the brain, which alone counts; if the job lost a stage, it is the
+balance since the checkpoint from which it went on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from scheduler.membership import Membership, Peer, Transition
 from scheduler.sessions import SessionListener
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.messages import Chaos, ChaosBegun, Command, Event
-from swarm.types import PeerId, PeerState
+from swarm.types import JobState, PeerId, PeerState
 from swarm.wire import jobs_pb2 as pb
 
 FAULTS = ("kill", "freeze", "slow", "partition", "corrupt")
@@ -117,7 +118,7 @@ class ChaosDesk:
     ) -> pb.ChaosReport:
         name, stage = peer.hello.peer, peer.stage
         job = next((job for job in self._jobs.all() if job.record.id == peer.job), None)
-        brain = job.driver.brain if job is not None and job.driver is not None else None
+        brain = _brain_of(job)
         before = _Balance.of(brain) if brain is not None else None
         against, address = (other.hello.peer, other.hello.address) if other is not None else (PeerId(""), "")
         order = Chaos(request.fault, request.for_s, request.factor, against, address, request.seed)
@@ -129,17 +130,21 @@ class ChaosDesk:
         rerouted_s = recovered_s = NEVER
         while _now_s() < until_s:
             since_s = _now_s() - watched.ordered_s
-            if brain is None or before is None:
+            if job is None or brain is None or before is None:
                 if since_s >= lasts_s:
                     break
             else:
+                if (current := _brain_of(job)) is not None and current is not brain:
+                    # A stage was lost: the job goes on from a checkpoint, with a ledger of its own.
+                    brain, before, recovered_s = current, _Balance.of(current), NEVER
                 if rerouted_s == NEVER and sum(brain.reroutes.values()) > before.rerouted:
                     rerouted_s = watched.since_order_s(PeerState.SUSPECT)
                     rerouted_s = since_s if rerouted_s == NEVER else rerouted_s  # one decision, one moment
                 if recovered_s == NEVER and brain.committed_steps >= before.steps + STEPS_UNTIL_RECOVERED:
                     recovered_s = since_s
                 lost = request.fault != "kill" or PeerState.GONE in watched.entered_s
-                if brain.is_over or (recovered_s != NEVER and since_s >= lasts_s and lost):
+                ended = brain.is_over and (job.record.state.is_final or job.record.state is JobState.PAUSED)
+                if ended or (recovered_s != NEVER and since_s >= lasts_s and lost):
                     break
             await asyncio.sleep(LOOK_S)
         report = pb.ChaosReport(
@@ -153,7 +158,6 @@ class ChaosDesk:
             watched_s=_now_s() - watched.ordered_s,
         )
         if job is not None and brain is not None and before is not None:
-            await self._until_told(job, brain)
             _tell(report, job, brain, before)
         return report
 
@@ -169,12 +173,6 @@ class ChaosDesk:
                 f"{peer}: {watched.answer.result()}", hint="start it with: swarm stage-server --allow-chaos ..."
             )
 
-    async def _until_told(self, job: Job, brain: JobBrain) -> None:
-        """A brain that is over leaves the job's state to be written down: let that happen."""
-        deadline_s = _now_s() + ANSWER_S_MAX
-        while brain.is_over and not job.record.state.is_final and _now_s() < deadline_s:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
-
     def _find(self, name: str) -> Peer:
         found = [peer for peer in self._membership.peers() if peer.hello.peer.startswith(name)]
         found = [peer for peer in found if peer.hello.peer == name] or found
@@ -185,6 +183,10 @@ class ChaosDesk:
             names = ", ".join(sorted(peer.hello.peer for peer in present)[:5])
             raise NotFound(f'"{name}" begins the names of {len(present)} stage servers: {names}', hint="name one whole")
         return present[0]
+
+
+def _brain_of(job: Job | None) -> JobBrain | None:
+    return job.driver.brain if job is not None and job.driver is not None else None
 
 
 def _check(request: pb.ChaosRequest) -> None:
