@@ -131,3 +131,25 @@ def test_a_peer_that_was_thought_gone_wakes_up_and_joins_again(tmp_path: Path) -
         assert peer in run.job.stages[0]
 
     train(task, 4, 5, cut)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_scheduler_is_killed_when_a_peer_has_just_joined(tmp_path: Path, seed: int) -> None:
+    """Found on real processes: the job went on at the step with which the peer had been admitted, and stood still."""
+    task = Task.make(tmp_path, training__steps=8)
+
+    async def join_and_restart(run: Run) -> None:
+        await run.until_step(2)
+        new = add_peer(run, "new", stage=seed % 2)
+        await serves(run, new)
+        await asyncio.sleep(run.rng.choice((0.0, 0.01, 0.1)))
+        assert not run.job.record.state.is_final
+        await run.rig.kill_scheduler()
+        await asyncio.sleep(run.rng.uniform(0.1, 2.0))
+        await run.rig.start_scheduler()
+        run.job = run.rig.jobs.find(run.job.record.id)
+        before_s, steps = asyncio.get_running_loop().time(), run.job.progress.steps_done
+        await run.until_step(steps + 1)
+        assert asyncio.get_running_loop().time() - before_s < 5.0
+
+    train(task, 4, seed, join_and_restart)
