@@ -83,7 +83,7 @@ def kills_and_respawns(folder: Path, seed: str, long: bool) -> Trial:
     kills = 60 if long else 3
     with Trial(folder, seed) as trial:
         trial.add_servers(4)
-        work = Work(trial, 2, 400 if long else 120)
+        work = Work(trial, 2, 400 if long else 120, limits__min_replicas=2)
         until_commit_s: list[float] = []
         until_whole_s: list[float] = []
         while len(trial.kills) < kills or trial.microbatches < (MICROBATCHES_MIN if long else 0):
@@ -114,7 +114,7 @@ def harm_after_harm(folder: Path, seed: str, long: bool) -> Trial:
     points = [point for point in failing_stage_server.POINTS if point != "nan"]
     with Trial(folder, seed, grace_s=3.0) as trial:
         peers = trial.add_servers(4)
-        work = Work(trial, 2, 120)
+        work = Work(trial, 2, 120, limits__min_replicas=2)
         died_at = trial.figures["died_at"] = []
         for _ in range(6 if long else 1):
             # A death; who comes back joins, and dies at an exact point; then it comes back for good.

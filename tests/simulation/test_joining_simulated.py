@@ -135,7 +135,7 @@ def test_a_peer_that_was_thought_gone_wakes_up_and_joins_again(tmp_path: Path) -
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_scheduler_is_killed_when_a_peer_has_just_joined(tmp_path: Path, seed: int) -> None:
-    """Found on real processes: the job went on at the step with which the peer had been admitted, and stood still."""
+    """Found on real processes: the job waited for ever for commits that were made before the peer came."""
     task = Task.make(tmp_path, training__steps=8)
 
     async def join_and_restart(run: Run) -> None:
@@ -150,6 +150,7 @@ def test_the_scheduler_is_killed_when_a_peer_has_just_joined(tmp_path: Path, see
         run.job = run.rig.jobs.find(run.job.record.id)
         before_s, steps = asyncio.get_running_loop().time(), run.job.progress.steps_done
         await run.until_step(steps + 1)
-        assert asyncio.get_running_loop().time() - before_s < 5.0
+        # A peer that is known but was not told of its admission is waited for as long as any: grace_s.
+        assert asyncio.get_running_loop().time() - before_s < 10.0
 
     train(task, 4, seed, join_and_restart)
