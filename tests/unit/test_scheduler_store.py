@@ -9,11 +9,12 @@ import sqlalchemy as sa
 
 from scheduler.brain import CommitRow
 from scheduler.evaluation import EvaluationRow
-from scheduler.store import Fenced, JobRecord, JobTokens, Store
+from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected
 from swarm.errors import InvalidConfig
 from swarm.types import JobId, JobState, Round, UnitName
 
 JOB = JobId("demo-1")
+PRAGMAS = {"synchronous": 2, "journal_mode": "wal", "foreign_keys": 1}  # 2: FULL, an fsync for every commit
 
 
 def record(job: JobId = JOB, **changes: object) -> JobRecord:
@@ -100,6 +101,27 @@ async def test_writing_a_commit_again_after_an_unknown_outcome_changes_nothing(t
     await store.put_commit(JOB, row(0), 5.0)
     stored = await store.commits(JOB)
     assert [(commit["step"], commit["committed_unix_s"], commit["epoch"]) for commit in stored] == [(0, 1.0, 1)]
+    await store.close()
+
+
+async def test_a_row_that_another_scheduler_wrote_is_not_taken_for_our_own(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    old = await Store.open(url, None)
+    await old.put_job(record())
+    await old.put_commit(JOB, row(0), 1.0)
+    new = await Store.open(url, None)
+    with pytest.raises(StoreRejected):
+        await new.put_commit(JOB, row(0), 2.0)
+    assert [(stored["epoch"], stored["committed_unix_s"]) for stored in await new.commits(JOB)] == [(1, 1.0)]
+    await old.close()
+    await new.close()
+
+
+async def test_what_is_committed_is_on_the_disk(tmp_path: Path) -> None:
+    store = await Store.open(f"sqlite:///{tmp_path}/a.db", None)
+    with store._engine.connect() as connection:
+        pragmas = {name: connection.execute(sa.text(f"PRAGMA {name}")).scalar_one() for name in PRAGMAS}
+    assert pragmas == PRAGMAS
     await store.close()
 
 

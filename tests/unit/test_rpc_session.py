@@ -1,0 +1,83 @@
+"""The queue between a stream and whoever reads it, and bytes that must be as many as was said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from swarm.errors import CorruptFrame, PeerUnavailable
+from swarm.messages import FetchRequest, StoreHeader
+from swarm.rpc.session import Pipe, exactly, whole
+from swarm.types import JobId, PeerId
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_full_pipe_holds_its_writer_back() -> None:
+    pipe: Pipe[int] = Pipe(2)
+    written: list[int] = []
+
+    async def write() -> None:
+        for number in range(4):
+            await pipe.put(number)
+            written.append(number)
+        pipe.end()
+
+    writing = asyncio.ensure_future(write())
+    await settle()
+    assert written == [0, 1]
+    assert await anext(aiter(pipe)) == 0
+    await settle()
+    assert written == [0, 1, 2]
+    assert [number async for number in pipe] == [1, 2, 3]
+    await writing
+
+
+async def test_what_was_put_before_a_failure_is_still_read_and_nothing_after_it() -> None:
+    pipe: Pipe[int] = Pipe(1)
+    await pipe.put(1)
+    waiting = asyncio.ensure_future(pipe.put(2))
+    await settle()
+    assert not waiting.done()
+    pipe.fail(PeerUnavailable("it broke"))
+    pipe.fail(PeerUnavailable("and again"))
+    await waiting
+    await pipe.put(3)
+    assert await anext(aiter(pipe)) == 1
+    for _ in range(2):
+        with pytest.raises(PeerUnavailable, match="it broke"):
+            await anext(aiter(pipe))
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def read(parts: AsyncIterator[bytes], into: list[bytes]) -> None:
+    async for part in parts:
+        into.append(part)
+
+
+@pytest.mark.parametrize("parts", [(b"abc", b"de"), (b"abcde",), (b"", b"abcde", b"")])
+async def test_as_many_bytes_as_were_said_pass(parts: tuple[bytes, ...]) -> None:
+    header = StoreHeader(JobId("job"), PeerId("p"), 1, 0, 1, 0, 5, "model/model.safetensors")
+    request = FetchRequest(JobId("job"), 0, "model/model.safetensors", 10, 15)
+    assert b"".join([part async for part in whole(header, chunks(*parts))]) == b"abcde"
+    assert b"".join([part async for part in exactly(request, chunks(*parts))]) == b"abcde"
+
+
+@pytest.mark.parametrize("parts", [(), (b"abcd",), (b"abc", b"def"), (b"abcde", b"f")])
+async def test_fewer_or_more_do_not(parts: tuple[bytes, ...]) -> None:
+    header = StoreHeader(JobId("job"), PeerId("p"), 1, 0, 1, 0, 5, "model/model.safetensors")
+    request = FetchRequest(JobId("job"), 0, "model/model.safetensors", 10, 15)
+    for kept in (whole(header, chunks(*parts)), exactly(request, chunks(*parts))):
+        passed: list[bytes] = []
+        with pytest.raises(CorruptFrame):
+            await read(kept, passed)
+        assert sum(map(len, passed)) <= 5
