@@ -158,7 +158,8 @@ class Iwrr:
             return Decision(None, lacking)
         path = []
         for pool in _with_credit(loads):
-            tags = {replica.peer: self._turns[replica.peer].tag for replica in pool}
+            # Who has no turn any more is offered only where a route must keep it.
+            tags = {one.peer: self._turns[one.peer].tag if one.peer in self._turns else 0.0 for one in pool}
             least = min(tags.values())
             path.append(_one_of([peer for peer, tag in tags.items() if tag == least], rng))
         return Decision(tuple(path), f"next in the weighted round: {' > '.join(path)}")

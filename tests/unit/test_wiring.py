@@ -140,6 +140,13 @@ def test_iwrr_interleaves() -> None:
     assert "bb" not in turns
 
 
+def test_iwrr_keeps_whom_a_route_must_keep_though_it_gets_no_new_turn() -> None:
+    """A replica that leaves is the one that has what its neighbours need: routing ended the job with a KeyError."""
+    wiring = iwrr_of(A, B)
+    wiring.remove(A)
+    assert wiring.choose(loads_of(A), 0.0, Random(0)).plan == (A,)
+
+
 def test_iwrr_mean_is_that_of_its_samples_from_the_first_on() -> None:
     wiring = iwrr_of(A)
     assert wiring.unit_s(A) == 1.0
