@@ -29,6 +29,8 @@ from tests.simulation.history import (
     Gauge,
     Held,
     History,
+    JobIs,
+    Kept,
     Logged,
     Record,
     Reported,
@@ -47,6 +49,7 @@ class Facts:
     steps: int
     tokens: tuple[int, ...]  # per step
     digests: tuple[tuple[str, ...], ...]  # of one process: after step t, per stage
+    weights: tuple[str, ...]  # sha256 of all weights after step t
     samples: int  # of the counting data; 0: a real model
     tied: bool
     real: bool
@@ -148,6 +151,19 @@ def data_cursor(history: History, facts: Facts) -> Iterator[str]:
             yield f"I5 step {step} is committed, but only {sorted(seen[step])} of it were computed"
 
 
+def checkpoints(history: History, facts: Facts) -> Iterator[str]:
+    """I6: every checkpoint that is there is whole, and is that of its step; one that succeeded has left its last."""
+    kept = [one for _, one in history.of(Kept)]
+    for one in kept:
+        if one.fault:
+            yield f"I6 the checkpoint of step {one.step} does not verify: {one.fault}"
+        elif one.weights_sha256 != facts.weights[one.step - 1]:
+            yield f"I6 the checkpoint of step {one.step} has other weights than one process"
+    succeeded = any(turned.state == "succeeded" for _, turned in history.of(JobIs))
+    if succeeded and facts.steps not in [one.step for one in kept]:
+        yield "I6 the job succeeded without a checkpoint of its last step"
+
+
 def replays(history: History, _: Facts) -> Iterator[str]:
     """I4, per tensor: whoever computes a microbatch again at a stage gets the same bytes from the same bytes."""
     known: dict[tuple[object, ...], tuple[str, str, Record]] = {}
@@ -177,28 +193,31 @@ def _fenced_commits(history: History) -> Iterator[str]:
     """Every optimizer step follows a Commit of an epoch that was the newest its replica had heard of."""
     heard: dict[Replica, int] = {}
     allowed: dict[tuple[Replica, int], dict[str, object]] = {}
-    digests: dict[tuple[str, object], set[str]] = defaultdict(set)
-    rows = {stored.row.step: stored.row for _, stored in history.of(RowStored)}
+    digests: dict[tuple[int, str, object], set[str]] = defaultdict(set)
+    rows = {(stored.row.timeline, stored.row.step): stored.row for _, stored in history.of(RowStored)}
+    timeline: dict[Replica, int] = {}
     for record in history.records:
         replica = (record.process, record.incarnation)
         match record.what:
             case Commanded(epoch=epoch, command=command):
+                if isinstance(command, LoadStage):
+                    timeline[replica] = command.timeline
                 if epoch >= heard.get(replica, 0) and isinstance(command, Commit):
                     allowed[replica, command.step] = {made.unit: made.round for made in command.rounds}
                 heard[replica] = max(heard.get(replica, 0), epoch)
             case Reported(event=Averaged() as averaged):
-                digests[averaged.unit, averaged.round].add(averaged.digest)
+                digests[averaged.timeline, averaged.unit, averaged.round].add(averaged.digest)
             case Applied() as applied:
                 if (replica, applied.step) not in allowed:
                     if applied.version and replica in heard:
                         yield f"I7 {_who(record)} applied step {applied.step} without a Commit of the newest scheduler"
                     continue
-                row = rows.get(applied.step)
+                row = rows.get((timeline.get(replica, 0), applied.step))
                 for unit, content in applied.means.items():
                     chosen = row.rounds.get(unit) if row is not None else None
                     if allowed[replica, applied.step].get(unit) not in (None, chosen):
                         yield f"I7 {_who(record)} committed step {applied.step} by another round of {unit} than the row"
-                    made = digests.get((unit, chosen))
+                    made = digests.get((timeline.get(replica, 0), unit, chosen))
                     if made is not None and made != {xxhash.xxh3_128_hexdigest(content)}:
                         yield f"I7 {_who(record)} applied other bytes in step {applied.step} than {unit}'s round gave"
 
@@ -247,6 +266,9 @@ def steps_in_order(history: History, _: Facts) -> Iterator[str]:
             continue  # written again after an unknown outcome
         if step == expected.get(key, -2) - 1:
             continue
+        earlier = [after for (job, timeline), after in expected.items() if job == key[0] and timeline < key[1]]
+        if key not in expected and step > max(earlier, default=step):
+            yield f"I10 timeline {key[1]} begins at step {step}, only {max(earlier)} were committed"
         if step != expected.setdefault(key, step):
             yield f"I10 the row of step {step} follows that of step {expected[key] - 1}"
         expected[key] = step + 1
@@ -283,6 +305,7 @@ def held_until_commit(history: History, _: Facts) -> Iterator[str]:
                     let_go[replica] |= {one for one in held[replica] if one[:2] == key}
             case Commanded(command=LoadStage() | Release()) | Ended():
                 let_go[replica] |= held[replica]
+                committed.pop(replica, None)
 
 
 def no_surprise(history: History, _: Facts) -> Iterator[str]:
@@ -300,6 +323,7 @@ CHECKERS: tuple[Checker, ...] = (
     parity,
     equality,
     data_cursor,
+    checkpoints,
     replays,
     fencing,
     bounds,

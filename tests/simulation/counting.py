@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ import torch
 from torch import Tensor, nn
 
 import swarm.model.stage as stage_module
+import swarm.model.state as state_module
 from scheduler.store import JobTokens
 from swarm.config import JobSpec
 from swarm.data import Batches, TokenData
-from swarm.model.families import FAMILIES, HEAD
+from swarm.model.families import FAMILIES, HEAD, stored_name
 from swarm.model.stage import Stage
 from swarm.partition import resolve
 from tests.simulation.history import Applied, Backwarded, Built, Fetched, Forwarded, SumsDropped
@@ -52,6 +53,7 @@ def counting_spec(
     optimizer: str = "adamw",
     no_progress_s: float = 600.0,
     averaging_timeout_s: float = 20.0,
+    checkpoint_every: int = 500,
     **sections: dict[str, object],
 ) -> JobSpec:
     """A resolved job for the counting model."""
@@ -81,6 +83,7 @@ def counting_spec(
         },
         "pipeline": {"stages": stages, "compression": "none", "staleness": staleness, "routing": routing},
         "averaging": {"timeout_s": averaging_timeout_s},
+        "checkpoint": {"every_steps": checkpoint_every},
         "limits": {"no_progress_s": no_progress_s},
     }
     for section, keys in sections.items():
@@ -203,7 +206,7 @@ def _counting_module(
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if weights:
-                parameter.copy_(weights[name])
+                parameter.copy_(weights[stored_name(spec, name)])
     return module
 
 
@@ -216,6 +219,28 @@ def _counting_modules() -> Any:
         yield
     finally:
         stage_module.build = real
+
+
+@contextmanager
+def counting_files() -> Iterator[None]:
+    """Checkpoints of the counting model are read as what they are, not as the Llama that their config describes."""
+    real = state_module.parameter_shapes
+    state_module.parameter_shapes = _counting_shapes  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        state_module.parameter_shapes = real
+
+
+def _counting_shapes(spec: JobSpec, stage: int | None = None) -> dict[str, tuple[int, ...]]:
+    split = spec.pipeline.split
+    assert split != "auto"
+    stages = range(len(split)) if stage is None else [stage]
+    return {
+        stored_name(spec, name): tuple(parameter.shape)
+        for one in stages
+        for name, parameter in CountingModule(spec, one).named_parameters()
+    }
 
 
 def watched(base: type[Stage], watch: Watch) -> type[Stage]:

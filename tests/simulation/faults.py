@@ -17,11 +17,14 @@ from tests.simulation.scenario import (
     CrashScheduler,
     CutSession,
     Database,
+    Disk,
     Failpoint,
     Fault,
+    Leave,
     Partition,
     Pause,
     Slow,
+    Spawn,
 )
 from tests.simulation.world import SCHEDULER, Peer, World
 
@@ -32,6 +35,10 @@ async def inject(world: World, fault: Fault, number: int) -> None:
     match fault:
         case Crash():
             await _crash(world, fault, rng)
+        case Spawn():
+            await _spawn(world, fault, rng)
+        case Leave():
+            await _leave(world, fault, rng)
         case CrashScheduler():
             await _crash_scheduler(world, fault, rng)
         case Pause():
@@ -51,7 +58,7 @@ async def inject(world: World, fault: Fault, number: int) -> None:
             if job is not None and side is not None and side.jobs is not None and not job.record.state.is_final:
                 _note(world, "cancel")
                 await side.jobs.cancel(job, "cancelled by the scenario")
-        case Database() | Failpoint():
+        case Database() | Disk() | Failpoint():
             pass  # where they act the ports ask for them
         case _:
             assert_never(fault)
@@ -75,6 +82,11 @@ def heal(world: World) -> None:
 async def _crash(world: World, fault: Crash, rng: Random) -> None:
     for number in range(fault.at_most):
         await asyncio.sleep(rng.uniform(*fault.every_s))
+        if rng.random() < fault.stage and (pool := _pool(world, rng)):
+            _note(world, "stage lost", ", ".join(peer.name for peer in pool))
+            for peer in pool:
+                world.kill(peer.process, "stage lost", rng.uniform(*fault.down_s))
+            continue
         victims = [peer for peer in _up(world) if world.can_lose(peer.name)]
         if not victims:
             continue
@@ -88,6 +100,34 @@ async def _crash(world: World, fault: Crash, rng: Random) -> None:
             world.later(down_s, lambda name=name: world.start_peer(name))
         else:
             world.kill(victim.process, "crash", down_s)
+
+
+async def _spawn(world: World, fault: Spawn, rng: Random) -> None:
+    for number in range(fault.at_most):
+        await asyncio.sleep(rng.uniform(*fault.every_s))
+        _note(world, "spawn")
+        world.start_peer(f"spawned-{number}")
+
+
+async def _leave(world: World, fault: Leave, rng: Random) -> None:
+    while True:
+        await asyncio.sleep(rng.uniform(*fault.every_s))
+        victims = [peer for peer in _up(world) if world.can_lose(peer.name)]
+        if not victims:
+            continue
+        victim = rng.choice(victims)
+        process, server = victim.process, victim.server
+        assert server is not None
+        _note(world, "leave", f"{victim.name}.{victim.incarnation}")
+        _hurt(world, [victim], fault.patience_s)
+        if server.leave("SIGTERM"):
+            try:
+                async with asyncio.timeout(fault.patience_s):
+                    await server.handed_over()
+                _note(world, "left", f"{victim.name}.{victim.incarnation}")
+            except TimeoutError:
+                pass  # it ends all the same, as a process does that is told so
+        world.kill(process, "SIGTERM", rng.uniform(*fault.down_s))
 
 
 async def _crash_scheduler(world: World, fault: CrashScheduler, rng: Random) -> None:
@@ -221,6 +261,16 @@ def _hurt(world: World, victims: Iterable[Peer], seconds: float) -> None:
     names = [victim.name for victim in victims]
     world.hurt.update(names)
     world.later(seconds, lambda: world.hurt.subtract(names))
+
+
+def _pool(world: World, rng: Random) -> list[Peer]:
+    """All that hold the stage of one who is chosen by chance."""
+    stages = {peer.name: world.stage_of(peer.name) for peer in _up(world)}
+    held = sorted({stage for stage in stages.values() if stage is not None})
+    if not held:
+        return []
+    chosen = rng.choice(held)
+    return [peer for peer in _up(world) if stages[peer.name] == chosen]
 
 
 def _up(world: World) -> list[Peer]:

@@ -151,6 +151,15 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint that was there when the job had ended; `fault` is what does not verify."""
+
+    step: int
+    weights_sha256: str
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
 class Gauge:
     """How full something bounded is; only new maxima are written down."""
 

@@ -7,6 +7,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +27,7 @@ from swarm.types import JobState
 from tests.rig import Tokens, small_spec, write_text
 from tests.simulation import checkers
 from tests.simulation.checkers import Facts
-from tests.simulation.counting import CountingStage, batches_of, counting_spec, write_samples
+from tests.simulation.counting import CountingStage, batches_of, counting_files, counting_spec, write_samples
 from tests.simulation.faults import heal, inject
 from tests.simulation.history import Calm, Ended, History, JobIs
 from tests.simulation.scenario import Scenario, Shape
@@ -84,7 +85,8 @@ def play(scenario: Scenario, seed: int) -> Result:
     result = Result(scenario, seed, shape, History())
     try:
         shutil.copytree(job.root / "shards", root / "shards")
-        sim.run(_run(result, job, root), seed=seed, limit_s=LIMIT_S)
+        with nullcontext() if shape.real else counting_files():
+            sim.run(_run(result, job, root), seed=seed, limit_s=LIMIT_S)
     except SimulationStuck as error:
         result.failures.append(f"I11: {error}")
     finally:
@@ -104,6 +106,7 @@ def facts_of(shape: Shape) -> Facts:
         shape.steps,
         job.tokens_per_step,
         job.digests,
+        job.weights,
         job.samples,
         shape.tied,
         shape.real,
@@ -128,6 +131,7 @@ async def _run(result: Result, job: _Prepared, root: Path) -> None:
             )
             result.edges.update(world.edge_passed)
             await world.close()
+            world.look_at_checkpoints()
 
 
 async def _play_out(world: World, scenario: Scenario, shape: Shape, result: Result) -> None:
@@ -203,7 +207,7 @@ class _Prepared:
     root: Path
     tokens_per_step: tuple[int, ...]
     digests: tuple[tuple[str, ...], ...]  # after step t: per stage
-    sha256: str
+    weights: tuple[str, ...]  # sha256 after step t
     samples: int
 
 
@@ -229,22 +233,24 @@ def _trained(shape: Shape) -> _Prepared:
             tied=shape.tied,
             routing=shape.routing,
             optimizer=shape.optimizer,
+            checkpoint_every=shape.checkpoint_every,
         )
         samples = shape.steps * shape.microbatches
         tokens = write_samples(folder, samples)
         batches = batches_of(folder, tokens, spec)
     kind = Stage if shape.real else CountingStage
     stages = [kind(spec, stage, torch.device("cpu")) for stage in range(shape.stages)]
-    digests, counts = [], []
+    digests, counts, weights = [], [], []
     for step in range(shape.steps):
         counts.append(train_step(stages, spec, batches, step).tokens)
         digests.append(tuple(stage.digest() for stage in stages))
-    return _Prepared(spec, tokens, folder, tuple(counts), tuple(digests), sha256_of(stages), samples)
+        weights.append(sha256_of(stages))
+    return _Prepared(spec, tokens, folder, tuple(counts), tuple(digests), tuple(weights), samples)
 
 
 def result_sha256(shape: Shape) -> str:
     """The weights that one process ends with."""
-    return _prepared(shape).sha256
+    return _prepared(shape).weights[-1]
 
 
 def _real_job(folder: Path, shape: Shape):  # type: ignore[no-untyped-def]

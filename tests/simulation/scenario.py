@@ -27,6 +27,7 @@ class Workload:
     optimizer: tuple[str, ...] = ("adamw", "sgd")
     compute_s: Seconds = (0.001, 0.03)
     real: bool = False  # a Llama instead of the counting model
+    checkpoint_every: int = 500  # steps
 
     def drawn(self, rng: Random) -> Shape:
         """One shape."""
@@ -43,6 +44,7 @@ class Workload:
             optimizer=rng.choice(self.optimizer),
             compute_s=self.compute_s,
             real=self.real,
+            checkpoint_every=self.checkpoint_every,
         )
 
 
@@ -61,6 +63,7 @@ class Shape:
     optimizer: str
     compute_s: Seconds
     real: bool
+    checkpoint_every: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +80,33 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """kill -9 of a stage server, and its start as a new incarnation, or under a new id."""
+    """kill -9 of a stage server, and its start as a new incarnation, or under a new id.
+
+    A restarted server joins the job at work. `stage`: share of the kills that take all replicas of a stage at once.
+    """
 
     every_s: Seconds = (1.0, 4.0)
     down_s: Seconds = (0.05, 2.0)
     new_id: float = 0.0  # share of restarts under a new id
+    stage: float = 0.0
     at_most: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """A new stage server starts while the job is at work."""
+
+    every_s: Seconds = (0.5, 3.0)
+    at_most: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """SIGTERM: a stage server hands its work over, for `patience_s` at most, and ends; another start comes later."""
+
+    every_s: Seconds = (1.0, 4.0)
+    patience_s: float = 10.0
+    down_s: Seconds = (0.05, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +172,16 @@ class Database:
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """An operation on the scheduler's disk fails while it writes a checkpoint: full, or broken; writes may be torn.
+
+    Not for the last checkpoint, whose loss ends the job by right.
+    """
+
+    fails: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
 class Failpoint:
     """A process dies exactly at an edge, with some chance each time it is passed."""
 
@@ -164,7 +198,21 @@ class Cancel:
     after_s: Seconds = (0.0, 4.0)
 
 
-Fault: TypeAlias = Crash | CrashScheduler | Pause | Slow | Partition | Clog | CutSession | Database | Failpoint | Cancel
+Fault: TypeAlias = (
+    Crash
+    | Spawn
+    | Leave
+    | CrashScheduler
+    | Pause
+    | Slow
+    | Partition
+    | Clog
+    | CutSession
+    | Database
+    | Disk
+    | Failpoint
+    | Cancel
+)
 
 EDGES = {
     "compute/send": 0.04,
@@ -235,7 +283,21 @@ SCENARIOS: dict[str, Scenario] = {
             faults=(Slow(), Pause(), Partition(), Clog(), Database(refused=0.05, unknown=0.05)),
         ),
         Scenario("broken sessions", workload=TWO_UP, faults=(CutSession(),), must_happen=("session cut",)),
-        Scenario("crashes", workload=TWO_UP, faults=(Crash(),), must_happen=("crash",)),
+        Scenario("crashes", workload=TWO_UP, faults=(Crash(new_id=0.3),), must_happen=("crash",)),
+        Scenario("joins", workload=replace(TWO_UP, replicas=(1, 2)), faults=(Spawn(), Crash()), must_happen=("spawn",)),
+        Scenario("leaves", workload=TWO_UP, faults=(Leave(), Spawn(at_most=2)), must_happen=("leave", "left")),
+        Scenario(
+            "lost stages",
+            workload=replace(TWO_UP, checkpoint_every=2),
+            faults=(Crash(stage=0.5),),
+            must_happen=("stage lost",),
+        ),
+        Scenario(
+            "disk",
+            workload=replace(TWO_UP, checkpoint_every=1),
+            faults=(Disk(), CrashScheduler(every_s=(2.0, 8.0))),
+            must_happen=("disk",),
+        ),
         Scenario("scheduler crashes", workload=TWO_UP, faults=(CrashScheduler(),), must_happen=("scheduler crash",)),
         Scenario("long pauses", workload=TWO_UP, faults=(Pause(for_s=(0.5, 9.0)),), safety_s=60.0),
         Scenario("partitions", workload=TWO_UP, faults=(Partition(for_s=(0.5, 9.0)),), safety_s=60.0),
@@ -249,10 +311,13 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             "everything",
-            workload=TWO_UP,
+            workload=replace(TWO_UP, checkpoint_every=2),
             links=Links(loss=0.1, duplicate=0.3, copies_max=4, late_s_max=20.0, delay_s=(0.0005, 0.1)),
             faults=(
-                Crash(every_s=(4.0, 12.0)),
+                Crash(every_s=(4.0, 12.0), new_id=0.2),
+                Spawn(every_s=(5.0, 20.0)),
+                Leave(every_s=(5.0, 15.0)),
+                Disk(fails=0.01),
                 CrashScheduler(every_s=(8.0, 20.0)),
                 Pause(every_s=(4.0, 12.0), for_s=(0.1, 8.0)),
                 Slow(),

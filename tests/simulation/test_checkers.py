@@ -18,10 +18,12 @@ from tests.simulation.history import (
     Commanded,
     Ended,
     EpochTaken,
+    Fetched,
     Forwarded,
     Gauge,
     Held,
     History,
+    Kept,
     Logged,
     Record,
     Reported,
@@ -49,7 +51,19 @@ def sound() -> Result:
 def test_no_checker_objects_to_a_sound_run(sound: Result) -> None:
     assert sound.microbatches == 16
     assert sound.counts["duplicated"] > 0
-    for kind in (Applied, Backwarded, Commanded, EpochTaken, Forwarded, Gauge, Held, Reported, RowStored, Started):
+    for kind in (
+        Applied,
+        Backwarded,
+        Commanded,
+        EpochTaken,
+        Forwarded,
+        Gauge,
+        Held,
+        Kept,
+        Reported,
+        RowStored,
+        Started,
+    ):
         assert any(sound.history.of(kind)), f"no {kind.__name__} was recorded: checkers would have nothing to judge"
     assert [list(checker(sound.history, facts_of(sound.shape))) for checker in CHECKERS] == [[] for _ in CHECKERS]
 
@@ -192,6 +206,18 @@ CASES: list[tuple[str, Checker, Doctor]] = [
         checkers.data_cursor,
         without(lambda record: isinstance(record.what, Forwarded) and record.what.microbatch.index == 3),
     ),
+    (
+        "a checkpoint that does not verify",
+        checkers.checkpoints,
+        changed(Kept, lambda one: replace(one, fault="a file is too short")),
+    ),
+    (
+        "a checkpoint of other weights",
+        checkers.checkpoints,
+        changed(Kept, lambda one: replace(one, weights_sha256="0")),
+    ),
+    ("no last checkpoint", checkers.checkpoints, without(lambda record: isinstance(record.what, Kept))),
+    ("a joiner with other bytes", checkers.equality, more(Fetched(0, 2, "odd"), process="peer-9")),
     ("a replay with other bytes", checkers.replays, again(Forwarded, lambda one: replace(one, output="odd"))),
     ("a row of an older scheduler", checkers.fencing, old_row),
     ("an epoch that falls", checkers.fencing, more(EpochTaken(1))),
@@ -214,6 +240,11 @@ CASES: list[tuple[str, Checker, Doctor]] = [
         "a row written twice",
         checkers.steps_in_order,
         lambda records: [*records, next(r for r in records if isinstance(r.what, RowStored))],
+    ),
+    (
+        "a timeline that begins beyond what was committed",
+        checkers.steps_in_order,
+        again(RowStored, lambda one: replace(one, row=replace(one.row, timeline=1, step=one.row.step + 2))),
     ),
     (
         "a version left out",

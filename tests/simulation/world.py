@@ -7,6 +7,7 @@ the ports goes into the history; faults.py does the harm, checkers.py judges aft
 from __future__ import annotations
 
 import asyncio
+import errno
 import sqlite3
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, BinaryIO
 
 import sqlalchemy as sa
 import structlog
@@ -23,7 +24,9 @@ import torch
 from sqlalchemy.pool import StaticPool
 
 from scheduler.announcer import NoAnnouncer
+from scheduler.checkpoints import job_storage
 from scheduler.jobs import Job, Jobs
+from scheduler.keeping import Keeping
 from scheduler.membership import Membership
 from scheduler.sessions import COMMANDS_WAITING_MAX, Sessions
 from scheduler.store import JobTokens, Store, StoreUnavailable, _take_epoch
@@ -31,6 +34,7 @@ from stage_server.averaging import MAILBOX_BYTES_MAX
 from stage_server.device import Timed
 from stage_server.intake import ORDERS_MAX
 from stage_server.server import Identity, StageServer
+from swarm.checkpoint import fault_of, list_checkpoints
 from swarm.config import JobSpec
 from swarm.errors import SwarmError
 from swarm.logs import get_logger
@@ -41,7 +45,8 @@ from swarm.sim import loop as sim
 from swarm.sim.network import Observer, SimNetwork
 from swarm.sim.processes import Process
 from swarm.sim.weather import Weather
-from swarm.types import PeerId, PeerState
+from swarm.storage import Files, LocalStorage, Storage
+from swarm.types import JobId, PeerId, PeerState
 from tests.simulation.counting import CountingStage, watched
 from tests.simulation.history import (
     Commanded,
@@ -52,12 +57,13 @@ from tests.simulation.history import (
     Gauge,
     Held,
     History,
+    Kept,
     Logged,
     Reported,
     RowStored,
     Started,
 )
-from tests.simulation.scenario import Database, Failpoint, Scenario, Shape
+from tests.simulation.scenario import Database, Disk, Failpoint, Scenario, Shape
 
 SCHEDULER = "scheduler"
 WALL_START_UNIX_S = 1_700_000_000.0
@@ -182,6 +188,8 @@ class World(Observer):
         ]
         self.database = next((fault for fault in scenario.faults if isinstance(fault, Database)), None)
         self.dice = sim.rng("database")
+        self.disk = next((fault for fault in scenario.faults if isinstance(fault, Disk)), None)
+        self.disk_dice = sim.rng("disk")
         self._metrics: dict[str, StageServerMetrics] = {}
         self._maxima: dict[str, float] = {}
         self._held: dict[tuple[str, int], frozenset[tuple[int, int, str]]] = {}
@@ -263,6 +271,7 @@ class World(Observer):
                 lambda: WALL_START_UNIX_S + loop.time(),
                 log,
             )
+            jobs.keeping = FaultyKeeping(self.root, self, side.process)
             sessions = Sessions(epoch, membership, jobs, jobs.store_stage, jobs.fetch, tasks, log)
             await jobs.load()
             self.network.add_handler(SCHEDULER, sessions)
@@ -381,6 +390,21 @@ class World(Observer):
             if same and known.state is PeerState.SERVING and known.hello.incarnation == peer.incarnation:
                 return True
         return False
+
+    def stage_of(self, name: str) -> int | None:
+        """The stage that the peer holds."""
+        replica = self._replica_of(name)
+        return None if replica is None else replica.me.stage
+
+    def look_at_checkpoints(self) -> None:
+        """Write down every checkpoint that a person would be shown, and what is wrong with it."""
+        if self.job_id:
+            storage = job_storage(self.spec, JobId(self.job_id), self.root)
+            found, faults = list_checkpoints(storage, JobId(self.job_id))
+            for one in found:
+                self.history.add("", 0, Kept(one.step, one.weights_sha256, fault_of(one)))
+            for fault in faults:
+                self.history.add("", 0, Kept(0, "", str(fault)))
 
     def _replica_of(self, name: str) -> Any:
         peer = self.peers[name]
@@ -552,6 +576,75 @@ class FaultyStore:
     def _live(self) -> None:
         if self._process.is_dead:
             raise asyncio.CancelledError
+
+
+class FaultyKeeping(Keeping):
+    """Where the scheduler finds and writes checkpoints, on a disk that may fail; dies with the process."""
+
+    def __init__(self, root: Path, world: World, process: Process) -> None:
+        super().__init__(root, None)
+        self._files = FaultyFiles(world, process)
+
+    def storage(self, spec: JobSpec, job: JobId) -> Storage:
+        plain = super().storage(spec, job)
+        assert isinstance(plain, LocalStorage)
+        return LocalStorage(plain.root, self._files)
+
+
+class FaultyFiles(Files):
+    """Operations on files that fail now and then, or for ever once the process is dead."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+
+    def make_folder(self, path: Path) -> None:
+        self._may_fail("make folder")
+        super().make_folder(path)
+
+    def create(self, path: Path) -> BinaryIO:
+        self._may_fail("create")
+        return super().create(path)
+
+    def write(self, file: BinaryIO, content: bytes | memoryview) -> None:
+        try:
+            self._may_fail("write")
+        except OSError:
+            if not self._process.is_dead:
+                super().write(file, memoryview(content)[: len(content) // 2])  # torn
+            raise
+        super().write(file, content)
+
+    def sync(self, file: BinaryIO) -> None:
+        self._may_fail("sync")  # /dev/shm needs none
+
+    def sync_folder(self, path: Path) -> None:
+        self._may_fail("sync folder")
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._may_fail("rename")
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self._may_fail("unlink")
+        super().unlink(path)
+
+    def remove_folder(self, path: Path) -> None:
+        self._may_fail("remove folder")
+        super().remove_folder(path)
+
+    def _may_fail(self, operation: str) -> None:
+        world = self._world
+        if self._process.is_dead:
+            raise OSError(errno.EIO, "the process is dead")
+        job = world.job
+        done = job.progress.steps_done if job is not None else 0
+        if world.disk is None or world.is_calm or not 0 < done < world.shape.steps:
+            return
+        if world.disk_dice.random() < world.disk.fails:
+            full = world.disk_dice.random() < 0.5
+            world.history.add("", 0, Fault("disk", f"{operation}: {'full' if full else 'input/output error'}"))
+            raise OSError(errno.ENOSPC if full else errno.EIO, "injected")
 
 
 def sim_task(work: Any) -> asyncio.Task[Any]:
