@@ -439,6 +439,6 @@ class _Answers:
         async with self._lock:
             try:
                 await self._context.write(receipt.SerializeToString())
-            except Exception:
-                if not self._context.done():  # else the sender is gone, and with it who would read this
+            except Exception as error:
+                if not (self._context.done() or isinstance(error, grpc.aio.InternalError)):  # else the sender is gone, and with it who would read this
                     raise

@@ -200,8 +200,9 @@ class _SessionService:
             data = _within_limit(to_command(epoch, command).SerializeToString())
             try:
                 await context.write(data)
-            except Exception:
-                if not context.done():
+            except Exception as error:
+                # A connection that breaks within a write fails the write before the call is known to be done.
+                if not (context.done() or isinstance(error, grpc.aio.InternalError)):
                     raise
                 events.fail(_broken())
 

@@ -21,7 +21,7 @@ from tests.cluster import Process
 
 # What the system can do so far. "joining": a new stage server joins a job at work; "stalling": a job whose stage is
 # lost waits for a new peer; "rebalancing": peers move between stages. Add one here and its scenarios run.
-SUPPORTED = {"recovery", "joining", "stalling"}
+SUPPORTED = {"recovery", "joining", "stalling", "rebalancing"}
 
 MICROBATCHES_MIN = 5000  # that F1 compares
 REPEATED = {"Accumulated", "Averaged", "Committed", "Route", "Average", "Commit", "activation", "gradient"}  # at least
@@ -343,14 +343,11 @@ def partitions(folder: Path, seed: str, long: bool) -> Trial:
     with Relay(5, seed=Random(seed).getrandbits(32)) as relay, on_a_network(folder, seed, relay) as trial:
         peers = trial.add_servers(4, "--insecure")
         host = {peer: number + 1 for number, peer in enumerate(peers)}
-        job = trial.job(2, 2000 if long else 500)
-        trial.until_step(job, 3)
+        work = Work(trial, 2, 300 if long else 150, limits__min_replicas=2)
         healed: dict[str, float] = {}
         for name in ("peers", "one way", "scheduler", "all") if long else ("one way", "scheduler"):
-            trial.steps_on(job)
+            job = work.at_work(steps_left=60)
             pools = trial.serving(job)
-            if any(len(pool) < 2 for pool in pools.values()):
-                break  # who was cut off for longer than the grace is out, and cannot join yet
             near, far = (trial.rng.choice(pools[stage]) for stage in (0, 1))
             before = relay.counts().get("cut", 0)
             there, back = (host[near], host[far]), (host[far], host[near])
@@ -369,9 +366,10 @@ def partitions(folder: Path, seed: str, long: bool) -> Trial:
             healed[name] = round(trial.heals(job), 2)
             if relay.counts().get("cut", 0) == before:
                 raise Void(f"no packet met the cut ({name})")
+            work.until_whole()
         trial.figures["healed_s"] = healed
         trial.figures["relay_cpu_s"] = round(relay.counts()["cpu_s"], 1)
-        trial.proves(job)
+        work.prove()
         return trial
 
 
@@ -494,11 +492,39 @@ def scheduler_dies_at_exact_points(folder: Path, seed: str, long: bool) -> Trial
         return trial
 
 
+def moves_under_churn(folder: Path, seed: str, long: bool) -> Trial:
+    """F25: one of stage 1 is four times as slow for a while; replicas move there while others die and come back."""
+    with Trial(folder, seed, "--allow-chaos") as trial:
+        trial.add_servers(4, "--allow-chaos")
+        (slow,) = trial.add_servers(1, "--allow-chaos", "--stage", "1")
+        settings = {"rebalance_interval_s": 2.0, "rebalance_cooldown_s": 10.0, "rebalance_min_gain": 0.05}
+        work = Work(trial, 2, 300, **{f"pipeline__{key}": value for key, value in settings.items()})
+        kills = 12 if long else 2
+        while len(trial.kills) < kills or not trial.said(trial.scheduler, "moves to stage"):
+            job = work.at_work()
+            trial.jobs.Chaos(pb.ChaosRequest(fault="slow", peer=slow, for_s=2.0, factor=4.0), timeout=100.0)
+            if len(trial.kills) >= 3 * kills:
+                raise Void("nobody moved")
+            pools = trial.serving(job)
+            victims = [peer for pool in pools.values() if len(pool) > 1 for peer in pool if peer != slow]
+            if trial.view(job).state != "running" or not victims:
+                continue
+            victim = trial.rng.choice(victims)
+            trial.kill(victim)
+            trial.heals(job, steps=1)
+            trial.respawn(victim, "--allow-chaos").wait_ready()
+            time.sleep(trial.rng.uniform(0.0, 1.0))  # the next may meet it in the middle of its joining
+        work.prove()
+        _tell_kills(trial, [])
+        trial.figures["moves"] = len(trial.said(trial.scheduler, "moves to stage"))
+        return trial
+
+
 def two_schedulers(folder: Path, seed: str, long: bool) -> Trial:
     """F6: a second scheduler on the same data refuses, and the job does not notice."""
     with Trial(folder, seed) as trial:
         trial.add_servers(2)
-        job = trial.job(2, 300)
+        job = trial.job(2, 150)
         trial.until_step(job, 3)
         second = Process.start(
             folder / "second.log",
@@ -633,23 +659,24 @@ def _free_port() -> int:
 
 
 SCENARIOS = [
-    Scenario("F1-lives", "kill -9 while another replica lives", kills_while_another_lives),
-    Scenario("F1", "kill -9 and respawn into the running job", kills_and_respawns, needs="joining"),
+    Scenario("F1-lives", "kill -9 while another replica lives", kills_while_another_lives, short=False),
+    Scenario("F1", "kill -9 and respawn into the running job", kills_and_respawns, needs="joining", short=False),
     Scenario("F1-F10", "death, exact point, zombie, dead scheduler in turn", harm_after_harm, needs="joining"),
-    Scenario("F2-server", "a stage server dies at each exact point", deaths_at_exact_points),
-    Scenario("F2-scheduler", "the scheduler dies around the row", scheduler_dies_at_exact_points),
-    Scenario("F3", "all replicas of a stage are lost", a_stage_is_lost, needs="stalling"),
+    Scenario("F2-server", "a stage server dies at each exact point", deaths_at_exact_points, short=False),
+    Scenario("F2-scheduler", "the scheduler dies around the row", scheduler_dies_at_exact_points, short=False),
+    Scenario("F3", "all replicas of a stage are lost", a_stage_is_lost, needs="stalling", short=False),
     Scenario("F4", "two neighbours die together", neighbours_die_together, short=False),
     Scenario("F5", "kill -9 of the scheduler, again and again", scheduler_restarts, short=False),
     Scenario("F6", "a second scheduler on the same data", two_schedulers, short=False),
     Scenario("F7", "the broker dies and comes back empty", broker_killed, short=False),
     Scenario("F8", "links cut both ways, one way, from the scheduler, from all", partitions, network=True),
     Scenario("F11", "loss, repetition, reordering", a_bad_network, network=True, short=False),
-    Scenario("F10-frozen", "SIGSTOP around the grace", frozen_and_back),
+    Scenario("F10-frozen", "SIGSTOP around the grace", frozen_and_back, short=False),
     Scenario("orders", "corrupt, slow, cut off, frozen, killed by swarm chaos", ordered, short=False),
     Scenario("F12", "all that is said comes again", everything_again, short=False),
     Scenario("F13", "the scheduler's disk is full", disk_full, short=False),
     Scenario("F14", "the scheduler dies while it saves", saves_while_killed, short=False),
     Scenario("F18", "a window far too large", overload, short=False),
-    Scenario("F20", "a gradient that is not a number", not_a_number, short=False),
+    Scenario("F20", "a gradient that is not a number", not_a_number),
+    Scenario("F25", "peers move while others die", moves_under_churn, needs="rebalancing", short=False),
 ]
