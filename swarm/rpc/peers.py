@@ -440,5 +440,6 @@ class _Answers:
             try:
                 await self._context.write(receipt.SerializeToString())
             except Exception as error:
-                if not (self._context.done() or isinstance(error, grpc.aio.InternalError)):  # else the sender is gone, and with it who would read this
+                # Done or broken: the sender is gone, and with it who would read this.
+                if not (self._context.done() or isinstance(error, grpc.aio.InternalError)):
                     raise
