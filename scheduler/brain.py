@@ -22,9 +22,11 @@ from random import Random
 from typing import TypeAlias, assert_never
 
 from scheduler.averaging import ROUNDS_MAX, Participant, Troubles, plan_round, squared_norms
+from scheduler.deadlines import DeadlineSettings
 from scheduler.devices import explain_probes, step_places, step_together
 from scheduler.evaluation import EvaluationRow, Evaluations
 from scheduler.joining import Joiner, Joining, choose_donors
+from scheduler.lateness import Lateness
 from scheduler.leaving import Leave, Leaves
 from scheduler.ledger import Ledger, Verdict
 from scheduler.pace import Pace
@@ -69,6 +71,7 @@ from swarm.messages import (
     Event,
     Failed,
     Follow,
+    Forwarded,
     Heartbeat,
     Hello,
     Leaving,
@@ -118,7 +121,9 @@ __all__ = [
 ]
 
 
+DEADLINES = DeadlineSettings()
 NO_REBALANCING = RebalanceSettings(rebalance=False)
+RELAX_S = 5.0  # a replica that got no work for being slow is believed to be faster by and by
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +158,7 @@ class BrainSettings:
     state_bytes: tuple[int, ...] = ()  # that a peer fetches when it joins a stage
     on_stall: OnStall = "wait"  # with `recover`, when a stage has no replica left
     rebalance: RebalanceSettings = NO_REBALANCING
+    deadlines: DeadlineSettings = DEADLINES
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +295,8 @@ class JobBrain:
         self._joining = Joining()
         self._leaves = Leaves()
         self._asked_s: dict[PeerId, float] = {}  # when those who leave were asked to
+        self._lateness = Lateness(settings.deadlines)
+        self._relax_s = math.inf  # when to look at replicas without work
         self._rebalancer = Rebalancer(settings.rebalance)
         self._rebalance_s = math.inf  # when to look again
         self._rebalancing: Decision[Move] = Decision(None, "the job has not run long enough")
@@ -400,6 +408,10 @@ class JobBrain:
                 self._census.accumulated(peer, event)
             case Accumulated():
                 self._on_accumulated(peer, event)
+            case Forwarded(microbatch=microbatch):
+                at = (microbatch.step, event.stage, microbatch.index)
+                self._lateness.forwarded(*at, peer, now_s)
+                return []
             case Averaged():
                 self._on_averaged(peer, event)
             case RoundFailed():
@@ -436,6 +448,7 @@ class JobBrain:
         for peer in self._members(step):
             self._send_commit(peer, row)
         self._ledger.close(step)
+        self._lateness.forget_step(step)
         self._commits_sent = step + 1
         for joiner in self._joining:
             self._tell(joiner)
@@ -456,6 +469,7 @@ class JobBrain:
         self._note("warning", f"{self._name(peer)} is suspect: {reason}")
         if self.settings.recover:
             self._suspects.add(peer)
+            self._lateness.forget_peer(peer)
             self._wiring.remove(peer)
             self._changed.add(peer)
             self._evaluations.withdraw(peer)
@@ -528,6 +542,7 @@ class JobBrain:
         self._since.pop(peer, None)
         self._joined_s.pop(peer, None)
         self._links.forget(peer)
+        self._lateness.forget_peer(peer)
         self._pace.forget(peer)
         self._evaluations.withdraw(peer)
         self._wiring.remove(peer)
@@ -585,7 +600,7 @@ class JobBrain:
         if self._census is not None:
             times_s.append(self._census.deadline_s)
         if self.mode is Mode.RUNNING:
-            times_s.append(self._rebalance_s)
+            times_s += [self._rebalance_s, self._relax_s, self._lateness.due_s() or math.inf]
         return min((time_s for time_s in times_s if time_s > self._ledger.now_s), default=math.inf)
 
     def cancel(self, now_s: float) -> list[Output]:
@@ -867,8 +882,35 @@ class JobBrain:
             self._pace.observe(peer, event.forward_s + event.backward_s)
             self._wiring.done(peer, event.forward_s + event.backward_s + event.wait_s)
             self._pace_changed(peer)
+            step, index = event.microbatch.step, event.microbatch.index
+            self._lateness.accumulated(step, event.stage, index, peer, self._ledger.now_s)
         if verdict is Verdict.UNASKED:
             self._note("error", f"{self._name(peer)} accumulated {event.microbatch} without being asked")
+
+    def _hurry(self) -> None:
+        """Give what takes too long to another replica; try those again that were slow."""
+        now_s = self._ledger.now_s
+        for late in self._lateness.expired(now_s) if self.settings.recover else ():
+            step, stage, index, peer = late.hop.step, late.hop.stage, late.hop.index, late.hop.peer
+            run = self._runs.get(step)
+            if run is None or run.phase is not Phase.FEEDING or peer not in self._replicas:
+                continue
+            hops = self._ledger.hops(step, index)
+            named = hops[stage]
+            if named is None or named.peer != peer or self._ledger.holder(step, stage, index) == peer:
+                continue
+            self._pace.observe(peer, late.waited_s)
+            self._pace_changed(peer)
+            if self._has_other(stage, hops):
+                self._note("warning", f"{late.reason}: given to another replica")
+                self._ledger.take(step, stage, index, late.reason, "timeout")
+        if self._relax_s == math.inf:
+            self._relax_s = now_s + RELAX_S
+        if now_s >= self._relax_s:
+            self._relax_s = now_s + RELAX_S
+            for pool in self._pools:
+                idle = [peer for peer in pool if not self._ledger.outstanding(peer)]
+                self._changed.update(self._pace.relax(idle, pool))
 
     def _settle_pairs(self, run: StepRun) -> None:
         """Where two replicas hold one microbatch, the smaller contribution is void."""
@@ -985,6 +1027,8 @@ class JobBrain:
         """Tell all on the route, and those that it displaced."""
         hops = tuple(hop for hop in self._ledger.hops(step, index) if hop is not None)
         assert len(hops) == self.stages
+        held = [self._ledger.holder(step, stage, index) == hop.peer for stage, hop in enumerate(hops)]
+        self._lateness.routed(step, index, [hop.peer for hop in hops], held, self._ledger.now_s)
         version = version_needed(step, self.settings.staleness)
         route = Route(Microbatch(self.settings.timeline, step, index), version, hops)
         for peer in dict.fromkeys([hop.peer for hop in hops] + self._ledger.displaced(step, index)):
@@ -1576,6 +1620,7 @@ class JobBrain:
         self._judge_joiners()
         for stage in range(self.stages) if self._leaves else ():
             self._begin_leaves(stage)
+        self._hurry()
         for run in self._redoable():
             self._settle_pairs(run)
             self._refill(run)

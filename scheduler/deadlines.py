@@ -151,6 +151,13 @@ class Deadlines:
         """The peer is suspect or gone: its hops are given to others."""
         self._forget(lambda hop: hop.peer == peer)
 
+    def cancel(self, hop: WatchedHop) -> None:
+        """The hop was given to another replica."""
+        lane = self._lanes.get((hop.stage, hop.direction))
+        if lane is not None:
+            lane.began_s.pop(hop, None)
+            lane.late_s.pop(hop, None)
+
     def forget_step(self, step: int) -> None:
         """The step committed, or is void: nothing of it, or of steps before, is awaited."""
         self._forget(lambda hop: hop.step <= step)

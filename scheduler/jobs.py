@@ -27,6 +27,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponen
 from scheduler.blocking import run_blocking
 from scheduler.brain import Admitted, BrainSettings, CommitRow, JobBrain, Left, Replica
 from scheduler.checkpoints import CheckpointFiles, JobCheckpoints
+from scheduler.deadlines import DeadlineSettings
 from scheduler.driver import SAVED, JobDriver, Outcome
 from scheduler.evaluation import EvaluationRow
 from scheduler.fitting import check_possible, fit, needs, stage_counts
@@ -802,6 +803,7 @@ class Jobs:
                 for stage, layers in enumerate(_split(spec))
             ),
             on_stall=spec.limits.on_stall,
+            deadlines=DeadlineSettings(pipeline.deadline_k, pipeline.deadline_min_s, pipeline.deadline_max_s),
             rebalance=RebalanceSettings(
                 rebalance=pipeline.rebalance,
                 interval_s=pipeline.rebalance_interval_s,

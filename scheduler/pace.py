@@ -16,6 +16,7 @@ from swarm.types import PeerId
 
 NEWEST = 0.3
 UNKNOWN_S = 0.1
+RELAXED = 1.1  # of the best pace of the stage: as good as equal
 
 
 class Pace:
@@ -30,6 +31,17 @@ class Pace:
             return
         mean_s = self._mean_s.get(peer)
         self._mean_s[peer] = seconds if mean_s is None else NEWEST * seconds + (1.0 - NEWEST) * mean_s
+
+    def relax(self, idle: Iterable[PeerId], stage: Iterable[PeerId]) -> list[PeerId]:
+        """Believe that replicas without work became faster: half of what they lack to the best of their stage.
+
+        Else one that was slow for a while would never be tried again. Gives those whose pace changed.
+        """
+        best_s = min((self._mean_s[peer] for peer in stage if peer in self._mean_s), default=0.0)
+        changed = [peer for peer in idle if self._mean_s.get(peer, 0.0) > RELAXED * best_s]
+        for peer in changed:
+            self._mean_s[peer] = (self._mean_s[peer] + best_s) / 2.0
+        return changed
 
     def of(self, peer: PeerId, stage: Iterable[PeerId] = ()) -> float:
         """Seconds per microbatch of the peer; if unknown, the best of `stage`; if that is unknown too, 0.1."""

@@ -38,7 +38,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from swarm.messages import Accumulated, ReportedCell, Route
+from swarm.messages import Accumulated, Forwarded, ReportedCell, Route
 from swarm.types import Direction, Hop, Microbatch, PeerId, set_digest
 
 EARLY_CELLS_MAX = 4096  # cells that hold inputs or askers, but have no route yet
@@ -112,7 +112,7 @@ class Sealed:
 class Report:
     """Tell the scheduler."""
 
-    event: Accumulated
+    event: Accumulated | Forwarded
 
 
 Action: TypeAlias = Compute | Emit | Ask | Forget | DropOutput | ForgetSums | Sealed | Report
@@ -364,7 +364,10 @@ class CellTable:
         cell.output[FORWARD] = self.stage < self.stages - 1
         cell.loss, cell.forward_s, cell.wait_s = loss, cell.forward_s + seconds, cell.wait_s + wait_s
         self._tell(work.microbatch, f"forward done with version {work.version}")
-        return self._advance(cell)
+        report: tuple[Action, ...] = ()
+        if self.stage < self.stages - 1 and not cell.reported:  # else computed again for a neighbour
+            report = (Report(Forwarded(work.microbatch, self.stage, cell.attempt)),)
+        return (*report, *self._advance(cell))
 
     def computed_backward(self, work: Compute, finite: bool, seconds: float, wait_s: float = 0.0) -> tuple[Action, ...]:
         """The backward that was begun is done, dx (if any) is held; not finite: nothing was added."""

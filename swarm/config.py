@@ -133,6 +133,9 @@ class PipelineSection(Section):
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
     compression: Literal["none", "bfloat16", "float16", "int8"] = "bfloat16"
     staleness: Literal[0, 1] = 1  # 1: no pipeline flush, gradients of weights one step old; 0: synchronous
+    deadline_k: Annotated[float, Field(ge=1, le=50)] = 6.0  # median + k * MAD of what a hop took lately
+    deadline_min_s: Annotated[float, Field(ge=0.05, le=600)] = 1.0
+    deadline_max_s: Annotated[float, Field(ge=0.05, le=3600)] = 120.0
     rebalance: bool = True  # move stage servers to the stage that limits the job
     rebalance_interval_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
     rebalance_min_gain: Annotated[float, Field(ge=0, le=1)] = 0.15  # of throughput, net of what the move costs
@@ -189,6 +192,11 @@ class JobSpec(Section):
             return self  # not grounded yet: the layers are known when it is
         layers = self.layers
         pipeline = self.pipeline
+        if pipeline.deadline_max_s < pipeline.deadline_min_s:
+            raise ValueError(
+                f"pipeline.deadline_max_s = {pipeline.deadline_max_s} is less than "
+                f"pipeline.deadline_min_s = {pipeline.deadline_min_s}"
+            )
         if self.training.eval_every_steps and not self.data.validation_ratio:
             raise ValueError(
                 f"training.eval_every_steps = {self.training.eval_every_steps} has nothing to evaluate: "

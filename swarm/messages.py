@@ -103,6 +103,15 @@ class Accumulated:
 
 
 @dataclass(frozen=True, slots=True)
+class Forwarded:
+    """This replica's output of a microbatch is ready for the next stage: it is that stage's turn."""
+
+    microbatch: Microbatch
+    stage: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluated:
     """The last stage computed an evaluation microbatch; `loss` is the sum of its token losses in nats."""
 
@@ -238,6 +247,7 @@ Event: TypeAlias = (
     | Leaving
     | Evaluated
     | Undelivered
+    | Forwarded
     | ChaosBegun
 )
 

@@ -119,6 +119,7 @@ class Rig:
     scheduler: asyncio.Task[None] = field(init=False)
     servers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
     server_metrics: list[StageServerMetrics] = field(default_factory=list)
+    slowness: dict[PeerId, float] = field(default_factory=dict)  # how many times as long a peer computes
 
     @classmethod
     async def start(
@@ -193,7 +194,7 @@ class Rig:
         device_type: type[InlineDevice] = InlineDevice,
     ) -> None:
         """Start a stage server whose computations take a random while; what it says of itself need not be true."""
-        device = device_type(lambda: rng.uniform(0.001, 0.03))
+        device = device_type(lambda: rng.uniform(0.001, 0.03) * self.slowness.get(peer, 1.0))
         identity = Identity(peer, 1, "0", f"address-of-{peer}", "", device_name, 1, memory_bytes, stage)
 
         async def find() -> str:

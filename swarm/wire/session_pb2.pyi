@@ -51,7 +51,7 @@ class ReportedCell(_message.Message):
     def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., attempt: _Optional[int] = ..., accumulated: _Optional[bool] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated", "undelivered", "chaos_begun")
+    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated", "undelivered", "forwarded", "chaos_begun")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class Event(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     UNDELIVERED_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
     CHAOS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
@@ -79,8 +80,9 @@ class Event(_message.Message):
     leaving: Leaving
     evaluated: Evaluated
     undelivered: Undelivered
+    forwarded: Forwarded
     chaos_begun: ChaosBegun
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ..., chaos_begun: _Optional[_Union[ChaosBegun, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ..., forwarded: _Optional[_Union[Forwarded, _Mapping]] = ..., chaos_begun: _Optional[_Union[ChaosBegun, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells", "stage", "attempt", "join")
@@ -173,6 +175,16 @@ class Accumulated(_message.Message):
     backward_s: float
     wait_s: float
     def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class Forwarded(_message.Message):
+    __slots__ = ("microbatch", "stage", "attempt")
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    microbatch: Microbatch
+    stage: int
+    attempt: int
+    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Evaluated(_message.Message):
     __slots__ = ("microbatch", "attempt", "loss")

@@ -19,7 +19,7 @@ from stage_server.cell import (
     Report,
     Sealed,
 )
-from swarm.messages import Accumulated, ReportedCell, Route
+from swarm.messages import Accumulated, Forwarded, ReportedCell, Route
 from swarm.types import Direction, Hop, Microbatch, PeerId, set_digest
 
 F, B = Direction.FORWARD, Direction.BACKWARD
@@ -86,7 +86,8 @@ def test_a_microbatch_flows_forward_and_backward_through_a_middle_stage() -> Non
     (work,) = arrival.actions
     assert work == Compute(mb(), F, 0, False, 1)
     assert table.begin(work) == work
-    assert table.computed_forward(work, 0.0, 0.25) == (Emit(mb(), F, hop("n"), 1),)
+    told = Report(Forwarded(mb(), 1, 1))
+    assert table.computed_forward(work, 0.0, 0.25) == (told, Emit(mb(), F, hop("n"), 1))
     (backward,) = table.arrived(mb(), B, 1).actions
     assert backward == Compute(mb(), B, 0, True, 2)
     table.begin(backward)
@@ -206,7 +207,7 @@ def test_r3_an_early_gradient_waits_for_the_forward() -> None:
     assert table.arrived(mb(), B, 1).accepted
     work = start(table, table.arrived(mb(), F, 1).actions)
     after = table.computed_forward(work, 0.0, 0.1)
-    assert [type(action) for action in after] == [Emit, Compute]
+    assert [type(action) for action in after] == [Report, Emit, Compute]
 
 
 # R4, R5 -----------------------------------------------------------------------------------------------------------
