@@ -296,7 +296,8 @@ class JobBrain:
         self._leaves = Leaves()
         self._asked_s: dict[PeerId, float] = {}  # when those who leave were asked to
         self._lateness = Lateness(settings.deadlines)
-        self._relax_s = math.inf  # when to look at replicas without work
+        self._relax_s = 0.0  # when to look at replicas without work
+        self._relaxes = False  # some of them are believed to be slow
         self._rebalancer = Rebalancer(settings.rebalance)
         self._rebalance_s = math.inf  # when to look again
         self._rebalancing: Decision[Move] = Decision(None, "the job has not run long enough")
@@ -600,7 +601,8 @@ class JobBrain:
         if self._census is not None:
             times_s.append(self._census.deadline_s)
         if self.mode is Mode.RUNNING:
-            times_s += [self._rebalance_s, self._relax_s, self._lateness.due_s() or math.inf]
+            times_s += [self._rebalance_s, self._lateness.due_s() or math.inf]
+            times_s += [self._relax_s] * self._relaxes
         return min((time_s for time_s in times_s if time_s > self._ledger.now_s), default=math.inf)
 
     def cancel(self, now_s: float) -> list[Output]:
@@ -904,13 +906,13 @@ class JobBrain:
             if self._has_other(stage, hops):
                 self._note("warning", f"{late.reason}: given to another replica")
                 self._ledger.take(step, stage, index, late.reason, "timeout")
-        if self._relax_s == math.inf:
-            self._relax_s = now_s + RELAX_S
         if now_s >= self._relax_s:
-            self._relax_s = now_s + RELAX_S
+            self._relax_s, self._relaxes = now_s + RELAX_S, False
             for pool in self._pools:
                 idle = [peer for peer in pool if not self._ledger.outstanding(peer)]
-                self._changed.update(self._pace.relax(idle, pool))
+                faster = self._pace.relax(idle, pool)
+                self._changed.update(faster)
+                self._relaxes |= bool(faster)
 
     def _settle_pairs(self, run: StepRun) -> None:
         """Where two replicas hold one microbatch, the smaller contribution is void."""

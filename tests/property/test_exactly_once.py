@@ -30,11 +30,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.brain import (
+    Admitted,
     BrainSettings,
     CommitRow,
     Fail,
     Finish,
     JobBrain,
+    Left,
     Mode,
     Note,
     Output,
@@ -504,6 +506,8 @@ class World:
                     self.finished = True
                 case Fail() | Stopped() | Turned() | DropCheckpoint():
                     raise AssertionError(f"the job failed: {output}")
+                case Admitted() | Left():
+                    raise AssertionError(f"nobody was to come or go: {output}")
                 case Note():
                     self.notes.append(output.message)
                 case _:
@@ -569,6 +573,10 @@ class World:
             choices += [("result", server)] * bool(server.results)
             choices += [("take", server)] * (len(server.intake) > 0 and server.running is None)
         total = len(choices) + min(len(self.frames), 4) + len(self.rows)
+        away = [server for server in self.servers.values() if not server.attached]
+        if not total and away and self.brain.mode is Mode.GATHERING:
+            away[0].attach()  # in time: else its stage might be lost
+            return True
         if not total and self.brain.due_s < math.inf:
             self.now_s = self.brain.due_s
             self.heed(self.brain.tick(self.now_s))

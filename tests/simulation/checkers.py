@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from swarm.messages import Average, Averaged, Commit, Committed, LoadStage, Release, Route, Void
+from swarm.types import Direction
 from tests.simulation.counting import LENGTH, NUMBERS
 from tests.simulation.history import (
     Applied,
@@ -300,9 +301,10 @@ def held_until_commit(history: History, _: Facts) -> Iterator[str]:
             case Commanded(command=Void(step=step)):
                 let_go[replica] |= {one for one in held[replica] if one[0] == step}
             case Commanded(command=Route() as route):
+                # It may be at work on it now, and carry the command out only when that is done.
                 if all(hop.peer != record.process for hop in route.hops):
                     key = (route.microbatch.step, route.microbatch.index)
-                    let_go[replica] |= {one for one in held[replica] if one[:2] == key}
+                    let_go[replica] |= {(*key, side.value) for side in Direction}
             case Commanded(command=LoadStage() | Release()) | Ended():
                 let_go[replica] |= held[replica]
                 committed.pop(replica, None)
