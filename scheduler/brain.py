@@ -25,6 +25,7 @@ from scheduler.averaging import ROUNDS_MAX, Participant, Troubles, plan_round, s
 from scheduler.deadlines import DeadlineSettings
 from scheduler.devices import explain_probes, step_places, step_together
 from scheduler.evaluation import EvaluationRow, Evaluations
+from scheduler.explaining import JoinerStanding, MoveMade, ReplicaStanding, Situation
 from scheduler.joining import Joiner, Joining, choose_donors
 from scheduler.lateness import Lateness
 from scheduler.leaving import Leave, Leaves
@@ -626,6 +627,38 @@ class JobBrain:
     def why_not_rebalanced(self) -> str:
         """The newest decision about moving replicas between stages, for a person."""
         return self._rebalancing.reason
+
+    def situation(self, now_s: float) -> Situation:
+        """What the job stands on, to be explained."""
+        done, newest = self._ledger.contributions(), self._leaves.newest_move
+        return Situation(
+            self.mode is Mode.RUNNING,
+            self.stages,
+            self._agreed,
+            self.waiting_for(),
+            self.why_not_rebalanced(),
+            tuple(
+                ReplicaStanding(
+                    peer,
+                    replica.stage,
+                    self.pace_s(peer),
+                    self.outstanding(peer),
+                    done[peer],
+                    peer in self._suspects,
+                    self._leaves.wants(peer),
+                    self._asked_s.get(peer, math.nan),
+                )
+                for peer, replica in self._replicas.items()
+            ),
+            tuple(
+                JoinerStanding(one.replica.peer, one.replica.stage, one.since_s, one.report is not None)
+                for one in self._joining
+            ),
+            self._leaves.moves,
+            newest and MoveMade(newest[0], newest[1].target or 0, newest[1].reason, newest[2]),
+            self._links.failing(now_s),
+            self._saving.open,
+        )
 
     def is_joining(self, peer: PeerId) -> bool:
         """Whether the peer fetches a stage's state, and is no replica yet."""

@@ -30,6 +30,7 @@ from scheduler.checkpoints import CheckpointFiles, JobCheckpoints
 from scheduler.deadlines import DeadlineSettings
 from scheduler.driver import SAVED, JobDriver, Outcome
 from scheduler.evaluation import EvaluationRow
+from scheduler.explaining import IdlePeer, JobStanding
 from scheduler.fitting import check_possible, fit, needs, stage_counts
 from scheduler.joblog import JobLogs, LogLine
 from scheduler.keeping import LATEST, Beginning, Keeping, job_and_step, same_model, uploaded_checkpoint
@@ -210,6 +211,7 @@ class Jobs:
         self._wake = asyncio.Event()
         self._pool_changed_s = -math.inf
         self._stopping = False
+        self._unused: dict[PeerId, dict[JobId, str]] = {}  # why no job at work takes an idle peer, as last decided
         self.logs = JobLogs(root / "jobs")
 
     async def load(self) -> None:
@@ -559,6 +561,36 @@ class Jobs:
         await self._enter(job, JobState.STALLED, job.gone_back)
         self._wake.set()
 
+    def drain(self, peer: PeerId, reason: str) -> None:
+        """Let the peer hand its work over, and give it none any more; asking twice is the same as once."""
+        for transition in self._membership.leaving(peer, _now_s(), reason):
+            self.on_transition(transition)
+
+    def idle(self) -> list[IdlePeer]:
+        """Peers without work, and why no job at work uses them."""
+        return [
+            IdlePeer(known.hello.peer, known.hello.memory_bytes, self._unused.get(known.hello.peer, {}))
+            for known in self._membership.idle_peers()
+        ]
+
+    def standing(self, job: Job) -> JobStanding:
+        """What is known of a job beside its brain, to be explained."""
+        record, spec, split = job.record, job.spec, _split(job.spec)
+        peers = sum(map(len, job.stages.values())) or len(split) * spec.limits.min_replicas
+        return JobStanding(
+            record.id,
+            record.state,
+            record.reason,
+            max(0.0, self._wall_s() - record.since_unix_s),
+            record.hint,
+            job.progress.steps_done,
+            spec.training.steps,
+            spec.training.microbatches,
+            job.progress.step_s,
+            tuple(needs(spec, split, peers)),
+            spec.limits.min_replicas,
+        )
+
     async def watch(self, job: Job) -> AsyncIterator[Job]:
         """The job now and after every change, until it has ended."""
         while True:
@@ -600,8 +632,7 @@ class Jobs:
                 if job is not None and job.driver is not None and job.record.state is JobState.LOADING:
                     job.driver.made_progress()  # such as a long download
             case Leaving():
-                for transition in self._membership.leaving(peer, _now_s(), event.reason):
-                    self.on_transition(transition)
+                self.drain(peer, event.reason)
             case _:
                 if job is None or job.driver is None:
                     return
@@ -688,16 +719,16 @@ class Jobs:
                 async with asyncio.timeout(LOOK_AGAIN_S if self._membership.idle_peers() else None):
                     await self._wake.wait()
             self._wake.clear()
-            if self._waiting():
+            if self.waiting():
                 # Peers that come meanwhile make it longer; a moment without news has no event to wait for.
                 while (wait_s := self._pool_changed_s + self._settle_s - _now_s()) > 0:  # noqa: ASYNC110
                     await asyncio.sleep(wait_s)
-                for job in self._waiting():
+                for job in self.waiting():
                     await self._try_to_start(job)
-            if not self._waiting():  # else it would never get enough peers
+            if not self.waiting():  # else it would never get enough peers
                 self._hand_out_idle()
 
-    def _waiting(self) -> list[Job]:
+    def waiting(self) -> list[Job]:
         """Jobs that want peers, the oldest first."""
         wanting = (JobState.QUEUED, JobState.PLACING, JobState.STALLED)
         return [job for job in reversed(self.all()) if job.record.state in wanting]
@@ -705,8 +736,10 @@ class Jobs:
     def _hand_out_idle(self) -> None:
         """Let idle peers join jobs at work, the oldest first, where they help most."""
         working = [job for job in reversed(self.all()) if job.record.state is JobState.RUNNING]
+        self._unused = {}
         for known in self._membership.idle_peers():
             hello = known.hello
+            why_not = self._unused[hello.peer] = {}
             for job in working:
                 if job.driver is None:
                     continue
@@ -720,6 +753,7 @@ class Jobs:
                 decision = job.driver.brain.where_to_join(hello.peer, hello.pinned_stage, fitting, _now_s())
                 if decision.plan is None:
                     self._log.debug("idle peer not used", peer=hello.peer, job_id=job.record.id, reason=decision.reason)
+                    why_not[job.record.id] = decision.reason
                     continue
                 for transition in self._membership.assign(hello.peer, job.record.id, decision.plan, _now_s()):
                     self.on_transition(transition)

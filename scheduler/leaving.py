@@ -34,6 +34,8 @@ class Leaves:
     def __init__(self) -> None:
         self._leaves: dict[PeerId, Leave] = {}
         self._destined: dict[PeerId, tuple[Leave, float]] = {}  # released by their old stage, at which time
+        self.moves = 0  # replicas that were ever released for another stage
+        self.newest_move: tuple[PeerId, Leave, float] | None = None
 
     def __contains__(self, peer: PeerId) -> bool:
         """Whether the peer gets no new work."""
@@ -90,6 +92,8 @@ class Leaves:
         leave = self._leaves.pop(peer)
         if leave.target is not None:
             self._destined[peer] = leave, now_s
+            self.moves += 1
+            self.newest_move = peer, leave, now_s
         return leave
 
     def forget(self, peer: PeerId) -> None:

@@ -88,6 +88,7 @@ class Ledger:
         self._outstanding: dict[PeerId, int] = {}
         self._changed: set[PeerId] = set()  # whose outstanding changed since `take_changed`
         self._closed: dict[int, list[list[str]]] = {}  # stories of the newest closed steps
+        self._shares: dict[int, Counter[PeerId]] = {}  # who did how much of them
 
     # Feeding -----------------------------------------------------------------------------------------------------
 
@@ -391,6 +392,13 @@ class Ledger:
         """Hops that the peer was given and has not finished."""
         return self._outstanding.get(peer, 0)
 
+    def contributions(self) -> Counter[PeerId]:
+        """How many microbatches of the open and the two last closed steps each replica holds or held."""
+        counted = Counter[PeerId]()
+        for one in [*self._shares.values(), *map(self._contributions, self._books.values())]:
+            counted.update(one)
+        return counted
+
     def has_changed(self, peer: PeerId) -> bool:
         """Whether the peer's outstanding hops changed since `take_changed`."""
         return peer in self._changed
@@ -407,8 +415,9 @@ class Ledger:
             if entry.hop is not None:
                 self._take_hop(book, stage, index)
         self._closed[step] = book.stories
+        self._shares[step] = self._contributions(book)
         for old in sorted(self._closed)[:-2]:
-            del self._closed[old]
+            del self._closed[old], self._shares[old]
 
     def tell(self, step: int, index: int, line: str) -> None:
         """Add a line to the story of a microbatch; a story keeps its beginning and a bounded number of lines."""
@@ -471,6 +480,9 @@ class Ledger:
 
     def _share(self, book: StepBook, peer: PeerId) -> int:
         return sum(1 for _, _, entry in self._entries(book) if peer in entry.holders)
+
+    def _contributions(self, book: StepBook) -> Counter[PeerId]:
+        return Counter(peer for _, _, entry in self._entries(book) for peer in entry.holders)
 
     @staticmethod
     def _entries(book: StepBook) -> Iterable[tuple[int, int, Entry]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from swarm.errors import NotAllowed, StaleMessage
+from swarm.errors import NotAllowed, NotFound, StaleMessage
 from swarm.messages import Hello
 from swarm.types import JobId, PeerId, PeerState
 
@@ -215,6 +215,19 @@ class Membership:
     def peers(self) -> list[Peer]:
         """All that are not forgotten, in order of peer id."""
         return [self._peers[name] for name in sorted(self._peers)]
+
+    def find(self, reference: str) -> Peer:
+        """The peer with this id, else the only one whose id begins so, those that are gone last; NotFound."""
+        if (exact := self._peers.get(PeerId(reference))) is not None:
+            return exact
+        begins = [known for known in self.peers() if reference and known.hello.peer.startswith(reference)]
+        found = [known for known in begins if known.state is not PeerState.GONE] or begins
+        if not found:
+            raise NotFound(f'there is no stage server "{reference}"', hint="list them with: swarm peers")
+        if len(found) > 1:
+            names = ", ".join(known.hello.peer for known in found[:5])
+            raise NotFound(f'"{reference}" begins the names of {len(found)} stage servers: {names}', hint="name one")
+        return found[0]
 
     def idle_peers(self) -> list[Peer]:
         """Those that can be given a stage, in order of peer id."""

@@ -40,6 +40,10 @@ class Links:
             del self._until_s[pair]
         return bool(self._until_s)
 
+    def failing(self, now_s: float) -> dict[tuple[PeerId, PeerId], float]:
+        """The links that are to be avoided now, and until when each."""
+        return {pair: until_s for pair, until_s in self._until_s.items() if until_s > now_s}
+
     def touches(self, peer: PeerId) -> bool:
         """Whether some link of the peer is to be avoided, as of the last `any`."""
         return any(peer in pair for pair in self._until_s)
