@@ -22,7 +22,9 @@ from typer.exceptions import TyperException
 from client.chaos import chaos
 from client.checkpoints import pause, resume, show_checkpoints
 from client.connection import Scheduler
+from client.draining import drain
 from client.example import example_job
+from client.explain import explain
 from client.follow import follow, raise_unless_succeeded
 from client.local import UpOptions, up_and_wait
 from client.logs import show_logs, since_unix_s
@@ -498,11 +500,25 @@ def _checkpoints(
 @_verb("peers")
 def _peers(
     shell: Shell,
-    action: Annotated[Literal["ls"], typer.Argument(help="What to do.")] = "ls",
-    stage: Annotated[int, typer.Option(min=-1, help="Only this stage.", show_default="all")] = -1,
-    state: Annotated[str, typer.Option(help="Only peers in this state.", show_default=False)] = "",
-) -> None:
-    """List stage servers."""
+    action: Annotated[Literal["ls", "drain"], typer.Argument(help="ls: list them; drain PEER: take one out.")] = "ls",
+    peer: Annotated[
+        str, typer.Argument(metavar="[PEER]", help="drain: id of a stage server, or its beginning.", show_default=False)
+    ] = "",
+    stage: Annotated[int, typer.Option(min=-1, help="ls: only this stage.", show_default="all")] = -1,
+    state: Annotated[str, typer.Option(help="ls: only peers in this state.", show_default=False)] = "",
+    drain_timeout: Annotated[
+        float, typer.Option(help="drain: wait so many seconds, then exit 8; the hand-over goes on.")
+    ] = 60.0,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="drain: only ask, do not wait.")] = False,
+) -> int:
+    """List stage servers, or drain one: it finishes what it has, hands its work over without any being done again, and
+    gets none until it is started again. The last of a stage stays until another one has joined."""
+    if action == "drain":
+        if not peer:
+            raise UsageError("missing argument PEER", hint="list them with: swarm peers")
+        return drain(shell, peer, timeout_s=drain_timeout, wait=not no_wait)
+    if peer:
+        raise UsageError(f'peers ls takes no "{peer}"', hint=f"about one stage server: swarm explain {peer}")
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         views = scheduler.peers(state=state, stage=stage)
     if shell.json:
@@ -511,6 +527,28 @@ def _peers(
         shell.out.print(peers_table(views))
     else:
         shell.say(f"no stage servers; start one with: swarm stage-server --scheduler {shell.scheduler}")
+    return 0
+
+
+@_verb("explain")
+def _explain(
+    shell: Shell,
+    about: Annotated[
+        str, typer.Argument(metavar="JOB|PEER", help="Name, id or beginning of an id: of a job or a stage server.")
+    ],
+    microbatch: Annotated[
+        str,
+        typer.Option(
+            metavar="STEP:INDEX",
+            help="The story of one microbatch of a job: who got it, when and why. Kept are those of open steps and of "
+            "the two last that were committed.",
+            show_default=False,
+        ),
+    ] = "",
+) -> None:
+    """Say in numbers why a job waits, which stage limits it, who joins, leaves or moves and why; or why a stage server
+    gets little work or none."""
+    explain(shell, about, microbatch)
 
 
 @_verb("pull")

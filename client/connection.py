@@ -123,6 +123,15 @@ class Scheduler:
         reply: pb.PeerList = self._call(self._stub.Peers, pb.PeersRequest(state=state, stage=stage))
         return list(reply.peers)
 
+    def drain(self, peer: str, reason: str, timeout_s: float) -> Iterator[pb.DrainView]:
+        """The stage server hands its work over: how far it is, until it serves no job."""
+        with self._translated():
+            yield from self._stub.Drain(pb.DrainRequest(peer=peer, reason=reason), timeout=timeout_s)
+
+    def explain(self, request: pb.ExplainRequest) -> pb.Explanation:
+        found: pb.Explanation = self._call(self._stub.Explain, request)
+        return found
+
     def chaos(self, request: pb.ChaosRequest) -> pb.ChaosReport:
         """Harm a stage server; answers once its job is over it."""
         report: pb.ChaosReport = self._call(self._stub.Chaos, request)

@@ -174,15 +174,12 @@ class ChaosDesk:
             )
 
     def _find(self, name: str) -> Peer:
-        found = [peer for peer in self._membership.peers() if peer.hello.peer.startswith(name)]
-        found = [peer for peer in found if peer.hello.peer == name] or found
-        present = [peer for peer in found if peer.state is not PeerState.GONE]
-        if not name or not present:
-            raise NotFound(f'no stage server "{name}" is here', hint="list them with: swarm peers")
-        if len(present) > 1:
-            names = ", ".join(sorted(peer.hello.peer for peer in present)[:5])
-            raise NotFound(f'"{name}" begins the names of {len(present)} stage servers: {names}', hint="name one whole")
-        return present[0]
+        found = self._membership.find(name)
+        if found.state is PeerState.GONE:
+            raise NotFound(
+                f"stage server {found.hello.peer} is gone: {found.reason}", hint="list them with: swarm peers"
+            )
+        return found
 
 
 def _brain_of(job: Job | None) -> JobBrain | None:

@@ -12,6 +12,7 @@ from math import isfinite, nan
 from statistics import median
 from typing import TYPE_CHECKING
 
+from scheduler.fitting import gibibytes
 from scheduler.leaving import Leave
 from scheduler.membership import Peer
 from swarm.types import JobId, JobState, PeerId, PeerState
@@ -24,6 +25,7 @@ ALIKE = 0.01
 # A replica that takes so many times the median of its stage is called slow, and fast if the median takes so many times
 # what it takes.
 UNLIKE_PACE = 1.25
+SHOWN = 8  # replicas of a stage by name
 WAITING_STATES = (JobState.QUEUED, JobState.PLACING, JobState.STALLED)
 
 
@@ -148,9 +150,7 @@ class IdlePeer:
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
 
-def explain_job(
-    job: JobStanding, situation: Situation | None, idle: Sequence[IdlePeer], now_s: float
-) -> list[Fact]:
+def explain_job(job: JobStanding, situation: Situation | None, idle: Sequence[IdlePeer], now_s: float) -> list[Fact]:
     """Why a job waits or is as slow as it is; without a `situation` nobody is at work on it."""
     facts = [Fact("state", f"{job.state.value} for {_span(job.for_s)}: {job.reason}", {"for_s": job.for_s})]
     if job.hint:
@@ -166,7 +166,9 @@ def explain_job(
     facts += [_joiner(one, now_s) for one in situation.joiners]
     for replica in situation.replicas:
         if replica.suspect:
-            facts.append(Fact("suspect", f"{replica.peer} (stage {replica.stage}) gets no work until it is heard again"))
+            facts.append(
+                Fact("suspect", f"{replica.peer} (stage {replica.stage}) gets no work until it is heard again")
+            )
         if replica.leave is not None:
             facts.append(Fact("leaving", f"{replica.peer} {_leaves(situation, replica, now_s)}"))
     for one in idle:
@@ -191,10 +193,10 @@ def _wanting(job: JobStanding, idle: Sequence[IdlePeer]) -> list[Fact]:
     """What a job needs to be placed, beside what is there."""
     stages = len(job.needs_bytes)
     peers = stages * job.min_replicas
-    sizes = ", ".join(f"stage {stage} {_size(size)}" for stage, size in enumerate(job.needs_bytes))
+    sizes = ", ".join(f"stage {stage} {gibibytes(size)}" for stage, size in enumerate(job.needs_bytes))
     each = f" x {job.min_replicas} replicas" if job.min_replicas > 1 else ""
     needs = f"{_count(peers, 'stage server')} ({_count(stages, 'stage')}{each}); memory: {sizes}"
-    found = ", ".join(f"{one.peer} ({_size(one.memory_bytes)})" for one in idle) or "nobody"
+    found = ", ".join(f"{one.peer} ({gibibytes(one.memory_bytes)})" for one in idle) or "nobody"
     return [
         Fact("needs", needs, {"stage_servers": float(peers)}),
         Fact("idle", f"{len(idle)}: {found}", {"stage_servers": float(len(idle))}),
@@ -206,7 +208,7 @@ def _stage(situation: Situation, stage: int) -> Fact:
     at_work = sum(one.gets_work for one in pool)
     numbers = {"stage": float(stage), "replicas": float(len(pool)), "at_work": float(at_work)}
     counted = _count(len(pool), "replica")
-    text = counted if at_work == len(pool) else f"{counted}, of which {at_work} get work,"
+    text = counted if at_work == len(pool) else f"{counted}, of which {at_work} get{'s' * (at_work == 1)} work,"
     capacity = situation.capacity(stage)
     if capacity is None:
         text += ", not measured yet"
@@ -220,9 +222,6 @@ def _stage(situation: Situation, stage: int) -> Fact:
     named = ", ".join(f"{one.peer} {f'{one.pace_s:.3g} s' if one.pace_s else 'not measured'}" for one in pool[:SHOWN])
     more = f", and {len(pool) - SHOWN} more" if len(pool) > SHOWN else ""
     return Fact(f"stage {stage}", f"{text}; {named}{more}" if named else text, numbers)
-
-
-SHOWN = 8  # replicas of a stage by name
 
 
 def _is_estimate(pool: Iterable[ReplicaStanding]) -> bool:
@@ -406,7 +405,3 @@ def _span(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 30):.2f} GiB" if size_bytes >= 1 << 28 else f"{size_bytes / (1 << 20):.1f} MiB"

@@ -869,6 +869,8 @@ class Jobs:
             )
             if job.record.reason == RESTARTED:
                 self._tasks.create_task(self._enter(job, job.record.state, RESUMED))
+            elif job.record.state is JobState.LOADING:  # one that is to leave was never seen serving
+                self._tasks.create_task(self._enter(job, JobState.RUNNING, "all replicas are loaded"))
             if row.step == training.steps - 1:
                 self._say(job, "info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}")
             self._changed(job)

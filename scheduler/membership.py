@@ -81,6 +81,7 @@ class Peer:
     job: JobId = NO_JOB
     stage: int = NO_STAGE
     resume: PeerState = PeerState.IDLE  # where a suspect returns to
+    leaving: str = ""  # why it is to hand its work over
 
 
 class Membership:
@@ -145,9 +146,12 @@ class Membership:
     def leaving(self, peer: PeerId, now_s: float, reason: str = "") -> list[Transition]:
         """The peer asked to hand its work over."""
         known = self._peers.get(peer)
-        if known is not None and known.state is PeerState.SUSPECT:
+        if known is None:
+            return []
+        known.leaving = known.leaving or reason or "wants to leave"
+        if known.state is PeerState.SUSPECT:
             known.resume = PeerState.DRAINING
-        return self._happen(known, Happening.LEAVING, reason or "wants to leave", now_s) if known else []
+        return self._happen(known, Happening.LEAVING, known.leaving, now_s)
 
     def tick(self, now_s: float) -> list[Transition]:
         """Look at the clock: who was silent too long?"""
@@ -255,7 +259,10 @@ class Membership:
         after = TRANSITIONS[known.state, happening]
         if after is PeerState.SUSPECT:
             known.resume = known.state
-        return [self._move(known, known.resume if after is RETURN else after, reason, now_s)]
+        if after is RETURN:
+            after = known.resume
+            reason = known.leaving if after is PeerState.DRAINING else reason
+        return [self._move(known, after, reason, now_s)]
 
     def _move(self, known: Peer, after: PeerState, reason: str, now_s: float) -> Transition:
         transition = Transition(

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -17,6 +17,8 @@ import grpc.aio
 
 from scheduler.blocking import run_blocking
 from scheduler.chaos import ChaosDesk
+from scheduler.draining import drain
+from scheduler.explaining import Fact, Situation, explain_job, explain_microbatch, explain_peer
 from scheduler.joblog import LogLine
 from scheduler.jobs import Job, Jobs
 from scheduler.membership import Membership, Peer
@@ -32,6 +34,7 @@ from swarm.errors import InvalidConfig, InvalidData, NotAllowed, NotFound, Refus
 from swarm.messages import PROTOCOL_VERSION, StateFile
 from swarm.rpc.channel import answering
 from swarm.storage import Files
+from swarm.types import PeerId
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 
@@ -232,6 +235,55 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         ]
         return pb.PeerList(peers=[self._peer_view(peer) for peer in peers])
 
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.Explanation:
+        async with answering(context):
+            about = self._find(request.about)
+            if isinstance(about, Peer):
+                if request.HasField("microbatch"):
+                    raise InvalidConfig(f"{about.hello.peer} is a stage server; only a job has microbatches")
+                return self._explain_peer(about)
+            if request.HasField("microbatch"):
+                return self._explain_microbatch(about, request.microbatch.step, request.microbatch.index)
+            now_s = asyncio.get_running_loop().time()
+            facts = explain_job(self._jobs.standing(about), _situation(about), self._jobs.idle(), now_s)
+            return _explanation("job", about.record.id, facts)
+        raise AssertionError
+
+    def _find(self, reference: str) -> Job | Peer:
+        """What a person named: a stage server if it is its whole id, else a job, else the beginning of a peer's id."""
+        if (exact := self._membership.get(PeerId(reference))) is not None:
+            return exact
+        try:
+            return self._jobs.find(reference)
+        except NotFound as no_job:
+            try:
+                return self._membership.find(reference)
+            except NotFound as no_peer:
+                told, hint = f"{no_job.message}; {no_peer.message}", "list them with: swarm ls -a; swarm peers"
+                raise NotFound(told, hint=hint) from None
+
+    def _explain_peer(self, known: Peer) -> pb.Explanation:
+        job = next((job for job in self._jobs.all() if job.record.id == known.job), None)
+        idle = next((one for one in self._jobs.idle() if one.peer == known.hello.peer), None)
+        waiting = {job.record.id: job.record.reason for job in self._jobs.waiting()}
+        now_s = asyncio.get_running_loop().time()
+        facts = explain_peer(known, _situation(job) if job is not None else None, idle, waiting, now_s)
+        return _explanation("peer", known.hello.peer, facts)
+
+    def _explain_microbatch(self, job: Job, step: int, index: int) -> pb.Explanation:
+        microbatches, brain = job.spec.training.microbatches, job.driver.brain if job.driver is not None else None
+        if index >= microbatches:
+            raise NotFound(f"a step of {job.record.id} has microbatches 0 to {microbatches - 1}, there is no {index}")
+        if brain is None:
+            raise NotFound(f"job {job.record.id} is {job.record.state.value}: stories are kept while it is at work")
+        story = brain.story(step, index)
+        if not story:
+            raise NotFound(
+                f"nothing is known of microbatch {index} of step {step}: kept are open and the two last closed steps",
+                hint=f"{brain.committed_steps} steps are committed",
+            )
+        return _explanation("microbatch", job.record.id, explain_microbatch(story))
+
     async def Logs(self, request: pb.LogsRequest, context: Context) -> AsyncIterator[pb.LogEntry]:
         async with answering(context):
             job = self._jobs.find(request.job)
@@ -272,6 +324,12 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             await self._jobs.resume(job, getattr(request, "from"), spec)
             return self._view(job)
         raise AssertionError
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> AsyncIterator[pb.DrainView]:
+        async with answering(context):
+            reason = request.reason[:REASON_CHARACTERS_MAX] or "drained by its user"
+            async for known, waits_for in drain(self._jobs, self._membership, request.peer, reason):
+                yield pb.DrainView(peer=self._peer_view(known), waits_for=waits_for)
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointList:
         async with answering(context):
@@ -379,6 +437,18 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             product=hello.product,
             incarnation=hello.incarnation,
         )
+
+
+def _situation(job: Job) -> Situation | None:
+    return job.driver.brain.situation(asyncio.get_running_loop().time()) if job.driver is not None else None
+
+
+def _explanation(kind: str, name: str, facts: Iterable[Fact]) -> pb.Explanation:
+    return pb.Explanation(
+        kind=kind,
+        id=name,
+        facts=[pb.Fact(topic=one.topic, text=one.text, numbers=dict(one.numbers)) for one in facts],
+    )
 
 
 def _log_filter(request: pb.LogsRequest) -> Callable[[LogLine], bool]:

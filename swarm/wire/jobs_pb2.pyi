@@ -276,6 +276,65 @@ class PeerList(_message.Message):
     peers: _containers.RepeatedCompositeFieldContainer[PeerView]
     def __init__(self, peers: _Optional[_Iterable[_Union[PeerView, _Mapping]]] = ...) -> None: ...
 
+class DrainRequest(_message.Message):
+    __slots__ = ("peer", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    reason: str
+    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DrainView(_message.Message):
+    __slots__ = ("peer", "waits_for")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerView
+    waits_for: str
+    def __init__(self, peer: _Optional[_Union[PeerView, _Mapping]] = ..., waits_for: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("about", "microbatch")
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    about: str
+    microbatch: MicrobatchName
+    def __init__(self, about: _Optional[str] = ..., microbatch: _Optional[_Union[MicrobatchName, _Mapping]] = ...) -> None: ...
+
+class MicrobatchName(_message.Message):
+    __slots__ = ("step", "index")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    index: int
+    def __init__(self, step: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("kind", "id", "facts")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    id: str
+    facts: _containers.RepeatedCompositeFieldContainer[Fact]
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., facts: _Optional[_Iterable[_Union[Fact, _Mapping]]] = ...) -> None: ...
+
+class Fact(_message.Message):
+    __slots__ = ("topic", "text", "numbers")
+    class NumbersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    text: str
+    numbers: _containers.ScalarMap[str, float]
+    def __init__(self, topic: _Optional[str] = ..., text: _Optional[str] = ..., numbers: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
 class ChaosRequest(_message.Message):
     __slots__ = ("fault", "peer", "for_s", "factor", "seed", "against")
     FAULT_FIELD_NUMBER: _ClassVar[int]

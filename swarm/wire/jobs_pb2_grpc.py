@@ -99,6 +99,16 @@ class JobsStub:
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.PeersRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.PeerList.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_stream(
+                '/swarm.wire.Jobs/Drain',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.DrainRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.DrainView.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/swarm.wire.Jobs/Explain',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.Explanation.FromString,
+                _registered_method=True)
         self.Logs = channel.unary_stream(
                 '/swarm.wire.Jobs/Logs',
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.LogsRequest.SerializeToString,
@@ -198,6 +208,21 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Let a stage server hand its work over, and give it none any more: how far it is now and after every change, until it
+        serves no job. Nobody needs to listen; asking twice is the same as once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Why a job waits, or why a peer gets little work or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Logs(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -278,6 +303,16 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Peers,
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.PeersRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.PeerList.SerializeToString,
+            ),
+            'Drain': grpc.unary_stream_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.DrainRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.DrainView.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.ExplainRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.Explanation.SerializeToString,
             ),
             'Logs': grpc.unary_stream_rpc_method_handler(
                     servicer.Logs,
@@ -641,6 +676,60 @@ class Jobs:
             '/swarm.wire.Jobs/Peers',
             swarm_dot_wire_dot_jobs__pb2.PeersRequest.SerializeToString,
             swarm_dot_wire_dot_jobs__pb2.PeerList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/swarm.wire.Jobs/Drain',
+            swarm_dot_wire_dot_jobs__pb2.DrainRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.DrainView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Jobs/Explain',
+            swarm_dot_wire_dot_jobs__pb2.ExplainRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.Explanation.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 
+import pytest
 from rich.console import Console
 
+from client.draining import drained_text
+from client.explain import explain, explanation_table, explanation_values
 from client.follow import progress_line
+from client.shell import Shell
 from client.views import job_table, job_values
+from swarm.errors import UsageError
 from swarm.wire import jobs_pb2 as pb
 
 
@@ -39,3 +45,34 @@ def test_a_validation_loss_that_is_not_finite_is_a_dash_and_null() -> None:
     assert "validation - (perplexity -)" in progress_line(broken)
     assert job_values(broken)["evaluation"] == {"step": 2, "loss": None, "perplexity": None}
     assert job_values(view(evaluation_loss=1e9, evaluation_step=2))["evaluation"]["perplexity"] > 1e300
+
+
+def test_an_explanation_names_a_topic_once_and_is_json_with_its_numbers() -> None:
+    facts = [
+        pb.Fact(topic="stage 0", text="2 replicas do 5 microbatches/s", numbers={"replicas": 2.0, "rate": math.inf}),
+        pb.Fact(topic="idle", text="a is not used: [no] room"),
+        pb.Fact(topic="idle", text="b is not used: no room"),
+    ]
+    found = pb.Explanation(kind="job", id="j", facts=facts)
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(explanation_table(found))
+    lines = [line.split() for line in capture.get().splitlines()]
+    assert lines[0] == ["job", "j"]
+    assert [line[0] for line in lines[2:]] == ["idle", "b"]
+    assert "[no] room" in capture.get(), "a text is no markup"
+    values = explanation_values(found)
+    assert (values["kind"], values["id"]) == ("job", "j")
+    assert values["facts"][0]["numbers"] == {"rate": None, "replicas": 2.0}
+    json.dumps(values, allow_nan=False)
+
+
+def test_what_became_of_a_drained_stage_server_is_told() -> None:
+    assert "can be stopped" in drained_text(pb.PeerView(id="p", state="draining"))
+    assert "p is gone: silent" in drained_text(pb.PeerView(id="p", state="gone", reason="silent"))
+
+
+@pytest.mark.parametrize("microbatch", ["3", "3:", ":1", "-1:0", "a:b", "1:2:3"])
+def test_a_microbatch_is_named_by_step_and_index(microbatch: str) -> None:
+    with pytest.raises(UsageError, match="STEP:INDEX"):
+        explain(Shell(), "job", microbatch)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.membership import NO_JOB, NO_STAGE, Membership, Transition
-from swarm.errors import NotAllowed, StaleMessage
+from swarm.errors import NotAllowed, NotFound, StaleMessage
 from swarm.messages import Hello
 from swarm.types import JobId, PeerId, PeerState
 
@@ -230,3 +230,33 @@ def test_whatever_happens_states_jobs_and_transitions_fit_together(acts: list[tu
         else:
             assert present.state is shown
             assert present.reason
+
+
+def test_a_peer_is_found_by_its_id_or_a_beginning_that_fits_one() -> None:
+    members = pool()
+    for name in ("ab", "abc", "abd", "x"):
+        members.hello(hello(name), 0.0)
+    assert members.find("ab").hello.peer == "ab"
+    assert members.find("x").hello.peer == "x"
+    for reference in ("", "y"):
+        with pytest.raises(NotFound, match="there is no stage server"):
+            members.find(reference)
+    with pytest.raises(NotFound, match="abc, abd"):
+        members.find("a")
+    for name in ("ab", "abc"):
+        members.disconnected(PeerId(name), 1, 0.0)
+    members.tick(10.0)
+    for name in ("abd", "x"):
+        members.heard(PeerId(name), 10.0)
+    assert members.find("a").hello.peer == "abd", "those that are gone come last"
+    assert members.find("abc").state is GONE
+
+
+def test_a_suspect_that_is_drained_says_why_once_it_is_heard() -> None:
+    members = pool()
+    serving(members)
+    members.disconnected(A, 1, 1.0)
+    assert members.leaving(A, 1.0, "drained by its user") == []
+    (back,) = members.heard(A, 2.0)
+    assert (back.after, back.reason) == (PeerState.DRAINING, "drained by its user")
+    assert members.leaving(A, 2.0, "again") == []

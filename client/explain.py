@@ -1,0 +1,67 @@
+"""`swarm explain`: why a job waits, why a stage server gets little work, what became of a microbatch."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from client.connection import Scheduler
+from client.shell import Shell, finite
+from swarm.errors import UsageError
+from swarm.wire import jobs_pb2 as pb
+
+_MICROBATCH = re.compile(r"(\d{1,18}):(\d{1,18})")
+
+
+def explain(shell: Shell, about: str, microbatch: str) -> None:
+    """Print what the scheduler knows of a job, a stage server or, named STEP:INDEX, a microbatch of a job."""
+    request = pb.ExplainRequest(about=about)
+    if microbatch:
+        request.microbatch.CopyFrom(_microbatch(microbatch))
+    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+        found = scheduler.explain(request)
+    if shell.json:
+        shell.data(explanation_values(found))
+    else:
+        shell.out.print(explanation_table(found), soft_wrap=not shell.out.is_terminal)
+
+
+def explanation_values(found: pb.Explanation) -> dict[str, Any]:
+    """An explanation as JSON values."""
+    return {
+        "kind": found.kind,
+        "id": found.id,
+        "facts": [
+            {
+                "topic": fact.topic,
+                "text": fact.text,
+                "numbers": {name: finite(value) for name, value in sorted(fact.numbers.items())},
+            }
+            for fact in found.facts
+        ],
+    }
+
+
+def explanation_table(found: pb.Explanation) -> RenderableType:
+    """An explanation for people: a topic is named once."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    name = "stage server" if found.kind == "peer" else "job"
+    table.add_row(Text(name, style="dim"), Text(found.id))
+    before = ""
+    for fact in found.facts:
+        table.add_row(Text(fact.topic if fact.topic != before else "", style="dim"), Text(fact.text))
+        before = fact.topic
+    return table
+
+
+def _microbatch(text: str) -> pb.MicrobatchName:
+    found = _MICROBATCH.fullmatch(text)
+    if found is None:
+        raise UsageError(f'--microbatch is STEP:INDEX, not "{text[:80]}"', hint="for example: --microbatch 12:3")
+    return pb.MicrobatchName(step=int(found[1]), index=int(found[2]))
