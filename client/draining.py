@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 
 import typer
 
@@ -15,6 +16,7 @@ from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 
 INTERRUPTED = 130
+LINE_S = 1.0  # between two lines of progress
 
 
 def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:
@@ -27,10 +29,12 @@ def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:
     if not shell.yes and sys.stdin.isatty() and sys.stderr.isatty():
         typer.confirm(f"drain {peer}: it gets no work until its stage server is started again?", abort=True, err=True)
     seen: pb.DrainView | None = None
+    said_s = -LINE_S
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         try:
             for seen in scheduler.drain(peer, "drained by its user", timeout_s if wait else shell.timeout_s):
-                if seen.waits_for:
+                if seen.waits_for and time.monotonic() - said_s >= LINE_S:
+                    said_s = time.monotonic()
                     shell.say(f"stage server {seen.peer.id}: {seen.waits_for}")
                 if not wait:
                     break

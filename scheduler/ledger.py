@@ -24,6 +24,8 @@ from swarm.messages import Accumulated, ReportedCell
 from swarm.types import Hop, PeerId
 
 STORY_LINES_MAX = 64
+STORIES_MAX = 4096  # of closed steps, and never of fewer than
+STEPS_KEPT_MIN = 2
 
 
 class Verdict(StrEnum):
@@ -416,8 +418,10 @@ class Ledger:
                 self._take_hop(book, stage, index)
         self._closed[step] = book.stories
         self._shares[step] = self._contributions(book)
-        for old in sorted(self._closed)[:-2]:
-            del self._closed[old], self._shares[old]
+        for old in sorted(self._closed)[: -max(STEPS_KEPT_MIN, STORIES_MAX // self.microbatches)]:
+            del self._closed[old]
+        for old in sorted(self._shares)[:-STEPS_KEPT_MIN]:
+            del self._shares[old]
 
     def tell(self, step: int, index: int, line: str) -> None:
         """Add a line to the story of a microbatch; a story keeps its beginning and a bounded number of lines."""
@@ -426,7 +430,7 @@ class Ledger:
             story.append(f"{self.now_s:.3f} s {line}")
 
     def story(self, step: int, index: int) -> list[str]:
-        """All transitions of a microbatch of an open step or of the two last closed ones, with their causes."""
+        """All transitions of a microbatch of an open step or of the newest closed ones, with their causes."""
         stories = self._books[step].stories if step in self._books else self._closed.get(step)
         return list(stories[index]) if stories is not None and index < self.microbatches else []
 

@@ -279,7 +279,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         story = brain.story(step, index)
         if not story:
             raise NotFound(
-                f"nothing is known of microbatch {index} of step {step}: kept are open and the two last closed steps",
+                f"nothing is known of microbatch {index} of step {step}: kept are the newest steps",
                 hint=f"{brain.committed_steps} steps are committed",
             )
         return _explanation("microbatch", job.record.id, explain_microbatch(story))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scheduler.ledger import STORY_LINES_MAX, Ledger, Verdict
+from scheduler.ledger import STEPS_KEPT_MIN, STORIES_MAX, STORY_LINES_MAX, Ledger, Verdict
 from swarm.messages import Accumulated
 from swarm.types import Hop, Microbatch, PeerId
 
@@ -218,7 +218,9 @@ def test_the_story_tells_every_transition_with_its_cause_and_is_bounded() -> Non
     assert len(ledger.story(0, 0)) == STORY_LINES_MAX
     ledger.close(0)
     assert ledger.story(0, 0)[0].endswith("fed: stage 0 to a")
-    for step in (1, 2):
+    kept = max(STEPS_KEPT_MIN, STORIES_MAX // ledger.microbatches)
+    for step in range(1, kept + 1):
+        assert ledger.story(0, 0)
         ledger.open(step)
         ledger.close(step)
     assert ledger.story(0, 0) == [], "only the newest closed steps are kept"
@@ -237,3 +239,16 @@ def test_what_a_lost_replica_added_is_void_where_it_can_be_done_again_and_nowher
     assert ledger.accumulated(A, done(0, step=1)) is Verdict.STALE
     assert ledger.peer_gone(B, [1], "test") == [], "it had no part in it"
     ledger.validate()
+
+
+def test_contributions_are_those_of_the_open_and_the_two_last_closed_steps() -> None:
+    ledger = book(stages=1, microbatches=2, fed=(A, B))
+    ledger.accumulated(A, done(0))
+    assert ledger.contributions() == {A: 1}
+    ledger.accumulated(B, done(1))
+    ledger.close(0)
+    for step in (1, 2):
+        assert ledger.contributions() == {A: 1, B: 1}
+        ledger.open(step)
+        ledger.close(step)
+    assert ledger.contributions() == {}
