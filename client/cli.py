@@ -540,8 +540,8 @@ def _explain(
         str,
         typer.Option(
             metavar="STEP:INDEX",
-            help="The story of one microbatch of a job: who got it, when and why; of the steps under way and the newest "
-            "that were committed.",
+            help="The story of one microbatch of a job: who got it, when and why; of the steps under way and the "
+            "newest that were committed.",
             show_default=False,
         ),
     ] = "",
