@@ -124,6 +124,7 @@ __all__ = [
 
 DEADLINES = DeadlineSettings()
 NO_REBALANCING = RebalanceSettings(rebalance=False)
+QUEUE_SLACK = 3.0  # a hop is late if it took so many times as long as all that its replica has to do takes others
 RELAX_S = 5.0  # a replica that got no work for being slow is believed to be faster by and by
 
 
@@ -934,6 +935,9 @@ class JobBrain:
             named = hops[stage]
             if named is None or named.peer != peer or self._ledger.holder(step, stage, index) == peer:
                 continue
+            if late.waited_s < QUEUE_SLACK * (self._ledger.outstanding(peer) + 1) * self._best_s(stage):
+                self._lateness.look_again(late, now_s)
+                continue  # its queue explains that
             self._pace.observe(peer, late.waited_s)
             self._pace_changed(peer)
             if self._has_other(stage, hops):
@@ -946,6 +950,10 @@ class JobBrain:
                 faster = self._pace.relax(idle, pool)
                 self._changed.update(faster)
                 self._relaxes |= bool(faster)
+
+    def _best_s(self, stage: int) -> float:
+        """Seconds per microbatch of the stage's fastest replica."""
+        return min((self._pace.of(peer, self._pools[stage]) for peer in self._pools[stage]), default=0.0)
 
     def _settle_pairs(self, run: StepRun) -> None:
         """Where two replicas hold one microbatch, the smaller contribution is void."""

@@ -10,7 +10,7 @@ The last stage has one turn for both directions: nobody waits in between.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.deadlines import Deadlines, DeadlineSettings, Overdue, WatchedHop
 from swarm.types import Direction, PeerId
@@ -32,6 +32,7 @@ class Lateness:
     def __init__(self, settings: DeadlineSettings) -> None:
         self._deadlines = Deadlines(settings)
         self._routes: dict[tuple[int, int], list[_Place]] = {}
+        self._again: dict[Overdue, float] = {}  # when to tell of it again
 
     def routed(self, step: int, index: int, peers: Sequence[PeerId], held: Sequence[bool], now_s: float) -> None:
         """The newest route, and which of its replicas have accumulated."""
@@ -69,12 +70,23 @@ class Lateness:
         self._look(step, index, now_s)
 
     def expired(self, now_s: float) -> list[Overdue]:
-        """Turns that take too long, each told once."""
-        return self._deadlines.expired(now_s)
+        """Turns that take too long, each told once, and those that were to be told again."""
+        again = [late for late, due_s in self._again.items() if due_s <= now_s]
+        for late in again:
+            del self._again[late]
+        late_still = [
+            replace(late, waited_s=late.waited_s + late.deadline_s) for late in again if self._is_turn(late.hop)
+        ]
+        return self._deadlines.expired(now_s) + late_still
+
+    def look_again(self, late: Overdue, now_s: float) -> None:
+        """There is a reason why the turn takes so long: tell it again after as long, if it has not ended then."""
+        self._again[late] = now_s + late.deadline_s
 
     def due_s(self) -> float | None:
         """When the next turn expires if nothing happens."""
-        return self._deadlines.due_s()
+        times_s = [*self._again.values(), *filter(None, (self._deadlines.due_s(),))]
+        return min(times_s, default=None)
 
     def of(self, stage: int, direction: Direction) -> float:
         """Seconds that a turn may take now."""
@@ -93,6 +105,10 @@ class Lateness:
             for place in places:
                 if place.peer == peer:
                     place.turn = None
+
+    def _is_turn(self, hop: WatchedHop) -> bool:
+        places = self._routes.get((hop.step, hop.index))
+        return places is not None and (places[hop.stage].peer, places[hop.stage].turn) == (hop.peer, hop.direction)
 
     def _look(self, step: int, index: int, now_s: float) -> None:
         """Begin to watch every turn that has come."""

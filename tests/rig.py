@@ -14,12 +14,14 @@ from scheduler.membership import Membership
 from scheduler.sessions import Sessions
 from scheduler.store import JobTokens, Store
 from stage_server.device import InlineDevice
+from stage_server.replica import BuildStage
 from stage_server.server import Identity, StageServer
 from swarm.config import JobSpec
 from swarm.data import Batches, ByteTokenizer, TokenData, TokenManifest, tokenise
 from swarm.logs import get_logger
 from swarm.messages import PROTOCOL_VERSION
 from swarm.metrics import SchedulerMetrics, StageServerMetrics
+from swarm.model.stage import Stage
 from swarm.sim import loop as sim
 from swarm.sim.network import Counts, SimNetwork
 from swarm.types import JobState, PeerId
@@ -119,6 +121,7 @@ class Rig:
     scheduler: asyncio.Task[None] = field(init=False)
     servers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
     server_metrics: list[StageServerMetrics] = field(default_factory=list)
+    build: BuildStage = Stage
     slowness: dict[PeerId, float] = field(default_factory=dict)  # how many times as long a peer computes
 
     @classmethod
@@ -210,6 +213,7 @@ class Rig:
             tasks,
             self.server_metrics[-1],
             get_logger("rig"),
+            build=self.build,
             hold_bytes=self.hold_bytes,
         )
         self.network.add_receiver(identity.address, server, donor=server)

@@ -67,7 +67,14 @@ def test_a_turn_that_takes_much_longer_than_others_is_told_once() -> None:
     assert lateness.expired(20.9) == []
     (late,) = lateness.expired(due_s)
     assert (late.hop.peer, late.hop.stage) == (A, 0)
-    assert lateness.expired(100.0) == []
+    assert lateness.expired(50.0) == []
+    lateness.look_again(late, 50.0)
+    assert lateness.due_s() == 51.0
+    (again,) = lateness.expired(51.0)
+    assert (again.hop, again.waited_s) == (late.hop, 2.0)
+    lateness.look_again(again, 51.0)
+    lateness.forwarded(1, 0, 0, A, 51.5)
+    assert A not in {one.hop.peer for one in lateness.expired(100.0)}
     lateness.routed(1, 0, [C, B], [False, False], 101.0)
     lateness.forget_peer(C)
     assert watched(lateness) == []
