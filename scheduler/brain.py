@@ -56,7 +56,15 @@ from scheduler.step import (
     version_needed,
 )
 from scheduler.wiring import WIRINGS, ReplicaLoad, StageLoad, choose_route
-from swarm.errors import GradientRange, JobFailed, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
+from swarm.errors import (
+    GradientRange,
+    JobFailed,
+    OutOfMemory,
+    PeerUnavailable,
+    ReplicaDiverged,
+    SetMismatch,
+    StaleMessage,
+)
 from swarm.messages import (
     AbortRound,
     Accumulated,
@@ -529,12 +537,36 @@ class JobBrain:
         for run in self._redoable():
             self._reopen(run, f"{peer} is gone")
         self._ledger.peer_gone(peer, [run.step for run in self._redoable()], f"gone, {cause}", reason)
+        for run in list(self._runs.values()):
+            if run.phase is Phase.DECIDED and not run.skip and not self._is_held(run):
+                self._undecide(run)
         self._saver_gone(peer, replica.stage)
         for other in self._leaves.stay(self._pools[replica.stage]):
             self._note("warning", f"{self._name(other)} stays: it is the last of its stage")
             self._may_work(other)
 
+    def _is_held(self, run: StepRun) -> bool:
+        """Whether each stage has a replica that holds the averages of the step."""
+        return all(
+            any(averaging.is_held_by(peer) for peer in self._pools[stage])
+            for unit, averaging in run.rounds.items()
+            for stage in self.settings.units[unit]
+        )
+
+    def _undecide(self, run: StepRun) -> None:
+        """All of a stage that held a step's averages are lost before its row was written: accumulate it again."""
+        lost = sorted({peer for averaging in run.rounds.values() for peer in averaging.lost})
+        for unit in list(run.rounds):
+            self._abort(run, unit)
+        run.turn(Turn.REOPENED, "nobody of a stage holds the average any more")
+        self._note("warning", f"step {run.step} was averaged, and all who hold that of a stage are lost: done again")
+        for peer in lost:
+            self._ledger.peer_gone(peer, [run.step], "gone with the average", "gone")
+
     def _remove(self, peer: PeerId) -> Replica:
+        for run in self._runs.values():
+            for averaging in run.rounds.values():
+                averaging.lost.add(peer)
         replica = self._replicas.pop(peer)
         self._pools[replica.stage].remove(peer)
         self._loads[replica.stage].pop(peer, None)
@@ -1293,6 +1325,8 @@ class JobBrain:
             return
         if self.settings.recover and self.mode is not Mode.LOADING and peer in self._spare():
             self._expel(peer, event.message, "oom" if event.code == OutOfMemory.code else "refused")
+        elif event.code == StaleMessage.code and self.mode is not Mode.LOADING:
+            self._stage_lost(f"{self._name(peer)} cannot go on: {event.message}; the stage has no other replica")
         else:
             self._fail(event.code, f"{self._name(peer)} cannot go on: {event.message}", event.hint)
 
@@ -1595,7 +1629,7 @@ class JobBrain:
         units = [unit for unit, stages in self.settings.units.items() if stage in stages]
         rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in units if unit in row.rounds)
         averaged = self._runs[row.step].rounds
-        took_part = all(unit in averaged and averaged[unit].is_member(peer) for unit in units)
+        took_part = all(unit in averaged and averaged[unit].is_held_by(peer) for unit in units)
         donors = () if took_part or not rounds else self._donors(stage, peer, row.step)
         rate, version = row.learning_rate, row.step + 1
         self._send(peer, Commit(row.timeline, row.step, version, rounds, rate, row.scale, row.skip, donors))

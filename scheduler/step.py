@@ -1,9 +1,9 @@
 """The life of one optimizer step, and what may overlap.
 
       FEEDING ──full──▶ AVERAGING ──averaged──▶ DECIDED ──written──▶ WRITING ──durable──▶ COMMITTING ──agreed──▶ DONE
-         │  ▲               │                      ▲
-         │  └───reopened────┘                      │
-         └──────────────────── not finite ─────────┘   skip: no rounds, no change
+         │  ▲               │                     │  ▲
+         │  └───reopened────┴─────────────────────┘  │   from DECIDED: nobody of a stage is left who holds the average
+         └──────────────── not finite ───────────────┘   skip: no rounds, no change
 
 Up to DECIDED everything can be done again; the durable row makes the step a fact. Two steps overlap in their ends only:
 a step opens once the commit of step t - 1 - staleness was sent, and its row is not written before that of step t - 1 is
@@ -49,6 +49,7 @@ TRANSITIONS: dict[tuple[Phase, Turn], Phase] = {
     (Phase.FEEDING, Turn.NOT_FINITE): Phase.DECIDED,
     (Phase.AVERAGING, Turn.REOPENED): Phase.FEEDING,
     (Phase.AVERAGING, Turn.AVERAGED): Phase.DECIDED,
+    (Phase.DECIDED, Turn.REOPENED): Phase.FEEDING,
     (Phase.DECIDED, Turn.WRITTEN): Phase.WRITING,
     (Phase.WRITING, Turn.DURABLE): Phase.COMMITTING,
     (Phase.COMMITTING, Turn.AGREED): Phase.DONE,
@@ -77,6 +78,7 @@ class UnitAveraging:
     round: Round
     members: tuple[Member, ...]
     reports: dict[PeerId, Averaged] = field(default_factory=dict)
+    lost: set[PeerId] = field(default_factory=set)  # members that left the job since, though they may be back
 
     @property
     def is_complete(self) -> bool:
@@ -86,6 +88,10 @@ class UnitAveraging:
     def is_member(self, peer: PeerId) -> bool:
         """Whether the peer takes part."""
         return any(member.peer == peer for member in self.members)
+
+    def is_held_by(self, peer: PeerId) -> bool:
+        """Whether the peer took part, and has not lost since what it had then."""
+        return self.is_member(peer) and peer not in self.lost
 
     def missing(self) -> list[PeerId]:
         """Members that have not reported."""

@@ -30,6 +30,7 @@ from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiv
 from swarm.messages import (
     AbortRound,
     Accumulated,
+    Admit,
     Average,
     Averaged,
     Command,
@@ -628,6 +629,39 @@ def test_with_recovery_a_decided_step_survives_the_loss_of_a_member() -> None:
     swarm.answer(Commit)
     assert swarm.brain.committed_steps == 1
     assert swarm.brain.replayed == 0
+
+
+def test_a_decided_step_is_done_again_if_all_of_a_stage_are_lost_who_hold_its_average() -> None:
+    swarm = Swarm(staleness=1, steps=3, max_in_flight=100, recover=True)
+    swarm.answer(LoadStage)
+    swarm.answer(Route)
+    for peer, command in [one for one in swarm.pop(Average) if one[1].step == 1]:
+        event = swarm.reply(peer, command)
+        assert event is not None
+        swarm.hear(peer, event)
+    assert swarm.rows == [], "step 0 has not been averaged"
+    new = PeerId("new")
+    swarm.stage_of[new] = 0
+    swarm.take(swarm.brain.join(Replica(new, 1, "at new", 0), 2.0))
+    ((_, load),) = swarm.pop(LoadStage)
+    loaded = swarm.reply(new, load)
+    assert isinstance(loaded, Loaded)
+    swarm.hear(new, replace(loaded, join=load.join))
+    assert [one.peer for one in sends(swarm.outputs, Admit)] == [new]
+    swarm.take(swarm.brain.peer_gone(A, "killed", 2.0))
+    assert swarm.brain.reroutes == {(0, "gone"): 2}, "B holds the average of step 1"
+    outputs = swarm.take(swarm.brain.peer_gone(B, "killed", 2.0))
+    aborted = {
+        (one.peer, one.command.step) for one in sends(outputs, AbortRound) if isinstance(one.command, AbortRound)
+    }
+    assert {(C, 1), (D, 1)} <= aborted
+    while swarm.brain.mode.value != "saving":
+        swarm.answer(Route)
+        swarm.answer(Average)
+        if len(swarm.rows) > swarm.brain.committed_steps:
+            swarm.write()
+        swarm.answer(Commit)
+    assert [row.step for row in swarm.rows] == [0, 1, 2]
 
 
 def test_the_last_replica_of_a_stage_fails_the_job_if_it_says_so() -> None:
