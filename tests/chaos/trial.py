@@ -330,7 +330,7 @@ class Work:
         self._trial = trial
         self._shape = (stages, steps, changes)
         self._job: Job | None = None
-        self.whole: dict[int, int] = {}  # replicas per stage, as a job starts
+        self.whole: dict[int, int] = {}  # replicas per stage, as the first job starts
 
     def at_work(self, steps_left: int = 20) -> Job:
         """A job that runs and has so many steps to go; those that came to their end before are proven."""
@@ -343,11 +343,12 @@ class Work:
         trial.until_free(list(trial.servers))
         self._job = trial.job(stages, steps, **changes)
         trial.until_step(self._job, 2)
-        self.whole = {stage: len(pool) for stage, pool in trial.serving(self._job).items()}
+        if not self.whole:  # later somebody may have died by now
+            self.whole = {stage: len(pool) for stage, pool in trial.serving(self._job).items()}
         return self._job
 
     def until_whole(self) -> float:
-        """Seconds until every pool has as many replicas as at the start, or the job is at its end."""
+        """Seconds until every pool has as many replicas as at the first start, or the job is at its end."""
         job, trial = self._job, self._trial
         assert job is not None
 
