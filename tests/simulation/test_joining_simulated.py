@@ -50,7 +50,7 @@ async def serves(run: Run, peer: PeerId) -> None:
 def test_a_new_peer_becomes_a_replica_and_the_old_one_of_its_stage_may_die(
     tmp_path: Path, shape: dict[str, Any]
 ) -> None:
-    task = Task.make(tmp_path, **{"training__steps": 10, **shape})
+    task = Task.make(tmp_path, **{"training__steps": 8, **shape})
     stages = len(task.spec.pipeline.split)
     joined = []
 
@@ -72,9 +72,9 @@ def test_a_new_peer_becomes_a_replica_and_the_old_one_of_its_stage_may_die(
     assert run.job.driver is None
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_peers_come_and_go_at_random(tmp_path: Path, seed: int) -> None:
-    task = Task.make(tmp_path, training__steps=14, pipeline__staleness=seed % 2)
+    task = Task.make(tmp_path, training__steps=10, pipeline__staleness=seed % 2)
 
     async def churn(run: Run) -> None:
         number = 0
