@@ -533,6 +533,10 @@ class JobBrain:
         if not self.settings.recover:
             self._fail(PeerUnavailable.code, f"{name} is gone: {cause}", FAILED_HINT)
             return
+        staying = self._leaves.stay(self._pools[replica.stage], self._agreed)
+        if all(other in self._leaves for other in self._pools[replica.stage]):
+            self._stage_lost(f"{name} is gone: {cause}; who still leaves the stage has older weights")
+            return
         self._note("warning", f"{name} is gone: {cause}; its uncommitted work is done again")
         for run in self._redoable():
             self._reopen(run, f"{peer} is gone")
@@ -540,10 +544,13 @@ class JobBrain:
         for run in list(self._runs.values()):
             if run.phase is Phase.DECIDED and not run.skip and not self._is_held(run):
                 self._undecide(run)
-        self._saver_gone(peer, replica.stage)
-        for other in self._leaves.stay(self._pools[replica.stage]):
+        for other, until in staying.items():
             self._note("warning", f"{self._name(other)} stays: it is the last of its stage")
             self._may_work(other)
+            for run in self._runs.values():
+                if run.phase is Phase.COMMITTING and run.step >= until and run.row is not None:
+                    self._send_commit(other, run.row)  # it was no member, and is waited for from now on
+        self._saver_gone(peer, replica.stage)
 
     def _is_held(self, run: StepRun) -> bool:
         """Whether each stage has a replica that holds the averages of the step."""
@@ -907,7 +914,7 @@ class JobBrain:
         if held is None or self._saving.stage_of(peer) is None:
             return
         if held.version == self._commits_sent:  # others hold that version still
-            saver = min(self._pools[stage], key=lambda one: (one in self._suspects, one))
+            saver = min(self._pools[stage], key=lambda one: (one in self._leaves, one in self._suspects, one))
             self._saving.replace(stage, peer, saver)
             self._ask_to_save(saver, held.version)
         else:
@@ -1323,9 +1330,11 @@ class JobBrain:
         """A replica gives up: the others of its stage go on, if there are any and the job was at work."""
         if event.job != self.settings.job:
             return
-        if self.settings.recover and self.mode is not Mode.LOADING and peer in self._spare():
+        recovers = self.settings.recover and self.mode is not Mode.LOADING
+        if recovers and len(self._pools[self._replicas[peer].stage]) > 1:
             self._expel(peer, event.message, "oom" if event.code == OutOfMemory.code else "refused")
-        elif event.code == StaleMessage.code and self.mode is not Mode.LOADING:
+        elif recovers and event.code == StaleMessage.code:
+            # Those that had what it lacks are gone, such as the averaged gradient of a round before it joined.
             self._stage_lost(f"{self._name(peer)} cannot go on: {event.message}; the stage has no other replica")
         else:
             self._fail(event.code, f"{self._name(peer)} cannot go on: {event.message}", event.hint)
@@ -1557,6 +1566,8 @@ class JobBrain:
         for peer in self._leaves.due(self._agreed):
             if self._saving.stage_of(peer) is not None:
                 continue  # it still hands over a checkpoint
+            if peer not in self._spare():
+                continue  # whether a suspect comes back, or this one has to stay, is not known yet
             leave, name = self._leaves.done(peer, self._ledger.now_s), self._name(peer)
             self._outputs.append(Send(peer, Release(self.settings.job, leave.reason)))
             stage = self._remove(peer).stage

@@ -66,17 +66,24 @@ class Leaves:
                 begun.append(peer)
         return begun
 
-    def stay(self, pool: Collection[PeerId]) -> list[PeerId]:
-        """A stage lost all replicas but these, and all of them leave: they stay for now."""
-        if not pool or any(peer not in self for peer in pool):
-            return []
-        for peer in pool:
+    def stay(self, pool: Collection[PeerId], agreed: int = 0) -> dict[PeerId, int]:
+        """A stage lost all replicas but these, and all of them leave: they stay for now; each with its `until`.
+
+        Who was no member of a step that is `agreed` on will never have its commit, and cannot stay.
+        """
+        if any(peer not in self for peer in pool):
+            return {}
+        staying = {}
+        for peer in sorted(pool):
             leave = self._leaves[peer]
+            if leave.until is None or leave.until < agreed:
+                continue
+            staying[peer] = leave.until
             if leave.target is not None:
                 del self._leaves[peer]  # the reason to move is gone
             else:
                 self._leaves[peer] = Leave(leave.reason)
-        return sorted(pool)
+        return staying
 
     def takes_part(self, peer: PeerId, step: int) -> bool:
         """Whether the replica is a member of the step."""

@@ -32,7 +32,7 @@ def test_a_stage_is_never_emptied() -> None:
     assert leaves.begin([A, B, C], [], until=2) == []
     leaves.forget(C)
     # The one that stayed is lost: the others stay in its place, and leave again when somebody has come.
-    assert leaves.stay([A, B]) == [A, B]
+    assert leaves.stay([A, B]) == {A: 1, B: 1}
     assert leaves.begin([A, B], [], until=2) == [A]
     assert leaves.begin([B], [], until=3) == []
     assert leaves.begin([B, C], [C], until=3) == [], "a suspect does not count"
@@ -43,7 +43,7 @@ def test_who_was_to_move_stays_for_good_if_its_stage_needs_it() -> None:
     leaves.ask(A, Leave("it limits", target=1))
     leaves.begin([A, B], [], until=4)
     assert leaves.moving(0.0) == {A: 1}
-    assert leaves.stay([A]) == [A]
+    assert leaves.stay([A]) == {A: 4}
     assert not leaves
     assert leaves.moving(0.0) == {}
 
@@ -66,3 +66,14 @@ def test_who_was_released_for_another_stage_is_on_its_way_for_a_while() -> None:
     assert leaves.moving(10.0 + ON_ITS_WAY_S_MAX) == {A: 1}
     assert leaves.moving(10.1 + ON_ITS_WAY_S_MAX) == {}
     assert leaves.destination(A) is None
+
+
+def test_who_was_no_member_of_what_is_agreed_on_cannot_stay() -> None:
+    leaves = Leaves()
+    for peer in (A, B):
+        leaves.ask(peer, Leave("drained"))
+    leaves.begin([A, C], [], until=1)
+    leaves.begin([B, C], [], until=3)
+    assert leaves.stay([A, B], agreed=2) == {B: 3}
+    assert A in leaves
+    assert leaves.stay([], agreed=2) == {}
