@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
+from types import MappingProxyType
 from typing import TypeAlias, assert_never
 
 from scheduler.averaging import ROUNDS_MAX, Participant, Troubles, plan_round, squared_norms
@@ -472,6 +473,9 @@ class JobBrain:
 
         Without `recover` a peer that lost its session is lost: it gives up its stage with the session.
         """
+        joiner = self._joining.get(peer)
+        if joiner is not None and session_lost:
+            joiner.report = None  # it would not hear that it is admitted; it says the same again with its next session
         if self.mode is Mode.ENDED or peer not in self._replicas or peer in self._suspects:
             return []
         if session_lost and not self.settings.recover:
@@ -1355,8 +1359,18 @@ class JobBrain:
 
     # Joining -----------------------------------------------------------------------------------------------------
 
-    def where_to_join(self, peer: PeerId, pinned_stage: int, fitting: Iterable[int], now_s: float) -> Decision[int]:
-        """The stage that an idle peer is to join, of those whose state fits into its memory; or why it is not to."""
+    def where_to_join(
+        self,
+        peer: PeerId,
+        pinned_stage: int,
+        fitting: Iterable[int],
+        now_s: float,
+        coming: Mapping[PeerId, int] | None = None,
+    ) -> Decision[int]:
+        """The stage that an idle peer is to join, of those whose state fits into its memory; or why it is not to.
+
+        `coming`: peers that were sent to a stage just now, of which this brain has not heard.
+        """
         if self.mode is not Mode.RUNNING or not self.settings.recover or self._saving.stop is not None:
             return Decision(None, "the job takes nobody in now")
         if barred := self._joining.barred(peer, now_s):
@@ -1367,15 +1381,18 @@ class JobBrain:
         destination = self._leaves.destination(peer)
         if destination is not None and destination.target in fits:
             return Decision(destination.target, destination.reason)
-        pools = [pool for pool in self._stage_pools(peer) if pool.stage in fits]
+        pools = [pool for pool in self._stage_pools(peer, coming or {}) if pool.stage in fits]
         if not pools:
             return Decision(None, "no stage fits its memory" if pinned_stage < 0 else f"stage {pinned_stage} does not")
         return where_to_join(pools, min_replicas=self.settings.rebalance.min_replicas)
 
-    def _stage_pools(self, without: PeerId | None = None) -> list[StagePool]:
+    def _stage_pools(
+        self, without: PeerId | None = None, coming: Mapping[PeerId, int] = MappingProxyType({})
+    ) -> list[StagePool]:
         """The stages as the planners see them; who joins or moves counts as arriving, who leaves not at all."""
         settings = self.settings
-        arriving = {joiner.replica.peer: joiner.replica.stage for joiner in self._joining}
+        arriving = {peer: stage for peer, stage in coming.items() if peer not in self._replicas}
+        arriving |= {joiner.replica.peer: joiner.replica.stage for joiner in self._joining}
         arriving |= self._leaves.moving(self._ledger.now_s)
         if without is not None:
             arriving.pop(without, None)

@@ -125,7 +125,7 @@ class Deadlines:
         for lane in self._lanes.values():
             limit_s = self._deadline_s(lane)
             for hop, began_s in list(lane.began_s.items()):
-                if now_s - began_s < limit_s:
+                if now_s < began_s + limit_s:  # to the bit as in `due_s`: else it might not have expired when it is due
                     break
                 overdue.append(Overdue(hop, now_s - began_s, limit_s))
                 del lane.began_s[hop]

@@ -750,7 +750,12 @@ class Jobs:
                     for stage, size_bytes in enumerate(needs(job.spec, split, peers))
                     if not hello.memory_bytes or size_bytes <= hello.memory_bytes
                 ]
-                decision = job.driver.brain.where_to_join(hello.peer, hello.pinned_stage, fitting, _now_s())
+                coming = {  # its brain hears of them one after the other, and not before this returns
+                    other.hello.peer: other.stage
+                    for other in self._membership.peers()
+                    if other.job == job.record.id and other.state is PeerState.LOADING
+                }
+                decision = job.driver.brain.where_to_join(hello.peer, hello.pinned_stage, fitting, _now_s(), coming)
                 if decision.plan is None:
                     self._log.debug("idle peer not used", peer=hello.peer, job_id=job.record.id, reason=decision.reason)
                     why_not[job.record.id] = decision.reason

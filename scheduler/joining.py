@@ -38,6 +38,7 @@ class Joiner:
     number: int
     since_s: float
     answered: int = 0  # reports
+    answered_version: int = -1  # of the newest of them
     report: Loaded | None = None  # waits for an answer
 
 
@@ -76,15 +77,20 @@ class Joining:
         return joiner
 
     def reported(self, peer: PeerId, event: Loaded) -> bool:
-        """The peer's state is complete; False if that is news of an earlier attempt."""
+        """The peer's state is complete; False if that is news of an earlier attempt, or was answered already.
+
+        With a new session a peer repeats what it knows of no answer to; the versions that it reports only rise.
+        """
         joiner = self._joiners.get(peer)
-        if joiner is None or event.join != joiner.number:
+        if joiner is None or event.join != joiner.number or event.version <= joiner.answered_version:
             return False
         joiner.report = event
         return True
 
     def answer(self, joiner: Joiner) -> None:
         """What was reported is of no use any more."""
+        assert joiner.report is not None
+        joiner.answered_version = joiner.report.version
         joiner.report = None
         joiner.answered += 1
 

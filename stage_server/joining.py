@@ -43,7 +43,7 @@ from swarm.rpc.peers import PeerLinks
 from swarm.types import Hop, PeerId
 
 PULL_S_MAX = 60.0  # of one chunk or its records
-FOLLOW_S_MAX = 10.0  # until the averaged gradient of one commit was found
+FOLLOW_S_MAX = 10.0  # until some donor has begun to give a chunk of the averaged gradient of one commit
 PAUSE_S = (0.02, 0.5)
 
 
@@ -81,6 +81,7 @@ class Joiner:
         self._follow: Follow | None = None  # the newest
         self._reports = 0
         self.loaded: Loaded | None = None  # the newest report
+        self._failed: Failed | None = None
         self._news = asyncio.Event()
         self._start(self._run())
 
@@ -94,6 +95,11 @@ class Joiner:
         if command.join == self.command.join:
             self._follow = command
             self._news.set()
+
+    def attach(self) -> tuple[Loaded | Failed, ...]:
+        """A new session begins: what the scheduler may not have heard, that is has not answered."""
+        waits = self._follow is None or self._follow.answered < self._reports
+        return tuple(event for event in (self.loaded if waits else None, self._failed) if event is not None)
 
     async def close(self) -> None:
         """Stop all work."""
@@ -195,7 +201,8 @@ class Joiner:
 
     def _fail(self, error: SwarmError) -> None:
         self._log.error("cannot join", error_code=error.code, reason=error.message)
-        self._emit(Failed(self.command.job, error.code, error.message, error.hint))
+        self._failed = Failed(self.command.job, error.code, error.message, error.hint)
+        self._emit(self._failed)
 
     def _report(self, version: int) -> None:
         stage, command = self.stage, self.command
@@ -275,34 +282,32 @@ async def missed_record(
 ) -> Record:
     """What the commit of a step did, whole, from the logs of donors: for a replica that was no member of its rounds.
 
-    They may not have committed it yet, so they are asked again and again. PeerUnavailable after FOLLOW_S_MAX.
+    They may not have committed it yet, so they are asked again and again. PeerUnavailable if none has given a chunk
+    after FOLLOW_S_MAX; how long it may take to come depends on the link and has a limit of its own.
     """
     sizes = dict(stage.parameter_sizes())
     gradients: dict[str, Tensor] = {}
     record: Record | None = None
     reason = "no donor is known"
-    try:
-        async with asyncio.timeout(FOLLOW_S_MAX):
-            for chunk in chunks_of(stage):
-                names, pause_s, tried = names_of(chunk), PAUSE_S[0], 0
-                record = None
-                while record is None:
-                    if not donors:
-                        raise PeerUnavailable(reason)
-                    donor = donors[tried % len(donors)]
-                    tried += 1
-                    try:
-                        reply, payload = await links.pull(donor.address, request(chunk.index))
-                        if reply.reach > commit_step or reply.version <= commit_step:
-                            raise PeerUnavailable(f"{donor.peer} has no record of step {commit_step}")
-                        (record,) = unpack_records(payload, 1, {name: sizes[name] for name in names})
-                    except SwarmError as error:
-                        reason = error.message
-                        await asyncio.sleep(pause_s)
-                        pause_s = min(2 * pause_s, PAUSE_S[1])
-                gradients.update(record.gradients)
-    except TimeoutError:
-        raise PeerUnavailable(f"the averaged gradient of step {commit_step} was not found: {reason}") from None
+    for chunk in chunks_of(stage):
+        names, pause_s, tried = names_of(chunk), PAUSE_S[0], 0
+        record, deadline_s = None, _now_s() + FOLLOW_S_MAX
+        while record is None:
+            if not donors or _now_s() >= deadline_s:
+                raise PeerUnavailable(f"the averaged gradient of step {commit_step} was not found: {reason}")
+            donor = donors[tried % len(donors)]
+            tried += 1
+            try:
+                async with asyncio.timeout(PULL_S_MAX):
+                    reply, payload = await links.pull(donor.address, request(chunk.index))
+                if reply.reach > commit_step or reply.version <= commit_step:
+                    raise PeerUnavailable(f"{donor.peer} has no record of step {commit_step}")
+                (record,) = unpack_records(payload, 1, {name: sizes[name] for name in names})
+            except (SwarmError, TimeoutError) as error:
+                reason = error.message if isinstance(error, SwarmError) else f"{donor.peer} takes too long"
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S[1])
+        gradients.update(record.gradients)
     assert record is not None, "a stage has parameters"
     return Record(record.learning_rate, record.scale, record.skip, gradients)
 

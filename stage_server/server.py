@@ -228,10 +228,11 @@ class StageServer:
 
     async def _events(self) -> AsyncGenerator[Event, None]:
         identity, replica = self._identity, self._replica
+        at_work = replica or self._joiner
         load = self._load_stage
         # What was not sent in the last session is in what Hello reports, made in the same breath.
         self._outgoing, self._reported = Outgoing(), self._job
-        for event in () if replica is None else replica.attach():
+        for event in () if at_work is None else at_work.attach():
             self._outgoing.put(event)
         yield Hello(
             peer=identity.peer,

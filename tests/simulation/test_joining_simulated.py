@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from swarm.messages import Admit, Command, Event, Follow, Loaded
+from swarm.sim.network import Observer, SimNetwork
 from swarm.types import PeerId, PeerState
 from tests.simulation.test_recovery_simulated import BEFORE, Run, Task, train
 
@@ -131,6 +133,45 @@ def test_a_peer_that_was_thought_gone_wakes_up_and_joins_again(tmp_path: Path) -
         assert peer in run.job.stages[0]
 
     train(task, 4, 5, cut)
+
+
+class CutWhen(Observer):
+    """Breaks a joiner's session just when it reports, is answered, or is admitted; a few times."""
+
+    def __init__(self, network: SimNetwork, moment: type[Event | Command], times: int) -> None:
+        self.network, self.moment, self.times = network, moment, times
+
+    def _cut(self, owner: str) -> None:
+        if self.times:
+            self.times -= 1
+            self.network.cut(owner, "scheduler")
+
+    def event_leaves(self, owner: str, event: Event) -> None:
+        if isinstance(event, Loaded) and event.join and self.moment is Loaded:
+            self._cut(owner)
+
+    def command_arrived(self, owner: str, epoch: int, command: Command) -> None:
+        if isinstance(command, self.moment) and not (isinstance(command, Follow) and not command.answered):
+            self._cut(owner)
+
+
+@pytest.mark.parametrize(("moment", "seed"), [(Loaded, 0), (Follow, 0), (Admit, 0)])
+def test_a_session_breaks_between_report_and_admission(
+    tmp_path: Path, moment: type[Event | Command], seed: int
+) -> None:
+    """The report was lost with it, and the joiner waited for the answer for as long as the job ran."""
+    task = Task.make(tmp_path, training__steps=24)
+
+    async def cut(run: Run) -> None:
+        await run.until_step(1)
+        run.rig.network.observer = observer = CutWhen(run.rig.network, moment, 3)
+        news = [add_peer(run, f"new-{stage}", stage=stage) for stage in range(2)]
+        for new in news:
+            await serves(run, new)
+        assert not run.job.record.state.is_final, "it never got in"
+        assert observer.times < 3 or moment is Follow, "nothing was cut"
+
+    train(task, 4, seed, cut)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -125,3 +125,14 @@ def test_a_replica_that_gives_up_beside_a_suspect_is_no_reason_to_fail_the_job()
     swarm.take(swarm.brain.peer_back(B, 2.0))
     step(swarm)
     assert swarm.brain.committed_steps == 1
+
+
+def test_who_was_sent_to_a_stage_counts_there_before_the_brain_has_heard_of_it() -> None:
+    """Peers that were idle at the same time all went to one stage."""
+    swarm = Swarm({A: 0, C: 1}, recover=True)
+    swarm.answer(LoadStage)
+    stages = (0, 1)
+    first = swarm.brain.where_to_join(J, -1, stages, 1.0).plan
+    assert first is not None
+    assert swarm.brain.where_to_join(PeerId("k"), -1, stages, 1.0).plan == first
+    assert swarm.brain.where_to_join(PeerId("k"), -1, stages, 1.0, {J: first}).plan == 1 - first

@@ -93,3 +93,13 @@ def test_what_is_forgotten_neither_expires_nor_counts() -> None:
     assert deadlines.of(0, FORWARD) == pytest.approx(2.6)
     assert [late.hop for late in deadlines.expired(100.0)] == [hop(3, step=5)]
     assert deadlines.due_s() is None
+
+
+def test_a_hop_has_expired_when_it_is_due_to_the_bit() -> None:
+    """The difference of two times may round to less than the deadline that was added."""
+    for tenths in range(1, 100):
+        deadlines = Deadlines(DeadlineSettings(max_s=1.1))
+        deadlines.began(hop(0), tenths / 10)
+        due_s = deadlines.due_s()
+        assert due_s is not None
+        assert len(deadlines.expired(due_s)) == 1

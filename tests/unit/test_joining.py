@@ -58,3 +58,16 @@ def test_hundreds_of_joiners_are_spread_over_the_donors() -> None:
             asked[donor] += 1
     assert max(asked.values()) < 2 * 500 * DONORS_MAX / 100
     assert choose_donors(donors[:3], rng) == tuple(donors[:3])
+
+
+def test_a_report_that_is_said_again_in_a_new_session_is_answered_once() -> None:
+    """The joiner counts answers: one too many, and it would not keep its next report until that is answered."""
+    joining = Joining()
+    joiner = joining.begin(Replica(PEER, 1, "here", 1), 0.0)
+    assert joining.reported(PEER, loaded(joiner.number, 3))
+    assert joining.reported(PEER, loaded(joiner.number, 3)), "it waits still"
+    joining.answer(joiner)
+    assert not joining.reported(PEER, loaded(joiner.number, 3))
+    assert joining.reported(PEER, loaded(joiner.number, 5))
+    joining.answer(joiner)
+    assert joiner.answered == 2
