@@ -134,6 +134,7 @@ __all__ = [
 DEADLINES = DeadlineSettings()
 NO_REBALANCING = RebalanceSettings(rebalance=False)
 QUEUE_SLACK = 3.0  # a hop is late if it took so many times as long as all that its replica has to do takes others
+FIRST_SLACK = 10.0  # for a replica that was never measured: its first computations prepare the device
 RELAX_S = 5.0  # a replica that got no work for being slow is believed to be faster by and by
 
 
@@ -978,9 +979,10 @@ class JobBrain:
             named = hops[stage]
             if named is None or named.peer != peer or self._ledger.holder(step, stage, index) == peer:
                 continue
-            if late.waited_s < QUEUE_SLACK * (self._ledger.outstanding(peer) + 1) * self._best_s(stage):
+            slack = QUEUE_SLACK if self._pace.is_known(peer) else QUEUE_SLACK * FIRST_SLACK
+            if late.waited_s < slack * (self._ledger.outstanding(peer) + 1) * self._best_s(stage):
                 self._lateness.look_again(late, now_s)
-                continue  # its queue explains that
+                continue  # its queue explains that, or that it is new
             self._pace.observe(peer, late.waited_s)
             self._pace_changed(peer)
             if self._has_other(stage, hops):
