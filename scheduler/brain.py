@@ -264,6 +264,8 @@ Output: TypeAlias = (
 )
 
 
+JOINER_BYTES_PER_S_MIN = 1e6
+JOIN_S_MIN = 600.0
 JOINER_BYTES_PER_S = 25e6  # a home link of 200 Mb/s, until transfers are measured
 EMPTY_SET = set_digest(())
 CHECKPOINT_FAILED = "E1500"  # the code of swarm.checkpoint.CheckpointFailed, whose module reads files
@@ -1246,11 +1248,19 @@ class JobBrain:
         elif self.mode is Mode.LOADING:
             if not holds:
                 self._send_load(replica)
-        elif not holds or hello.join or not self._agreed <= hello.version <= self._commits_sent:
-            self._expel(peer, f"it holds version {hello.version}", "refused")
-            return
         else:
-            self._send_commits(peer, hello.version)
+            version = hello.version
+            report = self._loaded.get(peer)
+            if hello.join and report is not None and report.join == hello.join:
+                # It never heard that it was admitted, and keeps what it had reported.
+                version = report.version
+                self._send(peer, Admit(settings.job, settings.timeline, hello.join, version))
+            elif hello.join:
+                version = -1
+            if not holds or not self._agreed <= version <= self._commits_sent:
+                self._expel(peer, f"it holds version {hello.version}", "refused")
+                return
+            self._send_commits(peer, version)
             for run in self._redoable():
                 # What became of each of its cells is not asked: all that is not committed is done again.
                 self._void(run, peer, "its session broke", "timeout")
@@ -1512,6 +1522,8 @@ class JobBrain:
         """Admit whoever reported a state that is right and new enough; answer those who are too late."""
         for joiner in self._joining:
             report = joiner.report
+            if report is None and self._ledger.now_s >= joiner.since_s + self._join_s_max(joiner):
+                self._refuse(joiner, "it takes too long to fetch the state")
             if report is None:
                 continue
             if report.version < self._agreed:
@@ -1523,6 +1535,11 @@ class JobBrain:
                 self._refuse(joiner, f"its state of version {report.version} is not that of the replicas")
             elif digest:
                 self._admit(joiner, report)
+
+    def _join_s_max(self, joiner: Joiner) -> float:
+        """How long a joiner may take: moves wait for it, and it counts as a replica to come."""
+        sizes = self.settings.state_bytes
+        return JOIN_S_MIN + (sizes[joiner.replica.stage] / JOINER_BYTES_PER_S_MIN if sizes else 0.0)
 
     def _admit(self, joiner: Joiner, report: Loaded) -> None:
         replica, version = joiner.replica, report.version

@@ -231,13 +231,20 @@ class Jobs:
                 self._metrics.evaluated(record.id, step=job.progress.evaluation_step, loss=job.progress.evaluation_loss)
             if record.state in (JobState.QUEUED, JobState.PLACING):
                 await self._find_start(job)
-            elif record.state is JobState.LOADING:
+            elif record.state is JobState.LOADING and not await self._has_rows(record):
                 await self._enter(job, JobState.PLACING, "the scheduler was restarted before the job ran", peers={})
                 await self._find_start(job)
+            elif record.state is JobState.LOADING:  # it ran, and that was not stored any more
+                await self._enter(job, JobState.RUNNING, "all replicas are loaded")
+                await self._resume(job)
             elif record.state is JobState.STALLED:
                 self._tasks.create_task(self._go_back(job))
             elif not record.state.is_final and record.state is not JobState.PAUSED:
                 await self._resume(job)
+
+    async def _has_rows(self, record: JobRecord) -> bool:
+        """Whether the job has trained on its present timeline."""
+        return bool(await self._store.last_rows(record.id, record.timeline, count=1))
 
     async def _find_start(self, job: Job) -> bool:
         """Look up the checkpoint that the job starts from, if any; without it the job fails."""

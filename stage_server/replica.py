@@ -34,7 +34,7 @@ from stage_server.cell import (
 )
 from stage_server.deliveries import Deliveries
 from stage_server.device import Device
-from stage_server.donor import Donor
+from stage_server.donor import LOG_BYTES, Donor
 from stage_server.evaluation import EmitEvaluation, EvaluationTable
 from stage_server.evaluator import Evaluator, Ids
 from stage_server.held import Hold
@@ -167,7 +167,7 @@ class Replica:
         self._deliveries = Deliveries(links, emit, self._start, log)
         self._rounds = Rounds(me, stage, self._bits, device, links, emit, self.fail, self._start, metrics, log)
         self._loaded: Loaded | None = None
-        self._donor = Donor(stage, device)
+        self._donor = Donor(stage, device, min(LOG_BYTES, hold_bytes))
         self._committed: deque[Committed] = deque(maxlen=2)  # a commit is written when that of two steps ago is agreed
         self._failed: Failed | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -379,7 +379,6 @@ class Replica:
         """Refuse, before a byte of it is kept, a tensor that does not belong here."""
         if header.job != self.job or header.timeline != self.timeline:
             raise StaleMessage(f"this replica serves job {self.job}, timeline {self.timeline}")
-        expected_bytes = 0
         expected_bytes = 0
         match header.kind:
             case "part" | "mean":

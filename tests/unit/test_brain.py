@@ -11,6 +11,7 @@ import pytest
 
 from scheduler.averaging import ROUNDS_MAX
 from scheduler.brain import (
+    JOIN_S_MIN,
     BrainSettings,
     CommitRow,
     Fail,
@@ -662,6 +663,31 @@ def test_a_decided_step_is_done_again_if_all_of_a_stage_are_lost_who_hold_its_av
             swarm.write()
         swarm.answer(Commit)
     assert [row.step for row in swarm.rows] == [0, 1, 2]
+
+
+def test_a_joiner_that_never_heard_that_it_was_admitted_is_told_again() -> None:
+    swarm = Swarm(recover=True)
+    swarm.answer(LoadStage)
+    new = PeerId("new")
+    swarm.stage_of[new] = 0
+    swarm.take(swarm.brain.join(Replica(new, 1, "at new", 0), 2.0))
+    ((_, load),) = swarm.pop(LoadStage)
+    loaded = swarm.reply(new, load)
+    assert isinstance(loaded, Loaded)
+    outputs = swarm.hear(new, replace(loaded, join=load.join))
+    (admitted,) = sends(outputs, Admit)
+    hello = Hello(new, 1, 1, "0", "", "", "cpu", 1, 1 << 30, -1, JOB, 0, 0, stage=0, join=load.join)
+    assert [one.command for one in sends(swarm.hear(new, hello), Admit, Release)] == [admitted.command]
+    (released,) = sends(swarm.hear(new, replace(hello, join=load.join + 1)), Admit, Release)
+    assert isinstance(released.command, Release), "that is another attempt"
+
+
+def test_a_joiner_that_fetches_for_ever_is_given_up() -> None:
+    swarm = Swarm(recover=True)
+    swarm.answer(LoadStage)
+    swarm.take(swarm.brain.join(Replica(PeerId("new"), 1, "at new", 0), 2.0))
+    assert sends(swarm.take(swarm.brain.tick(JOIN_S_MIN)), Release) == []
+    assert [one.peer for one in sends(swarm.take(swarm.brain.tick(JOIN_S_MIN + 2.0)), Release)] == ["new"]
 
 
 def test_the_last_replica_of_a_stage_fails_the_job_if_it_says_so() -> None:
