@@ -202,6 +202,7 @@ def test_whatever_operation_is_the_last_the_newest_checkpoint_is_old_or_new_and_
         after = LocalStorage(root, FlakyFiles())
         found = newest(after, JOB_ID)
         assert found.checkpoint is not None, (number, quiet.log[number])
+        assert (root / "latest").read_text() in ("step-00000004\n", "step-00000008\n"), (number, quiet.log[number])
         step = found.checkpoint.step
         seen.add(step)
         for stage in (0, 1):
@@ -253,6 +254,32 @@ def test_the_number_of_points_is_more_than_two_hundred(tmp_path: Path) -> None:
     assert quiet.log[rename - 2 : rename + 2] == ["sync", "sync_folder", "rename", "sync_folder"]
 
 
+def test_what_is_being_removed_is_whole_or_no_checkpoint_at_all(tmp_path: Path) -> None:
+    quiet = FlakyFiles()
+    storage = LocalStorage(fresh(tmp_path, -1), quiet)
+    storage.remove("step-00000004")
+    for number in range(quiet.count):
+        root = fresh(tmp_path, number)
+        with pytest.raises(PowerCut):
+            LocalStorage(root, FlakyFiles(number, strikes()["before"])).remove("step-00000004")
+        found, faults = list_checkpoints(LocalStorage(root), JOB_ID)
+        assert faults == [], quiet.log[number]
+        assert [fault_of(one) for one in found] in ([], [""]), quiet.log[number]
+    empty_memory()
+    url = open_storage("memory://bucket/checkpoints")
+    made = write(url, 4)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("gone away")
+
+    filesystem = url._filesystem  # type: ignore[attr-defined]  # an object store that goes away half-way
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filesystem, "rm", refuse)
+        with pytest.raises(StorageError):
+            url.remove(made.name)
+    assert names(url) == []
+
+
 # Damage ---------------------------------------------------------------------------------------------------------------
 
 
@@ -295,6 +322,9 @@ def test_every_truncated_or_flipped_file_is_named_and_the_one_before_is_used(tmp
         {"files": [{"path": "model/config.json", "bytes": 1, "sha256": "zz"}]},
         {"files": [{"path": "model/config.json", "bytes": 1, "sha256": "0" * 64}] * 2},
         {"files": [{"path": 7, "bytes": 1, "sha256": "0" * 64}]},
+        {"more": {"path": "../../etc/passwd", "bytes": 1, "sha256": "0" * 64}},
+        {"more": {"path": "model/../../../etc/passwd", "bytes": 1, "sha256": "0" * 64}},
+        {"more": {"path": "/etc/passwd", "bytes": 1, "sha256": "0" * 64}},
         {"weights_sha256": "nothing"},
         {"staleness": 7},
         {"loss": "high"},
@@ -306,11 +336,15 @@ def test_a_manifest_that_says_something_odd_makes_no_checkpoint(tmp_path: Path, 
     write(storage, 4)
     made = write(storage, 8)
     path = tmp_path / made.name / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    manifest = json.loads(path.read_text())
+    if "more" in change:  # beside all that it named before
+        change = {"files": [*manifest["files"], change["more"]]}
+    path.write_text(json.dumps(manifest | change))
     found = newest(storage, JOB_ID)
     assert found.checkpoint is not None
     assert found.checkpoint.step == 4
     assert found.skipped[0].name == made.name
+    assert made.name not in names(storage), "it is no checkpoint before any of its files is looked at"
 
 
 @pytest.mark.parametrize(
