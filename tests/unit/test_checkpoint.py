@@ -296,6 +296,8 @@ def test_every_truncated_or_flipped_file_is_named_and_the_one_before_is_used(tmp
         for bad in (good[:-1], good + b"x", bytes(flipped), b""):
             path.write_bytes(bad)
             assert Path(file.path).name in fault_of(made) or "trainer_state" in fault_of(made)
+            if len(bad) != len(good):
+                assert "bytes instead of" in fault_of(made, contents=False)
             found = newest(storage, JOB_ID)
             assert found.checkpoint is not None
             assert (found.checkpoint.step, [fault.name for fault in found.skipped]) == (4, [made.name])

@@ -264,3 +264,19 @@ def test_a_future_that_was_left_counts_again_once_it_is_taken_up() -> None:
     assert [step for step in range(2, 12) if checkpoint_counts(1, step, first_steps)] == []
     assert [step for step in range(9, 12) if checkpoint_counts(2, step, first_steps)] == [9, 10, 11]
     assert resumed(first_steps, 2, 11)[-2:] == (9, 11)
+
+
+def test_a_stage_is_taken_from_the_one_who_was_asked_for_it_and_once() -> None:
+    saving = Saving(RULES, 2, 0, 6)
+    saving.begin(2, [A, C], 0.0)
+
+    def saved(stage: int, version: int = 2) -> Saved:
+        return Saved(JobId("job"), 0, version, stage, ())
+
+    for peer, event in ((B, saved(0)), (A, saved(1)), (C, saved(0)), (A, saved(0, version=1))):
+        assert not saving.saved(peer, event)
+    assert saving.saved(A, saved(0))
+    assert not saving.saved(A, saved(0))
+    assert saving.next(2, idle=False) is None
+    assert saving.saved(C, saved(1))
+    assert saving.next(2, idle=False) == PublishCheckpoint(2, {0: (), 1: ()})
