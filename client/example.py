@@ -67,6 +67,13 @@ max_in_flight = "auto"          # or 1 to 4096 microbatches
 compression = "bfloat16"        # none, bfloat16, float16 or int8: what travels between stages
 staleness   = 1                 # 1: steps overlap, weights one step old (best with nadamw, betas = [0.99, 0.95], see
                                 # docs/convergence.md); 0: synchronous
+deadline_k     = 6.0            # 1 to 50: a hop is late after the median + k * MAD of what hops took lately,
+deadline_min_s = 1.0            # at the least,
+deadline_max_s = 120.0          # at the most; it then goes to another replica
+rebalance            = true     # move stage servers to the stage that limits the job
+rebalance_interval_s = 30.0     # 1 to 3600: how often to look
+rebalance_min_gain   = 0.15     # 0 to 1: of throughput, net of what the move costs
+rebalance_cooldown_s = 120.0    # 0 to 86400: a stage server that has moved or joined stays so long
 
 [averaging]
 timeout_s = 60.0                # 1 to 3600: one averaging round

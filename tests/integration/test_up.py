@@ -60,6 +60,7 @@ import argparse, json, pathlib, signal, sys, time
 flags = argparse.ArgumentParser()
 for name in ("--listen", "--http-port", "--broker", "--threads", "--device", "--max-memory", "--data-dir"):
     flags.add_argument(name)
+flags.add_argument("--drain-timeout")
 flags = flags.parse_args()
 folder = pathlib.Path(flags.data_dir)
 folder.mkdir(parents=True, exist_ok=True)
