@@ -5,22 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from swarm import logs
 from swarm.errors import UsageError
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    handlers, level = list(logging.getLogger().handlers), logging.getLogger().level
-    yield
-    structlog.reset_defaults()
-    logging.getLogger().handlers[:] = handlers
-    logging.getLogger().setLevel(level)
 
 
 class _Terminal(io.StringIO):

@@ -1,0 +1,25 @@
+"""What every test leaves behind: nothing."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background by a shell: the processes that tests start would not hear Ctrl-C either.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def logs_are_as_before() -> Iterator[None]:
+    """Commands that a test runs in its own process set up logging; the next test shall not write to their streams."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
