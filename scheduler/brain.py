@@ -651,6 +651,7 @@ class JobBrain:
         if self.mode is Mode.RUNNING:
             times_s += [self._rebalance_s, self._lateness.due_s() or math.inf]
             times_s += [self._relax_s] * self._relaxes
+            times_s += [one.since_s + self._join_s_max(one) for one in self._joining if one.report is None]
         return min((time_s for time_s in times_s if time_s > self._ledger.now_s), default=math.inf)
 
     def cancel(self, now_s: float) -> list[Output]:

@@ -149,11 +149,11 @@ class HarmedLinks:
             raise PeerUnavailable(f"{address} does not answer: cut off by swarm chaos")
         await self._inner.send(address, header, payload)
 
-    async def pull(self, address: str, request: StateRequest) -> tuple[StateReply, memoryview]:
+    async def pull(self, address: str, request: StateRequest, limit_bytes: int) -> tuple[StateReply, memoryview]:
         if self._harm.cuts_address(address):
             await asyncio.sleep(UNANSWERED_S)
             raise PeerUnavailable(f"{address} does not answer: cut off by swarm chaos")
-        return await self._inner.pull(address, request)
+        return await self._inner.pull(address, request, limit_bytes)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -63,6 +63,11 @@ def pack_records(records: Sequence[Record], names: Sequence[str]) -> bytes:
     return b"".join(parts)
 
 
+def records_bytes(count: int, chunk: Chunk) -> int:
+    """The most that `count` records of a chunk's parameters weigh as they travel."""
+    return count * (_FACTS.size + chunk.record_bytes)
+
+
 def unpack_records(payload: memoryview, count: int, sizes: Mapping[str, int]) -> list[Record]:
     """`count` records of parameters with so many elements, in this order; CorruptFrame if they are not that."""
     records, position = [], 0

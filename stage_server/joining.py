@@ -18,7 +18,7 @@ from torch import Tensor
 from stage_server.averaging import Self
 from stage_server.chunks import Chunk
 from stage_server.device import Device
-from stage_server.donor import Record, chunks_of, names_of, unpack_records
+from stage_server.donor import Record, chunks_of, names_of, records_bytes, unpack_records
 from stage_server.rejoin import (
     Admit,
     AskChunk,
@@ -42,7 +42,8 @@ from swarm.model.stage import Stage
 from swarm.rpc.peers import PeerLinks
 from swarm.types import Hop, PeerId
 
-PULL_S_MAX = 60.0  # of one chunk or its records
+PULL_S = 60.0  # of one chunk or its records, and longer for what is large
+BYTES_PER_S_MIN = 1e6
 FOLLOW_S_MAX = 10.0  # until some donor has begun to give a chunk of the averaged gradient of one commit
 PAUSE_S = (0.02, 0.5)
 
@@ -231,7 +232,7 @@ class Joiner:
             self._me.incarnation,
         )
         try:
-            reply, payload = await self._pull(ask.donor, request)
+            reply, payload = await self._pull(ask, request)
             found = self._check(ask, reply, payload)
         except SwarmError as error:
             self._log.debug("no state from donor", donor=ask.donor, reason=error.message)
@@ -261,20 +262,32 @@ class Joiner:
             raise CorruptFrame(f"chunk {ask.chunk} has {len(payload)} bytes, expected others")
         return []
 
-    async def _pull(self, donor: PeerId, request: StateRequest) -> tuple[StateReply, memoryview]:
-        hop = self._donors.get(donor)
+    async def _pull(self, ask: AskChunk | AskRecords, request: StateRequest) -> tuple[StateReply, memoryview]:
+        hop = self._donors.get(ask.donor)
         if hop is None:
-            raise PeerUnavailable(f"{donor} is no donor any more")
+            raise PeerUnavailable(f"{ask.donor} is no donor any more")
+        assert self.stage is not None
+        chunk = self._chunks[ask.chunk]
+        if isinstance(ask, AskRecords):
+            limit_bytes = records_bytes(ask.stop - ask.start, chunk)
+        else:
+            limit_bytes = self.stage.state_bytes(names_of(chunk))
+        timeout_s = pull_s_max(limit_bytes)
         try:
-            async with asyncio.timeout(PULL_S_MAX):
-                return await self._links.pull(hop.address, request)
+            async with asyncio.timeout(timeout_s):
+                return await self._links.pull(hop.address, request, limit_bytes)
         except TimeoutError:
-            raise PeerUnavailable(f"{donor} did not give its state within {PULL_S_MAX:g} s") from None
+            raise PeerUnavailable(f"{ask.donor} did not give its state within {timeout_s:g} s") from None
 
     def _start(self, work: Coroutine[object, object, None]) -> None:
         task = self._tasks.create_task(work)
         self._work[task] = None
         task.add_done_callback(lambda done: self._work.pop(done, None))
+
+
+def pull_s_max(size_bytes: int) -> float:
+    """How long so many bytes may take to come."""
+    return PULL_S + size_bytes / BYTES_PER_S_MIN
 
 
 async def missed_record(
@@ -298,11 +311,17 @@ async def missed_record(
             donor = donors[tried % len(donors)]
             tried += 1
             try:
-                async with asyncio.timeout(PULL_S_MAX):
-                    reply, payload = await links.pull(donor.address, request(chunk.index))
+                limit_bytes = records_bytes(1, chunk)
+                async with asyncio.timeout(pull_s_max(limit_bytes)):
+                    reply, payload = await links.pull(donor.address, request(chunk.index), limit_bytes)
                 if reply.reach > commit_step or reply.version <= commit_step:
                     raise PeerUnavailable(f"{donor.peer} has no record of step {commit_step}")
-                (record,) = unpack_records(payload, 1, {name: sizes[name] for name in names})
+                (made,) = unpack_records(payload, 1, {name: sizes[name] for name in names})
+                if made.skip:
+                    raise CorruptFrame(
+                        f"{donor.peer} says that step {commit_step} changed nothing, the commit does not"
+                    )
+                record = made
             except (SwarmError, TimeoutError) as error:
                 reason = error.message if isinstance(error, SwarmError) else f"{donor.peer} takes too long"
                 await asyncio.sleep(pause_s)

@@ -52,8 +52,8 @@ class PeerLinks(Protocol):
         """
         ...
 
-    async def pull(self, address: str, request: StateRequest) -> tuple[StateReply, memoryview]:
-        """A part of a stage's state from the replica at `address`, whole and checked.
+    async def pull(self, address: str, request: StateRequest, limit_bytes: int) -> tuple[StateReply, memoryview]:
+        """A part of a stage's state from the replica at `address`, whole and checked, of at most `limit_bytes`.
 
         Raises PeerUnavailable, CorruptFrame, or what the replica raised: StaleMessage (it does not serve that stage),
         RetryElsewhere (it is busy), Refused. The deadline is the caller's.
@@ -140,7 +140,7 @@ class GrpcPeerLinks:
         except CorruptFrame:
             await self._link(address).send(header, payload)
 
-    async def pull(self, address: str, request: StateRequest) -> tuple[StateReply, memoryview]:
+    async def pull(self, address: str, request: StateRequest, limit_bytes: int) -> tuple[StateReply, memoryview]:
         if self._closed:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
         # A connection of its own: a joiner asks each replica seldom, and what it gets must not hold tensors up.
@@ -148,7 +148,7 @@ class GrpcPeerLinks:
         try:
             method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/{PULL}")
             call = method(to_message(request).SerializeToString())
-            reply, payload = await collect(aiter(call))
+            reply, payload = await collect(aiter(call), limit_bytes)
         except grpc.RpcError as failure:
             raise translate(failure, address, unavailable=PeerUnavailable) from None
         finally:
@@ -393,8 +393,8 @@ def state_chunks(reply: StateReply, payload: bytes | memoryview) -> Iterator[byt
         yield frame_pb2.StateChunk(payload=bytes(view[start : start + frames.CHUNK_BYTES])).SerializeToString()
 
 
-async def collect(chunks: AsyncIterator[bytes]) -> tuple[StateReply, memoryview]:
-    """What `state_chunks` made; CorruptFrame if it is not whole, Refused if it says that it is too large."""
+async def collect(chunks: AsyncIterator[bytes], limit_bytes: int) -> tuple[StateReply, memoryview]:
+    """What `state_chunks` made; CorruptFrame if it is not whole, Refused if it says that it is over the limit."""
     reply: StateReply | None = None
     held = bytearray()
     async for data in chunks:
@@ -403,8 +403,8 @@ async def collect(chunks: AsyncIterator[bytes]) -> tuple[StateReply, memoryview]
             raise CorruptFrame("StateChunk.header is missing in the first chunk, or comes twice")
         if reply is None:
             reply = from_message(StateReply, chunk.header)
-            if reply.total_bytes > frames.MAX_TENSOR_BYTES:
-                raise Refused(f"{reply.total_bytes} bytes of state are over the limit of {frames.MAX_TENSOR_BYTES}")
+            if reply.total_bytes > limit_bytes:
+                raise Refused(f"{reply.total_bytes} bytes of state came, asked for were at most {limit_bytes}")
         held += chunk.payload
         if len(held) > reply.total_bytes:
             break

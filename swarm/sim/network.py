@@ -274,7 +274,7 @@ class SimPeerLinks:
         except CorruptFrame:
             await self._send(address, header, payload)
 
-    async def pull(self, address: str, request: StateRequest) -> tuple[StateReply, memoryview]:
+    async def pull(self, address: str, request: StateRequest, limit_bytes: int) -> tuple[StateReply, memoryview]:
         if self._closed:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
         if self._process is not None and self._process.is_dead:
@@ -283,7 +283,7 @@ class SimPeerLinks:
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         flight = _Flight(self._owner, address, broken)
         network.departs(flight)
-        pulling = network.spawn(self._pull(address, request), f"pull by {self._owner}", to=address)
+        pulling = network.spawn(self._pull(address, request, limit_bytes), f"pull by {self._owner}", to=address)
         try:
             either: tuple[asyncio.Future[Any], ...] = (pulling, broken)
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -298,7 +298,7 @@ class SimPeerLinks:
         self._traffic.received(address, "state", reply.total_bytes, reply.total_bytes)
         return reply, payload
 
-    async def _pull(self, address: str, request: StateRequest) -> tuple[StateReply, memoryview]:
+    async def _pull(self, address: str, request: StateRequest, limit_bytes: int) -> tuple[StateReply, memoryview]:
         network, weather = self._network, self._network.weather
         reached = await network.reaches(self._owner, address)
         donor = network.donor_at(address)
@@ -320,7 +320,7 @@ class SimPeerLinks:
                     raise PeerUnavailable(f"{address} does not answer: the connection broke")
                 yield chunk
 
-        return await collect(chunks())
+        return await collect(chunks(), limit_bytes)
 
     async def close(self) -> None:
         self._closed = True

@@ -188,13 +188,14 @@ async def test_a_tensor_arrives_as_it_was_sent_before_send_returns(world: World)
 
 
 REQUEST = StateRequest(JobId("job-1"), 2, 1, "records", 4, 5, 6, PeerId("me"), 1)
+LIMIT_BYTES = 4 * CHUNK_BYTES
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 5])
 async def test_state_is_pulled_whole(world: World, size_bytes: int) -> None:
     receiver = Receiver(state=Random(size_bytes).randbytes(size_bytes))
     address, links = await world.listen(receiver, None), world.peer_links()
-    reply, payload = await links.pull(address, REQUEST)
+    reply, payload = await links.pull(address, REQUEST, LIMIT_BYTES)
     assert (reply.version, reply.reach, bytes(payload)) == (7, 3, receiver.state)
     assert receiver.asked == [REQUEST]
 
@@ -203,12 +204,18 @@ async def test_state_is_pulled_whole(world: World, size_bytes: int) -> None:
 async def test_a_donor_that_refuses_is_heard(world: World, error: SwarmError) -> None:
     address, links = await world.listen(Receiver(state=error), None), world.peer_links()
     with pytest.raises(type(error), match=error.message):
-        await links.pull(address, REQUEST)
+        await links.pull(address, REQUEST, LIMIT_BYTES)
+
+
+async def test_more_state_than_was_asked_for_is_refused(world: World) -> None:
+    address, links = await world.listen(Receiver(state=bytes(LIMIT_BYTES + 1)), None), world.peer_links()
+    with pytest.raises(Refused, match="at most"):
+        await links.pull(address, REQUEST, LIMIT_BYTES)
 
 
 async def test_a_donor_that_is_not_there_is_unavailable(world: World) -> None:
     with pytest.raises(PeerUnavailable):
-        await world.peer_links().pull(NOBODY, REQUEST)
+        await world.peer_links().pull(NOBODY, REQUEST, LIMIT_BYTES)
 
 
 async def test_many_tensors_are_under_way_at_once(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,13 +13,15 @@ import torch
 from stage_server.chunks import TensorSize, cut
 from stage_server.device import InlineDevice
 from stage_server.donor import SERVED_MAX, Donor, Record, chunks_of, names_of, pack_records, unpack_records
+from stage_server.joining import missed_record
 from swarm.config import JobSpec
 from swarm.data import ByteTokenizer
 from swarm.errors import CorruptFrame, Refused, RetryElsewhere
 from swarm.messages import Commit, StateRequest
 from swarm.model.stage import Stage
 from swarm.partition import resolve
-from swarm.types import JobId, PeerId
+from swarm.sim.network import SimNetwork
+from swarm.types import Hop, JobId, PeerId
 from tests.rig import small_spec, write_text
 
 CPU = torch.device("cpu")
@@ -137,6 +140,22 @@ def test_damaged_records_are_refused() -> None:
     for damaged in (raw[:-1], raw + b"0", b""):
         with pytest.raises(CorruptFrame):
             unpack_records(memoryview(damaged), 1, sizes)
+
+
+async def test_a_record_that_says_that_nothing_changed_is_not_believed(tmp_path: Path) -> None:
+    stage = Stage(spec_of(tmp_path), 0, CPU)
+    network = SimNetwork(Random(1))
+    for name, skip in (("liar", True), ("honest", False)):
+        donor = Donor(Stage(spec_of(tmp_path), 0, CPU), InlineDevice(lambda: 0.0))
+        donor.committed(Commit(0, 0, 1, (), RATE, 0.5, skip), {} if skip else means(stage, 0))
+        network.add_receiver(name, None, donor=donor)  # type: ignore[arg-type]
+    donors = [Hop(PeerId(name), 1, 0, name) for name in ("liar", "honest")]
+    record = await missed_record(
+        0, lambda chunk: request("records", chunk, 0, 1), donors, stage, network.peer_links("joiner")
+    )
+    assert not record.skip
+    assert record.gradients.keys() == dict(stage.parameter_sizes()).keys()
+    await network.close()
 
 
 def test_a_tensor_is_never_cut(tmp_path: Path) -> None:

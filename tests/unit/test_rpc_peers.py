@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import replace
 
 import pytest
 
 from swarm.errors import CorruptFrame, Refused
-from swarm.rpc.frames import CHUNK_BYTES, MAX_TENSOR_BYTES
+from swarm.rpc.frames import CHUNK_BYTES
 from swarm.rpc.peers import collect, state_chunks, state_reply
 
 PAYLOAD = bytes(range(256)) * (CHUNK_BYTES // 128)  # two chunks
@@ -24,7 +23,7 @@ async def test_what_was_cut_is_put_together_again(payload: bytes) -> None:
     reply = state_reply(7, 5, payload)
     chunks = list(state_chunks(reply, payload))
     assert len(chunks) == max(1, -(-len(payload) // CHUNK_BYTES))
-    found, together = await collect(sent(chunks))
+    found, together = await collect(sent(chunks), len(PAYLOAD) + 1)
     assert (found, bytes(together)) == (reply, payload)
     assert (found.version, found.reach, found.total_bytes) == (7, 5, len(payload))
 
@@ -35,10 +34,10 @@ async def test_what_arrives_damaged_cut_off_or_twice_is_refused() -> None:
     _, other = state_chunks(reply, PAYLOAD[:-1] + b"x")
     for chunks in ([], [first], [second], [first, first], [first, other], [first, second, second], [b"nonsense"]):
         with pytest.raises(CorruptFrame):
-            await collect(sent(chunks))
+            await collect(sent(chunks), len(PAYLOAD) + 1)
 
 
 async def test_more_than_may_be_is_refused_by_its_header() -> None:
-    reply = replace(state_reply(7, 5, PAYLOAD), total_bytes=MAX_TENSOR_BYTES + 1)
-    with pytest.raises(Refused, match="over the limit"):
-        await collect(sent(list(state_chunks(reply, PAYLOAD))[:1]))
+    reply = state_reply(7, 5, PAYLOAD)
+    with pytest.raises(Refused, match="at most"):
+        await collect(sent(list(state_chunks(reply, PAYLOAD))[:1]), len(PAYLOAD) - 1)
