@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import ipaddress
 import json
 import os
@@ -180,6 +181,8 @@ def run_process(main: Coroutine[Any, Any, None], farewell: Farewell | None = Non
     except SwarmError as error:
         print_error(error)
         sys.exit(error.exit_code)
+    finally:
+        gc.freeze()  # or the interpreter walks all of torch several times before it ends: seconds
     sys.exit(0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -343,24 +344,28 @@ def partitions(folder: Path, seed: str, long: bool) -> Trial:
     with Relay(5, seed=Random(seed).getrandbits(32)) as relay, on_a_network(folder, seed, relay) as trial:
         peers = trial.add_servers(4, "--insecure")
         host = {peer: number + 1 for number, peer in enumerate(peers)}
-        work = Work(trial, 2, 300 if long else 150, limits__min_replicas=2)
+        work = Work(trial, 2, 300 if long else 90, limits__min_replicas=2)
         healed: dict[str, float] = {}
         for name in ("peers", "one way", "scheduler", "all") if long else ("one way", "scheduler"):
-            job = work.at_work(steps_left=60)
+            job = work.at_work(steps_left=60 if long else 30)
             pools = trial.serving(job)
             near, far = (trial.rng.choice(pools[stage]) for stage in (0, 1))
             before = relay.counts().get("cut", 0)
-            there, back = (host[near], host[far]), (host[far], host[near])
+            # From the whole next stage: with one of its replicas alone, this one may have nothing to do just now.
+            there = [(host[near], host[peer]) for peer in pools[1]]
+            back = [(target, source) for source, target in there]
             others = [number for number in range(len(relay.hosts)) if number != host[far]]
             pairs = {
-                "peers": [there, back],
-                "one way": [there],
+                "peers": [*there, *back],
+                "one way": there,
                 "scheduler": [(host[far], 0), (0, host[far])],
                 "all": [(host[far], other) for other in others] + [(other, host[far]) for other in others],
             }[name]
             for source, target in pairs:
                 relay.set(source, target, cut=True)
             trial.heals(job, steps=3)  # the rest goes on while the cut lasts
+            with contextlib.suppress(Broken):
+                trial.until("cut", lambda at=before: relay.counts().get("cut", 0) > at, 5.0)  # type: ignore[misc]
             for source, target in pairs:
                 relay.set(source, target, cut=False)
             healed[name] = round(trial.heals(job), 2)
