@@ -165,12 +165,12 @@ def deaths_at_exact_points(folder: Path, seed: str, long: bool) -> Trial:
             # Any of the servers: it serves whatever stage it is given, and another lives there.
             victim = trial.rng.choice(peers)
             per_step = point in ("reduce/Averaged", "Averaged/row", "Commit/apply", "apply/Committed")
-            hit = trial.rng.randint(2, 8) if per_step else trial.rng.randint(5, 60)
+            hit = trial.rng.randint(2, 8) if per_step else trial.rng.randint(5, 40)
             trial.servers[victim].kill(signal.SIGKILL)
             trial.respawn(victim, module=f"tests.chaos.failing_stage_server --at {point} --hit {hit}")
             trial.until_idle([victim])
             trial.until_free(peers)
-            job = trial.job(2, 20)
+            job = trial.job(2, 60)  # more than it takes, although some have less to do than others
             trial.until_hit(trial.servers[victim], point)
             hits += 1
             trial.respawn(victim)

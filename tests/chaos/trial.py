@@ -202,14 +202,12 @@ class Trial(Cluster):
     ) -> None:
         """Wait until a process has died at its failpoint; Void if it does not. `meanwhile` keeps it at work."""
 
-        def dead() -> bool:
+        given_up_s = time.monotonic() + timeout_s
+        while process.child.poll() is None:
+            if time.monotonic() > given_up_s:
+                raise Void(f"the failpoint {point} was not hit")
             meanwhile()
-            return process.child.poll() is not None
-
-        try:
-            self.until("dead", dead, timeout_s)
-        except Broken:
-            raise Void(f"the failpoint {point} was not hit") from None
+            time.sleep(POLL_S)
         if f"{HIT}{point}\n" not in process.log.read_text():
             raise Broken(f"{process.log.name} ended otherwise than at {point}")
 
@@ -340,12 +338,22 @@ class Work:
             if view.state == "running" and view.step + steps_left <= steps:
                 return self._job
             self.prove()
-        trial.until_free(list(trial.servers))
+        self._until_free()
         self._job = trial.job(stages, steps, **changes)
         trial.until_step(self._job, 2)
         if not self.whole:  # later somebody may have died by now
             self.whole = {stage: len(pool) for stage, pool in trial.serving(self._job).items()}
         return self._job
+
+    def _until_free(self) -> None:
+        """Wait until all are idle but those who died meanwhile, at a failpoint."""
+        trial = self._trial
+
+        def met() -> bool:
+            alive = {peer for peer, process in trial.servers.items() if process.child.poll() is None}
+            return alive <= {peer.id for peer in trial.peers() if peer.state == "idle"}
+
+        trial.until("all that live are idle", met, 120.0)
 
     def until_whole(self) -> float:
         """Seconds until every pool has as many replicas as at the first start, or the job is at its end."""
