@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sized
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -30,13 +32,14 @@ from scheduler.checkpoints import CheckpointFiles, JobCheckpoints
 from scheduler.deadlines import DeadlineSettings
 from scheduler.driver import SAVED, JobDriver, Outcome
 from scheduler.evaluation import EvaluationRow
-from scheduler.explaining import IdlePeer, JobStanding
+from scheduler.explaining import WAITING_STATES, IdlePeer, JobStanding
 from scheduler.fitting import check_possible, fit, needs, stage_counts
+from scheduler.handing import Reservations, Running, Waiting, hand_out, start_with
 from scheduler.joblog import JobLogs, LogLine
 from scheduler.keeping import LATEST, Beginning, Keeping, job_and_step, same_model, uploaded_checkpoint
 from scheduler.lineage import checkpoint_counts, resumed, row_counts
-from scheduler.membership import Membership, Transition
-from scheduler.placement import Candidate, place, stages_for
+from scheduler.membership import Membership, Peer, Transition
+from scheduler.placement import Candidate, stages_for
 from scheduler.rebalancing import RebalanceSettings
 from scheduler.recovery import Resumed
 from scheduler.saving import DropCheckpoint, SavingRules, Turned
@@ -67,10 +70,11 @@ from swarm.partition import flops_per_token, resolve, unit_names
 from swarm.resume import check_changes, check_state, check_steps
 from swarm.schedule import learning_rate, perplexity
 from swarm.storage import MANIFEST, StorageError
-from swarm.types import JobId, JobState, PeerId, PeerState
+from swarm.types import Decision, JobId, JobState, PeerId, PeerState
 
 # A job takes the peers that are there when it starts: wait until nobody new has come for this long.
 SETTLE_S = 2.0
+SETTLE_S_MAX = 10.0  # where peers come and go all the time
 LOOK_AGAIN_S = 5.0  # for a place for idle peers: one that failed to join may try again
 RESUMED = "goes on after a restart of the scheduler"
 RESTARTED = "the scheduler was restarted: waits for the job's peers"
@@ -135,6 +139,8 @@ class Job:
     newest: Checkpoint | None = None
     gone_back: str = ""  # what a stalled job lost and where it goes on, once it is ready to be placed
     stages: dict[int, list[PeerId]] = field(default_factory=dict)
+    at_start: int = 0  # replicas with which it began to work
+    waits_since_s: float = 0.0  # for peers
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -211,14 +217,17 @@ class Jobs:
         self._wake = asyncio.Event()
         self._pool_changed_s = -math.inf
         self._stopping = False
-        self._unused: dict[PeerId, dict[JobId, str]] = {}  # why no job at work takes an idle peer, as last decided
+        self._reservations = Reservations()
+        self._unused: Mapping[
+            PeerId, Mapping[JobId, str]
+        ] = {}  # why no job at work takes an idle peer, as last decided
         self.logs = JobLogs(root / "jobs")
 
     async def load(self) -> None:
         """Read what an earlier start left; jobs that were running go on once their peers are back."""
         await run_blocking(self._executor, lambda: _remove_unfinished(self._root))
         for record in await self._store.jobs():
-            job = Job(record, spec_from_json(record.spec_json))
+            job = Job(record, spec_from_json(record.spec_json), waits_since_s=_now_s())
             self._jobs[record.id] = job
             job.progress = await self._progress_of(record)
             if not (record.state.is_final and job.spec.checkpoint.dir):  # a bucket per old job would take long
@@ -275,7 +284,7 @@ class Jobs:
         committed = rows[-1].step + 1 if rows else record.first_steps[-1]
         for peer, stage in sorted(record.peers.items()):
             job.stages.setdefault(stage, []).append(peer)
-        job.driver = self._make_driver(job, batches)
+        job.driver, job.at_start = self._make_driver(job, batches), len(record.peers)
         if record.state is not JobState.RUNNING:  # it was told to stop
             job.driver.stop(JobState.PAUSED if record.state is JobState.PAUSING else JobState.CANCELLED, record.reason)
         resumed = Resumed(record.peers, committed, rows, evaluated, self._membership.grace_s)
@@ -357,7 +366,9 @@ class Jobs:
         )
         await run_blocking(self._executor, lambda: _write_files(self._tokenizer_folder(job_id), tokenizer_files))
         await self._store.put_job(record)
-        job = self._jobs[job_id] = Job(record, resolved, Progress(steps_done=record.first_steps[-1]), start=start)
+        job = self._jobs[job_id] = Job(
+            record, resolved, Progress(record.first_steps[-1]), start=start, waits_since_s=_now_s()
+        )
         self.logs.open(job_id)
         self._metrics.job_opened(job_id, resolved.model.family)
         shape = f"{len(_split(resolved))} stages, split {_split(resolved)}"
@@ -688,6 +699,8 @@ class Jobs:
             job.driver.on_transition(transition)
             if transition.after is PeerState.GONE:
                 self._has(job, transition.peer, None)
+        if transition.after in (PeerState.GONE, PeerState.DRAINING):
+            self._reservations.end(transition.peer)
 
     async def store_stage(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take a file of a stage's state for the job's checkpoint."""
@@ -728,65 +741,84 @@ class Jobs:
             self._wake.clear()
             if self.waiting():
                 # Peers that come meanwhile make it longer; a moment without news has no event to wait for.
-                while (wait_s := self._pool_changed_s + self._settle_s - _now_s()) > 0:  # noqa: ASYNC110
+                until_s = _now_s() + SETTLE_S_MAX
+                while (wait_s := min(self._pool_changed_s + self._settle_s, until_s) - _now_s()) > 0:  # noqa: ASYNC110
                     await asyncio.sleep(wait_s)
                 for job in self.waiting():
                     await self._try_to_start(job)
-            if not self.waiting():  # else it would never get enough peers
-                self._hand_out_idle()
+            self._hand_out_idle()
 
     def waiting(self) -> list[Job]:
         """Jobs that want peers, the oldest first."""
-        wanting = (JobState.QUEUED, JobState.PLACING, JobState.STALLED)
-        return [job for job in reversed(self.all()) if job.record.state in wanting]
+        return [job for job in reversed(self.all()) if job.record.state in WAITING_STATES]
+
+    def _waiting(self, job: Job, peers: int) -> Waiting:
+        """The job as `handing` sees it, where so many peers are there for it."""
+        return Waiting(
+            job.record.id,
+            needs(job.spec, _split(job.spec), peers),
+            job.spec.limits.min_replicas,
+            _now_s() - job.waits_since_s,
+            looks=job.record.state is JobState.STALLED and not job.gone_back,
+        )
+
+    def _running(self, job: Job, driver: JobDriver) -> Running:
+        here = [peer for peer in self._membership.peers() if peer.job == job.record.id]
+        staying = Counter(peer.stage for peer in here if not peer.leaving)
+        # Its brain hears of them one after the other, and not before the hand-out is over.
+        loading = {peer.hello.peer: peer.stage for peer in here if peer.state is PeerState.LOADING}
+
+        def where(peer: Candidate, stages: Collection[int], coming: Mapping[PeerId, int]) -> Decision[int]:
+            pin, now_s = peer.pinned_stage, _now_s()
+            return driver.brain.where_to_join(peer.peer, pin, stages, now_s, {**loading, **coming})
+
+        split = _split(job.spec)
+        return Running(
+            job.record.id,
+            needs(job.spec, split, 1 + sum(map(len, job.stages.values()))),
+            job.spec.limits.min_replicas,
+            tuple(staying[stage] for stage in range(len(split))),
+            job.at_start,
+            where,
+        )
 
     def _hand_out_idle(self) -> None:
-        """Let idle peers join jobs at work, the oldest first, where they help most."""
+        """Let idle peers join jobs at work."""
+        known = self._membership.peers()
+        idle = _candidates(self._membership.idle_peers())
+        present = _candidates(one for one in known if one.state is not PeerState.GONE and not one.leaving)
         working = [job for job in reversed(self.all()) if job.record.state is JobState.RUNNING]
-        self._unused = {}
-        for known in self._membership.idle_peers():
-            hello = known.hello
-            why_not = self._unused[hello.peer] = {}
-            for job in working:
-                if job.driver is None:
-                    continue
-                split = _split(job.spec)
-                peers = 1 + sum(map(len, job.stages.values()))
-                fitting = [
-                    stage
-                    for stage, size_bytes in enumerate(needs(job.spec, split, peers))
-                    if not hello.memory_bytes or size_bytes <= hello.memory_bytes
-                ]
-                coming = {  # its brain hears of them one after the other, and not before this returns
-                    other.hello.peer: other.stage
-                    for other in self._membership.peers()
-                    if other.job == job.record.id and other.state is PeerState.LOADING
-                }
-                decision = job.driver.brain.where_to_join(hello.peer, hello.pinned_stage, fitting, _now_s(), coming)
-                if decision.plan is None:
-                    self._log.debug("idle peer not used", peer=hello.peer, job_id=job.record.id, reason=decision.reason)
-                    why_not[job.record.id] = decision.reason
-                    continue
-                for transition in self._membership.assign(hello.peer, job.record.id, decision.plan, _now_s()):
-                    self.on_transition(transition)
-                self._say(job, "info", f"{hello.peer} is to join: {decision.reason}")
-                pinned = hello.pinned_stage >= 0
-                job.driver.join(
-                    Replica(hello.peer, hello.incarnation, hello.address, decision.plan, hello.device, pinned)
-                )
-                break
+        handed = hand_out(
+            idle,
+            present,
+            [self._waiting(job, len(present)) for job in self.waiting()],
+            [self._running(job, job.driver) for job in working if job.driver is not None],
+            self._reservations.now(_now_s()),
+        )
+        self._unused = handed.unused
+        for join in handed.joins:
+            job, peer = self._jobs[join.job], self._membership.get(join.peer)
+            assert peer is not None
+            assert job.driver is not None
+            hello = peer.hello
+            self._reservations.end(join.peer)
+            for transition in self._membership.assign(join.peer, join.job, join.stage, _now_s()):
+                self.on_transition(transition)
+            self._say(job, "info", f"{join.peer} is to join: {join.reason}")
+            job.driver.join(_replica(hello, join.stage))
 
     async def _try_to_start(self, job: Job) -> None:
         stalled = job.record.state is JobState.STALLED
         if stalled and not job.gone_back:
             return  # it is not known yet where it goes on
         idle = {peer.hello.peer: peer for peer in self._membership.idle_peers()}
-        candidates = [
-            Candidate(peer, known.hello.pinned_stage, memory_bytes=known.hello.memory_bytes)
-            for peer, known in idle.items()
-        ]
-        split = _split(job.spec)
-        decision = place(candidates, len(split), job.spec.limits.min_replicas, needs(job.spec, split, len(candidates)))
+        older = takewhile(lambda one: one is not job, self.waiting())
+        decision = start_with(
+            self._waiting(job, len(idle)),
+            [self._waiting(one, len(idle)) for one in older],
+            _candidates(idle.values()),
+            self._reservations.now(_now_s()),
+        )
         if decision.plan is None:
             state = JobState.STALLED if stalled else JobState.PLACING
             reason = waiting(job.gone_back, decision.reason) if stalled else decision.reason
@@ -798,17 +830,14 @@ class Jobs:
         except SwarmError as error:
             await self._enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
             return
-        replicas = [
-            Replica(hello.peer, hello.incarnation, hello.address, stage, hello.device, hello.pinned_stage >= 0)
-            for hello, stage in ((idle[peer].hello, stage) for peer, stage in decision.plan.items())
-        ]
+        replicas = [_replica(idle[peer].hello, stage) for peer, stage in decision.plan.items()]
         # No await until the driver is there: whoever cancels or leaves from now on reaches it.
         for replica in replicas:
             for transition in self._membership.assign(replica.peer, job.record.id, replica.stage, _now_s()):
                 self.on_transition(transition)
             job.stages.setdefault(replica.stage, []).append(replica.peer)
         job.driver = self._make_driver(job, batches)
-        job.gone_back = ""
+        job.gone_back, job.at_start = "", len(replicas)
         self._say(job, "info", f"placed: {_describe(job.stages)}")
         self._tasks.create_task(self._drive(job, job.driver, replicas, trained=stalled))
         peers = {replica.peer: replica.stage for replica in replicas}
@@ -953,6 +982,7 @@ class Jobs:
         self._wake.set()
 
     def _release_all(self, job: Job, reason: str) -> None:
+        self._reservations.end_of(job.record.id)
         for known in self._membership.peers():
             if known.job == job.record.id:
                 self._send(known.hello.peer, Release(job.record.id, reason))
@@ -1005,6 +1035,7 @@ class Jobs:
         """The brain gave a checkpoint up, decided to pause, gave a pause up, took a peer in or let one go."""
         if isinstance(output, Left):
             if output.target is not None:
+                self._reservations.reserve(output.peer, job.record.id, output.target, _now_s())
                 self._metrics.rebalanced(job.record.id, output.duration_s)
             return
         if isinstance(output, Admitted):
@@ -1028,6 +1059,8 @@ class Jobs:
 
     async def _enter(self, job: Job, state: JobState, reason: str, **changes: Any) -> None:
         record = job.record.entered(state, reason[:REASON_CHARACTERS_MAX], self._wall_s(), **changes)
+        if state in WAITING_STATES and job.record.state not in WAITING_STATES:
+            job.waits_since_s = _now_s()
         job.record = record  # shown at once: nobody may act on the old state while the row is written
         await self._put(job)
         self._say(job, "error" if state is JobState.FAILED else "info", f"job is {state.value}: {reason}")
@@ -1121,6 +1154,17 @@ def _remove_unfinished(root: Path) -> None:
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _candidates(peers: Iterable[Peer]) -> list[Candidate]:
+    return [
+        Candidate(one.hello.peer, one.hello.pinned_stage, memory_bytes=one.hello.memory_bytes)
+        for one in sorted(peers, key=lambda one: one.hello.peer)
+    ]
+
+
+def _replica(hello: Hello, stage: int) -> Replica:
+    return Replica(hello.peer, hello.incarnation, hello.address, stage, hello.device, hello.pinned_stage >= 0)
 
 
 def _split(spec: JobSpec) -> tuple[int, ...]:

@@ -44,8 +44,35 @@ def place(
     that to which it is pinned, stays idle. No plan if some stage would have fewer than `min_replicas`; the reason then
     names the stages, how many replicas each still needs, and what they must hold.
     """
-    assert min(stages, min_replicas) >= 1
     needs = needs or (0,) * stages
+    members, free, useless = _must_have(candidates, stages, min_replicas, needs)
+    for one in free:
+        members[_neediest(members, [one.holds(need) for need in needs])].append(one)
+
+    aside = "".join(f"; {reason}" for reason in sorted(useless))
+    lacking = [(stage, min_replicas - len(pool)) for stage, pool in enumerate(members) if len(pool) < min_replicas]
+    if lacking:
+        short = ", ".join(f"stage {stage} needs {_replicas(count)} more" for stage, count in lacking)
+        idle = f"{len(candidates)} idle, {stages * min_replicas} needed"
+        return Decision(None, f"{short} ({idle}){_memory(candidates, [needs[stage] for stage, _ in lacking])}{aside}")
+    plan = {one.peer: stage for stage, pool in enumerate(members) for one in pool}
+    sizes = ", ".join(f"stage {stage}: {len(pool)}" for stage, pool in enumerate(members))
+    return Decision(dict(sorted(plan.items())), f"{_replicas(len(plan))} over {stages} stages ({sizes}){aside}")
+
+
+def least(
+    candidates: Sequence[Candidate], stages: int, min_replicas: int, needs: Sequence[int] = ()
+) -> frozenset[PeerId]:
+    """Those with whom a job would start, or get nearest to it, and not one more than it needs for that."""
+    members, _, _ = _must_have(candidates, stages, min_replicas, needs or (0,) * stages)
+    return frozenset(one.peer for pool in members for one in pool[:min_replicas])
+
+
+def _must_have(
+    candidates: Sequence[Candidate], stages: int, min_replicas: int, needs: Sequence[int]
+) -> tuple[list[list[Candidate]], list[Candidate], list[str]]:
+    """Pinned peers and what every stage must have, per stage; who is left; why others are of no use."""
+    assert min(stages, min_replicas) >= 1
     members: list[list[Candidate]] = [[] for _ in range(stages)]
     useless = []
     free = []
@@ -72,18 +99,7 @@ def place(
                 chosen = min(able, key=lambda entry: entry[1])
                 free.remove(chosen)
                 members[stage].append(chosen[0])
-    for one, _ in free:
-        members[_neediest(members, [one.holds(need) for need in needs])].append(one)
-
-    aside = "".join(f"; {reason}" for reason in sorted(useless))
-    lacking = [(stage, min_replicas - len(pool)) for stage, pool in enumerate(members) if len(pool) < min_replicas]
-    if lacking:
-        short = ", ".join(f"stage {stage} needs {_replicas(count)} more" for stage, count in lacking)
-        idle = f"{len(candidates)} idle, {stages * min_replicas} needed"
-        return Decision(None, f"{short} ({idle}){_memory(candidates, [needs[stage] for stage, _ in lacking])}{aside}")
-    plan = {one.peer: stage for stage, pool in enumerate(members) for one in pool}
-    sizes = ", ".join(f"stage {stage}: {len(pool)}" for stage, pool in enumerate(members))
-    return Decision(dict(sorted(plan.items())), f"{_replicas(len(plan))} over {stages} stages ({sizes}){aside}")
+    return members, [one for one, _ in free], useless
 
 
 def _memory(candidates: Sequence[Candidate], needs: Sequence[int]) -> str:
