@@ -25,7 +25,9 @@ def one_thread() -> None:
 
 
 async def submit_another(run: Run, **changes: Any) -> Job:
-    """A second job on the same text, which waits."""
+    """A second job on the same text, which waits; the first one computes slowly, so that it is at work for a while."""
+    names = [*run.rig.servers, *map(PeerId, ("first", "second", "new"))]
+    run.rig.slowness = dict.fromkeys(names, 20.0)
     root = run.rig.tokens.root
     spec = small_spec(root / "text.txt", training__steps=2, **changes)
     spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
@@ -39,7 +41,7 @@ async def submit_another(run: Run, **changes: Any) -> Job:
 def test_a_replica_that_moves_arrives_although_another_job_waits(tmp_path: Path) -> None:
     """Between its stages it is idle, and whoever waited took it: the move cost the job a replica instead."""
     task = Task.make(
-        tmp_path, training__steps=20, pipeline__rebalance_interval_s=1.0, pipeline__rebalance_cooldown_s=1.0
+        tmp_path, training__steps=10, pipeline__rebalance_interval_s=1.0, pipeline__rebalance_cooldown_s=1.0
     )
     others: list[Job] = []
 
@@ -62,7 +64,7 @@ def test_a_replica_that_moves_arrives_although_another_job_waits(tmp_path: Path)
 
 
 def test_a_job_that_can_never_start_keeps_nobody_from_one_at_work(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=24)
+    task = Task.make(tmp_path, training__steps=10)
 
     async def wait_beside(run: Run) -> None:
         await run.until_step(1)
@@ -84,7 +86,7 @@ def test_a_job_that_can_never_start_keeps_nobody_from_one_at_work(tmp_path: Path
 
 
 def test_what_a_job_at_work_does_not_need_is_kept_for_the_one_that_waits(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=30)
+    task = Task.make(tmp_path, training__steps=12)
 
     async def wait_beside(run: Run) -> None:
         await run.until_step(1)
@@ -102,7 +104,7 @@ def test_what_a_job_at_work_does_not_need_is_kept_for_the_one_that_waits(tmp_pat
 
 
 def test_a_lost_replica_is_replaced_although_another_job_waits(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=24)
+    task = Task.make(tmp_path, training__steps=10)
 
     async def lose_one(run: Run) -> None:
         await run.until_step(1)
@@ -121,7 +123,7 @@ def test_a_lost_replica_is_replaced_although_another_job_waits(tmp_path: Path) -
 
 def test_a_replica_that_is_lost_between_its_stages_is_waited_for_no_longer(tmp_path: Path) -> None:
     task = Task.make(
-        tmp_path, training__steps=24, pipeline__rebalance_interval_s=1.0, pipeline__rebalance_cooldown_s=1.0
+        tmp_path, training__steps=10, pipeline__rebalance_interval_s=1.0, pipeline__rebalance_cooldown_s=1.0
     )
     moved: list[PeerId] = []
 
