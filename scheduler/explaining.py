@@ -341,11 +341,10 @@ def _unused(known: Peer, idle: IdlePeer | None, waiting: Mapping[JobId, str]) ->
         return [Fact("not used", "it is drained: it gets no work until its stage server is started again")]
     if known.state is not PeerState.IDLE:
         return []
-    if waiting:
-        return [Fact("not used", f"kept for {job}, which waits: {reason}") for job, reason in waiting.items()]
+    waits = [Fact("not used", f"{job} waits: {reason}") for job, reason in waiting.items()]
     if idle is None or not idle.why_not:
-        return [Fact("not used", "no job is at work that could use it")]
-    return [Fact("not used", f"{job}: {reason}") for job, reason in idle.why_not.items()]
+        return waits or [Fact("not used", "no job is at work that could use it")]
+    return waits + [Fact("not used", f"{job}: {reason}") for job, reason in idle.why_not.items()]
 
 
 def _work(situation: Situation, replica: ReplicaStanding) -> Fact:

@@ -152,56 +152,16 @@ def hand_out(
 
     `present` are all peers that are here and stay, idle and busy. Jobs are in order of age, the oldest first.
     """
-    joins: list[Join] = []
-    coming: dict[PeerId, int] = {}
-    unused: dict[PeerId, dict[JobId, str]] = {one.peer: {} for one in idle}
-    counts = {job.job: list(job.replicas) for job in running}
-    for one in reserved.values():
-        if one.job in counts and one.stage < len(counts[one.job]):
-            counts[one.job][one.stage] += 1
-    kept = _kept([one for one in idle if one.peer not in reserved], present, waiting)
-
-    def give(one: Candidate, job: Running, stage: int, reason: str) -> None:
-        joins.append(Join(one.peer, job.job, stage, reason))
-        coming[one.peer] = stage
-        del unused[one.peer]
-
-    def ask(one: Candidate, job: Running, stages: Collection[int]) -> Decision[int]:
-        fitting = [stage for stage in stages if one.holds(job.needs[stage])]
-        sent = {join.peer: join.stage for join in joins if join.job == job.job}
-        return job.where_to_join(one, fitting, sent)
-
-    for one in idle:
-        if one.peer in reserved:
-            for job in running:
-                if job.job != reserved[one.peer].job:
-                    unused[one.peer][job.job] = f"it moves to another stage of {reserved[one.peer].job}"
-                    continue
-                decision = ask(one, job, range(len(job.needs)))
-                if decision.plan is not None:
-                    give(one, job, decision.plan, decision.reason)
-                    break
-                unused[one.peer][job.job] = decision.reason
-
+    deciding = _Deciding(running, reserved)
+    moving = [one for one in idle if one.peer in reserved]
+    free = [one for one in idle if one.peer not in reserved]
+    for one in moving:
+        deciding.move(one, reserved[one.peer].job)
+    kept = _kept(free, present, waiting)
     for urgency in Urgency:
-        for one in idle:
-            if one.peer in reserved or one.peer not in unused:
-                continue
-            for job in running:
-                count = counts[job.job]
-                stages = _stages_at(urgency, job, count)
-                if not stages:
-                    continue
-                if (keeper := kept.get(one.peer)) is not None and keeper.since <= urgency:
-                    unused[one.peer][job.job] = f"it is kept for {keeper.job}, which waits for peers"
-                    continue
-                decision = ask(one, job, stages)
-                if decision.plan is not None:
-                    give(one, job, decision.plan, decision.reason)
-                    count[decision.plan] += 1
-                    break
-                unused[one.peer][job.job] = decision.reason
-    return HandOut(tuple(joins), unused)
+        for one in free:
+            deciding.offer(one, urgency, kept.get(one.peer))
+    return HandOut(tuple(deciding.joins.values()), deciding.why_not)
 
 
 # Below ---------------------------------------------------------------------------------------------------------------
@@ -213,6 +173,56 @@ class _Kept:
 
     job: JobId
     since: Urgency
+
+
+class _Deciding:
+    """Who joins, as far as that is decided."""
+
+    def __init__(self, running: Sequence[Running], reserved: Mapping[PeerId, Reservation]) -> None:
+        self._running = running
+        self._counts = {job.job: list(job.replicas) for job in running}
+        for coming in reserved.values():
+            if coming.job in self._counts:
+                self._counts[coming.job][coming.stage] += 1
+        self.joins: dict[PeerId, Join] = {}
+        self.why_not: dict[PeerId, dict[JobId, str]] = {}
+
+    def move(self, one: Candidate, to: JobId) -> None:
+        """A replica on its way joins its job, or waits."""
+        for job in self._running:
+            if job.job != to:
+                self._refuse(one, job, f"it moves to another stage of {to}")
+            elif self._joins(one, job, range(len(job.needs))):
+                return
+
+    def offer(self, one: Candidate, urgency: Urgency, kept: _Kept | None) -> None:
+        """The peer joins the oldest job that wants one so badly and takes it, if it is not kept for another."""
+        if one.peer in self.joins:
+            return
+        for job in self._running:
+            counts = self._counts[job.job]
+            stages = _stages_at(urgency, job, counts)
+            if not stages:
+                continue
+            if kept is not None and kept.since <= urgency:
+                self._refuse(one, job, f"it is kept for {kept.job}, which waits for peers")
+            elif self._joins(one, job, stages):
+                counts[self.joins[one.peer].stage] += 1
+                return
+
+    def _joins(self, one: Candidate, job: Running, stages: Collection[int]) -> bool:
+        fitting = [stage for stage in stages if one.holds(job.needs[stage])]
+        coming = {join.peer: join.stage for join in self.joins.values() if join.job == job.job}
+        decision = job.where_to_join(one, fitting, coming)
+        if decision.plan is None:
+            self._refuse(one, job, decision.reason)
+            return False
+        self.joins[one.peer] = Join(one.peer, job.job, decision.plan, decision.reason)
+        self.why_not.pop(one.peer, None)
+        return True
+
+    def _refuse(self, one: Candidate, job: Running, reason: str) -> None:
+        self.why_not.setdefault(one.peer, {})[job.job] = reason
 
 
 def _stages_at(urgency: Urgency, job: Running, counts: Sequence[int]) -> Collection[int]:

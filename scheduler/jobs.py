@@ -43,7 +43,18 @@ from scheduler.placement import Candidate, stages_for
 from scheduler.rebalancing import RebalanceSettings
 from scheduler.recovery import Resumed
 from scheduler.saving import DropCheckpoint, SavingRules, Turned
-from scheduler.stalling import Way, going_on, lost_in, resume_hint, seeking, stalled_hint, waiting, way_on
+from scheduler.stalling import (
+    Way,
+    going_on,
+    lost_in,
+    pause_s,
+    pausing,
+    resume_hint,
+    seeking,
+    stalled_hint,
+    waiting,
+    way_on,
+)
 from scheduler.state_files import StateFiles, check_uploaded
 from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected, StoreUnavailable
 from swarm.checkpoint import Checkpoint, CheckpointFailed, Facts, Found
@@ -139,6 +150,8 @@ class Job:
     newest: Checkpoint | None = None
     gone_back: str = ""  # what a stalled job lost and where it goes on, once it is ready to be placed
     stages: dict[int, list[PeerId]] = field(default_factory=dict)
+    failures: int = 0  # stages lost in a row without a step committed in between
+    tries_again_s: float = 0.0  # a stalled job
     at_start: int = 0  # replicas with which it began to work
     waits_since_s: float = 0.0  # for peers
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -476,6 +489,7 @@ class Jobs:
         self.logs.open(record.id)
         if beginning.skipped:
             self._say(job, "warning", beginning.skipped)
+        job.failures = 0
         told = f"goes on at step {beginning.step} {beginning.source}"
         await self._enter(job, JobState.QUEUED, told, error_code="", hint="")
         self._wake.set()
@@ -524,6 +538,9 @@ class Jobs:
 
     async def _stall(self, job: Job, outcome: Outcome) -> None:
         """The job lost a stage: free its peers, and take it back to where it can go on."""
+        assert job.driver is not None
+        trained = job.driver.brain.committed_steps > job.record.first_steps[-1]
+        job.failures = 0 if trained else job.failures + 1
         keeper, job.driver, job.keeper, job.stages = job.keeper, None, None, {}
         self._release_all(job, outcome.reason)
         hint = stalled_hint(job.record.id)
@@ -576,7 +593,9 @@ class Jobs:
         if beginning.skipped:
             self._say(job, "warning", beginning.skipped)
         job.gone_back = going_on(lost, beginning.step, beginning.source, beginning.skipped)
-        await self._enter(job, JobState.STALLED, job.gone_back)
+        job.tries_again_s = _now_s() + pause_s(job.failures)
+        told, hint = pausing(job.gone_back, job.failures), stalled_hint(record.id, job.failures)
+        await self._enter(job, JobState.STALLED, told, hint=hint)
         self._wake.set()
 
     def drain(self, peer: PeerId, reason: str) -> None:
@@ -736,7 +755,7 @@ class Jobs:
         """Start queued jobs, oldest first, whenever there are peers for one; for ever."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_S if self._membership.idle_peers() else None):
+                async with asyncio.timeout(self._look_again_s()):
                     await self._wake.wait()
             self._wake.clear()
             if self.waiting():
@@ -747,6 +766,12 @@ class Jobs:
                 for job in self.waiting():
                     await self._try_to_start(job)
             self._hand_out_idle()
+
+    def _look_again_s(self) -> float | None:
+        """How long nothing can become possible without news; None: for ever."""
+        pauses_s = [job.tries_again_s - _now_s() for job in self.waiting()]
+        idle_s = [LOOK_AGAIN_S] if self._membership.idle_peers() else []
+        return min((one for one in pauses_s + idle_s if one > 0.0), default=None)
 
     def waiting(self) -> list[Job]:
         """Jobs that want peers, the oldest first."""
@@ -809,8 +834,8 @@ class Jobs:
 
     async def _try_to_start(self, job: Job) -> None:
         stalled = job.record.state is JobState.STALLED
-        if stalled and not job.gone_back:
-            return  # it is not known yet where it goes on
+        if stalled and (not job.gone_back or _now_s() < job.tries_again_s):
+            return  # it is not known yet where it goes on, or it has failed too often to try again at once
         idle = {peer.hello.peer: peer for peer in self._membership.idle_peers()}
         older = takewhile(lambda one: one is not job, self.waiting())
         decision = start_with(

@@ -9,6 +9,9 @@
                                                   ├─ it has all steps ──▶ succeeded
                                                   └─ none of those written verifies ──▶ paused
 
+A job that loses a stage again before it has committed a step waits before it loads again, longer each time (`pause_s`):
+a stage that is too large for its stage server ends it whenever it is loaded, and would do so for ever without a rest.
+
 All stages go back together, on a new timeline: whoever still holds something of the one before is told to let it go.
 Going back to the start although checkpoints were written is for a person to decide: what does not verify may be a disk
 that is away for a while, and what a job has left behind is removed sooner or later.
@@ -24,6 +27,8 @@ from swarm.types import JobId, JobState, OnStall, PeerId
 
 LOST_HINT = "start a stage server in its place"
 FAILED_HINT = f"{LOST_HINT}, then submit the job again"
+RETRY_S = 1.0  # the first pause; doubles with each failure in a row
+RETRY_S_MAX = 60.0
 _SEEKS = "; looks for the newest checkpoint that verifies"
 _GOES_ON = "; goes on at step "
 
@@ -80,6 +85,18 @@ def going_on(lost: str, step: int, start: str, skipped: str) -> str:
     return f"{lost}{_GOES_ON}{step} {start}" + (f" ({skipped})" if skipped else "")
 
 
+def pause_s(failures: int) -> float:
+    """How long a job waits before it loads again that so often in a row lost a stage and had committed nothing."""
+    return min(RETRY_S_MAX, RETRY_S * 2.0 ** min(failures - 1, 10)) if failures else 0.0
+
+
+def pausing(gone_back: str, failures: int) -> str:
+    """The reason of a stalled job that waits before it loads again, if it does."""
+    if not failures:
+        return gone_back
+    return f"{gone_back}; tries again in {pause_s(failures):g} s, failure {failures}"
+
+
 def waiting(gone_back: str, peers: str) -> str:
     """The reason of a stalled job that waits for peers."""
     return f"{gone_back} once it has peers: {peers}"
@@ -91,8 +108,13 @@ def lost_in(reason: str) -> str:
     return reason[: min((end for end in ends if end >= 0), default=len(reason))]
 
 
-def stalled_hint(job: JobId) -> str:
+def stalled_hint(job: JobId, failures: int = 0) -> str:
     """What a person can do about a stalled job."""
+    if failures > 1:
+        return (
+            "it fails before it commits a step: see why its stage servers end (too little memory for the stage?) and "
+            f"start others, and it goes on by itself; or stop it: swarm cancel {job}"
+        )
     return f"start stage servers, and it goes on by itself; or stop it: swarm cancel {job}"
 
 

@@ -328,6 +328,43 @@ def test_a_job_stalls_twice_and_once_more_while_it_loads(tmp_path: Path) -> None
     play(task, 3, act)
 
 
+def test_a_job_that_fails_whenever_it_loads_rests_longer_each_time(tmp_path: Path) -> None:
+    """A stage that does not fit ended one stage server after the other, as fast as they were started again."""
+    task = Task.make(tmp_path)
+    tried_s: list[float] = []
+
+    async def act(scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def fail(failure: int) -> None:
+            await scene.until(JobState.LOADING)
+            tried_s.append(loop.time())
+            scene.kill_stage(1)
+            scene.add_peer(f"new-{failure}-{len(tried_s)}")
+            await scene.until_reason(f"tries again in {2 ** (failure - 1)} s, failure {failure}")
+            tried_s[-1] = loop.time() - tried_s[-1]
+            assert "goes on at step 0 from the beginning" in scene.job.record.reason
+            assert ("too little memory" in scene.job.record.hint) == (failure > 1)
+            rests_s = loop.time()
+            await scene.until(JobState.LOADING)
+            assert loop.time() - rests_s == pytest.approx(max(2.0, 2.0 ** (failure - 1)), abs=0.6), "2 s: it settles"
+
+        for failure in range(1, 6):
+            await fail(failure)
+        await scene.until_step(1)
+        scene.kill_stage(0)
+        scene.add_peer("another")
+        await scene.until(JobState.STALLED)
+        await scene.until(JobState.LOADING)
+        assert scene.job.failures == 0, "it had trained"
+        scene.kill_stage(1)
+        scene.add_peer("one-more")
+        await scene.until_reason("failure 1")
+        await scene.succeeds()
+
+    play(task, 2, act)
+
+
 @pytest.mark.parametrize("version", [4, STEPS])
 def test_a_stage_that_is_lost_while_it_hands_over_a_checkpoint_costs_that_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int

@@ -222,8 +222,12 @@ def test_an_idle_peer_says_why_each_job_does_not_use_it() -> None:
         "job: no stage fits its memory",
         "other: the job takes nobody in now",
     ]
-    kept = told(explain_peer(idle_peer(), None, refused, {JOB: "1 idle peer for 2 stages"}, NOW_S))
-    assert kept["not used"] == "kept for job, which waits: 1 idle peer for 2 stages"
+    facts = explain_peer(idle_peer(), None, refused, {JobId("new"): "1 idle peer for 2 stages"}, NOW_S)
+    assert [fact.text for fact in facts if fact.topic == "not used"] == [
+        "new waits: 1 idle peer for 2 stages",
+        "job: no stage fits its memory",
+        "other: the job takes nobody in now",
+    ]
     assert told(explain_peer(idle_peer(), None, None, {}, NOW_S))["not used"] == "no job is at work that could use it"
     drained = told(explain_peer(idle_peer(PeerState.DRAINING), None, None, {JOB: "waits"}, NOW_S))
     assert drained["not used"].startswith("it is drained")

@@ -10,6 +10,8 @@ from scheduler.stalling import (
     going_on,
     lost_in,
     nobody_back,
+    pause_s,
+    pausing,
     resume_hint,
     seeking,
     stalled_hint,
@@ -67,7 +69,10 @@ def test_reasons_keep_what_was_lost() -> None:
     assert waits == f"{back} once it has peers: stage 1 needs 1 replica more"
     assert seeking(LOST) == f"{LOST}; looks for the newest checkpoint that verifies"
     assert seeking(LOST, "no answer").endswith("that verifies: no answer")
-    for reason in (LOST, seeking(LOST), seeking(LOST, "no answer"), back, waits):
+    pauses = pausing(back, 4)
+    assert pauses == f"{back}; tries again in 8 s, failure 4"
+    assert pausing(back, 0) == back
+    for reason in (LOST, seeking(LOST), seeking(LOST, "no answer"), back, waits, pauses):
         assert lost_in(reason) == LOST
 
 
@@ -79,7 +84,14 @@ def test_stages_of_which_nobody_came_back_are_named_with_those_who_served_them()
     )
 
 
+def test_the_pause_doubles_with_every_failure_up_to_a_minute() -> None:
+    assert [pause_s(failures) for failures in range(9)] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert pause_s(100_000) == 60.0
+
+
 def test_hints_are_commands() -> None:
     assert "swarm cancel demo-1" in stalled_hint(JOB)
+    assert "swarm cancel demo-1" in stalled_hint(JOB, 2)
+    assert "too little memory" in stalled_hint(JOB, 2)
     assert resume_hint(JOB, 4) == "go on from step 4 with: swarm resume demo-1"
     assert resume_hint(JOB, None).endswith("swarm resume demo-1 --from 0")
