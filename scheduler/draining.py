@@ -1,6 +1,6 @@
 """`swarm peers drain` at the scheduler: let a stage server hand its work over, and tell how far it is.
 
-The hand-over goes on whether somebody listens or not; leaving.py has its order.
+The hand-over goes on whether somebody listens or not; leaving.py has its order, drained.py remembers it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ async def drain(jobs: Jobs, membership: Membership, reference: str, reason: str)
     peer = known.hello.peer
     if known.state is PeerState.GONE:
         raise NotAllowed(f"stage server {peer} is gone: {known.reason}", hint="it has nothing left to hand over")
-    jobs.drain(peer, reason)
+    await jobs.drain(peer, reason)
     told: tuple[PeerState, str] | None = None
     if known.job:
         await asyncio.sleep(LOOK_S)  # until the job has heard of it

@@ -24,12 +24,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
-
 from scheduler.blocking import run_blocking
 from scheduler.brain import Admitted, BrainSettings, CommitRow, JobBrain, Left, Replica
 from scheduler.checkpoints import CheckpointFiles, JobCheckpoints
 from scheduler.deadlines import DeadlineSettings
+from scheduler.drained import Drained
 from scheduler.driver import SAVED, JobDriver, Outcome
 from scheduler.evaluation import EvaluationRow
 from scheduler.explaining import WAITING_STATES, IdlePeer, JobStanding
@@ -56,7 +55,7 @@ from scheduler.stalling import (
     way_on,
 )
 from scheduler.state_files import StateFiles, check_uploaded
-from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected, StoreUnavailable
+from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected, StoreUnavailable, patiently
 from swarm.checkpoint import Checkpoint, CheckpointFailed, Facts, Found
 from swarm.config import JobSpec, spec_from_json
 from swarm.data.batches import Batches, TokenData
@@ -230,6 +229,7 @@ class Jobs:
         self._wake = asyncio.Event()
         self._pool_changed_s = -math.inf
         self._stopping = False
+        self._drained = Drained(store, log)
         self._reservations = Reservations()
         self._unused: Mapping[
             PeerId, Mapping[JobId, str]
@@ -239,6 +239,7 @@ class Jobs:
     async def load(self) -> None:
         """Read what an earlier start left; jobs that were running go on once their peers are back."""
         await run_blocking(self._executor, lambda: _remove_unfinished(self._root))
+        await self._drained.load()
         for record in await self._store.jobs():
             job = Job(record, spec_from_json(record.spec_json), waits_since_s=_now_s())
             self._jobs[record.id] = job
@@ -598,8 +599,14 @@ class Jobs:
         await self._enter(job, JobState.STALLED, told, hint=hint)
         self._wake.set()
 
-    def drain(self, peer: PeerId, reason: str) -> None:
-        """Let the peer hand its work over, and give it none any more; asking twice is the same as once."""
+    async def drain(self, peer: PeerId, reason: str) -> None:
+        """Let the peer hand its work over, and give it none until it starts anew; twice is the same as once."""
+        self._leave(peer, reason)
+        known = self._membership.get(peer)
+        if known is not None:
+            await self._drained.keep(known.hello, reason)
+
+    def _leave(self, peer: PeerId, reason: str) -> None:
         for transition in self._membership.leaving(peer, _now_s(), reason):
             self.on_transition(transition)
 
@@ -662,6 +669,10 @@ class Jobs:
             case Hello():
                 self._metrics.peer_attached(peer, event.product, event.device, self._wall_s())
                 self._on_hello(peer, known.job, event)
+                if reason := self._drained.reason(event):
+                    self._leave(peer, reason)
+                elif self._drained.is_over(event):
+                    self._tasks.create_task(self._drained.forget(peer))
             case Logged():
                 if event.job in self._jobs:
                     line = LogLine(event.time_unix_s, event.level, peer, known.stage, event.message)
@@ -669,7 +680,7 @@ class Jobs:
                 if job is not None and job.driver is not None and job.record.state is JobState.LOADING:
                     job.driver.made_progress()  # such as a long download
             case Leaving():
-                self.drain(peer, event.reason)
+                self._leave(peer, event.reason)
             case _:
                 if job is None or job.driver is None:
                     return
@@ -916,7 +927,7 @@ class Jobs:
 
         async def write_commit(row: CommitRow) -> None:
             write = partial(self._store.put_commit, record.id, row, self._wall_s())
-            await _patiently(write, patience_s=spec.limits.no_progress_s)
+            await patiently(write, patience_s=spec.limits.no_progress_s)
 
         def on_commit(row: CommitRow) -> None:
             now_s = _now_s()
@@ -943,7 +954,7 @@ class Jobs:
 
         async def write_evaluation(row: EvaluationRow) -> None:
             write = partial(self._store.put_evaluation, record.id, row, self._wall_s())
-            await _patiently(write, patience_s=spec.limits.no_progress_s)
+            await patiently(write, patience_s=spec.limits.no_progress_s)
             job.progress.evaluation_loss, job.progress.evaluation_step = row.loss, row.version
             self._metrics.evaluated(record.id, step=row.version, loss=row.loss)
             found = f"loss {row.loss:.4f}, perplexity {perplexity(row.loss):.4g}"
@@ -1098,7 +1109,7 @@ class Jobs:
             await self._store.put_job(job.record)  # the newest: writes may be late
 
         try:
-            await _patiently(put, patience_s=STATE_PATIENCE_S)
+            await patiently(put, patience_s=STATE_PATIENCE_S)
         except (StoreUnavailable, StoreRejected) as error:
             # Commits are what must be durable; a state that is only in memory is better than a scheduler that ends.
             record = job.record
@@ -1153,20 +1164,6 @@ class Jobs:
         paths = [self.shard_path(sha256) for sha256 in tokens.shards]
         data = TokenData.open(paths, tokens.token_dtype, spec.model.config["vocab_size"])
         return Batches.of_job(spec, data, tokens.end_of_text)
-
-
-async def _patiently(write: Callable[[], Awaitable[None]], patience_s: float) -> None:
-    """Repeat a write that the database could not take, for so long; then StoreUnavailable."""
-    deadline_s = _now_s() + patience_s
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(StoreUnavailable),
-        wait=wait_random_exponential(multiplier=0.1, max=5.0),
-        stop=lambda _state: _now_s() >= deadline_s,  # the loop's clock: simulated time counts
-        reraise=True,
-    )
-    async for attempt in retrying:
-        with attempt:
-            await write()
 
 
 def _remove_unfinished(root: Path) -> None:

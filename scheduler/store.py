@@ -9,9 +9,10 @@ SQLAlchemy is synchronous; all of it runs on one worker thread (none in simulati
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
@@ -21,6 +22,7 @@ import alembic.command
 import alembic.config
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError, SQLAlchemyError
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from scheduler.blocking import run_blocking
 from scheduler.brain import CommitRow
@@ -74,6 +76,14 @@ _EVALUATIONS = sa.Table(
     sa.Column("loss", sa.Float),
     sa.Column("tokens", sa.BigInteger),
     sa.Column("evaluated_unix_s", sa.Float),
+)
+
+_DRAINS = sa.Table(
+    "drains",
+    _METADATA,
+    sa.Column("peer", sa.Text, primary_key=True),
+    sa.Column("incarnation", sa.BigInteger),
+    sa.Column("reason", sa.Text),
 )
 
 
@@ -131,6 +141,14 @@ class JobRecord:
     def entered(self, state: JobState, reason: str, now_unix_s: float, **changes: Any) -> JobRecord:
         """The record in another state."""
         return replace(self, state=state, reason=reason, since_unix_s=now_unix_s, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A person told this process of a stage server to hand its work over."""
+
+    incarnation: int
+    reason: str
 
 
 class Store:
@@ -271,6 +289,30 @@ class Store:
 
         return await self._read(read)
 
+    async def put_drain(self, peer: PeerId, drain: Drain) -> None:
+        """Keep that the peer is drained; in the place of what is known of an earlier incarnation."""
+
+        def write(connection: sa.Connection) -> None:
+            connection.execute(sa.delete(_DRAINS).where(_DRAINS.c.peer == peer))
+            connection.execute(sa.insert(_DRAINS).values(peer=peer, **asdict(drain)))
+
+        await self._write(write)
+
+    async def drop_drain(self, peer: PeerId, incarnation: int) -> None:
+        """Forget the drain of this incarnation, if it is there."""
+        key = sa.and_(_DRAINS.c.peer == peer, _DRAINS.c.incarnation == incarnation)
+        await self._write(lambda connection: connection.execute(sa.delete(_DRAINS).where(key)))
+
+    async def drains(self) -> dict[PeerId, Drain]:
+        """All drained peers."""
+
+        def read() -> dict[PeerId, Drain]:
+            with self._engine.connect() as connection:
+                rows = connection.execute(sa.select(_DRAINS)).mappings()
+                return {PeerId(row["peer"]): Drain(row["incarnation"], row["reason"]) for row in rows}
+
+        return await self._read(read)
+
     async def writable(self) -> None:
         """Raise unless a write would be taken now."""
         await self._write(lambda _connection: None)
@@ -307,6 +349,21 @@ class Store:
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await run_blocking(self._executor, work)
+
+
+async def patiently(write: Callable[[], Awaitable[None]], patience_s: float) -> None:
+    """Repeat a write that the database could not take, for so long; then StoreUnavailable."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + patience_s
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(StoreUnavailable),
+        wait=wait_random_exponential(multiplier=0.1, max=5.0),
+        stop=lambda _state: loop.time() >= deadline_s,  # its clock: simulated time counts
+        reraise=True,
+    )
+    async for attempt in retrying:
+        with attempt:
+            await write()
 
 
 def _take_epoch(engine: sa.Engine) -> int:

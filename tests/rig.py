@@ -191,6 +191,7 @@ class Rig:
         tasks: asyncio.TaskGroup,
         rng: Random,
         *,
+        incarnation: int = 1,
         stage: int = -1,
         device_name: str = "cpu",
         memory_bytes: int = 1 << 30,
@@ -198,7 +199,7 @@ class Rig:
     ) -> None:
         """Start a stage server whose computations take a random while; what it says of itself need not be true."""
         device = device_type(lambda: rng.uniform(0.001, 0.03) * self.slowness.get(peer, 1.0))
-        identity = Identity(peer, 1, "0", f"address-of-{peer}", "", device_name, 1, memory_bytes, stage)
+        identity = Identity(peer, incarnation, "0", f"address-of-{peer}", "", device_name, 1, memory_bytes, stage)
 
         async def find() -> str:
             return SCHEDULER

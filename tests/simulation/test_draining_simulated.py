@@ -112,6 +112,66 @@ def test_one_that_is_drained_while_it_loads_serves_until_the_job_runs(tmp_path: 
     assert replayed(train(task, 4, 3, drain_early)) == 0
 
 
+async def restart(run: Run) -> None:
+    await run.rig.kill_scheduler()
+    await run.rig.start_scheduler()
+    run.job = run.rig.jobs.find(run.job.record.id)
+
+
+def test_a_restarted_scheduler_gives_a_drained_peer_no_work_until_its_stage_server_starts_anew(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=14)
+
+    async def drain_idle(run: Run) -> None:
+        rig = run.rig
+        await run.until_step(1)
+        rig.slowness = dict.fromkeys((*rig.servers, PeerId("spare")), 10.0)
+        spare = add_peer(run, "spare", memory_bytes=1)  # too small for any stage
+        while rig.membership.get(spare) is None:
+            await asyncio.sleep(0.001)
+        assert await drained(run, spare) == [""]
+        await restart(run)
+        while (known := rig.membership.get(spare)) is None:
+            await asyncio.sleep(0.001)
+        assert (known.state, known.reason) == (PeerState.DRAINING, "test")
+        assert about_peer(run, spare)["not used"].startswith("it is drained")
+        rig.network.cut(f"address-of-{spare}", "scheduler")
+        await run.until_step(run.job.progress.steps_done + 1)
+        assert known.state is PeerState.DRAINING, "a new session changes nothing"
+
+        rig.kill(spare)
+        add_peer(run, "spare", incarnation=2, stage=0)
+        await serves(run, spare)
+        assert spare in run.job.stages[0]
+        assert await rig.store.drains() == {}
+        await restart(run)
+        await run.until_step(run.job.progress.steps_done + 1)
+        assert spare in run.job.stages[0]
+
+    train(task, 2, 5, drain_idle)
+
+
+def test_a_hand_over_goes_on_after_a_restart_of_the_scheduler(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=10)
+
+    async def drain_the_last(run: Run) -> None:
+        await run.until_step(1)
+        run.rig.slowness = dict.fromkeys((*run.rig.servers, PeerId("new")), 10.0)
+        (old,) = run.job.stages[1]
+        waits = asyncio.create_task(drained(run, old))
+        await asyncio.sleep(1.0)
+        waits.cancel()
+        await restart(run)
+        await run.until_step(run.job.progress.steps_done + 1)
+        assert run.job.stages[1] == [old], "it is the last of its stage"
+        assert run.rig.membership.find(old).state is PeerState.DRAINING
+        new = add_peer(run, "new")
+        await serves(run, new)
+        assert (await drained(run, old))[-1] == ""
+        assert run.job.stages[1] == [new]
+
+    assert replayed(train(task, 2, 6, drain_the_last)) == 0
+
+
 def test_one_that_has_just_come_is_drained_at_once_and_joins_nothing(tmp_path: Path) -> None:
     task = Task.make(tmp_path, training__steps=8)
 

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from scheduler.brain import CommitRow
 from scheduler.evaluation import EvaluationRow
-from scheduler.store import Fenced, JobRecord, JobTokens, Store, StoreRejected
+from scheduler.store import Drain, Fenced, JobRecord, JobTokens, Store, StoreRejected
 from swarm.errors import InvalidConfig
-from swarm.types import JobId, JobState, Round, UnitName
+from swarm.types import JobId, JobState, PeerId, Round, UnitName
 
 JOB = JobId("demo-1")
 PRAGMAS = {"synchronous": 2, "journal_mode": "wal", "foreign_keys": 1}  # 2: FULL, an fsync for every commit
@@ -145,6 +145,25 @@ async def test_a_database_that_cannot_be_used_is_an_error_with_its_cause(tmp_pat
     (tmp_path / "text.db").write_text("this is no database, whatever its name says")
     with pytest.raises(InvalidConfig, match="not a database"):
         await Store.open(f"sqlite:///{tmp_path}/text.db", None)
+
+
+async def test_a_drain_is_kept_until_a_later_one_or_its_own_end(tmp_path: Path) -> None:
+    url, peer, other = f"sqlite:///{tmp_path}/a.db", PeerId("a"), PeerId("b")
+    first = await Store.open(url, None)
+    await first.put_drain(peer, Drain(7, "old"))
+    await first.put_drain(peer, Drain(8, "hot"))
+    await first.put_drain(other, Drain(1, "idle"))
+    second = await Store.open(url, None)
+    with pytest.raises(Fenced):
+        await first.put_drain(peer, Drain(9, "late"))
+    with pytest.raises(Fenced):
+        await first.drop_drain(peer, 8)
+    await second.drop_drain(peer, 7)
+    assert await second.drains() == {peer: Drain(8, "hot"), other: Drain(1, "idle")}
+    await second.drop_drain(peer, 8)
+    assert await second.drains() == {other: Drain(1, "idle")}
+    await first.close()
+    await second.close()
 
 
 async def test_evaluations_are_kept_in_order_and_written_once() -> None:
