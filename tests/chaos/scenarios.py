@@ -399,7 +399,7 @@ def ordered(folder: Path, seed: str, long: bool) -> Trial:
     """F8, F10, F11: slow, cut off, corrupt frames, frozen, killed, one after the other, by `swarm chaos`."""
     with Trial(folder, seed, "--allow-chaos", grace_s=3.0) as trial:
         trial.add_servers(6, "--allow-chaos")
-        job = trial.job(2, 1500 if long else 250)
+        job = trial.job(2, 600 if long else 250)
         trial.until_step(job, 3)
         reports = {}
         for fault, for_s, factor in (
@@ -454,10 +454,11 @@ def scheduler_restarts(folder: Path, seed: str, long: bool) -> Trial:
     restarts, pause_s = (9, 20.0) if long else (2, 2.0)
     with Trial(folder, seed, grace_s=10.0) as trial:
         trial.add_servers(4)
-        job = trial.job(2, 4000 if long else 150)
-        trial.until_step(job, 3)
-        epochs, back = [_epoch(trial)], []
+        work = Work(trial, 2, 300 if long else 150)
+        epochs, back = [], []
         for _ in range(restarts):
+            job = work.at_work(steps_left=60)
+            epochs = epochs or [_epoch(trial)]
             trial.steps_on(job)
             before = trial.view(job).step
             trial.scheduler.kill()
@@ -476,7 +477,7 @@ def scheduler_restarts(folder: Path, seed: str, long: bool) -> Trial:
         trial.figures["restart_to_commit_s"] = [round(again, 2) for _, again in back]
         if max(again for _, again in back) > COMMIT_S_MAX:
             raise Broken("no commit within 10 s of a restart")
-        trial.proves(job)
+        work.prove()
         return trial
 
 
