@@ -17,13 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
 
+from scheduler.pool import Replica
 from swarm.messages import Loaded
 from swarm.types import Hop, PeerId
-
-if TYPE_CHECKING:
-    from scheduler.brain import Replica
 
 DONORS_MAX = 8  # named to one joiner: enough to share the load and to survive deaths, few enough for thousands of peers
 PAUSE_S = 5.0  # before a peer that failed to join tries again; doubles with each time in a row

@@ -25,8 +25,8 @@ from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError, SQLAlche
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from scheduler.blocking import run_blocking
-from scheduler.brain import CommitRow
 from scheduler.evaluation import EvaluationRow
+from scheduler.step import CommitRow
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.messages import StateFile
 from swarm.types import JobId, JobState, PeerId, Round, UnitName

@@ -707,7 +707,7 @@ class World:
                 for index, entry in enumerate(entries)
                 if entry.holders
             }
-            if self.brain._runs[step].can_be_redone:
+            if self.brain._progress.runs[step].can_be_redone:
                 assert real == self.twin.holders(step)
 
 

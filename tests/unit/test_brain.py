@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from scheduler.admission import JOIN_S_MIN
 from scheduler.averaging import ROUNDS_MAX
 from scheduler.brain import (
-    JOIN_S_MIN,
     BrainSettings,
     CommitRow,
     Fail,

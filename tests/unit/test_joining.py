@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from scheduler.brain import Replica
 from scheduler.joining import DONORS_MAX, PAUSE_S, PAUSE_S_MAX, Joining, choose_donors
+from scheduler.pool import Replica
 from swarm.messages import Loaded
 from swarm.types import Hop, JobId, PeerId
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.brain import CHECKPOINT_FAILED, Fail, Finish, Mode, Note
+from scheduler.brain import Fail, Finish, Mode, Note
+from scheduler.collecting import CHECKPOINT_FAILED
 from scheduler.lineage import checkpoint_counts, resumed, row_counts
 from scheduler.saving import (
     SAVING_S_MAX,

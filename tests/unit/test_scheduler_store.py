@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from scheduler.brain import CommitRow
 from scheduler.evaluation import EvaluationRow
+from scheduler.step import CommitRow
 from scheduler.store import Drain, Fenced, JobRecord, JobTokens, Store, StoreRejected
 from swarm.errors import InvalidConfig
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
