@@ -365,7 +365,7 @@ class JobBrain:
     def due_s(self) -> float:
         """When something is to be done although nothing happens; infinity if never."""
         times_s = self._rounds.retries_s()
-        if self._census is not None:
+        if self._census is not None and self.mode is Mode.GATHERING:
             times_s.append(self._census.deadline_s)
         if self.mode is Mode.RUNNING:
             times_s += [self._moves.look_s, *self._dispatch.times_s(), *self._admission.times_s()]
@@ -652,7 +652,7 @@ class JobBrain:
         self._ledger.now_s = now_s
         if self.mode is Mode.LOADING and not self._loading.missing():
             self._begin()
-        if self._census is not None:
+        if self._census is not None and self.mode is Mode.GATHERING:
             self._gather(self._census)
         if self.mode is Mode.RUNNING:
             self._advance()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from scheduler.brain import BrainSettings, CommitRow, JobBrain, Mode, Output, Replica, Send, WriteCommit
+from scheduler.brain import BrainSettings, CommitRow, Fail, JobBrain, Mode, Output, Replica, Send, WriteCommit
 from scheduler.recovery import Resumed
 from swarm.messages import (
     Accumulated,
@@ -195,6 +196,20 @@ def test_a_peer_that_was_gone_is_released() -> None:
         made.take(made.brain.peer_gone(B, "silent", 7.0))
         assert not made.admits(B, 1)
         assert [(peer, type(command)) for peer, command in made.hello(B)] == [(B, Release)]
+
+
+def test_a_job_that_fails_while_it_gathers_does_not_go_on() -> None:
+    """The last replica to come back held other bytes: the job failed, and was then begun again by the same event."""
+    made = Restarted()
+    for peer in (A, B, C):
+        made.hello(peer)
+    hello = Hello(D, 1, 1, "0", "at d", "", "cpu", 1, 0, -1, JOB, 0, 1, (), STAGE_OF[D], 0)
+    made.take(made.brain.handle(D, hello, 1.0))
+    sizes = tuple(UnitSize(unit, 1000) for unit, stages in UNITS.items() if STAGE_OF[D] in stages)
+    outputs = made.brain.handle(D, Loaded(JOB, 0, STAGE_OF[D], 0, "other bytes", sizes), 1.0)
+    assert isinstance(outputs[-1], Fail), "nothing comes after it"
+    assert made.brain.is_over
+    assert made.brain.due_s == math.inf
 
 
 def test_a_late_peer_comes_in_until_a_step_is_decided_without_it() -> None:
