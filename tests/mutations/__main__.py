@@ -39,7 +39,7 @@ _WARM = ("torch", "safetensors.torch", "sqlalchemy", "alembic.command", "grpc.ai
 _PRODUCT = ("scheduler", "stage_server", "swarm", "client", "tests")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # pytest keeps its plugins in sets
 class Outcome:
     """What the tests said of one tree; also the pytest plugin that hears them say it."""
 
