@@ -15,7 +15,7 @@ from scheduler.joining import Joiner, Joining, choose_donors
 from scheduler.loading import Loading
 from scheduler.outputs import Send
 from scheduler.pool import Replica
-from swarm.messages import Event, Failed, Follow, Hello, Leaving, Loaded, Release
+from swarm.messages import Event, Failed, Follow, Hello, Loaded, Release
 from swarm.types import PeerId
 
 JOINER_BYTES_PER_S_MIN = 1e6
@@ -67,8 +67,6 @@ class Admission:
                 self.refuse(joiner, "its session broke before it knew what to fetch", now_s)
             case Failed() if event.job == self._settings.job:
                 self.refuse(joiner, event.message, now_s)
-            case Leaving():
-                self.refuse(joiner, f"it wants to leave: {event.reason}", now_s)
 
     def refuse(self, joiner: Joiner, reason: str, now_s: float) -> None:
         """The peer does not join; not now at least."""
