@@ -343,6 +343,7 @@ class JobBrain:
     def checkpoint_failed(self, version: int, reason: str, fault: str, now_s: float) -> list[Output]:
         """The checkpoint of `version` could not be written: `fault` for a person, `reason` as in DropCheckpoint."""
         if self.mode is not Mode.ENDED:
+            self._ledger.now_s = now_s
             self._conclude(self._collecting.failed(version, reason, fault))
         return self._go_on(now_s)
 
@@ -357,6 +358,11 @@ class JobBrain:
             self._saving.stop = Stopped(state, reason)
         return self._go_on(now_s)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to pause or to cancel."""
+        return self._saving.stop is not None
+
     def tick(self, now_s: float) -> list[Output]:
         """Time passed; to be called at `due_s`."""
         return self._go_on(now_s) if self.mode is not Mode.ENDED else []
@@ -369,6 +375,8 @@ class JobBrain:
             times_s.append(self._census.deadline_s)
         if self.mode is Mode.RUNNING:
             times_s += [self._moves.look_s, *self._dispatch.times_s(), *self._admission.times_s()]
+        if self.mode is Mode.SAVING:
+            times_s.append(self._saving.again_s)
         return min((time_s for time_s in times_s if time_s > self._ledger.now_s), default=math.inf)
 
     def cancel(self, now_s: float) -> list[Output]:
@@ -734,7 +742,7 @@ class JobBrain:
     def _save(self) -> None:
         """Begin or complete a checkpoint, or stop, if it is time."""
         idle = not self._progress.runs and self._evaluations.is_idle
-        match self._saving.next(self._progress.agreed, idle=idle):
+        match self._saving.next(self._progress.agreed, self._ledger.now_s, idle=idle):
             case BeginCheckpoint(version=version):
                 self._collecting.begin(version, self._ledger.now_s)
             case PublishCheckpoint() as publish:

@@ -100,6 +100,7 @@ class JobCheckpoints:
         self._protected = protected
         self._open: _Open | None = None
         self._working: set[asyncio.Task[None]] = set()
+        self._discarding: asyncio.Task[None] | None = None
 
     async def prepare(self, *, at_start: bool) -> None:
         """Remove what an interrupted writer left.
@@ -159,7 +160,7 @@ class JobCheckpoints:
         """Forget what was collected."""
         held, self._open = self._open, None
         if held is not None and held.writer is not None:
-            self._start(self._discard(held.writer))
+            self._discarding = self._start(self._discard(held.writer, self._discarding))
 
     async def close(self) -> None:
         """Finish what is being published; drop what is not complete."""
@@ -172,12 +173,14 @@ class JobCheckpoints:
     async def _writer(self, held: _Open) -> CheckpointWriter:
         """The writer, made by the first file that comes."""
         if held.writer is None:
-            held.writer = asyncio.ensure_future(
-                self._run(
-                    lambda: CheckpointWriter(self._storage, self._spec, held.version, f"{self._timeline}"),
-                )
-            )
+            held.writer = asyncio.ensure_future(self._make_writer(held.version))
         return await asyncio.shield(held.writer)
+
+    async def _make_writer(self, version: int) -> CheckpointWriter:
+        """Not before what was dropped is gone: another try at a version has the same name."""
+        if self._discarding is not None:
+            await asyncio.wait([self._discarding])
+        return await self._run(lambda: CheckpointWriter(self._storage, self._spec, version, f"{self._timeline}"))
 
     async def _publish(self, held: _Open, move: PublishCheckpoint) -> None:
         loop = asyncio.get_running_loop()
@@ -225,17 +228,20 @@ class JobCheckpoints:
             if removed:
                 self._listener.note("info", f"removed {', '.join(sorted(removed))}")
 
-    async def _discard(self, writer: asyncio.Future[CheckpointWriter]) -> None:
+    async def _discard(self, writer: asyncio.Future[CheckpointWriter], before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
         try:
             made = await asyncio.shield(writer)
         except SwarmError:
             return  # it never began
         await self._run(made.discard)
 
-    def _start(self, work: Coroutine[object, object, None]) -> None:
+    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = self._tasks.create_task(work)
         self._working.add(task)
         task.add_done_callback(self._working.discard)
+        return task
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await run_blocking(self._executor, work)

@@ -1,22 +1,16 @@
 """Which replicas hand over a checkpoint, and what becomes of the job when one cannot be had (saving.py says when).
 
 Who shall save a version is asked right after it was told to make it, since later it has moved on. The job goes on
-without a checkpoint, unless it was the last word: weights are never lost silently.
+without a checkpoint; the one after the last step is tried again until it is kept, since nothing else has those weights.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from scheduler.books import Books
-from scheduler.outputs import Fail, listed
+from scheduler.outputs import listed
 from scheduler.saving import SAVING_S_MAX, BeginCheckpoint, DropCheckpoint, Saving, Stopped, Turned
 from swarm.messages import Saved, SaveStage
 from swarm.types import JobState, PeerId
-
-CHECKPOINT_FAILED = "E1500"  # the code of swarm.checkpoint.CheckpointFailed, whose module reads files
-
-End: TypeAlias = Fail | Stopped
 
 
 class Collecting:
@@ -56,7 +50,7 @@ class Collecting:
         for saver in savers:
             self._ask(saver, version)
 
-    def saved(self, peer: PeerId, event: Saved) -> End | None:
+    def saved(self, peer: PeerId, event: Saved) -> Stopped | None:
         """A replica handed over its stage, or could not."""
         current = (event.job, event.timeline) == (self._settings.job, self._settings.timeline)
         if not current or not self._saving.saved(peer, event):
@@ -65,7 +59,7 @@ class Collecting:
             return self.give_up("peer", f"{self._pool.name(peer)} could not hand over its state: {event.fault}")
         return None
 
-    def saver_gone(self, peer: PeerId, stage: int) -> End | None:
+    def saver_gone(self, peer: PeerId, stage: int) -> Stopped | None:
         """A replica is lost, or forgot what it was asked: another one hands the stage over, if it still can."""
         held = self._saving.open
         if held is None or self._saving.stage_of(peer) is None:
@@ -79,13 +73,13 @@ class Collecting:
         self._ask(saver, held.version)
         return None
 
-    def failed(self, version: int, reason: str, fault: str) -> End | None:
+    def failed(self, version: int, reason: str, fault: str) -> Stopped | None:
         """The storage refused a version; as `give_up`."""
         if self._saving.open is None or self._saving.open.version != version:
             return None
         return self.give_up(reason, fault)
 
-    def give_up(self, reason: str, fault: str) -> End | None:
+    def give_up(self, reason: str, fault: str) -> Stopped | None:
         """The job goes on without the checkpoint under way, or ends where it was the last word."""
         version, kept = self._saving.give_up(), self._saving.newest
         self._outbox.put(DropCheckpoint(version, reason, fault))
@@ -93,16 +87,20 @@ class Collecting:
         stop = self._saving.stop
         if version < self._progress.committed or any(step >= version for step in self._progress.runs):
             stop = None  # it was one on the way: what the job shall stop with is newer, and not saved yet
-        if version == self._settings.steps:
-            again = f"swarm resume {self._settings.job}" if kept else "submit the job again"
-            message = f"the final weights (step {version}) could not be saved: {fault}; {newest}"
-            return Fail(CHECKPOINT_FAILED, message, f"see to it that checkpoints can be written, then: {again}")
         if stop is not None and stop.state is JobState.CANCELLED:
             text = f"{stop.reason}; the checkpoint at step {version} could not be written: {fault}; {newest}"
             return Stopped(stop.state, text)
         if stop is not None:
             self._saving.stop = None
             text = f"cannot pause, goes on: the checkpoint at step {version} could not be written: {fault}"
+            self._outbox.note("error", text)
+            self._outbox.put(Turned(JobState.RUNNING, text))
+        elif version == self._settings.steps:
+            pause_s = self._saving.rest(self._ledger.now_s)
+            text = (
+                f"the final weights (step {version}) could not be saved: {fault}; tries again in {pause_s:g} s, the "
+                f"stage servers keep them until then: see to it that checkpoints can be written; {newest}"
+            )
             self._outbox.note("error", text)
             self._outbox.put(Turned(JobState.RUNNING, text))
         else:

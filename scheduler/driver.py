@@ -7,6 +7,7 @@ decision is taken.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from swarm.messages import Command, Evaluate, Evaluated, Event, Loaded, Route, S
 from swarm.types import JobState, PeerId, PeerState
 
 SAVED = "all steps committed, weights saved"
+PAUSE_AGAIN_S = 60.0  # after a pause that could not be saved
 
 
 class NoProgress(SwarmError):
@@ -145,6 +147,7 @@ class JobDriver:
         self._runtime_s_max = runtime_s_max
         self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
         self._progress_s = 0.0
+        self._runs_out_s = math.inf  # when it has run as long as it may
 
     def made_progress(self) -> None:
         """Something moved that is no commit: a stage was loaded, or a part of its weights arrived."""
@@ -183,7 +186,9 @@ class JobDriver:
         `begin` says with whom, or where an earlier scheduler start stopped.
         """
         loop = asyncio.get_running_loop()
-        started_s = self._progress_s = loop.time()
+        self._progress_s = loop.time()
+        if self._runtime_s_max:
+            self._runs_out_s = loop.time() + self._runtime_s_max
         committed = self.brain.committed_steps
         start = self.brain.resume if isinstance(begin, Resumed) else self.brain.start
         outcome = await self._carry_out(start(begin, loop.time()))  # type: ignore[arg-type]  # as just distinguished
@@ -192,20 +197,19 @@ class JobDriver:
                 committed = self.brain.committed_steps
                 self.made_progress()
             deadline_s = self._progress_s + self._no_progress_s
-            if self._runtime_s_max:
-                deadline_s = min(deadline_s, started_s + self._runtime_s_max)
-            due_s = self.brain.due_s
+            due_s = min(self.brain.due_s, self._runs_out_s)
             try:
                 async with asyncio.timeout_at(min(deadline_s, due_s)):
                     item = await self._inbox.get()
             except TimeoutError:
-                if loop.time() < deadline_s:
-                    outcome = await self._carry_out(self.brain.tick(loop.time()))
-                    continue
-                stuck = loop.time() >= self._progress_s + self._no_progress_s
-                if not stuck and not (self._runtime_s_max and loop.time() >= started_s + self._runtime_s_max):
-                    continue  # weights are still arriving
-                return await self._give_up(stuck)
+                now_s = loop.time()
+                if now_s >= self._runs_out_s:
+                    outcome = await self._carry_out(self._run_out(now_s))
+                elif now_s < deadline_s:
+                    outcome = await self._carry_out(self.brain.tick(now_s))
+                elif now_s >= self._progress_s + self._no_progress_s:  # or weights are still arriving
+                    return await self._give_up()
+                continue
             outcome = await self._carry_out(self._decide(item, loop.time())) or (
                 Outcome(JobState.CANCELLED, item.reason) if isinstance(item, _Cancel) else None
             )
@@ -269,6 +273,9 @@ class JobDriver:
                     return Outcome(JobState.FAILED, message, code, hint)
                 case BeginCheckpoint() | PublishCheckpoint() | DropCheckpoint():
                     self._keep(output)
+                case Turned(state=JobState.RUNNING) if self._runtime_s_max:  # it could not be paused: once more, later
+                    self._runs_out_s = asyncio.get_running_loop().time() + min(self._runtime_s_max, PAUSE_AGAIN_S)
+                    self._on_turn(output)
                 case Turned() | Admitted() | Left():
                     self._on_turn(output)
                 case Stopped(state=state, reason=reason, hint=hint):
@@ -298,21 +305,23 @@ class JobDriver:
         tokens, targets = self._batches.of(command)
         return replace(command, tokens=tokens if first else b"", targets=targets if last else b"")
 
-    async def _give_up(self, stuck: bool) -> Outcome:
+    def _run_out(self, now_s: float) -> list[Output]:
+        """The job has run as long as it may: it is paused as if a person had asked for that, with all saved."""
+        self._runs_out_s = math.inf
+        if self.brain.is_stopping:
+            return []
+        reason = f"limits.max_runtime_s = {self._runtime_s_max:g} has passed; swarm resume JOB gives it as long again"
+        self._on_turn(Turned(JobState.PAUSING, reason))
+        return self.brain.stop(JobState.PAUSED, reason, now_s)
+
+    async def _give_up(self) -> Outcome:
         waiting = self.brain.waiting_for()
         await self._carry_out(self.brain.cancel(asyncio.get_running_loop().time()))
-        if stuck:
-            return Outcome(
-                JobState.FAILED,
-                f"no step was committed for {self._no_progress_s:g} s: {waiting}",
-                NoProgress.code,
-                "look at the logs of that stage: swarm logs JOB; raise limits.no_progress_s if it is only slow",
-            )
         return Outcome(
             JobState.FAILED,
-            f"limits.max_runtime_s = {self._runtime_s_max:g} has passed",
+            f"no step was committed for {self._no_progress_s:g} s: {waiting}",
             NoProgress.code,
-            "raise limits.max_runtime_s, or set it to 0 for no limit",
+            "look at the logs of that stage: swarm logs JOB; raise limits.no_progress_s if it is only slow",
         )
 
 

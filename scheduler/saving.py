@@ -8,11 +8,13 @@ One checkpoint at a time; the job's steps never wait for it. Every replica of a 
 them is enough: the one with the least to do. It must be asked right after the commit that made the version: later it
 has moved on. Where nothing comes after (the last step, a pause) another replica may be asked instead.
 
-A job that shall stop (pause, cancel) feeds no new step; once what runs is committed and saved, it stops.
+A job that shall stop (pause, cancel) feeds no new step; once what runs is committed and saved, it stops. After the last
+step the replicas keep their state until it is saved, however often that fails.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -22,6 +24,9 @@ from swarm.types import Decision, JobState, PeerId
 
 # A checkpoint that takes longer than this is given up when the next one is due.
 SAVING_S_MAX = 3600.0
+# Pauses before the final state is saved once more, doubled from the first to the longest.
+AGAIN_S_MIN, AGAIN_S_MAX = 1.0, 60.0
+FAILURES_MAX = 16  # counted; the pause no longer grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,8 @@ class Saving:
         self._stages = stages
         self._steps = steps
         self._last_s: float | None = None  # when the last one began, or training did
+        self._failures = 0  # of the final state, one after the other
+        self.again_s = -math.inf  # when to save it once more
 
     def due(self, version: int, now_s: float) -> Decision[int]:
         """Whether to save `version`, which was just committed; a reason without a plan is worth a line in the log."""
@@ -150,7 +157,7 @@ class Saving:
         """The stage that the peer still has to hand over."""
         return self.open.savers.get(peer) if self.open is not None else None
 
-    def next(self, agreed: int, *, idle: bool) -> Move | None:
+    def next(self, agreed: int, now_s: float, *, idle: bool) -> Move | None:
         """What follows, if anything; `agreed` counts the commits that all replicas agree on, `idle`: nothing runs."""
         held = self.open
         if held is not None:
@@ -161,7 +168,7 @@ class Saving:
         if not idle or (self.stop is None and agreed < self._steps):
             return None
         if agreed > self.newest:
-            return BeginCheckpoint(agreed)
+            return BeginCheckpoint(agreed) if self.stop is not None or now_s >= self.again_s else None
         return self.stop if agreed < self._steps else None
 
     def kept(self, version: int) -> bool:
@@ -176,3 +183,10 @@ class Saving:
         assert self.open is not None
         version, self.open = self.open.version, None
         return version
+
+    def rest(self, now_s: float) -> float:
+        """Seconds until the final state is saved once more, after another failure."""
+        pause_s = min(AGAIN_S_MIN * 2**self._failures, AGAIN_S_MAX)
+        self._failures = min(self._failures + 1, FAILURES_MAX)
+        self.again_s = now_s + pause_s
+        return pause_s

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from scheduler.brain import Fail, Finish, Mode, Note
-from scheduler.collecting import CHECKPOINT_FAILED
 from scheduler.lineage import checkpoint_counts, resumed, row_counts
 from scheduler.saving import (
     SAVING_S_MAX,
@@ -19,7 +18,6 @@ from scheduler.saving import (
     Stopped,
     Turned,
 )
-from swarm.checkpoint import CheckpointFailed
 from swarm.messages import Average, Commit, LoadStage, Release, Route, Saved, SaveStage
 from swarm.types import JobId, JobState
 from tests.unit.test_brain import A, B, C, D, Swarm, sends
@@ -126,24 +124,36 @@ def test_a_peer_that_cannot_hand_over_costs_the_checkpoint_and_not_the_job() -> 
     assert swarm.brain.mode is Mode.RUNNING
 
 
-def test_final_weights_that_cannot_be_saved_fail_the_job_and_say_what_to_do() -> None:
-    for kept in (False, True):
-        swarm = started(steps=3)
-        for step in range(3):
-            train_a_step(swarm)
-            if step == 1:
-                swarm.answer(SaveStage)
-                if kept:
-                    swarm.take(swarm.brain.checkpoint_kept(2, 1.0))
-                else:
-                    swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "the disk is full", 1.0))
+def test_final_weights_are_saved_again_until_they_are_kept_at_growing_intervals() -> None:
+    swarm = started(steps=1, saving=SavingRules())
+    train_a_step(swarm)
+    now_s, pauses_s = 1.0, []
+    for _ in range(8):
         swarm.answer(SaveStage)
-        outputs = swarm.take(swarm.brain.checkpoint_failed(3, "disk_full", "the disk is full", 1.0))
-        (fail,) = of(outputs, Fail)
-        assert fail.code == CHECKPOINT_FAILED == CheckpointFailed.code
-        assert "the final weights (step 3) could not be saved: the disk is full" in fail.message
-        assert ("checkpoint is that of step 2" if kept else "no earlier checkpoint") in fail.message
-        assert ("swarm resume job" if kept else "submit the job again") in fail.hint
+        outputs = swarm.take(swarm.brain.checkpoint_failed(1, "disk_full", "the disk is full", now_s))
+        (turned,) = of(outputs, Turned)
+        assert turned.state is JobState.RUNNING
+        assert "the final weights (step 1) could not be saved: the disk is full; tries again in" in turned.reason
+        assert not of(outputs, Fail)
+        assert not swarm.take(swarm.brain.tick(now_s))
+        pauses_s.append(swarm.brain.due_s - now_s)
+        now_s = swarm.brain.due_s
+        assert of(swarm.take(swarm.brain.tick(now_s)), BeginCheckpoint)
+    assert pauses_s == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    swarm.answer(SaveStage)
+    assert of(swarm.take(swarm.brain.checkpoint_kept(1, now_s)), Finish)
+
+
+def test_a_job_whose_final_weights_cannot_be_saved_can_be_cancelled() -> None:
+    swarm = started(steps=1, saving=SavingRules())
+    train_a_step(swarm)
+    swarm.answer(SaveStage)
+    swarm.take(swarm.brain.checkpoint_failed(1, "disk_full", "the disk is full", 1.0))
+    assert of(swarm.take(swarm.brain.stop(JobState.CANCELLED, "enough", 1.5)), BeginCheckpoint)  # once more, at once
+    swarm.answer(SaveStage)
+    (stopped,) = of(swarm.take(swarm.brain.checkpoint_failed(1, "disk_full", "the disk is full", 1.6)), Stopped)
+    assert stopped.state is JobState.CANCELLED
+    assert "no earlier checkpoint" in stopped.reason
 
 
 def test_a_lost_saver_is_replaced_while_others_hold_the_version() -> None:
@@ -278,6 +288,6 @@ def test_a_stage_is_taken_from_the_one_who_was_asked_for_it_and_once() -> None:
         assert not saving.saved(peer, event)
     assert saving.saved(A, saved(0))
     assert not saving.saved(A, saved(0))
-    assert saving.next(2, idle=False) is None
+    assert saving.next(2, 0.0, idle=False) is None
     assert saving.saved(C, saved(1))
-    assert saving.next(2, idle=False) == PublishCheckpoint(2, {0: (), 1: ()})
+    assert saving.next(2, 0.0, idle=False) == PublishCheckpoint(2, {0: (), 1: ()})
