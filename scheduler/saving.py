@@ -186,7 +186,7 @@ class Saving:
 
     def rest(self, now_s: float) -> float:
         """Seconds until the final state is saved once more, after another failure."""
-        pause_s = min(AGAIN_S_MIN * 2**self._failures, AGAIN_S_MAX)
+        pause_s = min(AGAIN_S_MIN * 2.0**self._failures, AGAIN_S_MAX)
         self._failures = min(self._failures + 1, FAILURES_MAX)
         self.again_s = now_s + pause_s
         return pause_s

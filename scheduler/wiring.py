@@ -5,8 +5,9 @@ cost(a) ──────▶ cost(c) ──────▶ cost(e)      cost of
      ╲        ╱        ╲        ╱             cost of a link: its transfer seconds
 cost(b) ──────▶ cost(d) ──────▶ cost(f)      the cheapest path is the route
 
-That is `least_completion`, the default. `iwrr` gives each replica a share of the work that is inverse to its measured
-seconds, `uniform` throws dice; both are there to be compared with (benchmarks/routing.py). All three are a `Wiring`.
+That is `least_completion`, the default; without costs of links no stage influences another. `iwrr` gives each replica a
+share of the work that is inverse to its measured seconds, `uniform` throws dice; both are there to be compared with
+(benchmarks/routing.py). All three are a `Wiring`.
 """
 
 from __future__ import annotations
@@ -65,19 +66,43 @@ class Wiring(Protocol):
         ...
 
 
+AS_GOOD = 1.1  # times the least completion: less than that paces and queues cannot tell
+
+
 class LeastCompletion:
-    """Where the microbatch is expected to be done first; all that it needs to know is in the loads."""
+    """Where the microbatch is expected to be done first; of those that are as good, who was given work longest ago.
+
+    Dice would let one queue run empty while another grows: without pause, in turn, what flows stays even.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[PeerId, int] = {}  # when, in a count of all that was given
+        self._count = 0
 
     def add(self, peer: PeerId, stage: int) -> None: ...
 
-    def remove(self, peer: PeerId) -> None: ...
+    def remove(self, peer: PeerId) -> None:
+        self._given.pop(peer, None)
 
-    def given(self, peer: PeerId, units: float = 1.0) -> None: ...
+    def given(self, peer: PeerId, units: float = 1.0) -> None:
+        self._count += 1
+        self._given[peer] = self._count
 
     def done(self, peer: PeerId, seconds: float, units: float = 1.0) -> None: ...
 
     def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
-        return choose_route(loads, now_s, rng)
+        if (lacking := _lacking(loads)) is not None:
+            return Decision(None, lacking)
+        pools = _with_credit(loads)
+        path = tuple(self._next(pool, rng) for pool in pools)
+        cost_s = sum(min(replica.completion_s for replica in pool) for pool in pools)
+        return Decision(path, f"expected to finish in {cost_s:.3g} s at {now_s:.3f}: {' > '.join(path)}")
+
+    def _next(self, pool: Sequence[ReplicaLoad], rng: Random) -> PeerId:
+        best_s = min(replica.completion_s for replica in pool)
+        good = {one.peer: self._given.get(one.peer, 0) for one in pool if one.completion_s <= AS_GOOD * best_s}
+        longest = min(good.values())
+        return _one_of([peer for peer, given in good.items() if given == longest], rng)
 
 
 class Uniform:
@@ -172,21 +197,17 @@ WIRINGS: dict[Routing, Callable[[], Wiring]] = {
 }
 
 
-def choose_route(
-    loads: Sequence[StageLoad], now_s: float, rng: Random, links: Links | None = None
-) -> Decision[tuple[PeerId, ...]]:
-    """Pick one replica per stage so that the microbatch is expected to finish first.
+def choose_route(loads: Sequence[StageLoad], now_s: float, rng: Random, links: Links) -> Decision[tuple[PeerId, ...]]:
+    """Pick one replica per stage so that the microbatch is expected to finish first, with what the links cost.
 
     Cost of a replica is (outstanding + 1) * pace_s, of a link its transfer seconds; the cheapest path over all stages
-    is found in O(stages * replicas^2), without link costs in O(stages * replicas). Ties are broken by `rng`. No plan if
-    some stage has no replica with credit.
+    is found in O(stages * replicas^2). Ties are broken by `rng`. No plan if some stage has no replica with credit.
 
     Source: stochastic wiring, SWARM (arXiv 2301.11913) section 3.2; shared load instead of private heaps is ours.
     """
     if (lacking := _lacking(loads)) is not None:
         return Decision(None, lacking)
-    pools = _with_credit(loads)
-    path, cost_s = _nearest(pools, rng) if links is None else _cheapest_path(pools, links, rng)
+    path, cost_s = _cheapest_path(_with_credit(loads), links, rng)
     return Decision(path, f"expected to finish in {cost_s:.3g} s at {now_s:.3f}: {' > '.join(path)}")
 
 
@@ -201,17 +222,6 @@ def _lacking(loads: Sequence[StageLoad]) -> str | None:
             full = f"none of {len(load.replicas)} replicas has credit" if load.replicas else "no replica"
             return f"stage {load.stage}: {full}"
     return None
-
-
-def _nearest(pools: Sequence[list[ReplicaLoad]], rng: Random) -> tuple[tuple[PeerId, ...], float]:
-    """Without link costs the stages do not influence each other."""
-    path: list[PeerId] = []
-    total_s = 0.0
-    for pool in pools:
-        best_s = min(replica.completion_s for replica in pool)
-        path.append(_one_of([replica.peer for replica in pool if replica.completion_s == best_s], rng))
-        total_s += best_s
-    return tuple(path), total_s
 
 
 def _cheapest_path(pools: Sequence[list[ReplicaLoad]], links: Links, rng: Random) -> tuple[tuple[PeerId, ...], float]:
