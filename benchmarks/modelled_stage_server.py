@@ -1,0 +1,44 @@
+"""A stage server whose computations take given times: `python -m benchmarks.modelled_stage_server --compute S --step S`.
+
+The product's own program, its processes, sessions, links and rounds; only that a forward and a backward take S seconds
+each, and the optimizer its own, on any machine: what the tiny model's own computation leaves of them is slept on the
+compute thread. So a dozen of them share two cores, and what is measured is the protocol and not an accelerator.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from stage_server.lean import lean_imports
+
+with lean_imports():
+    from stage_server.__main__ import cli
+    from swarm.model.stage import Stage
+from swarm.process import run_cli
+
+
+def takes(owner: Any, name: str, seconds: float) -> None:
+    """Let every call of `owner.name` last so long, or as long as it does by itself if that is longer."""
+    original = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        began_s = time.monotonic()
+        result = original(*args, **kwargs)
+        time.sleep(max(0.0, began_s + seconds - time.monotonic()))
+        return result
+
+    setattr(owner, name, call)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["--compute", compute_s, "--step", step_s, *rest]:
+            takes(Stage, "forward", float(compute_s))
+            takes(Stage, "backward", float(compute_s))
+            takes(Stage, "apply", float(step_s))
+            sys.argv = ["stage_server", *rest]
+            run_cli(cli, "swarm stage-server")
+        case _:
+            raise SystemExit("usage: --compute SECONDS --step SECONDS, then the program's own flags")
