@@ -1,4 +1,4 @@
-"""A stage server whose computations take given times: `python -m benchmarks.modelled_stage_server --compute S --step S`.
+"""A stage server with modelled compute: `python -m benchmarks.modelled_stage_server --compute S --step S FLAGS`.
 
 The product's own program, its processes, sessions, links and rounds; only that a forward and a backward take S seconds
 each, and the optimizer its own, on any machine: what the tiny model's own computation leaves of them is slept on the
