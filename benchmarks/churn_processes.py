@@ -4,8 +4,8 @@
 
 A scheduler and stages x replicas stage servers, all real processes on loopback. Their computations take given times
 (benchmarks/modelled_stage_server.py), so these are efficiencies of the protocol and not of accelerators. Each stage
-server dies by kill -9 with the given chance per hour, at any moment; its process is started again after 45 s on average
-(exponential), under the same name, fetches a stage from the others and goes where it helps most.
+server dies by kill -9 with the given chance per hour, at any moment; its process is started again after a pause (45 s on
+average, exponential), under the same name, fetches a stage from the others and goes where it helps most.
 
     E = N / integral of min over stages of the sum of the speeds of the replicas alive
 
@@ -38,7 +38,6 @@ from benchmarks.retained import WARM_UP_STEPS, Stays, Window, possible, window
 from tests.chaos.trial import Broken, Job, Trial
 from tests.cluster import Process
 
-AWAY_S = 45.0  # mean, until a process is started in the place of one that died
 GRACE_S = 5.0  # the product's own default
 LOOK_S = 0.1
 ROWS_S = 1.0  # between looks at the commit rows
@@ -130,10 +129,11 @@ class Place:
 class Churn:
     """Kills and starts the stage servers of a trial, and notes who was alive in which stage."""
 
-    def __init__(self, trial: Trial, job: Job, per_hour: float, seed: int) -> None:
+    def __init__(self, trial: Trial, job: Job, per_hour: float, away_s: float, seed: int) -> None:
         self._trial = trial
         self._job = job
         self._per_s = per_hour / 3600.0
+        self._away_s = away_s
         self._places = [Place(name, Random(f"{seed}/{number}")) for number, name in enumerate(trial.servers)]
         self.stays = Stays()
         self.starts_s: list[float] = []
@@ -167,7 +167,7 @@ class Churn:
         self.stays.ended(place.life, now_s)
         self.deaths += 1
         place.killed = place.incarnation
-        place.dies_s, place.starts_s = math.inf, now_s + place.rng.expovariate(1.0 / AWAY_S)
+        place.dies_s, place.starts_s = math.inf, now_s + place.rng.expovariate(1.0 / self._away_s)
 
     def _born(self, place: Place, incarnation: int, idle_s: float) -> None:
         """Seen for the first time; if no longer idle, it was given its stage at once."""
@@ -179,7 +179,9 @@ class Churn:
             place.dies_s = time.time() + place.rng.expovariate(self._per_s)
 
 
-def play(model: Model, stages: int, replicas: int, per_hour: float, minutes: float, seed: int) -> Outcome:
+def play(
+    model: Model, stages: int, replicas: int, per_hour: float, minutes: float, *, away_s: float = 45.0, seed: int = 0
+) -> Outcome:
     """One run of so many minutes after the warm-up; `per_hour` is each stage server's rate of death."""
     with tempfile.TemporaryDirectory(prefix="swarm-churn-") as name, Modelled(Path(name), str(seed), model) as trial:
         _tell(f"{stages * replicas} stage servers start")
@@ -192,7 +194,7 @@ def play(model: Model, stages: int, replicas: int, per_hour: float, minutes: flo
             checkpoint__every_steps=20,
         )
         trial.until_step(job, WARM_UP_STEPS)
-        churn = Churn(trial, job, per_hour, seed)
+        churn = Churn(trial, job, per_hour, away_s, seed)
         until_s = trial.rows(job)[WARM_UP_STEPS - 1].committed_unix_s + 60.0 * minutes
         psutil.cpu_percent()
         rows_s = told_s = time.time()
@@ -236,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replicas", type=int, default=4, help="per stage, at the start")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rates", default="0,52", help="deaths per hour and 100 stage servers")
+    parser.add_argument("--away", type=float, default=45.0, help="mean seconds until a dead process is started again")
     parser.add_argument("--compute", type=float, default=0.25, help="seconds of a forward, and of a backward")
     parser.add_argument("--step", type=float, default=0.25, help="seconds of an optimizer step")
     options = parser.parse_args(arguments)
@@ -246,7 +249,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     calm = 0.0
     for rate in (float(rate) for rate in options.rates.split(",")):
         try:
-            run = play(model, options.stages, options.replicas, rate / 100.0, options.minutes, options.seed)
+            run = play(
+                model,
+                options.stages,
+                options.replicas,
+                rate / 100.0,
+                options.minutes,
+                away_s=options.away,
+                seed=options.seed,
+            )
         except KeyboardInterrupt:
             return 130
         calm = run.speed if rate == 0 else calm

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from stage_server.lean import lean_imports
@@ -19,14 +20,20 @@ with lean_imports():
 from swarm.process import run_cli
 
 
-def takes(owner: Any, name: str, seconds: float) -> None:
+def takes(
+    owner: Any,
+    name: str,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Let every call of `owner.name` last so long, or as long as it does by itself if that is longer."""
     original = getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        began_s = time.monotonic()
+        began_s = clock()
         result = original(*args, **kwargs)
-        time.sleep(max(0.0, began_s + seconds - time.monotonic()))
+        sleep(max(0.0, began_s + seconds - clock()))
         return result
 
     setattr(owner, name, call)
