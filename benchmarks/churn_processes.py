@@ -4,8 +4,8 @@
 
 A scheduler and stages x replicas stage servers, all real processes on loopback. Their computations take given times
 (benchmarks/modelled_stage_server.py), so these are efficiencies of the protocol and not of accelerators. Each stage
-server dies by kill -9 with the given chance per hour, at any moment; its process is started again after a pause (45 s on
-average, exponential), under the same name, fetches a stage from the others and goes where it helps most.
+server dies by kill -9 with the given chance per hour, at any moment; its process is started again after a pause (45 s
+on average, exponential), under the same name, fetches a stage from the others and goes where it helps most.
 
     E = N / integral of min over stages of the sum of the speeds of the replicas alive
 
