@@ -126,7 +126,8 @@ def play(stages: int, replicas: int, per_hour: float, minutes: float, seed: int)
                     await asyncio.sleep(LOOK_S)
                 loop = asyncio.get_running_loop()
                 commits_s: list[float] = []
-                found, stalled_s = None, 0.0
+                found: Window | None = None
+                stalled_s = 0.0
                 while found is None:
                     await asyncio.sleep(LOOK_S)
                     now_s = loop.time()

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -242,6 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compute", type=float, default=0.25, help="seconds of a forward, and of a backward")
     parser.add_argument("--step", type=float, default=0.25, help="seconds of an optimizer step")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as with Ctrl-C: nothing is left behind
     model = Model(options.compute, options.step)
     fleet = f"{options.stages} stages x {options.replicas} replicas, {1 / model.speed:g} s per microbatch and stage"
     print(f"{fleet}, {options.step:g} s per optimizer step; protocol efficiencies, with modelled compute")
