@@ -34,7 +34,7 @@ from statistics import mean
 import torch
 
 from benchmarks.retained import WARM_UP_STEPS, Stays, Window, possible, window
-from scheduler.jobs import Job
+from scheduler.job import Job
 from stage_server.device import InlineDevice
 from swarm.logs import configure
 from swarm.sim import loop as sim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scheduler.jobs import Progress
+from scheduler.job import Progress
 from scheduler.store import JobRecord
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus

@@ -13,7 +13,8 @@ from random import SystemRandom
 
 from scheduler.announcer import BusAnnouncer, NoAnnouncer
 from scheduler.chaos import ChaosDesk
-from scheduler.jobs import Announcer, Jobs
+from scheduler.job import Announcer
+from scheduler.jobs import Jobs
 from scheduler.membership import Membership
 from scheduler.service import JobService
 from scheduler.sessions import Sessions

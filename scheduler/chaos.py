@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler.brain import JobBrain
-from scheduler.jobs import Job, Jobs
+from scheduler.job import Job
+from scheduler.jobs import Jobs
 from scheduler.membership import Membership, Peer, Transition
 from scheduler.sessions import SessionListener
 from swarm.errors import InvalidConfig, NotAllowed, NotFound

@@ -18,9 +18,10 @@ PATIENCE_S = 10.0
 class Drained:
     """The drained ones, in memory and in the database."""
 
-    def __init__(self, store: Store, log: Logger) -> None:
+    def __init__(self, store: Store, log: Logger, *, patience_s: float = PATIENCE_S) -> None:
         self._store = store
         self._log = log
+        self._patience_s = patience_s
         self._drains: dict[PeerId, Drain] = {}
 
     async def load(self) -> None:
@@ -48,7 +49,7 @@ class Drained:
             await self._store.put_drain(hello.peer, drain)
 
         try:
-            await patiently(put, patience_s=PATIENCE_S)
+            await patiently(put, patience_s=self._patience_s)
         except (StoreUnavailable, StoreRejected) as error:
             self._log.error("drain not stored", peer=hello.peer, reason=error.message)
 
@@ -58,6 +59,6 @@ class Drained:
         if drain is None:
             return
         try:
-            await self._store.drop_drain(peer, drain.incarnation)
+            await self._store.delete_drain(peer, drain.incarnation)
         except (StoreUnavailable, StoreRejected) as error:
             self._log.warning("drain that is over not removed", peer=peer, reason=error.message)

@@ -19,8 +19,9 @@ from scheduler.blocking import run_blocking
 from scheduler.chaos import ChaosDesk
 from scheduler.draining import drain
 from scheduler.explaining import Fact, Situation, explain_job, explain_microbatch, explain_peer
+from scheduler.job import Job
 from scheduler.joblog import LogLine
-from scheduler.jobs import Job, Jobs
+from scheduler.jobs import Jobs
 from scheduler.membership import Membership, Peer
 from scheduler.store import JobTokens
 from swarm.config import spec_from_json

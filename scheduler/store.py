@@ -298,7 +298,7 @@ class Store:
 
         await self._write(write)
 
-    async def drop_drain(self, peer: PeerId, incarnation: int) -> None:
+    async def delete_drain(self, peer: PeerId, incarnation: int) -> None:
         """Forget the drain of this incarnation, if it is there."""
         key = sa.and_(_DRAINS.c.peer == peer, _DRAINS.c.incarnation == incarnation)
         await self._write(lambda connection: connection.execute(sa.delete(_DRAINS).where(key)))

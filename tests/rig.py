@@ -9,7 +9,8 @@ from pathlib import Path
 from random import Random
 
 from scheduler.announcer import NoAnnouncer
-from scheduler.jobs import Job, Jobs
+from scheduler.job import Job
+from scheduler.jobs import Jobs
 from scheduler.membership import Membership
 from scheduler.sessions import Sessions
 from scheduler.store import JobTokens, Store

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from scheduler.announcer import BusAnnouncer
-from scheduler.jobs import Job, Progress
+from scheduler.job import Job, Progress
 from scheduler.store import JobRecord, StoreUnavailable
 from swarm.config import JobSpec
 from swarm.data import ByteTokenizer

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import torch
 
-from scheduler.jobs import Job
+from scheduler.job import Job
 from swarm.config import JobSpec
 from swarm.data import ByteTokenizer
 from swarm.errors import OutOfMemory

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from scheduler.jobs import Job
+from scheduler.job import Job
 from scheduler.store import Fenced
 from swarm.config import JobSpec
 from swarm.data import ByteTokenizer

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 import torch
 
-from scheduler.jobs import Job
+from scheduler.job import Job
 from swarm.checkpoint import Checkpoint, fault_of, list_checkpoints
 from swarm.config import JobSpec
 from swarm.data import ByteTokenizer

@@ -17,7 +17,7 @@ import torch
 
 from scheduler.brain import Mode
 from scheduler.driver import JobDriver
-from scheduler.jobs import Job
+from scheduler.job import Job
 from swarm.checkpoint import Checkpoint, list_checkpoints
 from swarm.config import JobSpec
 from swarm.data import ByteTokenizer

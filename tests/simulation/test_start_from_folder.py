@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from scheduler.jobs import Job
+from scheduler.job import Job
 from swarm.config import JobSpec
 from swarm.data import ByteTokenizer
 from swarm.errors import InvalidModel, NotFound, Refused

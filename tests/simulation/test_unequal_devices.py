@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from scheduler.jobs import Job
+from scheduler.job import Job
 from stage_server.device import InlineDevice
 from swarm.data import ByteTokenizer
 from swarm.errors import ReplicaDiverged

@@ -25,7 +25,8 @@ from sqlalchemy.pool import StaticPool
 
 from scheduler.announcer import NoAnnouncer
 from scheduler.checkpoints import job_storage
-from scheduler.jobs import Job, Jobs
+from scheduler.job import Job
+from scheduler.jobs import Jobs
 from scheduler.keeping import Keeping
 from scheduler.membership import Membership
 from scheduler.sessions import COMMANDS_WAITING_MAX, Sessions
@@ -270,8 +271,8 @@ class World(Observer):
                 Random(f"{epoch}/{self._compute.random()}"),
                 lambda: WALL_START_UNIX_S + loop.time(),
                 log,
+                keeping=FaultyKeeping(self.root, self, side.process),
             )
-            jobs.keeping = FaultyKeeping(self.root, self, side.process)
             sessions = Sessions(epoch, membership, jobs, jobs.store_stage, jobs.fetch, tasks, log)
             await jobs.load()
             self.network.add_handler(SCHEDULER, sessions)

@@ -157,10 +157,10 @@ async def test_a_drain_is_kept_until_a_later_one_or_its_own_end(tmp_path: Path) 
     with pytest.raises(Fenced):
         await first.put_drain(peer, Drain(9, "late"))
     with pytest.raises(Fenced):
-        await first.drop_drain(peer, 8)
-    await second.drop_drain(peer, 7)
+        await first.delete_drain(peer, 8)
+    await second.delete_drain(peer, 7)
     assert await second.drains() == {peer: Drain(8, "hot"), other: Drain(1, "idle")}
-    await second.drop_drain(peer, 8)
+    await second.delete_drain(peer, 8)
     assert await second.drains() == {other: Drain(1, "idle")}
     await first.close()
     await second.close()
