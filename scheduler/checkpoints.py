@@ -202,7 +202,7 @@ class JobCheckpoints:
             self._listener.failed(held.version, CheckpointFailed(error.message, hint=error.hint, reason="peer"))
             return
         except Exception as error:
-            self._listener.failed(held.version, CheckpointFailed(f"internal error: {error!r}"))
+            self._listener.failed(held.version, CheckpointFailed(f"internal error: {error!r}", reason="internal"))
             return
         if self._open is held:
             self._open = None

@@ -6,11 +6,17 @@ without a checkpoint; the one after the last step is tried again until it is kep
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from scheduler.books import Books
-from scheduler.outputs import listed
+from scheduler.outputs import Fail, listed
 from scheduler.saving import SAVING_S_MAX, BeginCheckpoint, DropCheckpoint, Saving, Stopped, Turned
 from swarm.messages import Saved, SaveStage
 from swarm.types import JobState, PeerId
+
+CHECKPOINT_FAILED = "E1500"  # the code of swarm.checkpoint.CheckpointFailed, whose module reads files
+
+End: TypeAlias = Fail | Stopped
 
 
 class Collecting:
@@ -50,7 +56,7 @@ class Collecting:
         for saver in savers:
             self._ask(saver, version)
 
-    def saved(self, peer: PeerId, event: Saved) -> Stopped | None:
+    def saved(self, peer: PeerId, event: Saved) -> End | None:
         """A replica handed over its stage, or could not."""
         current = (event.job, event.timeline) == (self._settings.job, self._settings.timeline)
         if not current or not self._saving.saved(peer, event):
@@ -59,7 +65,7 @@ class Collecting:
             return self.give_up("peer", f"{self._pool.name(peer)} could not hand over its state: {event.fault}")
         return None
 
-    def saver_gone(self, peer: PeerId, stage: int) -> Stopped | None:
+    def saver_gone(self, peer: PeerId, stage: int) -> End | None:
         """A replica is lost, or forgot what it was asked: another one hands the stage over, if it still can."""
         held = self._saving.open
         if held is None or self._saving.stage_of(peer) is None:
@@ -73,13 +79,13 @@ class Collecting:
         self._ask(saver, held.version)
         return None
 
-    def failed(self, version: int, reason: str, fault: str) -> Stopped | None:
+    def failed(self, version: int, reason: str, fault: str) -> End | None:
         """The storage refused a version; as `give_up`."""
         if self._saving.open is None or self._saving.open.version != version:
             return None
         return self.give_up(reason, fault)
 
-    def give_up(self, reason: str, fault: str) -> Stopped | None:
+    def give_up(self, reason: str, fault: str) -> End | None:
         """The job goes on without the checkpoint under way, or ends where it was the last word."""
         version, kept = self._saving.give_up(), self._saving.newest
         self._outbox.put(DropCheckpoint(version, reason, fault))
@@ -96,7 +102,11 @@ class Collecting:
             self._outbox.note("error", text)
             self._outbox.put(Turned(JobState.RUNNING, text))
         elif version == self._settings.steps:
-            pause_s = self._saving.rest(self._ledger.now_s)
+            pause_s = self._saving.rest(self._ledger.now_s, reason)
+            if pause_s is None:
+                again = f"swarm resume {self._settings.job}" if kept else "submit the job again"
+                message = f"the final weights (step {version}) could not be saved: {fault}; {newest}"
+                return Fail(CHECKPOINT_FAILED, message, f"see what is wrong with that stage server, then: {again}")
             text = (
                 f"the final weights (step {version}) could not be saved: {fault}; tries again in {pause_s:g} s, the "
                 f"stage servers keep them until then: see to it that checkpoints can be written; {newest}"

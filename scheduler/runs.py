@@ -23,7 +23,7 @@ from scheduler.peers import Peers
 from scheduler.recovery import Resumed
 from scheduler.saving import DropCheckpoint, Turned
 from scheduler.stalling import resume_hint, seeking, stalled_hint
-from scheduler.store import Fenced, Store, patiently
+from scheduler.store import Fenced, Store, StoreUnavailable, patiently
 from swarm.checkpoint import Checkpoint, CheckpointFailed, Facts
 from swarm.data.batches import Batches
 from swarm.errors import SwarmError
@@ -98,7 +98,12 @@ class Runs:
 
         async def write_commit(row: CommitRow) -> None:
             write = partial(self._store.put_commit, record.id, row, self._wall_s())
-            await patiently(write, patience_s=spec.limits.no_progress_s)
+
+            def refused(error: StoreUnavailable) -> None:
+                text = f"step {row.step} waits for its row: {error.message}; tries again, and nothing is lost meanwhile"
+                self._book.say(job, "error", text)
+
+            await patiently(write, patience_s=spec.limits.no_progress_s, refused=refused)
 
         def on_commit(row: CommitRow) -> None:
             at_s = now_s()

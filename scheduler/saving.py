@@ -9,7 +9,7 @@ them is enough: the one with the least to do. It must be asked right after the c
 has moved on. Where nothing comes after (the last step, a pause) another replica may be asked instead.
 
 A job that shall stop (pause, cancel) feeds no new step; once what runs is committed and saved, it stops. After the last
-step the replicas keep their state until it is saved, however often that fails.
+step the replicas keep their state until it is saved, however often the storage refuses it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ SAVING_S_MAX = 3600.0
 # Pauses before the final state is saved once more, doubled from the first to the longest.
 AGAIN_S_MIN, AGAIN_S_MAX = 1.0, 60.0
 FAILURES_MAX = 16  # counted; the pause no longer grows
+# Storage gets room again, or a person sees to it; stage servers that contradict themselves do not heal.
+UNHEALING_MAX = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class PublishCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class DropCheckpoint:
-    """Forget what was collected of `version`, because of `fault`; `reason` is peer, timeout, disk_full or storage."""
+    """Forget what was collected of `version`, because of `fault`; `reason` as that of CheckpointFailed."""
 
     version: int
     reason: str
@@ -111,6 +113,7 @@ class Saving:
         self._steps = steps
         self._last_s: float | None = None  # when the last one began, or training did
         self._failures = 0  # of the final state, one after the other
+        self._unhealing = 0  # those of them that the storage had no part in
         self.again_s = -math.inf  # when to save it once more
 
     def due(self, version: int, now_s: float) -> Decision[int]:
@@ -184,8 +187,11 @@ class Saving:
         version, self.open = self.open.version, None
         return version
 
-    def rest(self, now_s: float) -> float:
-        """Seconds until the final state is saved once more, after another failure."""
+    def rest(self, now_s: float, reason: str) -> float | None:
+        """Seconds until the final state is saved once more; None if it failed too often for what does not heal."""
+        self._unhealing += reason in ("peer", "internal")
+        if self._unhealing == UNHEALING_MAX:
+            return None
         pause_s = min(AGAIN_S_MIN * 2.0**self._failures, AGAIN_S_MAX)
         self._failures = min(self._failures + 1, FAILURES_MAX)
         self.again_s = now_s + pause_s

@@ -22,7 +22,7 @@ import alembic.command
 import alembic.config
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError, SQLAlchemyError
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from scheduler.blocking import run_blocking
 from scheduler.evaluation import EvaluationRow
@@ -351,14 +351,28 @@ class Store:
         return await run_blocking(self._executor, work)
 
 
-async def patiently(write: Callable[[], Awaitable[None]], patience_s: float) -> None:
-    """Repeat a write that the database could not take, for so long; then StoreUnavailable."""
+async def patiently(
+    write: Callable[[], Awaitable[None]],
+    patience_s: float,
+    refused: Callable[[StoreUnavailable], None] = lambda error: None,
+) -> None:
+    """Repeat a write that the database could not take, for so long; then StoreUnavailable.
+
+    `refused` hears of the first refusal, the second, the fourth and so on, while it is tried again.
+    """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + patience_s
+
+    def before_sleep(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if isinstance(error, StoreUnavailable) and state.attempt_number & (state.attempt_number - 1) == 0:
+            refused(error)
+
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(StoreUnavailable),
         wait=wait_random_exponential(multiplier=0.1, max=5.0),
         stop=lambda _state: loop.time() >= deadline_s,  # its clock: simulated time counts
+        before_sleep=before_sleep,
         reraise=True,
     )
     async for attempt in retrying:

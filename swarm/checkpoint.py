@@ -56,7 +56,10 @@ _SHA256 = re.compile(r"^[0-9a-f]{64}$")
 
 
 class CheckpointFailed(SwarmError):
-    """A checkpoint could not be written; earlier ones are untouched. `reason`: disk_full, storage, peer or timeout."""
+    """A checkpoint could not be written; earlier ones are untouched.
+
+    `reason`: disk_full, storage, peer, timeout, internal.
+    """
 
     code = "E1500"
 

@@ -37,7 +37,7 @@ DIRECTIONS = ("forward", "backward")
 TRAFFIC_DIRECTIONS = ("sent", "received")
 REASONS = ("timeout", "refused", "oom", "checksum", "draining", "gone")
 TRAFFIC_KINDS = ("activation", "gradient", "state")
-CHECKPOINT_FAILURES = ("disk_full", "storage", "peer", "timeout")
+CHECKPOINT_FAILURES = ("disk_full", "storage", "peer", "timeout", "internal")
 ROUND_OUTCOMES = ("averaged", "failed", "aborted")
 
 _PEER_STATES = tuple(state.value for state in PeerState)

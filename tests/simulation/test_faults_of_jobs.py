@@ -97,6 +97,13 @@ def test_a_database_that_is_locked_for_a_while_costs_time_only(tmp_path: Path, m
                 until_s = loop.time() + 6.0
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
         assert refused > 3
+        told = [
+            line.message
+            for line in scene.rig.jobs.logs.of(job.record.id).kept()[0]
+            if "waits for its row" in line.message
+        ]
+        assert 0 < len(told) < refused
+        assert "database is locked; tries again" in told[0]
 
     play(tmp_path, act)
 

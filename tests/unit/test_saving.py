@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from scheduler.brain import Fail, Finish, Mode, Note
+from scheduler.collecting import CHECKPOINT_FAILED
 from scheduler.lineage import checkpoint_counts, resumed, row_counts
 from scheduler.saving import (
     SAVING_S_MAX,
+    UNHEALING_MAX,
     BeginCheckpoint,
     DropCheckpoint,
     PublishCheckpoint,
@@ -18,6 +20,7 @@ from scheduler.saving import (
     Stopped,
     Turned,
 )
+from swarm.checkpoint import CheckpointFailed
 from swarm.messages import Average, Commit, LoadStage, Release, Route, Saved, SaveStage
 from swarm.types import JobId, JobState
 from tests.unit.test_brain import A, B, C, D, Swarm, sends
@@ -142,6 +145,31 @@ def test_final_weights_are_saved_again_until_they_are_kept_at_growing_intervals(
     assert pauses_s == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     swarm.answer(SaveStage)
     assert of(swarm.take(swarm.brain.checkpoint_kept(1, now_s)), Finish)
+
+
+def test_final_weights_that_no_stage_server_hands_over_fail_the_job_and_say_what_to_do() -> None:
+    for kept in (False, True):
+        swarm = started(steps=3)
+        for step in range(3):
+            train_a_step(swarm)
+            if step == 1:
+                swarm.answer(SaveStage)
+                if kept:
+                    swarm.take(swarm.brain.checkpoint_kept(2, 1.0))
+                else:
+                    swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "the disk is full", 1.0))
+        now_s, outputs = 1.0, []
+        for _ in range(UNHEALING_MAX):
+            assert not of(outputs, Fail)
+            swarm.answer(SaveStage)
+            outputs = swarm.take(swarm.brain.checkpoint_failed(3, "peer", "hashes contradict each other", now_s))
+            now_s = swarm.brain.due_s
+            outputs += swarm.take(swarm.brain.tick(now_s))
+        (fail,) = of(outputs, Fail)
+        assert fail.code == CHECKPOINT_FAILED == CheckpointFailed.code
+        assert "the final weights (step 3) could not be saved: hashes contradict each other" in fail.message
+        assert ("checkpoint is that of step 2" if kept else "no earlier checkpoint") in fail.message
+        assert ("swarm resume job" if kept else "submit the job again") in fail.hint
 
 
 def test_a_job_whose_final_weights_cannot_be_saved_can_be_cancelled() -> None:
