@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from scheduler.brain import Replica
 from scheduler.driver import JobDriver
-from scheduler.explaining import IdlePeer
+from scheduler.explaining import WAITING_STATES, IdlePeer
 from scheduler.fitting import needs
 from scheduler.handing import Running, Waiting, hand_out, start_with
 from scheduler.job import Job, now_s, split_of
@@ -129,6 +129,8 @@ class Assigning:
             job.driver.join(_replica(peer.hello, join.stage))
 
     async def _try_to_start(self, job: Job) -> None:
+        if job.record.state not in WAITING_STATES:
+            return  # it was cancelled or paused while another one's state was written
         stalled = job.record.state is JobState.STALLED
         if _looks(job) or (stalled and now_s() < job.tries_again_s):
             return

@@ -359,6 +359,11 @@ class JobBrain:
         return self._go_on(now_s)
 
     @property
+    def saves_again_s(self) -> float:
+        """When the final state is saved once more, after a failure; -infinity if it never failed."""
+        return self._saving.again_s
+
+    @property
     def is_stopping(self) -> bool:
         """Whether it was told to pause or to cancel."""
         return self._saving.stop is not None
@@ -651,7 +656,7 @@ class JobBrain:
             self._conclude(stopped)
 
     def _ask_to_leave(self, peer: PeerId, leave: Leave) -> None:
-        self._departures.ask(peer, leave, self._ledger.now_s, at_work=self.mode is Mode.RUNNING)
+        self._departures.ask(peer, leave, self._ledger.now_s, at_work=self.mode in (Mode.RUNNING, Mode.SAVING))
 
     # What follows ------------------------------------------------------------------------------------------------
 
@@ -664,6 +669,9 @@ class JobBrain:
             self._gather(self._census)
         if self.mode is Mode.RUNNING:
             self._advance()
+        elif self.mode is Mode.SAVING:  # which may take long: who is to go and can be spared goes
+            self._departures.begin()
+            self._departures.release(now_s)
         if self.mode in (Mode.RUNNING, Mode.SAVING):
             self._save()
         return self._outbox.take()

@@ -173,13 +173,13 @@ class JobCheckpoints:
     async def _writer(self, held: _Open) -> CheckpointWriter:
         """The writer, made by the first file that comes."""
         if held.writer is None:
-            held.writer = asyncio.ensure_future(self._make_writer(held.version))
+            held.writer = asyncio.ensure_future(self._make_writer(held.version, self._discarding))
         return await asyncio.shield(held.writer)
 
-    async def _make_writer(self, version: int) -> CheckpointWriter:
+    async def _make_writer(self, version: int, before: asyncio.Task[None] | None) -> CheckpointWriter:
         """Not before what was dropped is gone: another try at a version has the same name."""
-        if self._discarding is not None:
-            await asyncio.wait([self._discarding])
+        if before is not None:  # what was dropped before this one began: a later drop waits for this one
+            await asyncio.wait([before])
         return await self._run(lambda: CheckpointWriter(self._storage, self._spec, version, f"{self._timeline}"))
 
     async def _publish(self, held: _Open, move: PublishCheckpoint) -> None:

@@ -46,7 +46,8 @@ class Drained:
         self._drains[hello.peer] = drain
 
         async def put() -> None:
-            await self._store.put_drain(hello.peer, drain)
+            if self._drains.get(hello.peer) is drain:  # else it is over, or a newer one is in its place
+                await self._store.put_drain(hello.peer, drain)
 
         try:
             await patiently(put, patience_s=self._patience_s)

@@ -148,6 +148,7 @@ class JobDriver:
         self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
         self._progress_s = 0.0
         self._runs_out_s = math.inf  # when it has run as long as it may
+        self._ran_out = False
 
     def made_progress(self) -> None:
         """Something moved that is no commit: a stage was loaded, or a part of its weights arrived."""
@@ -196,7 +197,7 @@ class JobDriver:
             if self.brain.committed_steps != committed:
                 committed = self.brain.committed_steps
                 self.made_progress()
-            deadline_s = self._progress_s + self._no_progress_s
+            deadline_s = self._deadline_s()
             due_s = min(self.brain.due_s, self._runs_out_s)
             try:
                 async with asyncio.timeout_at(min(deadline_s, due_s)):
@@ -207,13 +208,17 @@ class JobDriver:
                     outcome = await self._carry_out(self._run_out(now_s))
                 elif now_s < deadline_s:
                     outcome = await self._carry_out(self.brain.tick(now_s))
-                elif now_s >= self._progress_s + self._no_progress_s:  # or weights are still arriving
+                elif now_s >= self._deadline_s():  # or weights are still arriving
                     return await self._give_up()
                 continue
             outcome = await self._carry_out(self._decide(item, loop.time())) or (
                 Outcome(JobState.CANCELLED, item.reason) if isinstance(item, _Cancel) else None
             )
         return outcome
+
+    def _deadline_s(self) -> float:
+        """When the job is given up if nothing moves; while the final save rests nothing can."""
+        return max(self._progress_s, self.brain.saves_again_s) + self._no_progress_s
 
     def _decide(self, item: _Item, now_s: float) -> list[Output]:
         match item:
@@ -273,7 +278,7 @@ class JobDriver:
                     return Outcome(JobState.FAILED, message, code, hint)
                 case BeginCheckpoint() | PublishCheckpoint() | DropCheckpoint():
                     self._keep(output)
-                case Turned(state=JobState.RUNNING) if self._runtime_s_max:  # it could not be paused: once more, later
+                case Turned(state=JobState.RUNNING) if self._ran_out:  # it could not be paused: once more, later
                     self._runs_out_s = asyncio.get_running_loop().time() + min(self._runtime_s_max, PAUSE_AGAIN_S)
                     self._on_turn(output)
                 case Turned() | Admitted() | Left():
@@ -307,7 +312,7 @@ class JobDriver:
 
     def _run_out(self, now_s: float) -> list[Output]:
         """The job has run as long as it may: it is paused as if a person had asked for that, with all saved."""
-        self._runs_out_s = math.inf
+        self._runs_out_s, self._ran_out = math.inf, True
         if self.brain.is_stopping:
             return []
         reason = f"limits.max_runtime_s = {self._runtime_s_max:g} has passed; swarm resume JOB gives it as long again"

@@ -120,10 +120,8 @@ class Runs:
                 microbatches=training.microbatches,
                 skipped=row.skip,
             )
-            if job.record.reason == RESTARTED:
-                self._tasks.create_task(self._book.enter(job, job.record.state, RESUMED))
-            elif job.record.state is JobState.LOADING:  # one that is to leave was never seen serving
-                self._tasks.create_task(self._book.enter(job, JobState.RUNNING, "all replicas are loaded"))
+            if job.record.reason == RESTARTED or job.record.state is JobState.LOADING:
+                self._tasks.create_task(self._goes_on(job))
             if row.step == training.steps - 1:
                 self._book.say(job, "info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}")
             self._book.changed(job)
@@ -254,6 +252,13 @@ class Runs:
     async def _turn(self, job: Job, output: Turned) -> None:
         if job.driver is not None and job.record.state in (JobState.RUNNING, JobState.PAUSING):
             await self._book.enter(job, output.state, output.reason)
+
+    async def _goes_on(self, job: Job) -> None:
+        """A step was committed; what a person said in the meantime stands."""
+        if job.record.reason == RESTARTED:
+            await self._book.enter(job, job.record.state, RESUMED)
+        elif job.record.state is JobState.LOADING:  # one that is to leave was never seen serving
+            await self._book.enter(job, JobState.RUNNING, "all replicas are loaded")
 
     async def perhaps_running(self, job: Job) -> None:
         """One of the job's replicas has loaded; if all have, it runs."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 
 from scheduler.drained import Drained
-from scheduler.store import Drain, Store
+from scheduler.store import Drain, Store, StoreUnavailable
 from swarm.logs import get_logger
 from swarm.messages import Hello
 from swarm.types import JobId, PeerId
@@ -58,4 +60,28 @@ async def test_a_drain_that_the_database_does_not_take_is_known_until_the_schedu
         connection.execute(sa.text("ALTER TABLE away RENAME TO drains"))
     await drained.keep(hello(6), "again")
     assert await store.drains() == {A: Drain(6, "again")}
+    await store.close()
+
+
+async def test_an_older_drain_that_was_written_late_does_not_replace_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(f"sqlite:///{tmp_path}/a.db", None)
+    real, is_locked = store.put_drain, True
+
+    async def put_drain(peer: PeerId, drain: Drain) -> None:
+        if is_locked or (drain.reason == "old" and await store.drains() == {}):  # the old one comes last
+            raise StoreUnavailable("database is locked")
+        await real(peer, drain)
+
+    monkeypatch.setattr(store, "put_drain", put_drain)
+    drained = Drained(store, LOG)
+    async with asyncio.timeout(20.0), asyncio.TaskGroup() as tasks:
+        tasks.create_task(drained.keep(hello(5), "old"))
+        await asyncio.sleep(0.05)
+        await drained.forget(A)
+        tasks.create_task(drained.keep(hello(6), "new"))
+        await asyncio.sleep(0.05)
+        is_locked = False
+    assert await store.drains() == {A: Drain(6, "new")}
     await store.close()

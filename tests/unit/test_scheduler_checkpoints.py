@@ -211,3 +211,22 @@ def test_a_job_says_where_its_checkpoints_go(tmp_path: Path) -> None:
     assert job_storage(spec(checkpoint__dir="memory://b/c"), JOB_ID, tmp_path).where == f"memory://b/c/{JOB}"
     with pytest.raises(InvalidConfig, match="relative"):
         job_storage(spec(checkpoint__dir="here"), JOB_ID, tmp_path)
+
+
+@pytest.mark.parametrize("is_threaded", [False, True])
+async def test_a_version_that_is_dropped_as_its_first_file_comes_stops_nothing(
+    tmp_path: Path, is_threaded: bool
+) -> None:
+    heard = Heard()
+    path = "model/model-00001-of-00002.safetensors"
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, heard, tasks, ThreadPoolExecutor(1) if is_threaded else None)
+        made.begin(4)
+        put = asyncio.create_task(made.put(header(0, path, b"xyz"), chunks(b"xyz")))
+        await asyncio.sleep(0)  # it has asked for a writer, and that has not had its turn
+        made.drop()
+        async with asyncio.timeout(10.0):
+            await asyncio.gather(put, return_exceptions=True)
+            made.publish(await put_all(made, 4))
+            await made.close()
+    assert [one.step for one in heard.kept_] == [4]
