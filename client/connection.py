@@ -161,3 +161,11 @@ class Scheduler:
                     hint="start one with: swarm up, or name another: --scheduler HOST:PORT",
                 )
             raise found from error
+        except RuntimeError as error:
+            # A signal that comes while gRPC takes its lock back hides behind the failure to give it up.
+            hidden: BaseException | None = error
+            while hidden is not None and not isinstance(hidden, KeyboardInterrupt | SystemExit):
+                hidden = hidden.__context__
+            if hidden is None:
+                raise
+            raise hidden from None
