@@ -33,7 +33,7 @@ from statistics import mean
 
 import torch
 
-from benchmarks.retained import WARM_UP_STEPS, Stays, Window, possible, window
+from benchmarks.retained import WARM_UP_STEPS, Kept, Stays, Window, possible, window
 from scheduler.job import Job
 from stage_server.device import InlineDevice
 from swarm.logs import configure
@@ -54,24 +54,13 @@ PRESENT = (PeerState.LOADING, PeerState.SERVING, PeerState.SUSPECT)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """One run; `possible` is the integral of E, in microbatches."""
+class Outcome(Kept):
+    """One run."""
 
-    microbatches: int
-    window: Window
-    possible: float
     deaths: int
     moves: float
     replayed: float
     stalled_s: float
-
-    @property
-    def efficiency(self) -> float:
-        return self.microbatches / self.possible
-
-    @property
-    def speed(self) -> float:
-        return self.microbatches / self.window.seconds
 
 
 async def _live_and_die(

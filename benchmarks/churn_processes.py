@@ -35,7 +35,7 @@ from statistics import mean
 
 import psutil
 
-from benchmarks.retained import WARM_UP_STEPS, Stays, Window, possible, window
+from benchmarks.retained import WARM_UP_STEPS, Kept, Stays, possible, window
 from tests.chaos.trial import Broken, Job, Trial
 from tests.cluster import Process
 
@@ -73,24 +73,13 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """One run; `possible` is the integral of E, in microbatches."""
+class Outcome(Kept):
+    """One run."""
 
-    microbatches: int
-    window: Window
-    possible: float
     deaths: int
     moves: int
     starts_s: tuple[float, ...]
     busy: float
-
-    @property
-    def efficiency(self) -> float:
-        return self.microbatches / self.possible
-
-    @property
-    def speed(self) -> float:
-        return self.microbatches / self.window.seconds
 
 
 class Modelled(Trial):

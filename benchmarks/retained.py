@@ -82,6 +82,25 @@ class Window:
         return self.to_s - self.from_s
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What was committed in a window; `possible` is the integral of E, in microbatches."""
+
+    microbatches: int
+    window: Window
+    possible: float
+
+    @property
+    def efficiency(self) -> float:
+        """E."""
+        return self.microbatches / self.possible
+
+    @property
+    def speed(self) -> float:
+        """Microbatches per second."""
+        return self.microbatches / self.window.seconds
+
+
 def window(commits_s: Sequence[float], until_s: float) -> Window | None:
     """From the commit that ends the warm-up to the first one at or after `until_s`; None while there is none."""
     last = next((n for n, at_s in enumerate(commits_s) if at_s >= until_s and n >= WARM_UP_STEPS), None)

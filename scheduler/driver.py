@@ -315,7 +315,8 @@ class JobDriver:
         self._runs_out_s, self._ran_out = math.inf, True
         if self.brain.is_stopping:
             return []
-        reason = f"limits.max_runtime_s = {self._runtime_s_max:g} has passed; swarm resume JOB gives it as long again"
+        again = f"swarm resume {self.brain.settings.job} gives it as long again"
+        reason = f"limits.max_runtime_s = {self._runtime_s_max:g} has passed; {again}"
         self._on_turn(Turned(JobState.PAUSING, reason))
         return self.brain.stop(JobState.PAUSED, reason, now_s)
 
@@ -326,7 +327,8 @@ class JobDriver:
             JobState.FAILED,
             f"no step was committed for {self._no_progress_s:g} s: {waiting}",
             NoProgress.code,
-            "look at the logs of that stage: swarm logs JOB; raise limits.no_progress_s if it is only slow",
+            f"look at the logs of that stage: swarm logs {self.brain.settings.job}; "
+            "raise limits.no_progress_s if it is only slow",
         )
 
 

@@ -1,6 +1,6 @@
 """The jobs of one scheduler, by name, and the one door through which their state changes.
 
-Every change of state is written to the database first, then shown to watchers, metrics and the broker.
+A change of state counts at once; then it is written to the database, and told to watchers, metrics and the broker.
 """
 
 from __future__ import annotations
