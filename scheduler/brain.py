@@ -48,6 +48,7 @@ from scheduler.outputs import (
     Note,
     Output,
     Send,
+    StandsAlone,
     WriteCommit,
     WriteEvaluation,
     listed,
@@ -97,6 +98,7 @@ __all__ = [
     "Output",
     "Replica",
     "Send",
+    "StandsAlone",
     "WriteCommit",
     "WriteEvaluation",
 ]
@@ -411,8 +413,8 @@ class JobBrain:
         return self._telling.situation(self.waiting_for(), now_s, is_running=self.mode is Mode.RUNNING)
 
     def is_joining(self, peer: PeerId) -> bool:
-        """Whether the peer fetches a stage's state, and is no replica yet."""
-        return peer in self._joining
+        """Whether the peer fetches a stage's state, or still needs something that only the others of its stage have."""
+        return peer in self._joining or (peer in self._pool and self._pool[peer].leans)
 
     @property
     def in_flight(self) -> int:
@@ -673,6 +675,7 @@ class JobBrain:
             self._departures.begin()
             self._departures.release(now_s)
         if self.mode in (Mode.RUNNING, Mode.SAVING):
+            self._stand_alone()
             self._save()
         return self._outbox.take()
 
@@ -738,6 +741,13 @@ class JobBrain:
         """Where two replicas hold one microbatch, the smaller contribution is void."""
         while (peer := self._ledger.superfluous(run.step)) is not None:
             self._rounds.void(run, peer, "another replica holds a microbatch of its set")
+
+    def _stand_alone(self) -> None:
+        """Say which of those who joined have all that their stage has."""
+        for standing in self._pool.standings():
+            if standing.leans and not self._commits.leans(standing.replica.peer):
+                standing.leans = False
+                self._outbox.put(StandsAlone(standing.replica.peer))
 
     def _rebalance(self) -> None:
         """Move a replica where that is worth it."""

@@ -87,6 +87,16 @@ class Commits:
             if self._pool.leaves.takes_part(peer, step):
                 self.send(peer, row)
 
+    def leans(self, peer: PeerId) -> bool:
+        """Whether a commit that the replica has yet to make needs means of rounds in which it was no member."""
+        stage, since = self._pool.stage_of(peer), self._pool[peer].since
+        return any(
+            stage in self._settings.units[unit] and not averaging.is_held_by(peer)
+            for run in self._progress.runs.values()
+            if run.step >= since and peer not in run.commits
+            for unit, averaging in run.rounds.items()
+        )
+
     def is_awaited(self, event: Committed) -> bool:
         """Whether the commit is one that replicas are making now."""
         run = self._progress.runs.get(event.step)

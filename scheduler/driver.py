@@ -24,6 +24,7 @@ from scheduler.brain import (
     Output,
     Replica,
     Send,
+    StandsAlone,
     WriteCommit,
     WriteEvaluation,
 )
@@ -128,7 +129,7 @@ class JobDriver:
         write_commit: CommitWriter,
         on_commit: Callable[[CommitRow], None],
         say: Callable[[str, str], None],
-        on_turn: Callable[[Turned | DropCheckpoint | Admitted | Left], None],
+        on_turn: Callable[[Turned | DropCheckpoint | Admitted | StandsAlone | Left], None],
         *,
         write_evaluation: EvaluationWriter,
         no_progress_s: float,
@@ -281,7 +282,7 @@ class JobDriver:
                 case Turned(state=JobState.RUNNING) if self._ran_out:  # it could not be paused: once more, later
                     self._runs_out_s = asyncio.get_running_loop().time() + min(self._runtime_s_max, PAUSE_AGAIN_S)
                     self._on_turn(output)
-                case Turned() | Admitted() | Left():
+                case Turned() | Admitted() | StandsAlone() | Left():
                     self._on_turn(output)
                 case Stopped(state=state, reason=reason, hint=hint):
                     return Outcome(state, reason, hint=hint)

@@ -44,6 +44,13 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class StandsAlone:
+    """A replica that joined needs nothing of the others any more: the stage would live on with it alone."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """A replica was released, and nothing depends on it any more; `target` is the stage to which it moves."""
 
@@ -80,6 +87,7 @@ Output: TypeAlias = (
     | WriteCommit
     | WriteEvaluation
     | Admitted
+    | StandsAlone
     | Left
     | Note
     | Finish

@@ -49,6 +49,7 @@ class Standing:
     loaded: Loaded | None = None
     since: int = 0  # version with which it was admitted: it has no older records
     joined_s: float = -inf
+    leans: bool = False  # it joined, and others hold what it needs for a commit that it has yet to make
     asked_s: float = nan  # when it was asked to leave
 
     @property
@@ -127,7 +128,7 @@ class Pool:
         self.add(replica)
         self._gone.discard(replica.peer)
         standing = self._standings[replica.peer]
-        standing.loaded, standing.joined_s = report, now_s
+        standing.loaded, standing.joined_s, standing.leans = report, now_s, True
 
     def sort(self) -> None:
         """Order the replicas of each stage by peer id, so that ties do not depend on who came first."""

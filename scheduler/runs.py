@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from scheduler.brain import Admitted, CommitRow, JobBrain, Left, Replica
+from scheduler.brain import Admitted, CommitRow, JobBrain, Left, Replica, StandsAlone
 from scheduler.brain_settings import brain_settings
 from scheduler.checkpoints import JobCheckpoints
 from scheduler.driver import JobDriver, Outcome
@@ -234,7 +234,7 @@ class Runs:
             optimizer=job.spec.checkpoint.optimizer,
         )
 
-    def _turned(self, job: Job, output: Turned | DropCheckpoint | Admitted | Left) -> None:
+    def _turned(self, job: Job, output: Turned | DropCheckpoint | Admitted | StandsAlone | Left) -> None:
         """The brain gave a checkpoint up, decided to pause, gave a pause up, took a peer in or let one go."""
         if isinstance(output, Left):
             if output.target is not None:
@@ -242,8 +242,9 @@ class Runs:
                 self._metrics.rebalanced(job.record.id, output.duration_s)
             return
         if isinstance(output, Admitted):
-            self._peers.serving(output.peer)
             self._peers.has(job, output.peer, output.stage)
+        elif isinstance(output, StandsAlone):
+            self._peers.serving(output.peer)
         elif isinstance(output, DropCheckpoint):
             self._metrics.checkpoint_failed(job.record.id, output.reason)
         else:

@@ -60,4 +60,5 @@ class Telling:
             standing.is_suspect,
             self._pool.leaves.wants(peer),
             standing.asked_s,
+            standing.leans,
         )

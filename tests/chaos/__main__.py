@@ -21,6 +21,7 @@ from tests.chaos.scenarios import SCENARIOS, SUPPORTED, Scenario
 from tests.chaos.trial import Broken, Void
 
 COMPARED = "microbatches compared: "
+WARNINGS = 20  # of a failed trial's scheduler that are shown
 
 
 def main() -> int:
@@ -102,10 +103,19 @@ def _run(scenario: Scenario, seed: str, long: bool, keep: Path | None) -> int | 
     if trial is None:
         again = f"python -m tests.chaos {scenario.name} --seed {seed}" + ("" if long else " --short")
         print(f"               again: {again}", flush=True)
+        for line in _warnings(folder / "scheduler.log"):
+            print(f"               {line}", flush=True)
         if keep is not None:
             shutil.copytree(folder, keep / scenario.name, dirs_exist_ok=True, ignore_dangling_symlinks=True)
     shutil.rmtree(folder, ignore_errors=True)
     return None if trial is None else trial.microbatches
+
+
+def _warnings(log: Path) -> list[str]:
+    """The last that a scheduler was not content with, and what became of its jobs, oldest first."""
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")] if log.exists() else []
+    told = [one for one in lines if one["level"] in ("warning", "error") or one["event"].startswith("job is")]
+    return [f"{one['ts']} {one['level']} {one['event']}"[:300] for one in told[-WARNINGS:]]
 
 
 if __name__ == "__main__":

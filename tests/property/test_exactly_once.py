@@ -42,6 +42,7 @@ from scheduler.brain import (
     Output,
     Replica,
     Send,
+    StandsAlone,
     WriteCommit,
 )
 from scheduler.recovery import Resumed
@@ -506,7 +507,7 @@ class World:
                     self.finished = True
                 case Fail() | Stopped() | Turned() | DropCheckpoint():
                     raise AssertionError(f"the job failed: {output}")
-                case Admitted() | Left():
+                case Admitted() | StandsAlone() | Left():
                     raise AssertionError(f"nobody was to come or go: {output}")
                 case Note():
                     self.notes.append(output.message)
