@@ -89,9 +89,9 @@ resume_from  = ""               # start from a checkpoint: a folder, or "JOB:STE
 
 [limits]
 min_replicas  = 1               # stage servers per stage before the job starts
-no_progress_s = 300.0           # 10 to 86400: no step committed for so long ends the job
+no_progress_s = 300.0           # 10 to 86400: no step committed for so long: as on_stall
 max_runtime_s = 0.0             # 0 = no limit; then it is paused, with all saved
-on_stall      = "wait"          # wait, pause or fail: a stage lost its last replica; wait: for peers, then goes on
+on_stall      = "wait"          # wait, pause or fail, where it cannot go on, such as without a stage; wait: for peers
 on_nonfinite  = "skip"          # skip, pause or fail: a step with NaN or infinite gradients
 """
 

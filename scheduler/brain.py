@@ -59,7 +59,7 @@ from scheduler.returning import Returning
 from scheduler.rounds import Expel, Rounds
 from scheduler.saving import BeginCheckpoint, PublishCheckpoint, Saving, Stopped
 from scheduler.settings import BrainSettings
-from scheduler.stalling import FAILED_HINT, nobody_back, stopped_by_loss
+from scheduler.stalling import FAILED_HINT, nobody_back, stopped_by_loss, stuck
 from scheduler.step import CommitRow, Phase, StepRun, Turn
 from scheduler.telling import Telling
 from swarm.errors import OutOfMemory, PeerUnavailable, StaleMessage
@@ -385,6 +385,20 @@ class JobBrain:
         if self.mode is Mode.SAVING:
             times_s.append(self._saving.again_s)
         return min((time_s for time_s in times_s if time_s > self._ledger.now_s), default=math.inf)
+
+    def stuck(self, for_s: float, now_s: float) -> list[Output]:
+        """Nothing moved for so long: the job cannot go on, unless it waits for nothing but a checkpoint."""
+        if self.mode is Mode.ENDED:
+            return []
+        self._ledger.now_s = now_s
+        at_work = self.mode in (Mode.RUNNING, Mode.SAVING)
+        if at_work and self._is_idle and self._saving.open is not None:
+            self._conclude(self._collecting.stuck(for_s))
+        else:
+            settings = self.settings
+            on_stall = settings.on_stall if settings.recover else "fail"
+            self._conclude(stuck(settings.job, for_s, self.waiting_for(), on_stall, self._saving.stop))
+        return self._go_on(now_s)
 
     def cancel(self, now_s: float) -> list[Output]:
         """Release all peers; the job is over."""
@@ -757,10 +771,14 @@ class JobBrain:
         if decision is not None and decision.plan is not None:
             self._ask_to_leave(decision.plan.peer, Leave(decision.reason, decision.plan.target))
 
+    @property
+    def _is_idle(self) -> bool:
+        """Nothing is to be computed."""
+        return not self._progress.runs and self._evaluations.is_idle
+
     def _save(self) -> None:
         """Begin or complete a checkpoint, or stop, if it is time."""
-        idle = not self._progress.runs and self._evaluations.is_idle
-        match self._saving.next(self._progress.agreed, self._ledger.now_s, idle=idle):
+        match self._saving.next(self._progress.agreed, self._ledger.now_s, idle=self._is_idle):
             case BeginCheckpoint(version=version):
                 self._collecting.begin(version, self._ledger.now_s)
             case PublishCheckpoint() as publish:

@@ -85,6 +85,16 @@ class Collecting:
             return None
         return self.give_up(reason, fault)
 
+    def stuck(self, for_s: float) -> End | None:
+        """Nothing moved for so long but the checkpoint under way, which all waits for: who has not handed it over is
+        asked again; storage that hangs is waited for, since nothing else has what it is writing."""
+        assert self._saving.open is not None
+        told = f"nothing came for {for_s:g} s: {self.waiting_for()}"
+        if self._saving.open.savers:
+            return self.give_up("timeout", told)
+        self._outbox.note("error", f"{told}; waits on: look at the storage of checkpoints")
+        return None
+
     def give_up(self, reason: str, fault: str) -> End | None:
         """The job goes on without the checkpoint under way, or ends where it was the last word."""
         version, kept = self._saving.give_up(), self._saving.newest

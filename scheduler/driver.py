@@ -7,7 +7,6 @@ decision is taken.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,21 +29,14 @@ from scheduler.brain import (
 )
 from scheduler.evaluation import EvaluationRow
 from scheduler.membership import Transition
+from scheduler.patience import Over, Patience
 from scheduler.recovery import Resumed
 from scheduler.saving import BeginCheckpoint, DropCheckpoint, PublishCheckpoint, Stopped, Turned
 from swarm.data.batches import Batches
-from swarm.errors import SwarmError
 from swarm.messages import Command, Evaluate, Evaluated, Event, Loaded, Route, Saved
 from swarm.types import JobState, PeerId, PeerState
 
 SAVED = "all steps committed, weights saved"
-PAUSE_AGAIN_S = 60.0  # after a pause that could not be saved
-
-
-class NoProgress(SwarmError):
-    """No step was committed for limits.no_progress_s."""
-
-    code = "E0101"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +124,7 @@ class JobDriver:
         on_turn: Callable[[Turned | DropCheckpoint | Admitted | StandsAlone | Left], None],
         *,
         write_evaluation: EvaluationWriter,
-        no_progress_s: float,
-        runtime_s_max: float,
+        patience: Patience,
     ) -> None:
         self.brain = brain
         self._batches = _Recent(batches)
@@ -144,16 +135,12 @@ class JobDriver:
         self._write_evaluation = write_evaluation
         self._on_turn = on_turn
         self.keeper: Keeper | None = None
-        self._no_progress_s = no_progress_s
-        self._runtime_s_max = runtime_s_max
+        self._patience = patience
         self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
-        self._progress_s = 0.0
-        self._runs_out_s = math.inf  # when it has run as long as it may
-        self._ran_out = False
 
     def made_progress(self) -> None:
         """Something moved that is no commit: a stage was loaded, or a part of its weights arrived."""
-        self._progress_s = asyncio.get_running_loop().time()
+        self._patience.moved(asyncio.get_running_loop().time())
 
     def on_event(self, peer: PeerId, event: Event) -> None:
         """An event of one of the job's peers."""
@@ -188,9 +175,7 @@ class JobDriver:
         `begin` says with whom, or where an earlier scheduler start stopped.
         """
         loop = asyncio.get_running_loop()
-        self._progress_s = loop.time()
-        if self._runtime_s_max:
-            self._runs_out_s = loop.time() + self._runtime_s_max
+        self._patience.begin(loop.time())
         committed = self.brain.committed_steps
         start = self.brain.resume if isinstance(begin, Resumed) else self.brain.start
         outcome = await self._carry_out(start(begin, loop.time()))  # type: ignore[arg-type]  # as just distinguished
@@ -198,28 +183,25 @@ class JobDriver:
             if self.brain.committed_steps != committed:
                 committed = self.brain.committed_steps
                 self.made_progress()
-            deadline_s = self._deadline_s()
-            due_s = min(self.brain.due_s, self._runs_out_s)
             try:
-                async with asyncio.timeout_at(min(deadline_s, due_s)):
+                async with asyncio.timeout_at(min(self.brain.due_s, self._patience.due_s(self.brain.saves_again_s))):
                     item = await self._inbox.get()
             except TimeoutError:
-                now_s = loop.time()
-                if now_s >= self._runs_out_s:
-                    outcome = await self._carry_out(self._run_out(now_s))
-                elif now_s < deadline_s:
-                    outcome = await self._carry_out(self.brain.tick(now_s))
-                elif now_s >= self._deadline_s():  # or weights are still arriving
-                    return await self._give_up()
+                outcome = await self._carry_out(self._time_passed(loop.time()))
                 continue
             outcome = await self._carry_out(self._decide(item, loop.time())) or (
                 Outcome(JobState.CANCELLED, item.reason) if isinstance(item, _Cancel) else None
             )
         return outcome
 
-    def _deadline_s(self) -> float:
-        """When the job is given up if nothing moves; while the final save rests nothing can."""
-        return max(self._progress_s, self.brain.saves_again_s) + self._no_progress_s
+    def _time_passed(self, now_s: float) -> list[Output]:
+        match self._patience.over(now_s, self.brain.saves_again_s):
+            case Over.RAN_OUT:
+                return self._run_out(now_s)
+            case Over.STILL:
+                return self.brain.stuck(self._patience.still_s_max, now_s)
+            case None:
+                return self.brain.tick(now_s)
 
     def _decide(self, item: _Item, now_s: float) -> list[Output]:
         match item:
@@ -271,6 +253,7 @@ class JobDriver:
                         return outcome
                 case WriteEvaluation(row=evaluation):
                     await self._write_evaluation(evaluation)
+                    self.made_progress()
                 case Note(level=level, message=message):
                     self._say(level, message)
                 case Finish():
@@ -279,13 +262,13 @@ class JobDriver:
                     return Outcome(JobState.FAILED, message, code, hint)
                 case BeginCheckpoint() | PublishCheckpoint() | DropCheckpoint():
                     self._keep(output)
-                case Turned(state=JobState.RUNNING) if self._ran_out:  # it could not be paused: once more, later
-                    self._runs_out_s = asyncio.get_running_loop().time() + min(self._runtime_s_max, PAUSE_AGAIN_S)
+                case Turned(state=JobState.RUNNING):
+                    self._patience.goes_on(asyncio.get_running_loop().time())
                     self._on_turn(output)
                 case Turned() | Admitted() | StandsAlone() | Left():
                     self._on_turn(output)
-                case Stopped(state=state, reason=reason, hint=hint):
-                    return Outcome(state, reason, hint=hint)
+                case Stopped(state=state, reason=reason, hint=hint, error_code=error_code):
+                    return Outcome(state, reason, error_code, hint)
                 case _:
                     assert_never(output)
         return None
@@ -313,24 +296,12 @@ class JobDriver:
 
     def _run_out(self, now_s: float) -> list[Output]:
         """The job has run as long as it may: it is paused as if a person had asked for that, with all saved."""
-        self._runs_out_s, self._ran_out = math.inf, True
         if self.brain.is_stopping:
             return []
         again = f"swarm resume {self.brain.settings.job} gives it as long again"
-        reason = f"limits.max_runtime_s = {self._runtime_s_max:g} has passed; {again}"
+        reason = f"limits.max_runtime_s = {self._patience.runtime_s_max:g} has passed; {again}"
         self._on_turn(Turned(JobState.PAUSING, reason))
         return self.brain.stop(JobState.PAUSED, reason, now_s)
-
-    async def _give_up(self) -> Outcome:
-        waiting = self.brain.waiting_for()
-        await self._carry_out(self.brain.cancel(asyncio.get_running_loop().time()))
-        return Outcome(
-            JobState.FAILED,
-            f"no step was committed for {self._no_progress_s:g} s: {waiting}",
-            NoProgress.code,
-            f"look at the logs of that stage: swarm logs {self.brain.settings.job}; "
-            "raise limits.no_progress_s if it is only slow",
-        )
 
 
 class _Recent:

@@ -326,7 +326,7 @@ class Jobs:
         self.logs.open(record.id)
         if beginning.skipped:
             self._book.say(job, "warning", beginning.skipped)
-        job.failures = 0
+        job.failures = job.furthest = 0
         told = f"goes on at step {beginning.step} {beginning.source}"
         await self._book.enter(job, JobState.QUEUED, told, error_code="", hint="")
         self._peers.wake.set()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -19,10 +20,11 @@ from scheduler.jobbook import JobBook
 from scheduler.jobfiles import JobFiles
 from scheduler.keeping import Keeping
 from scheduler.membership import Membership
+from scheduler.patience import Patience
 from scheduler.peers import Peers
 from scheduler.recovery import Resumed
 from scheduler.saving import DropCheckpoint, Turned
-from scheduler.stalling import resume_hint, seeking, stalled_hint
+from scheduler.stalling import gives_up, resume_hint, seeking, stalled_hint
 from scheduler.store import Fenced, Store, StoreUnavailable, patiently
 from swarm.checkpoint import Checkpoint, CheckpointFailed, Facts
 from swarm.data.batches import Batches
@@ -103,7 +105,7 @@ class Runs:
                 text = f"step {row.step} waits for its row: {error.message}; tries again, and nothing is lost meanwhile"
                 self._book.say(job, "error", text)
 
-            await patiently(write, patience_s=spec.limits.no_progress_s, refused=refused)
+            await patiently(write, patience_s=math.inf, refused=refused)  # its replicas keep what they have meanwhile
 
         def on_commit(row: CommitRow) -> None:
             at_s = now_s()
@@ -127,8 +129,7 @@ class Runs:
             self._book.changed(job)
 
         async def write_evaluation(row: EvaluationRow) -> None:
-            write = partial(self._store.put_evaluation, record.id, row, self._wall_s())
-            await patiently(write, patience_s=spec.limits.no_progress_s)
+            await patiently(partial(self._store.put_evaluation, record.id, row, self._wall_s()), patience_s=math.inf)
             job.progress.evaluation_loss, job.progress.evaluation_step = row.loss, row.version
             self._metrics.evaluated(record.id, step=row.version, loss=row.loss)
             found = f"loss {row.loss:.4f}, perplexity {perplexity(row.loss):.4g}"
@@ -151,8 +152,7 @@ class Runs:
             lambda level, text: self._book.say(job, level, text),
             lambda output: self._turned(job, output),
             write_evaluation=write_evaluation,
-            no_progress_s=spec.limits.no_progress_s,
-            runtime_s_max=spec.limits.max_runtime_s,
+            patience=Patience(spec.limits.no_progress_s, spec.limits.max_runtime_s),
         )
 
     async def _drive(
@@ -175,8 +175,13 @@ class Runs:
                 JobState.FAILED, f"internal error: {error!r}", SwarmError.code, "see the scheduler's log; report this"
             )
         if outcome.state is JobState.STALLED:
-            await self._stall(job, outcome)
-            return
+            committed, furthest = driver.brain.committed_steps, max(job.furthest, job.record.first_steps[-1])
+            job.failures = 0 if committed > furthest else job.failures + 1
+            job.furthest = max(committed, furthest)
+            if not gives_up(outcome.error_code, job.failures):
+                await self._stall(job, outcome)
+                return
+            outcome = replace(outcome, state=JobState.FAILED, reason=f"{outcome.reason}; {job.failures} times in a row")
         if job.keeper is not None:
             await job.keeper.close()
         job.driver = job.keeper = None
@@ -192,10 +197,7 @@ class Runs:
         self._peers.wake.set()
 
     async def _stall(self, job: Job, outcome: Outcome) -> None:
-        """The job lost a stage: free its peers, and take it back to where it can go on."""
-        assert job.driver is not None
-        trained = job.driver.brain.committed_steps > job.record.first_steps[-1]
-        job.failures = 0 if trained else job.failures + 1
+        """The job lost a stage, or stands still: free its peers, and take it back to where it can go on."""
         keeper, job.driver, job.keeper, job.stages = job.keeper, None, None, {}
         self._peers.release_all(job, outcome.reason)
         hint = stalled_hint(job.record.id)

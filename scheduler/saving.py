@@ -71,12 +71,13 @@ class DropCheckpoint:
 class Stopped:
     """The job stopped before its last step: paused or cancelled with all saved that can be, or without a stage.
 
-    `hint`: what a person can do, where a stage was lost.
+    `hint`: what a person can do, where a stage was lost or nothing moved; `error_code`: of the latter.
     """
 
     state: JobState
     reason: str
     hint: str = ""
+    error_code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

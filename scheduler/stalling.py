@@ -1,6 +1,8 @@
-"""What becomes of a job when no replica of a stage is left: what that stage did since the newest checkpoint is lost.
+"""What becomes of a job that cannot go on: no replica of a stage is left, or no step was committed for too long.
 
-    stage lost ─┬─ was told to pause or to cancel ──▶ paused | cancelled
+What was trained since the newest checkpoint is lost then, for all stages.
+
+    cannot  ────┬─ was told to pause or to cancel ──▶ paused | cancelled
                 ├─ on_stall = "pause" ──▶ paused
                 ├─ on_stall = "fail" ──▶ failed
                 └─ on_stall = "wait" ──▶ STALLED ─┬─ newest checkpoint that verifies, or none was written ──▶ a new
@@ -9,8 +11,9 @@
                                                   ├─ it has all steps ──▶ succeeded
                                                   └─ none of those written verifies ──▶ paused
 
-A job that loses a stage again before it has committed a step waits before it loads again, longer each time (`pause_s`):
-a stage that is too large for its stage server ends it whenever it is loaded, and would do so for ever without a rest.
+A job that comes to that again before it has got further than ever waits before it loads again, longer each time
+(`pause_s`): a stage that is too large for its stage server ends it whenever it is loaded, and would do so for ever
+without a rest. One that makes no progress may just be slow, which loading again does not heal: it fails in the end.
 
 All stages go back together, on a new timeline: whoever still holds something of the one before is told to let it go.
 Going back to the start although checkpoints were written is for a person to decide: what does not verify may be a disk
@@ -20,17 +23,28 @@ that is away for a while, and what a job has left behind is removed sooner or la
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 
+from scheduler.outputs import Fail
 from scheduler.saving import Stopped
+from swarm.errors import SwarmError
 from swarm.types import JobId, JobState, OnStall, PeerId
 
 LOST_HINT = "start a stage server in its place"
+STUCK_HINT = "raise limits.no_progress_s if it is only slow; else look at the logs of what it waits for: swarm logs "
+STUCK_MAX = 3  # times in a row without getting further
 FAILED_HINT = f"{LOST_HINT}, then submit the job again"
 RETRY_S = 1.0  # the first pause; doubles with each failure in a row
 RETRY_S_MAX = 60.0
 _SEEKS = "; looks for the newest checkpoint that verifies"
 _GOES_ON = "; goes on at step "
+
+
+class NoProgress(SwarmError):
+    """No step was committed for limits.no_progress_s."""
+
+    code = "E0101"
 
 
 class Way(StrEnum):
@@ -53,6 +67,18 @@ def stopped_by_loss(lost: str, on_stall: OnStall, stop: Stopped | None) -> Stopp
             return Stopped(JobState.PAUSED, f'{lost} (limits.on_stall = "pause")', LOST_HINT)
         case "fail":
             return None
+
+
+def stuck(job: JobId, for_s: float, waiting: str, on_stall: OnStall, stop: Stopped | None) -> Stopped | Fail:
+    """How a job ends that has committed no step for so long; `waiting` says what for."""
+    told, hint = f"no step was committed for {for_s:g} s: {waiting}", STUCK_HINT + job
+    stopped = stopped_by_loss(told, on_stall, stop)
+    return replace(stopped, hint=hint, error_code=NoProgress.code) if stopped else Fail(NoProgress.code, told, hint)
+
+
+def gives_up(error_code: str, failures: int) -> bool:
+    """Whether a job that stalled so often in a row without getting further fails now."""
+    return error_code == NoProgress.code and failures >= STUCK_MAX
 
 
 def nobody_back(stages: Iterable[int], known: Mapping[PeerId, int]) -> str:

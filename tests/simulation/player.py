@@ -162,6 +162,8 @@ async def _play_out(world: World, scenario: Scenario, shape: Shape, result: Resu
             if job is not None and job.record.state.value != state:
                 state = job.record.state.value
                 world.history.add("", 0, JobIs(state, job.record.reason))
+                if "no step was committed for" in job.record.reason:  # it may heal by itself, and is a bug all the same
+                    result.failures.append(f"I11: {job.record.reason}")
             if JobState(state or "queued").is_final:
                 break
             if not world.is_calm and loop.time() - started_s > scenario.safety_s:

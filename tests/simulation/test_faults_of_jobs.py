@@ -108,25 +108,6 @@ def test_a_database_that_is_locked_for_a_while_costs_time_only(tmp_path: Path, m
     play(tmp_path, act)
 
 
-def test_a_database_that_stays_away_fails_the_job_and_not_the_scheduler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def act(scene: Scene) -> None:
-        real = scene.rig.store.put_commit
-
-        async def refused(*_: object) -> None:
-            raise StoreUnavailable("database is locked")
-
-        monkeypatch.setattr(scene.rig.store, "put_commit", refused)
-        job = await scene.submit()
-        await scene.rig.finished(job)
-        assert (job.record.state, job.record.error_code) == (JobState.FAILED, StoreUnavailable.code)
-        monkeypatch.setattr(scene.rig.store, "put_commit", real)
-        await scene.works()
-
-    play(tmp_path, act)
-
-
 def test_a_lie_about_saved_weights_fails_the_job_and_not_the_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

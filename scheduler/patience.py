@@ -1,0 +1,62 @@
+"""How long a job may run, and how long it may stand still.
+
+    begin ──▶ at work ──moved──▶ ...          nothing moved for too long ──▶ STILL: again when as long has passed
+                 └──the time it may run is over──▶ RAN_OUT, once ──it could not be paused──▶ once more, later
+
+All times are those of one clock, in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+PAUSE_AGAIN_S = 60.0  # after a pause that could not be saved
+
+
+class Over(StrEnum):
+    """What the patience with a job is over for."""
+
+    RAN_OUT = "ran out"
+    STILL = "still"
+
+
+class Patience:
+    """The patience with one job; `runtime_s_max` 0 = it may run for as long as it takes."""
+
+    def __init__(self, still_s_max: float, runtime_s_max: float) -> None:
+        self.still_s_max = still_s_max
+        self.runtime_s_max = runtime_s_max
+        self._moved_s = self._runs_out_s = math.inf
+        self._ran_out = False
+
+    def begin(self, now_s: float) -> None:
+        """The job is at work."""
+        self._moved_s = now_s
+        self._runs_out_s = now_s + self.runtime_s_max if self.runtime_s_max else math.inf
+
+    def moved(self, now_s: float) -> None:
+        """A step was committed, or something else came forward."""
+        self._moved_s = now_s
+
+    def goes_on(self, now_s: float) -> None:
+        """The job could not be paused; if that was because its time is over, it is tried again."""
+        if self._ran_out:
+            self._runs_out_s = now_s + min(self.runtime_s_max, PAUSE_AGAIN_S)
+
+    def over(self, now_s: float, rests_until_s: float = -math.inf) -> Over | None:
+        """What it is over for, if anything; each is said once. Nothing can move before `rests_until_s`."""
+        if now_s >= self._runs_out_s:
+            self._runs_out_s, self._ran_out = math.inf, True
+            return Over.RAN_OUT
+        if now_s >= self._still_s(rests_until_s):
+            self._moved_s = now_s
+            return Over.STILL
+        return None
+
+    def due_s(self, rests_until_s: float = -math.inf) -> float:
+        """When `over` is to be asked next."""
+        return min(self._runs_out_s, self._still_s(rests_until_s))
+
+    def _still_s(self, rests_until_s: float) -> float:
+        return max(self._moved_s, rests_until_s) + self.still_s_max
