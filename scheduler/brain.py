@@ -4,7 +4,7 @@
       resume ─▶ GATHERING ──all known are back────────────┘  feed microbatches, average full steps,              ▲
                            (or grace is over)                write rows, commit, compare digests, save now and then
                                                                   ├── to be paused or cancelled: committed, saved ┤
-                                           anywhere: the last replica of a stage is lost (stalling.py) ───────────┘
+                                           anywhere: the last replica of a stage is lost, nothing moves (stalling.py) ─┘
 
 The brain is the top: it takes events in, asks the parts below in turn, and alone changes the mode. It never waits and
 never looks at a clock. Its rules of order are two: a row is written before any replica hears of the commit, and
@@ -759,9 +759,10 @@ class JobBrain:
     def _stand_alone(self) -> None:
         """Say which of those who joined have all that their stage has."""
         for standing in self._pool.standings():
-            if standing.leans and not self._commits.leans(standing.replica.peer):
+            replica = standing.replica
+            if standing.leans and not self._commits.leans(replica.peer):
                 standing.leans = False
-                self._outbox.put(StandsAlone(standing.replica.peer))
+                self._outbox.put(StandsAlone(replica.peer, replica.incarnation))
 
     def _rebalance(self) -> None:
         """Move a replica where that is worth it."""

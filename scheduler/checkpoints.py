@@ -69,6 +69,12 @@ class _Open:
     facts: Facts
     since_s: float
     writer: asyncio.Future[CheckpointWriter] | None = None
+    publishing: asyncio.Task[None] | None = None
+
+    @property
+    def is_being_published(self) -> bool:
+        """It is complete any moment, or breaks by itself."""
+        return self.publishing is not None and not self.publishing.done()
 
 
 class JobCheckpoints:
@@ -154,12 +160,12 @@ class JobCheckpoints:
     def publish(self, move: PublishCheckpoint) -> None:
         """Complete the checkpoint in the background; the listener hears what became of it."""
         assert self._open is not None
-        self._start(self._publish(self._open, move))
+        self._open.publishing = self._start(self._publish(self._open, move))
 
     def drop(self) -> None:
-        """Forget what was collected."""
+        """Forget what was collected; what is being published may still come to be."""
         held, self._open = self._open, None
-        if held is not None and held.writer is not None:
+        if held is not None and held.writer is not None and not held.is_being_published:
             self._discarding = self._start(self._discard(held.writer, self._discarding))
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ without a checkpoint; the one after the last step is tried again until it is kep
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TypeAlias
 
 from scheduler.books import Books
@@ -29,6 +30,7 @@ class Collecting:
         self._ledger = books.ledger
         self._saving = saving
         self._outbox = books.outbox
+        self._owed: Counter[PeerId] = Counter()  # how often each did not hand over what all waited for
 
     def committed(self, version: int, *, skipped: bool, now_s: float) -> None:
         """The replicas were just told to make `version`: who shall save it must be told next."""
@@ -48,10 +50,7 @@ class Collecting:
     def begin(self, version: int, now_s: float) -> None:
         """Ask one replica of each stage, the one with the least to do, for its state."""
         self._outbox.put(BeginCheckpoint(version))
-        leaves, outstanding = self._pool.leaves, self._ledger.outstanding
-        savers = [
-            min(peers, key=lambda peer: (peer in leaves, outstanding(peer), peer)) for peers in self._pool.by_stage
-        ]
+        savers = [min(peers, key=self._reluctance) for peers in self._pool.by_stage]
         self._saving.begin(version, savers, now_s)
         for saver in savers:
             self._ask(saver, version)
@@ -73,8 +72,7 @@ class Collecting:
         if held.version != self._progress.committed:
             return self.give_up("peer", f"stage server {peer} was lost before it had handed over stage {stage}")
         # Others hold that version still.
-        pool = self._pool
-        saver = min(pool.by_stage[stage], key=lambda one: (one in pool.leaves, pool.is_suspect(one), one))
+        saver = min(self._pool.by_stage[stage], key=self._reluctance)
         self._saving.replace(stage, peer, saver)
         self._ask(saver, held.version)
         return None
@@ -86,11 +84,16 @@ class Collecting:
         return self.give_up(reason, fault)
 
     def stuck(self, for_s: float) -> End | None:
-        """Nothing moved for so long but the checkpoint under way, which all waits for: who has not handed it over is
-        asked again; storage that hangs is waited for, since nothing else has what it is writing."""
-        assert self._saving.open is not None
+        """Nothing came for so long of the checkpoint that all waits for.
+
+        Who owes a part is not asked again if there is another one. Storage that hangs is waited for, since only the
+        replicas have what it is writing; but not by a job that shall be cancelled.
+        """
+        held, stop = self._saving.open, self._saving.stop
+        assert held is not None
         told = f"nothing came for {for_s:g} s: {self.waiting_for()}"
-        if self._saving.open.savers:
+        self._owed.update(held.savers.keys())
+        if held.savers or (stop is not None and stop.state is JobState.CANCELLED):
             return self.give_up("timeout", told)
         self._outbox.note("error", f"{told}; waits on: look at the storage of checkpoints")
         return None
@@ -136,6 +139,11 @@ class Collecting:
         if held.savers:
             return f"waits for {listed(held.savers)} to hand over the weights"
         return f"waits until the checkpoint at step {held.version} is written"
+
+    def _reluctance(self, peer: PeerId) -> tuple[bool, bool, int, int, PeerId]:
+        """The replica of a stage with the least of it is asked for the stage's state."""
+        leaves, is_suspect = peer in self._pool.leaves, self._pool.is_suspect(peer)
+        return self._owed[peer] > 0, leaves or is_suspect, self._owed[peer], self._ledger.outstanding(peer), peer
 
     def _ask(self, saver: PeerId, version: int) -> None:
         settings = self._settings

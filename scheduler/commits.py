@@ -73,9 +73,8 @@ class Commits:
         settings, stage = self._settings, self._pool.stage_of(peer)
         units = [unit for unit, stages in settings.units.items() if stage in stages]
         rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in units if unit in row.rounds)
-        averaged = self._progress.runs[row.step].rounds
-        took_part = all(unit in averaged and averaged[unit].is_held_by(peer) for unit in units)
-        donors = () if took_part or not rounds else choose_donors(self._pool.donors(stage, row.step, peer), self._rng)
+        holds = self._holds(peer, self._progress.runs[row.step])
+        donors = () if holds else choose_donors(self._pool.donors(stage, row.step, peer), self._rng)
         rate, version = row.learning_rate, row.step + 1
         self._outbox.send(peer, Commit(row.timeline, row.step, version, rounds, rate, row.scale, row.skip, donors))
 
@@ -89,13 +88,20 @@ class Commits:
 
     def leans(self, peer: PeerId) -> bool:
         """Whether a commit that the replica has yet to make needs means of rounds in which it was no member."""
-        stage, since = self._pool.stage_of(peer), self._pool[peer].since
+        since, takes_part = self._pool[peer].since, self._pool.leaves.takes_part
         return any(
-            stage in self._settings.units[unit] and not averaging.is_held_by(peer)
+            run.step >= since and takes_part(peer, run.step) and peer not in run.commits and not self._holds(peer, run)
             for run in self._progress.runs.values()
-            if run.step >= since and peer not in run.commits
-            for unit, averaging in run.rounds.items()
         )
+
+    def _holds(self, peer: PeerId, run: StepRun) -> bool:
+        """Whether the replica has the means that the step's commit makes effective, as far as is known.
+
+        Of rounds under an earlier scheduler start it is not known who took part.
+        """
+        stage, rounds = self._pool.stage_of(peer), run.rounds if run.row is None else run.row.rounds
+        units = [unit for unit in rounds if stage in self._settings.units[unit]]
+        return all(unit in run.rounds and run.rounds[unit].is_held_by(peer) for unit in units)
 
     def is_awaited(self, event: Committed) -> bool:
         """Whether the commit is one that replicas are making now."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, assert_never
 
@@ -33,7 +33,18 @@ from scheduler.patience import Over, Patience
 from scheduler.recovery import Resumed
 from scheduler.saving import BeginCheckpoint, DropCheckpoint, PublishCheckpoint, Stopped, Turned
 from swarm.data.batches import Batches
-from swarm.messages import Command, Evaluate, Evaluated, Event, Loaded, Route, Saved
+from swarm.messages import (
+    ChaosBegun,
+    Command,
+    Evaluate,
+    Evaluated,
+    Event,
+    Heartbeat,
+    Loaded,
+    Logged,
+    Route,
+    Saved,
+)
 from swarm.types import JobState, PeerId, PeerState
 
 SAVED = "all steps committed, weights saved"
@@ -137,6 +148,7 @@ class JobDriver:
         self.keeper: Keeper | None = None
         self._patience = patience
         self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
+        self._cancelled = asyncio.Event()
 
     def made_progress(self) -> None:
         """Something moved that is no commit: a stage was loaded, or a part of its weights arrived."""
@@ -146,6 +158,8 @@ class JobDriver:
         """An event of one of the job's peers."""
         if isinstance(event, Loaded | Saved | Evaluated):
             self.made_progress()
+        if isinstance(event, Heartbeat | Logged | ChaosBegun):
+            return  # the brain has no use for them, and the inbox may wait for a database for hours
         self._inbox.put_nowait(_Happened(peer, event))
 
     def on_transition(self, transition: Transition) -> None:
@@ -157,7 +171,8 @@ class JobDriver:
         self._inbox.put_nowait(_Joins(replica))
 
     def cancel(self, reason: str) -> None:
-        """End the job soon; asking twice is the same as once."""
+        """End the job soon, whatever it waits for; asking twice is the same as once."""
+        self._cancelled.set()
         self._inbox.put_nowait(_Cancel(reason))
 
     def stop(self, state: JobState, reason: str) -> None:
@@ -245,14 +260,15 @@ class JobDriver:
                 case Send(peer=peer, command=command):
                     self._send(peer, self._with_tokens(peer, command))
                 case WriteCommit(row=row):
-                    await self._write_commit(row)
+                    if not await self._written(self._write_commit(row)):
+                        continue
                     self._on_commit(row)
                     now_s = asyncio.get_running_loop().time()
                     outcome = await self._carry_out(self.brain.row_written(row.step, now_s))
                     if outcome is not None:
                         return outcome
                 case WriteEvaluation(row=evaluation):
-                    await self._write_evaluation(evaluation)
+                    await self._written(self._write_evaluation(evaluation))
                     self.made_progress()
                 case Note(level=level, message=message):
                     self._say(level, message)
@@ -272,6 +288,21 @@ class JobDriver:
                 case _:
                     assert_never(output)
         return None
+
+    async def _written(self, write: Coroutine[object, object, None]) -> bool:
+        """Whether it was written; False if the job was cancelled meanwhile, which the inbox says next.
+
+        What becomes of the write then does not matter: who resumes the job begins a new timeline.
+        """
+        writing, cancelled = asyncio.ensure_future(write), asyncio.ensure_future(self._cancelled.wait())
+        try:
+            await asyncio.wait((writing, cancelled), return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                await writing
+            return writing.done()
+        finally:
+            writing.cancel()
+            cancelled.cancel()
 
     def _keep(self, output: BeginCheckpoint | PublishCheckpoint | DropCheckpoint) -> None:
         assert self.keeper is not None, "a job at work has a keeper"

@@ -1,4 +1,4 @@
-"""How a job that lost a stage goes back to where it can go on; stalling.py decides, this carries it out."""
+"""How a job that lost a stage, or stood still, goes back to where it can go on, as stalling.py decides."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class GoingBack:
         if beginning.skipped:
             self._book.say(job, "warning", beginning.skipped)
         job.gone_back = going_on(lost, beginning.step, beginning.source, beginning.skipped)
-        job.tries_again_s = now_s() + pause_s(job.failures)
-        told, hint = pausing(job.gone_back, job.failures), stalled_hint(record.id, job.failures)
+        job.tries_again_s = now_s() + pause_s(job.stalls)
+        told, hint = pausing(job.gone_back, job.stalls), stalled_hint(record.id, job.stalls)
         await self._book.enter(job, JobState.STALLED, told, hint=hint)
         self._peers.wake.set()

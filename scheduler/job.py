@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from scheduler.brain import CommitRow
 from scheduler.checkpoints import JobCheckpoints
 from scheduler.driver import JobDriver
+from scheduler.stalling import Stalls
 from scheduler.store import JobRecord
 from swarm.checkpoint import Checkpoint
 from swarm.config import JobSpec
@@ -72,8 +73,7 @@ class Job:
     newest: Checkpoint | None = None
     gone_back: str = ""  # what a stalled job lost and where it goes on, once it is ready to be placed
     stages: dict[int, list[PeerId]] = field(default_factory=dict)
-    failures: int = 0  # times in a row that it stalled without getting further than ever
-    furthest: int = 0  # steps that were ever committed, those that are lost among them
+    stalls: Stalls = field(default_factory=Stalls)
     tries_again_s: float = 0.0  # a stalled job
     at_start: int = 0  # replicas with which it began to work
     waits_since_s: float = 0.0  # for peers

@@ -2,7 +2,7 @@
 
     submit ─▶ queued ─▶ placing ─▶ loading ─▶ running ─▶ succeeded | failed | cancelled
                 ▲               ▲                │ ╲
-                │               └──── stalled ◀──┘  (a stage lost its last replica: back to a checkpoint)
+                │               └──── stalled ◀──┘  (a stage lost, or nothing moves: back to a checkpoint)
                 └──resume── failed | cancelled | paused ◀─ pausing
 
 `Jobs` is what people and stage servers talk to. Behind it: `JobBook` (the jobs, and every change of their state),
@@ -33,6 +33,7 @@ from scheduler.membership import Membership, Transition
 from scheduler.peers import Peers
 from scheduler.placement import stages_for
 from scheduler.runs import Runs
+from scheduler.stalling import Stalls
 from scheduler.state_files import check_uploaded
 from scheduler.store import JobRecord, JobTokens, Store
 from scheduler.timelines import Timelines, starting_at
@@ -326,7 +327,7 @@ class Jobs:
         self.logs.open(record.id)
         if beginning.skipped:
             self._book.say(job, "warning", beginning.skipped)
-        job.failures = job.furthest = 0
+        job.stalls = Stalls()
         told = f"goes on at step {beginning.step} {beginning.source}"
         await self._book.enter(job, JobState.QUEUED, told, error_code="", hint="")
         self._peers.wake.set()

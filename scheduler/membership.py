@@ -6,6 +6,8 @@
                                                                   │
                             leaving: ... ──▶ DRAINING             └──grace over──▶ GONE ──hello──▶ IDLE
 
+One that joins a job at work is loaded, in this sense, once the stage would live on with it alone.
+
 A peer is an id and an incarnation (one per process start). Whatever an older incarnation says changes nothing; a newer
 one replaces it, and the older is gone at once. A peer that was gone comes back with nothing: its work was void.
 """

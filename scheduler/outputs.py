@@ -48,6 +48,7 @@ class StandsAlone:
     """A replica that joined needs nothing of the others any more: the stage would live on with it alone."""
 
     peer: PeerId
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import math
 from enum import StrEnum
 
 PAUSE_AGAIN_S = 60.0  # after a pause that could not be saved
+STOOD_STILL_S = 1.0  # who asks so much too late did not run: it was not the job that stood still
 
 
 class Over(StrEnum):
@@ -49,10 +50,10 @@ class Patience:
         if now_s >= self._runs_out_s:
             self._runs_out_s, self._ran_out = math.inf, True
             return Over.RAN_OUT
-        if now_s >= self._still_s(rests_until_s):
+        late_s = now_s - self._still_s(rests_until_s)
+        if late_s >= 0.0:
             self._moved_s = now_s
-            return Over.STILL
-        return None
+        return Over.STILL if 0.0 <= late_s < STOOD_STILL_S else None
 
     def due_s(self, rests_until_s: float = -math.inf) -> float:
         """When `over` is to be asked next."""

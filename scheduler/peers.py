@@ -58,7 +58,7 @@ class Peers:
         self.has(job, peer, stage)
 
     def serving(self, peer: PeerId) -> None:
-        """The peer has loaded its stage."""
+        """The peer has all that its stage has."""
         self._tell(self._membership.serving(peer, now_s()))
 
     def leave(self, peer: PeerId, reason: str) -> None:

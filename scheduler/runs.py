@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -24,7 +24,7 @@ from scheduler.patience import Patience
 from scheduler.peers import Peers
 from scheduler.recovery import Resumed
 from scheduler.saving import DropCheckpoint, Turned
-from scheduler.stalling import gives_up, resume_hint, seeking, stalled_hint
+from scheduler.stalling import resume_hint, seeking, stalled_hint
 from scheduler.store import Fenced, Store, StoreUnavailable, patiently
 from swarm.checkpoint import Checkpoint, CheckpointFailed, Facts
 from swarm.data.batches import Batches
@@ -98,14 +98,17 @@ class Runs:
         settings = brain_settings(record, spec, self._store.epoch, batches, self._files.state(job).listed)
         last_s = [now_s()]
 
-        async def write_commit(row: CommitRow) -> None:
-            write = partial(self._store.put_commit, record.id, row, self._wall_s())
+        async def until_written(what: str, write: Callable[[], Awaitable[None]]) -> None:
+            """However long that takes: the replicas keep what they have meanwhile."""
 
             def refused(error: StoreUnavailable) -> None:
-                text = f"step {row.step} waits for its row: {error.message}; tries again, and nothing is lost meanwhile"
-                self._book.say(job, "error", text)
+                again = "tries again, and nothing is lost meanwhile"
+                self._book.say(job, "error", f"{what} waits for its row: {error.message}; {again}")
 
-            await patiently(write, patience_s=math.inf, refused=refused)  # its replicas keep what they have meanwhile
+            await patiently(write, patience_s=math.inf, refused=refused)
+
+        async def write_commit(row: CommitRow) -> None:
+            await until_written(f"step {row.step}", partial(self._store.put_commit, record.id, row, self._wall_s()))
 
         def on_commit(row: CommitRow) -> None:
             at_s = now_s()
@@ -129,7 +132,8 @@ class Runs:
             self._book.changed(job)
 
         async def write_evaluation(row: EvaluationRow) -> None:
-            await patiently(partial(self._store.put_evaluation, record.id, row, self._wall_s()), patience_s=math.inf)
+            write = partial(self._store.put_evaluation, record.id, row, self._wall_s())
+            await until_written(f"the evaluation after step {row.version}", write)
             job.progress.evaluation_loss, job.progress.evaluation_step = row.loss, row.version
             self._metrics.evaluated(record.id, step=row.version, loss=row.loss)
             found = f"loss {row.loss:.4f}, perplexity {perplexity(row.loss):.4g}"
@@ -175,13 +179,14 @@ class Runs:
                 JobState.FAILED, f"internal error: {error!r}", SwarmError.code, "see the scheduler's log; report this"
             )
         if outcome.state is JobState.STALLED:
-            committed, furthest = driver.brain.committed_steps, max(job.furthest, job.record.first_steps[-1])
-            job.failures = 0 if committed > furthest else job.failures + 1
-            job.furthest = max(committed, furthest)
-            if not gives_up(outcome.error_code, job.failures):
+            job.stalls = job.stalls.after(
+                driver.brain.committed_steps, job.record.first_steps[-1], stood_still=bool(outcome.error_code)
+            )
+            if not job.stalls.are_too_many:
                 await self._stall(job, outcome)
                 return
-            outcome = replace(outcome, state=JobState.FAILED, reason=f"{outcome.reason}; {job.failures} times in a row")
+            times = f"{job.stalls.standstills} times in a row"
+            outcome = replace(outcome, state=JobState.FAILED, reason=f"{outcome.reason}; {times}")
         if job.keeper is not None:
             await job.keeper.close()
         job.driver = job.keeper = None
@@ -200,7 +205,7 @@ class Runs:
         """The job lost a stage, or stands still: free its peers, and take it back to where it can go on."""
         keeper, job.driver, job.keeper, job.stages = job.keeper, None, None, {}
         self._peers.release_all(job, outcome.reason)
-        hint = stalled_hint(job.record.id)
+        hint = stalled_hint(job.record.id, job.stalls)
         await self._book.enter(job, JobState.STALLED, seeking(outcome.reason), error_code="", hint=hint, peers={})
         if keeper is not None:
             await keeper.close()  # a checkpoint that was handed over whole is one to go on from
@@ -246,7 +251,9 @@ class Runs:
         if isinstance(output, Admitted):
             self._peers.has(job, output.peer, output.stage)
         elif isinstance(output, StandsAlone):
-            self._peers.serving(output.peer)
+            known = self._membership.get(output.peer)  # the output may have waited for a row
+            if known is not None and (known.job, known.hello.incarnation) == (job.record.id, output.incarnation):
+                self._peers.serving(output.peer)
         elif isinstance(output, DropCheckpoint):
             self._metrics.checkpoint_failed(job.record.id, output.reason)
         else:

@@ -27,7 +27,7 @@ SAVING_S_MAX = 3600.0
 # Pauses before the final state is saved once more, doubled from the first to the longest.
 AGAIN_S_MIN, AGAIN_S_MAX = 1.0, 60.0
 FAILURES_MAX = 16  # counted; the pause no longer grows
-# Storage gets room again, or a person sees to it; stage servers that contradict themselves do not heal.
+# Storage gets room again, or a person sees to it; stage servers that contradict themselves or hang do not heal.
 UNHEALING_MAX = 6
 
 
@@ -190,7 +190,7 @@ class Saving:
 
     def rest(self, now_s: float, reason: str) -> float | None:
         """Seconds until the final state is saved once more; None if it failed too often for what does not heal."""
-        self._unhealing += reason in ("peer", "internal")
+        self._unhealing += reason in ("peer", "internal", "timeout")
         if self._unhealing == UNHEALING_MAX:
             return None
         pause_s = min(AGAIN_S_MIN * 2.0**self._failures, AGAIN_S_MAX)

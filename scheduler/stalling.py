@@ -23,7 +23,7 @@ that is away for a while, and what a job has left behind is removed sooner or la
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from scheduler.outputs import Fail
@@ -33,7 +33,7 @@ from swarm.types import JobId, JobState, OnStall, PeerId
 
 LOST_HINT = "start a stage server in its place"
 STUCK_HINT = "raise limits.no_progress_s if it is only slow; else look at the logs of what it waits for: swarm logs "
-STUCK_MAX = 3  # times in a row without getting further
+STUCK_MAX = 3  # in a row
 FAILED_HINT = f"{LOST_HINT}, then submit the job again"
 RETRY_S = 1.0  # the first pause; doubles with each failure in a row
 RETRY_S_MAX = 60.0
@@ -76,9 +76,25 @@ def stuck(job: JobId, for_s: float, waiting: str, on_stall: OnStall, stop: Stopp
     return replace(stopped, hint=hint, error_code=NoProgress.code) if stopped else Fail(NoProgress.code, told, hint)
 
 
-def gives_up(error_code: str, failures: int) -> bool:
-    """Whether a job that stalled so often in a row without getting further fails now."""
-    return error_code == NoProgress.code and failures >= STUCK_MAX
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """How often a job stalled in a row without getting further than ever before."""
+
+    furthest: int = 0  # steps that were ever committed, those that are lost among them
+    count: int = 0
+    standstills: int = 0  # the last of them at which nothing moved, and no stage was lost
+
+    def after(self, committed: int, first_step: int, *, stood_still: bool) -> Stalls:
+        """It stalled once more, at `committed` steps of a timeline that began at `first_step`."""
+        furthest = max(self.furthest, first_step)
+        if committed > furthest:
+            return Stalls(committed, 0, int(stood_still))
+        return Stalls(furthest, self.count + 1, self.standstills + 1 if stood_still else 0)
+
+    @property
+    def are_too_many(self) -> bool:
+        """The job fails."""
+        return self.standstills >= STUCK_MAX
 
 
 def nobody_back(stages: Iterable[int], known: Mapping[PeerId, int]) -> str:
@@ -111,16 +127,16 @@ def going_on(lost: str, step: int, start: str, skipped: str) -> str:
     return f"{lost}{_GOES_ON}{step} {start}" + (f" ({skipped})" if skipped else "")
 
 
-def pause_s(failures: int) -> float:
-    """How long a job waits before it loads again that so often in a row lost a stage and had committed nothing."""
-    return min(RETRY_S_MAX, RETRY_S * 2.0 ** min(failures - 1, 10)) if failures else 0.0
+def pause_s(stalls: Stalls) -> float:
+    """How long a job waits before it loads again."""
+    return min(RETRY_S_MAX, RETRY_S * 2.0 ** min(stalls.count - 1, 10)) if stalls.count else 0.0
 
 
-def pausing(gone_back: str, failures: int) -> str:
+def pausing(gone_back: str, stalls: Stalls) -> str:
     """The reason of a stalled job that waits before it loads again, if it does."""
-    if not failures:
+    if not stalls.count:
         return gone_back
-    return f"{gone_back}; tries again in {pause_s(failures):g} s, failure {failures}"
+    return f"{gone_back}; tries again in {pause_s(stalls):g} s, failure {stalls.count}"
 
 
 def waiting(gone_back: str, peers: str) -> str:
@@ -134,12 +150,14 @@ def lost_in(reason: str) -> str:
     return reason[: min((end for end in ends if end >= 0), default=len(reason))]
 
 
-def stalled_hint(job: JobId, failures: int = 0) -> str:
+def stalled_hint(job: JobId, stalls: Stalls = Stalls()) -> str:
     """What a person can do about a stalled job."""
-    if failures > 1:
+    if stalls.standstills:
+        return f"it goes on by itself; {STUCK_HINT}{job}; or stop it: swarm cancel {job}"
+    if stalls.count > 1:
         return (
-            "it fails before it commits a step: see why its stage servers end (too little memory for the stage?) and "
-            f"start others, and it goes on by itself; or stop it: swarm cancel {job}"
+            "it gets no further: see why its stage servers end (too little memory for the stage?) and start others, "
+            f"and it goes on by itself; or stop it: swarm cancel {job}"
         )
     return f"start stage servers, and it goes on by itself; or stop it: swarm cancel {job}"
 

@@ -169,7 +169,7 @@ class LimitsSection(Section):
     min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     no_progress_s: Annotated[float, Field(ge=10, le=86400)] = 300.0
     max_runtime_s: Annotated[float, Field(ge=0)] = 0.0
-    on_stall: OnStall = "wait"  # a stage lost its last replica
+    on_stall: OnStall = "wait"  # a stage lost its last replica, or no_progress_s passed without a step
     on_nonfinite: Literal["skip", "pause", "fail"] = "skip"
 
 

@@ -20,7 +20,7 @@ Routing: TypeAlias = Literal["least_completion", "iwrr", "uniform"]
 """How replicas are chosen for a microbatch."""
 
 OnStall: TypeAlias = Literal["wait", "pause", "fail"]
-"""What becomes of a job when no replica of a stage is left."""
+"""What becomes of a job when no replica of a stage is left, or nothing moves."""
 
 Plan = TypeVar("Plan")
 

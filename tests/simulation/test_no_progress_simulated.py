@@ -114,6 +114,47 @@ def test_who_does_not_hand_over_the_last_checkpoint_is_asked_again(
     play(task, 2, act)
 
 
+def test_who_does_not_answer_is_not_asked_for_the_last_checkpoint_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the least to do, so it was asked again and again, and never the one beside it."""
+    task = Task.make(tmp_path, checkpoint__every_steps=0)
+
+    async def act(scene: Scene) -> None:
+        await scene.until_step(1)
+        hanging = min(scene.job.stages[1])
+        heard = scene.rig.jobs.on_event
+
+        def on_event(peer: PeerId, event: Event) -> None:
+            if peer != hanging or not isinstance(event, Saved):
+                heard(peer, event)
+
+        monkeypatch.setattr(scene.rig.jobs, "on_event", on_event)
+        await scene.succeeds()
+        assert f"waits for {hanging} to hand over" in scene.said()
+        assert "tries again in 1 s" in scene.said()
+        assert "tries again in 2 s" not in scene.said(), "once was enough"
+        assert scene.job.record.timeline == 0
+
+    play(task, 4, act)
+
+
+def test_who_never_hands_over_the_last_checkpoint_fails_the_job_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        await scene.until_kept(6)
+        swallow(scene, monkeypatch, lambda event: isinstance(event, Saved))
+        await scene.until(JobState.FAILED)
+        record = scene.job.record
+        assert "the final weights (step 8) could not be saved: nothing came for 300 s" in record.reason
+        assert f"swarm resume {record.id}" in record.hint
+
+    play(task, 2, act)
+
+
 def test_storage_that_hangs_at_the_last_checkpoint_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +171,60 @@ def test_storage_that_hangs_at_the_last_checkpoint_is_waited_for(
         await scene.succeeds()
         assert scene.said().count("waits on: look at the storage of checkpoints") == 3
         assert scene.job.record.timeline == 0
+
+    play(task, 2, act)
+
+
+def test_a_cancel_does_not_wait_for_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task.make(tmp_path, checkpoint__every_steps=0)
+    publish: Callable[..., Awaitable[None]] = JobCheckpoints._publish
+
+    async def hangs(self: JobCheckpoints, *arguments: Any) -> None:
+        await asyncio.sleep(AWAY_S)
+        await publish(self, *arguments)
+
+    monkeypatch.setattr(JobCheckpoints, "_publish", hangs)
+
+    async def act(scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+        await scene.until_step(3)
+        began_s = loop.time()
+        await scene.rig.jobs.cancel(scene.job, "by a person", checkpoint=True)
+        while len(scene.rig.membership.idle_peers()) < 2:
+            await asyncio.sleep(1.0)
+        assert loop.time() - began_s < 2 * task.spec.limits.no_progress_s, "its peers are free for others"
+        await scene.until(JobState.CANCELLED)
+        assert "nothing came for 300 s" in scene.job.record.reason
+        assert scene.checkpoints(), "it came to be in the end"
+
+    play(task, 2, act)
+
+
+def test_a_second_cancel_ends_a_job_that_waits_for_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        await scene.until_step(3)
+
+        async def away(*_: object) -> None:
+            raise StoreUnavailable("database is locked")
+
+        monkeypatch.setattr(scene.rig.store, "put_commit", away)
+        driver = scene.job.driver
+        assert driver is not None
+        await asyncio.sleep(AWAY_S)
+        assert "waits for its row: database is locked" in scene.said()
+        assert driver._inbox.qsize() < 100, "what the brain has no use for does not pile up"
+        await scene.rig.jobs.cancel(scene.job, "by a person", checkpoint=True)
+        await asyncio.sleep(10.0)
+        assert scene.job.record.state is JobState.CANCELLING
+        await scene.rig.jobs.cancel(scene.job, "by a person", checkpoint=True)
+        async with asyncio.timeout(10.0):
+            await scene.until(JobState.CANCELLED)
+            while len(scene.rig.membership.idle_peers()) < 2:
+                await asyncio.sleep(0.1)
 
     play(task, 2, act)
 
@@ -151,6 +246,7 @@ def test_a_database_that_stays_away_is_waited_for(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(scene.rig.store, write, away)
         await scene.succeeds()
         assert loop.time() > back_s
+        assert "waits for its row: database is locked" in scene.said()
         assert scene.job.record.timeline == 0
 
     play(task, 2, act)

@@ -251,6 +251,19 @@ def test_a_joiner_whose_state_is_that_of_the_replicas_is_one() -> None:
         assert made.brain.committed_steps == 2
 
 
+def test_a_joiner_leans_on_the_others_for_a_commit_of_before_the_restart_too() -> None:
+    made = Restarted(2)
+    for peer in (A, C, D):
+        made.hello(peer)
+    made.take(made.brain.tick(GRACE_S + 1.0))
+    assert told(made.loaded(B, 1, "after", made.join(B))) == {Admit, Commit}
+    for peer in (A, C, D):
+        made.hear(peer, Committed(0, 1, 2, STAGE_OF[peer], "after"))
+    assert made.brain.is_joining(B), "only a has the mean of step 1"
+    made.hear(B, Committed(0, 1, 2, 0, "after"))
+    assert not made.brain.is_joining(B)
+
+
 def test_a_joiner_whose_state_is_another_is_turned_away() -> None:
     with running(A, C, D) as made:
         assert told(made.loaded(B, 1, "another", made.join(B))) == {Release}

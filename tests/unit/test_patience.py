@@ -59,3 +59,10 @@ def test_a_short_time_is_waited_for_as_long_as_it_is() -> None:
     assert patience.over(5.0) is Over.RAN_OUT
     patience.goes_on(6.0)
     assert patience.due_s() == 11.0
+
+
+def test_who_asks_far_too_late_stood_still_itself() -> None:
+    patience = Patience(300.0, 0.0)
+    patience.begin(0.0)
+    assert patience.over(5000.0) is None, "the scheduler was stopped"
+    assert patience.over(5300.0) is Over.STILL

@@ -6,6 +6,7 @@ import pytest
 
 from scheduler.saving import Stopped
 from scheduler.stalling import (
+    Stalls,
     Way,
     going_on,
     lost_in,
@@ -16,6 +17,7 @@ from scheduler.stalling import (
     seeking,
     stalled_hint,
     stopped_by_loss,
+    stuck,
     waiting,
     way_on,
 )
@@ -69,9 +71,9 @@ def test_reasons_keep_what_was_lost() -> None:
     assert waits == f"{back} once it has peers: stage 1 needs 1 replica more"
     assert seeking(LOST) == f"{LOST}; looks for the newest checkpoint that verifies"
     assert seeking(LOST, "no answer").endswith("that verifies: no answer")
-    pauses = pausing(back, 4)
+    pauses = pausing(back, Stalls(count=4))
     assert pauses == f"{back}; tries again in 8 s, failure 4"
-    assert pausing(back, 0) == back
+    assert pausing(back, Stalls()) == back
     for reason in (LOST, seeking(LOST), seeking(LOST, "no answer"), back, waits, pauses):
         assert lost_in(reason) == LOST
 
@@ -85,13 +87,50 @@ def test_stages_of_which_nobody_came_back_are_named_with_those_who_served_them()
 
 
 def test_the_pause_doubles_with_every_failure_up_to_a_minute() -> None:
-    assert [pause_s(failures) for failures in range(9)] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    assert pause_s(100_000) == 60.0
+    pauses_s = [pause_s(Stalls(count=count)) for count in range(9)]
+    assert pauses_s == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert pause_s(Stalls(count=100_000)) == 60.0
+
+
+def test_a_job_that_got_further_than_ever_begins_to_count_anew() -> None:
+    stalls = Stalls().after(10, 0, stood_still=False)
+    assert stalls == Stalls(10, 0)
+    stalls = stalls.after(9, 5, stood_still=False)
+    assert stalls == Stalls(10, 1)
+    stalls = stalls.after(10, 8, stood_still=False)
+    assert stalls == Stalls(10, 2)
+    assert stalls.after(11, 8, stood_still=False) == Stalls(11, 0)
+    assert Stalls().after(500, 500, stood_still=False) == Stalls(500, 1), "it began there"
+
+
+def test_only_standing_still_three_times_in_a_row_is_too_often() -> None:
+    stalls = Stalls(10)
+    for stood_still in (False, False, True, True, False, True, True):
+        stalls = stalls.after(9, 5, stood_still=stood_still)
+        assert not stalls.are_too_many
+    assert stalls.after(9, 5, stood_still=True).are_too_many
+    assert not stalls.after(11, 5, stood_still=True).are_too_many
+
+
+@pytest.mark.parametrize(
+    ("on_stall", "state"), [("wait", JobState.STALLED), ("pause", JobState.PAUSED), ("fail", None)]
+)
+def test_a_job_at_which_nothing_moves_ends_as_on_stall_says(on_stall: OnStall, state: JobState | None) -> None:
+    end = stuck(JOB, 300.0, "waits for a to commit", on_stall, None)
+    assert (end.state if isinstance(end, Stopped) else None) is state
+    told = end.reason if isinstance(end, Stopped) else end.message
+    assert told.startswith("no step was committed for 300 s: waits for a to commit")
+    assert "raise limits.no_progress_s" in end.hint
+    asked = Stopped(JobState.CANCELLED, "cancelled by its user")
+    cancelled = stuck(JOB, 300.0, "waits for a to commit", on_stall, asked)
+    assert isinstance(cancelled, Stopped)
+    assert cancelled.state is JobState.CANCELLED
 
 
 def test_hints_are_commands() -> None:
     assert "swarm cancel demo-1" in stalled_hint(JOB)
-    assert "swarm cancel demo-1" in stalled_hint(JOB, 2)
-    assert "too little memory" in stalled_hint(JOB, 2)
+    assert "swarm cancel demo-1" in stalled_hint(JOB, Stalls(count=2))
+    assert "too little memory" in stalled_hint(JOB, Stalls(count=2))
+    assert "swarm logs demo-1" in stalled_hint(JOB, Stalls(count=2, standstills=1))
     assert resume_hint(JOB, 4) == "go on from step 4 with: swarm resume demo-1"
     assert resume_hint(JOB, None).endswith("swarm resume demo-1 --from 0")
