@@ -115,11 +115,11 @@ here = Path.cwd()
 def program(name):
     return (sys.executable, str(here / f"{name}.py"))
 options = json.loads(sys.argv[1])
+local.END_S_MAX = options.pop("end_s", 2.0)
 for name in ("job", "data_dir"):
     options[name] = Path(options[name]) if options.get(name) else None
 options = local.UpOptions(**({"stages": 2, "replicas": 1, "device": "cpu", "demo": False} | options))
 programs = local.Programs(program("scheduler"), program("stage"), program("client"), program("sample"))
-local.END_S_MAX = 2.0
 local.START_S_MAX = 30.0
 local.SILENT_S = 0.5
 shell = Shell()
@@ -258,14 +258,14 @@ def test_children_that_do_not_listen_are_killed(here: Path, made: list[Up]) -> N
 
 def test_a_second_ctrl_c_kills_at_once(here: Path, made: list[Up]) -> None:
     (here / "stubborn").touch()
-    up = _started(here, made)
+    up = _started(here, made, end_s=50.0)
     up.until("Ctrl-C stops everything")
     began_s = time.monotonic()
     up.process.send_signal(signal.SIGINT)
     up.until("stopping")
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 130
-    assert time.monotonic() - began_s < 1.9  # less than what children are given
+    assert time.monotonic() - began_s < 45.0  # less than what children are given
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.7, 1.2])
