@@ -117,9 +117,9 @@ class Scene:
     def sample(self, name: str, **labels: str) -> float | None:
         return self.rig.metrics.registry.get_sample_value(name, {"job_id": self.job.record.id, **labels})
 
-    async def succeeds(self) -> None:
+    async def succeeds(self, *, may_stand_still: bool = False) -> None:
         """The job ends with the right weights, and each of its steps counts once."""
-        await self.rig.finished(self.job)
+        await self.rig.finished(self.job, may_stand_still=may_stand_still)
         assert self.job.record.state is JobState.SUCCEEDED, self.job.record.reason
         assert self.job.record.weights_sha256 == self.task.sha256
         assert self.job.record.hint == ""
