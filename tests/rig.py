@@ -263,6 +263,7 @@ def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> Run:
                     if view.record.state is JobState.RUNNING and not started_s:
                         started_s = loop.time()
                 assert job.record.state is JobState.SUCCEEDED, job.record.reason
+                assert job.record.timeline == 0, "it was taken back"
                 result = Run(job.record.weights_sha256, rig.network.counts, loop.time() - started_s)
                 await rig.network.close()
                 raise Done
