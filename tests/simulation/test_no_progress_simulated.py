@@ -40,6 +40,17 @@ def swallow(scene: Scene, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Event
     monkeypatch.setattr(scene.rig.jobs, "on_event", on_event)
 
 
+def hang_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints that were handed over are written, but for a long time nothing is heard of it."""
+    publish: Callable[..., Awaitable[None]] = JobCheckpoints._publish
+
+    async def hangs(self: JobCheckpoints, *arguments: Any) -> None:
+        await asyncio.sleep(AWAY_S)
+        await publish(self, *arguments)
+
+    monkeypatch.setattr(JobCheckpoints, "_publish", hangs)
+
+
 def test_who_hangs_is_loaded_again_and_the_job_goes_on_bitwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task.make(tmp_path)
 
@@ -159,13 +170,7 @@ def test_storage_that_hangs_at_the_last_checkpoint_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = Task.make(tmp_path, checkpoint__every_steps=0)
-    publish: Callable[..., Awaitable[None]] = JobCheckpoints._publish
-
-    async def hangs(self: JobCheckpoints, *arguments: Any) -> None:
-        await asyncio.sleep(AWAY_S)
-        await publish(self, *arguments)
-
-    monkeypatch.setattr(JobCheckpoints, "_publish", hangs)
+    hang_storage(monkeypatch)
 
     async def act(scene: Scene) -> None:
         await scene.succeeds()
@@ -177,13 +182,7 @@ def test_storage_that_hangs_at_the_last_checkpoint_is_waited_for(
 
 def test_a_cancel_does_not_wait_for_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task.make(tmp_path, checkpoint__every_steps=0)
-    publish: Callable[..., Awaitable[None]] = JobCheckpoints._publish
-
-    async def hangs(self: JobCheckpoints, *arguments: Any) -> None:
-        await asyncio.sleep(AWAY_S)
-        await publish(self, *arguments)
-
-    monkeypatch.setattr(JobCheckpoints, "_publish", hangs)
+    hang_storage(monkeypatch)
 
     async def act(scene: Scene) -> None:
         loop = asyncio.get_running_loop()
