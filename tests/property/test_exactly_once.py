@@ -15,12 +15,13 @@ really added and what the commits make effective, `Twin` is a ledger too simple 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import subprocess
 import sys
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from random import Random
 from typing import assert_never
 
@@ -408,6 +409,18 @@ class Server:
         self.tell(RoundFailed(0, average.step, average.unit, average.round, reason, ""))
 
 
+def spelled(value: object) -> str:
+    """What a decision says, less the words for people."""
+    if is_dataclass(value):
+        facts = [spelled(getattr(value, one.name)) for one in fields(value) if one.name not in ("reason", "hint")]
+        return f"{type(value).__name__}({', '.join(facts)})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {spelled(value[key])}' for key in sorted(value))}}}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(spelled, value))}]"
+    return str(value)
+
+
 class World:
     """The brain, the servers, and all that is on its way between them."""
 
@@ -429,6 +442,7 @@ class World:
         self.finished = False
         self.notes: list[str] = []
         self.seen: Counter[str] = Counter()
+        self.decided = hashlib.sha256()  # over all outputs of all brains, in order
         self.epoch = 0
         self.brain = self.new_brain()
         replicas = [Replica(peer, 1, server.hop.address, server.stage) for peer, server in self.servers.items()]
@@ -489,6 +503,8 @@ class World:
 
     def heed(self, outputs: list[Output]) -> None:
         for output in outputs:
+            if not isinstance(output, Note):
+                self.decided.update(spelled(output).encode())
             match output:
                 case Send(peer, command):
                     if peer in self.servers and self.servers[peer].attached:

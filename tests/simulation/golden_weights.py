@@ -1,0 +1,109 @@
+"""Trains small jobs and prints the sha256 of their weights; test_golden_weights.py says in which environment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from swarm.config import JobSpec
+from swarm.data import ByteTokenizer
+from swarm.partition import resolve
+from swarm.sim import loop as sim
+from tests.rig import Done, Rig, Tokens, run_swarm, small_spec, write_text
+
+JOBS: dict[str, tuple[int, dict[str, Any]]] = {
+    "llama, one stage": (1, {"pipeline__stages": 1}),
+    "llama, three stages, tied": (6, {"pipeline__stages": 3, "config__tie_word_embeddings": True}),
+    "mistral, iwrr": (
+        4,
+        {"model__family": "mistral", "config__sliding_window": 4, "pipeline__stages": 2, "pipeline__routing": "iwrr"},
+    ),
+    "qwen2, synchronous": (4, {"model__family": "qwen2", "pipeline__stages": 2, "pipeline__staleness": 0}),
+    "qwen3, uniform, sgd": (
+        5,
+        {"model__family": "qwen3", "pipeline__stages": 2, "pipeline__routing": "uniform", "training__optimizer": "sgd"},
+    ),
+    "gemma2, nadamw": (2, {"model__family": "gemma2", "pipeline__stages": 2, "training__optimizer": "nadamw"}),
+    "gpt2, dropout, int8": (3, {"model__family": "gpt2", "pipeline__stages": 3, "pipeline__compression": "int8"}),
+    "gpt_neox, lamb": (3, {"model__family": "gpt_neox", "pipeline__stages": 1, "training__optimizer": "lamb"}),
+    "bfloat16 boundaries": (4, {"pipeline__stages": 2, "pipeline__compression": "bfloat16"}),
+    "float16 boundaries, synchronous": (
+        4,
+        {"pipeline__stages": 2, "pipeline__compression": "float16", "pipeline__staleness": 0},
+    ),
+    "recompute, linear": (2, {"pipeline__stages": 2, "model__recompute": True, "training__schedule": "linear"}),
+    "resumed at another cut": (4, {"pipeline__stages": 2, "training__steps": 8, "checkpoint__every_steps": 2}),
+}
+RESUMED = "resumed at another cut"
+_GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 64, "n_positions": 64}
+
+
+def _spec(folder: Path, changes: dict[str, Any]) -> JobSpec:
+    values = small_spec(write_text(folder)).model_dump()
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if section == "config":
+            values["model"]["config"][name] = value
+        else:
+            values[section][name] = value
+    family, config = values["model"]["family"], values["model"]["config"]
+    if family == "gpt2":
+        values["model"]["config"] = dict(_GPT)
+    elif family == "gpt_neox":
+        config.pop("num_key_value_heads")
+    elif family in ("qwen3", "gemma2"):
+        config["head_dim"] = 8
+    return resolve(JobSpec.model_validate(values), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+
+
+def weights_of(name: str) -> str:
+    """Train one of the jobs in the simulated system; the sha256 of its final weights."""
+    peers, changes = JOBS[name]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        spec = _spec(folder, changes)
+        tokens = Tokens.make(folder, spec)
+        if name != RESUMED:
+            return run_swarm(spec, tokens, peers, seed=1).sha256
+        found = ""
+
+        async def main() -> None:
+            nonlocal found
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    rig = await Rig.start(tokens, peers, tasks, Random(1))
+                    while len(rig.membership.idle_peers()) < peers:
+                        await asyncio.sleep(0.1)
+                    job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+                    async for _ in rig.jobs.watch(job):
+                        if job.progress.steps_done >= 4:
+                            break
+                    await rig.jobs.pause(job, "to be cut anew")
+                    async for _ in rig.jobs.watch(job):
+                        if job.record.state.value == "paused":
+                            break
+                    cut = spec.model_copy(
+                        update={"pipeline": spec.pipeline.model_copy(update={"stages": 3, "split": "auto"})}
+                    )
+                    await rig.jobs.resume(job, "latest", cut)
+                    await rig.finished(job)
+                    found = job.record.weights_sha256
+                    await rig.network.close()
+                    raise Done
+            except* Done:
+                pass
+
+        sim.run(main(), seed=1, limit_s=3600.0)
+        assert found
+        return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps({name: weights_of(name) for name in JOBS}))
