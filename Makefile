@@ -45,7 +45,7 @@ mutants: setup ## switch safety mechanisms off one at a time: the tests must not
 	$(BIN)/python -m tests.mutations $(MUTANTS)
 
 bench: setup ## tokens/s beside one process and torch.distributed.pipelining
-	$(BIN)/python -m benchmarks.throughput
+	$(BIN)/python -m benchmarks.measured.throughput
 
 check: lint types imports protos-check ## lint, types, import contracts, generated code
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.startup import quiet_start
+from swarm.process.startup import quiet_start
 
 with quiet_start():
     import signal

@@ -19,27 +19,27 @@ import platformdirs
 import typer
 from typer.exceptions import TyperException
 
-from client.chaos import chaos
-from client.checkpoints import pause, resume, show_checkpoints
 from client.connection import Scheduler
-from client.draining import drain
-from client.example import example_job
-from client.explain import explain
-from client.follow import follow, raise_unless_succeeded
-from client.local import UpOptions, up_and_wait
-from client.logs import show_logs, since_unix_s
-from client.pull import pull
 from client.shell import DEFAULT_SCHEDULER, DEFAULT_TIMEOUT_S, Shell
-from client.submit import dry_run, submit
+from client.up.fleet import UpOptions, up_and_wait
+from client.verbs.chaos import chaos
+from client.verbs.checkpoints import pause, resume, show_checkpoints
+from client.verbs.example import example_job
+from client.verbs.explain import explain
+from client.verbs.follow import follow, raise_unless_succeeded
+from client.verbs.logs import show_logs, since_unix_s
+from client.verbs.peers import drain
+from client.verbs.pull import pull
+from client.verbs.submit import dry_run, submit
 from client.views import job_table, job_values, jobs_table, peer_values, peers_table
 from swarm.errors import InvalidConfig, SwarmError, UsageError
 from swarm.messages import PROTOCOL_VERSION
-from swarm.process import print_error
+from swarm.process.lifecycle import print_error
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
 # Verbs that are programs of their own: the client neither imports them nor reads their flags.
-PROGRAMS = {"scheduler": "scheduler", "stage-server": "stage_server", "train-local": "swarm.train_local"}
+PROGRAMS = {"scheduler": "scheduler", "stage-server": "stage_server", "train-local": "swarm.reference"}
 INTERRUPTED = 130
 LEVELS = ("debug", "info", "warning", "error")
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from swarm.errors import JobFailed, OutOfMemory, SwarmError, UsageError
-from swarm.logs import configure
+from swarm.process.logs import configure
 
 SCHEMA = "swarm.cli/1"
 PROGRESS_LINE_S = 5.0

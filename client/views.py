@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client.shell import duration, finite, size, utc
-from swarm.schedule import perplexity
+from swarm.job.schedule import perplexity
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 

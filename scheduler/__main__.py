@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.startup import quiet_start
+from swarm.process.startup import quiet_start
 
 with quiet_start():
     from pathlib import Path
@@ -12,8 +12,8 @@ with quiet_start():
     import typer
 
     from scheduler.app import Options, serve
-    from swarm.logs import configure
-    from swarm.process import http_port_of, log_format_of, run_cli, run_process
+    from swarm.process.lifecycle import http_port_of, log_format_of, run_cli, run_process
+    from swarm.process.logs import configure
 
 DATA_DIR = platformdirs.user_data_path("swarm") / "scheduler"
 

@@ -11,24 +11,24 @@ from importlib import metadata
 from pathlib import Path
 from random import SystemRandom
 
-from scheduler.announcer import BusAnnouncer, NoAnnouncer
-from scheduler.chaos import ChaosDesk
-from scheduler.job import Announcer
-from scheduler.jobs import Jobs
-from scheduler.membership import Membership
-from scheduler.service import JobService
-from scheduler.sessions import Sessions
-from scheduler.store import Store
-from scheduler.tidying import tidy
-from swarm.http import HttpEndpoint
-from swarm.logs import get_logger
+from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
+from scheduler.api.chaos import ChaosDesk
+from scheduler.api.job_service import JobService
+from scheduler.api.metric_expiry import tidy
+from scheduler.api.sessions import Sessions
+from scheduler.brain.fleet.membership import Membership
+from scheduler.jobs.commands import Jobs
+from scheduler.jobs.job import Announcer
+from scheduler.storage.database import Store
 from swarm.messages import PROTOCOL_VERSION
-from swarm.metrics import SchedulerMetrics
 from swarm.mqtt import topics
 from swarm.mqtt.broker import local_broker
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import Announcement
-from swarm.process import check_http_host, check_loopback, lock_folder, say_ready
+from swarm.process.http import HttpEndpoint
+from swarm.process.lifecycle import check_http_host, check_loopback, lock_folder, say_ready
+from swarm.process.logs import get_logger
+from swarm.process.metrics import SchedulerMetrics
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import add_session_service
 from swarm.wire import jobs_pb2_grpc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.startup import quiet_start
+from swarm.process.startup import quiet_start
 
 with quiet_start():
     import os
@@ -12,10 +12,10 @@ with quiet_start():
     import platformdirs
     import typer
 
-    from stage_server.lean import lean_imports
+    from stage_server.lean_imports import lean_imports
     from stage_server.options import DEFAULT_SHARE, MemoryShare, Options
-    from swarm.logs import configure
-    from swarm.process import Farewell, auto_int, http_port_of, log_format_of, run_cli, run_process
+    from swarm.process.lifecycle import Farewell, auto_int, http_port_of, log_format_of, run_cli, run_process
+    from swarm.process.logs import configure
 
 DATA_DIR = platformdirs.user_data_path("swarm") / "stage-server"
 SERVERS_MAX = 256  # without a --data-dir, on one machine

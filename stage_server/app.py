@@ -19,18 +19,18 @@ import torch
 from stage_server.chaos import Harm, HarmedDevice, HarmedLinks, HarmedReceiver
 from stage_server.device import Device, ThreadDevice
 from stage_server.options import Options
-from stage_server.server import Identity, StageServer
+from stage_server.session.server import Identity, StageServer
 from swarm.errors import InvalidConfig
-from swarm.http import HttpEndpoint
-from swarm.logs import Logger, configure, get_logger
-from swarm.memory import tune_malloc
 from swarm.messages import PROTOCOL_VERSION
-from swarm.metrics import StageServerMetrics
 from swarm.model.runtime import choose_device, describe_device, free_bytes, limit_memory, used_bytes
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import find_scheduler
-from swarm.process import Farewell, lock_first, say_ready
+from swarm.process.http import HttpEndpoint
+from swarm.process.lifecycle import Farewell, lock_first, say_ready
+from swarm.process.logs import Logger, configure, get_logger
+from swarm.process.malloc import tune_malloc
+from swarm.process.metrics import StageServerMetrics
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.peers import GrpcPeerLinks, Neighbour, PeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink

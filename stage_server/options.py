@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.config import parse_size
 from swarm.errors import InvalidConfig, UsageError
-from swarm.logs import LogFormat
-from swarm.process import check_http_host, check_loopback
+from swarm.job.spec import parse_size
+from swarm.process.lifecycle import check_http_host, check_loopback
+from swarm.process.logs import LogFormat
 
 DEFAULT_SHARE = "90%"
 

@@ -1,7 +1,7 @@
 """What scheduler and stage servers say to each other, as values.
 
 Each class mirrors the protobuf message of the same name in protos/swarm/wire/session.proto, field for field
-(`swarm.rpc.wire` translates, a test holds the two equal). The deciding modules see only these.
+(`swarm.rpc.mapping` translates, a test holds the two equal). The deciding modules see only these.
 
 Commands flow from the scheduler to a stage server, events flow back. A command is fenced by the scheduler's `epoch`
 (on the envelope); whatever carries training content also carries `timeline`.
@@ -276,9 +276,9 @@ class StateFile:
 class LoadStage:
     """Become a replica of `stage` with weights `version`: from the job's seed, its pretrained model, or `files`.
 
-    `split` is decoder layers per stage; `spec_json` is the resolved job spec (swarm.config.JobSpec); `step_on` is where
-    the optimizer runs: "device" or "cpu". With `join` the job is at work: the state comes from the stage's replicas,
-    which `Follow` names, and the peer becomes a replica with `Admit`.
+    `split` is decoder layers per stage; `spec_json` is the resolved job spec (swarm.job.spec.JobSpec); `step_on` is
+    where the optimizer runs: "device" or "cpu". With `join` the job is at work: the state comes from the stage's
+    replicas, which `Follow` names, and the peer becomes a replica with `Admit`.
     """
 
     job: JobId
@@ -501,7 +501,7 @@ class TensorHeader:
 
 @dataclass(frozen=True, slots=True)
 class StateRequest:
-    """Asks a replica for a part of its stage's state; `chunk` as in stage_server.chunks.
+    """Asks a replica for a part of its stage's state; `chunk` as in stage_server.brain.chunks.
 
     part: "state" (the chunk as it is now), "records" (the averaged gradients of steps [start, stop) for the chunk's
     parameters, or as many from `start` on as there are).

@@ -25,8 +25,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.config import JobSpec, TrainingSection
 from swarm.errors import InvalidData
+from swarm.job.spec import JobSpec, TrainingSection
 
 TokenIds: TypeAlias = NDArray[np.int32]
 

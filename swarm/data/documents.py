@@ -27,9 +27,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.config import DataSection
 from swarm.data.batches import TOKEN_DTYPES
 from swarm.errors import InvalidConfig, InvalidData
+from swarm.job.spec import DataSection
 
 READ_BYTES = 4 << 20
 CUT_BYTES = 8 << 20  # a larger text is cut; tokenizers need 150 bytes of memory per byte of a text

@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.config import JobSpec
 from swarm.data.batches import TOKEN_DTYPES, split_samples
 from swarm.data.documents import Piece, Source, find_sources, read_ids, read_texts
 from swarm.data.tokenizer import Ids, Tokenizer, load_tokenizer
 from swarm.errors import InvalidConfig, InvalidData
-from swarm.partition import resolve
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
 
 Progress: TypeAlias = Callable[[int, int], None]  # bytes read, bytes in all
 

@@ -15,11 +15,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.config import JobSpec
 from swarm.data.batches import NO_END_OF_TEXT
 from swarm.data.documents import load_extra
 from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_FILES
 from swarm.errors import InvalidConfig
+from swarm.job.spec import JobSpec
 
 Ids: TypeAlias = NDArray[np.unsignedinteger[Any]]
 

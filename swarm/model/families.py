@@ -1,8 +1,8 @@
 """Model families: which Hugging Face classes a stage is made of.
 
 A stage uses the library's own layer classes, cut by hand: no tracing, no code from a hub. A family whose model is
-"embedding, layers, norm, head" is one more row of FAMILIES, with its fields in swarm.partition and its architecture in
-swarm.weights.
+"embedding, layers, norm, head" is one more row of FAMILIES, with its fields in swarm.job.partition and its architecture
+in swarm.hf.model_folder.
 
 Legend: B sequences, T tokens, D width, V vocabulary.
 """
@@ -41,9 +41,9 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMS
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from swarm.config import JobSpec
 from swarm.errors import InvalidConfig, InvalidModel
-from swarm.partition import DROPOUTS, hugging_face_config
+from swarm.job.partition import DROPOUTS, hugging_face_config
+from swarm.job.spec import JobSpec
 
 HEAD = "lm_head.weight"  # in every family
 

@@ -26,9 +26,9 @@ from torch.optim.adamw import adamw
 from torch.optim.nadam import nadam
 from torch.optim.sgd import sgd
 
-from swarm.config import TrainingSection
 from swarm.errors import InvalidModel
-from swarm.fixedpoint import squared_norm
+from swarm.job.spec import TrainingSection
+from swarm.model.exact_sums import squared_norm
 
 State: TypeAlias = dict[str, Tensor]
 """The optimizer's tensors for one parameter, by name, in a fixed order."""

@@ -12,7 +12,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from swarm.config import TrainingSection
+from swarm.job.spec import TrainingSection
 from swarm.model.optimizers import Optimizer
 
 ELEMENTS = 4099  # odd: the last elements are not a whole vector

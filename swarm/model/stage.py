@@ -32,15 +32,15 @@ import xxhash
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from swarm import fixedpoint
-from swarm.config import JobSpec
 from swarm.errors import NotFound, StaleMessage
+from swarm.job.partition import TIED_UNIT
+from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash, ParameterNorm
+from swarm.model import exact_sums
 from swarm.model.families import FAMILIES, HEAD, Draw, StageModule, build, stored_name
 from swarm.model.optimizers import Optimizer
 from swarm.model.runtime import step_device, sum_device
 from swarm.model.state import InitialState
-from swarm.partition import TIED_UNIT
 from swarm.types import Microbatch, UnitName
 
 
@@ -237,13 +237,13 @@ class Stage:
         uses = [use for use in self._places if use.unit == unit]
         held = [sums[use] for use in uses if use in sums]
         if not held:
-            return torch.zeros(self.units[unit].elements, dtype=fixedpoint.sum_dtype(self._bits))
+            return torch.zeros(self.units[unit].elements, dtype=exact_sums.sum_dtype(self._bits))
         return (held[0] if len(held) == 1 else held[0] + held[1]).cpu()
 
     def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
         """Squared norm of each parameter tensor in an averaged gradient of the unit."""
         return tuple(
-            ParameterNorm(name, fixedpoint.squared_norm(view)) for name, view in _views(self.units[unit], mean)
+            ParameterNorm(name, exact_sums.squared_norm(view)) for name, view in _views(self.units[unit], mean)
         )
 
     def apply(
@@ -436,10 +436,10 @@ class Stage:
     def _acceptable(self, gradients: Mapping[str, Tensor]) -> bool:
         contributions = self._spec.training.microbatches
         return all(
-            fixedpoint.in_range(
+            exact_sums.in_range(
                 gradients[name],
                 self._bits,
-                fixedpoint.contribution_limit(contributions * (2 if use.unit == TIED_UNIT else 1)),
+                exact_sums.contribution_limit(contributions * (2 if use.unit == TIED_UNIT else 1)),
             )
             for use, layout in self._places.items()
             for name, _, _ in _module_names(use, layout)
@@ -450,11 +450,11 @@ class Stage:
         for use, layout in self._places.items():
             if use not in sums:
                 sums[use] = torch.zeros(
-                    layout.elements, dtype=fixedpoint.sum_dtype(self._bits), device=self._sum_device
+                    layout.elements, dtype=exact_sums.sum_dtype(self._bits), device=self._sum_device
                 )
             for name, offset, _ in _module_names(use, layout):
                 gradient = gradients[name]
-                fixedpoint.accumulate(sums[use][offset : offset + gradient.numel()], gradient, self._bits)
+                exact_sums.accumulate(sums[use][offset : offset + gradient.numel()], gradient, self._bits)
 
     @torch.no_grad()
     def _step(

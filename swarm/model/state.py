@@ -23,12 +23,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from swarm.config import JobSpec
 from swarm.errors import InvalidModel
+from swarm.hf.pretrained import MODEL_FOLDER, WeightFile, hub_files, weight_files
+from swarm.hf.safetensors_header import LENGTH_BYTES, StoredTensor, header_bytes, parse_header
+from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
 from swarm.model.families import FAMILIES, HEAD, parameter_shapes
-from swarm.pretrained import MODEL_FOLDER, WeightFile, hub_files, weight_files
-from swarm.tensorfile import LENGTH_BYTES, StoredTensor, header_bytes, parse_header
 
 OPTIMIZER_FOLDER = "optimizer"
 PREVIOUS = "previous"  # stands where an optimizer state's name does: the weights of version - 1

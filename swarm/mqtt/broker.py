@@ -22,9 +22,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
-from swarm.children import dying_with_parent, end
 from swarm.errors import InvalidConfig, SwarmError
-from swarm.logs import get_logger
+from swarm.process.children import dying_with_parent, end
+from swarm.process.logs import get_logger
 
 HOST = "127.0.0.1"
 START_S_MAX = 20.0  # importing amqtt on a busy machine takes seconds

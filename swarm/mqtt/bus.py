@@ -24,7 +24,7 @@ import aiomqtt
 from paho.mqtt.client import topic_matches_sub
 
 from swarm.errors import InvalidConfig
-from swarm.logs import get_logger
+from swarm.process.logs import get_logger
 
 Payload: TypeAlias = dict[str, Any]
 

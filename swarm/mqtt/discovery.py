@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from swarm.errors import IncompatibleVersion, SchedulerUnreachable
-from swarm.logs import get_logger
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
+from swarm.process.logs import get_logger
 
 ADDRESS_CHARACTERS_MAX = 255
 # A broker sends what it retains once per subscription; one that stays silent is made again.

@@ -22,7 +22,7 @@ import xxhash
 
 from swarm.errors import CorruptFrame, Refused
 from swarm.messages import TensorHeader
-from swarm.rpc.wire import from_message, parse, to_message
+from swarm.rpc.mapping import from_message, parse, to_message
 from swarm.wire import frame_pb2
 
 CHUNK_BYTES: Final = 1 << 20

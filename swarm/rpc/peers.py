@@ -24,7 +24,7 @@ from swarm.errors import ERROR_BY_CODE, CorruptFrame, PeerUnavailable, Refused, 
 from swarm.messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import answering, connect, leaves, public_error, translate
-from swarm.rpc.wire import from_message, parse, to_message
+from swarm.rpc.mapping import from_message, parse, to_message
 from swarm.wire import frame_pb2
 
 SERVICE: Final = "swarm.wire.Peer"

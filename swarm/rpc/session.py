@@ -19,7 +19,7 @@ from swarm.errors import CorruptFrame, PeerUnavailable, Refused
 from swarm.messages import Command, Event, FetchRequest, StoreHeader
 from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, connect, public_error, translate
 from swarm.rpc.frames import CHUNK_BYTES
-from swarm.rpc.wire import from_command, from_event, from_message, parse, to_command, to_event, to_message
+from swarm.rpc.mapping import from_command, from_event, from_message, parse, to_command, to_event, to_message
 from swarm.wire import session_pb2
 
 SERVICE: Final = "swarm.wire.Session"

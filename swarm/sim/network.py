@@ -22,9 +22,9 @@ from swarm.errors import CorruptFrame, PeerUnavailable, SchedulerUnreachable, Sw
 from swarm.messages import Command, Event, FetchRequest, StateReply, StateRequest, StoreHeader, TensorHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import public_error
+from swarm.rpc.mapping import from_command, from_event, parse, to_command, to_event
 from swarm.rpc.peers import NoTraffic, StateDonor, TensorReceiver, Traffic, collect, state_chunks, take
 from swarm.rpc.session import INBOX_LIMIT, Pipe, SessionHandler, exactly, serve_session, whole
-from swarm.rpc.wire import from_command, from_event, parse, to_command, to_event
 from swarm.sim.processes import Process
 from swarm.sim.weather import DELAY_S, DETECT_S, Weather
 from swarm.wire import session_pb2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from swarm.logs import configure
 from swarm.mqtt.broker import local_broker
-from swarm.process import say_ready
+from swarm.process.lifecycle import say_ready
+from swarm.process.logs import configure
 
 
 async def main(port: int) -> None:

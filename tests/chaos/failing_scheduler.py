@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 
 from scheduler.__main__ import cli
-from scheduler.store import Store
-from swarm.process import run_cli
+from scheduler.storage.database import Store
+from swarm.process.lifecycle import run_cli
 from tests.chaos.failpoints import Failpoint, take_flags
 
 

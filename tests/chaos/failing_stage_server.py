@@ -8,17 +8,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from stage_server.lean import lean_imports
+from stage_server.lean_imports import lean_imports
 
 with lean_imports():
-    from stage_server import rounds
     from stage_server.__main__ import cli
-    from stage_server.cell import CellTable
-    from stage_server.replica import Replica
-    from stage_server.server import StageServer
+    from stage_server.brain.cell import CellTable
+    from stage_server.replica import rounds
+    from stage_server.replica.replica import Replica
+    from stage_server.session.server import StageServer
 from swarm.messages import Averaged, Committed, Event
 from swarm.model.stage import Stage
-from swarm.process import run_cli
+from swarm.process.lifecycle import run_cli
 from swarm.rpc.peers import GrpcPeerLinks
 from tests.chaos.failpoints import Failpoint, take_flags
 

@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
-from stage_server.lean import lean_imports
+from stage_server.lean_imports import lean_imports
 
 with lean_imports():
     from stage_server.__main__ import cli
-    from stage_server.server import StageServer
+    from stage_server.session.server import StageServer
 from swarm.errors import SwarmError
 from swarm.messages import (
     AbortRound,
@@ -39,7 +39,7 @@ from swarm.messages import (
     Undelivered,
     Void,
 )
-from swarm.process import run_cli
+from swarm.process.lifecycle import run_cli
 from swarm.rpc.peers import GrpcPeerLinks
 
 COMMANDS = Route | Void | Average | AbortRound | Commit | Evaluate

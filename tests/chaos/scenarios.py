@@ -18,7 +18,7 @@ from tests.chaos import failing_stage_server
 from tests.chaos.relay import Relay
 from tests.chaos.repeating_stage_server import SAID
 from tests.chaos.trial import COMMIT_S_MAX, MICROBATCHES, Broken, Trial, Void, Work, gaps_s, percentile
-from tests.cluster import Process
+from tests.support.processes import Process
 
 # What the system can do so far. "joining": a new stage server joins a job at work; "stalling": a job whose stage is
 # lost waits for a new peer; "rebalancing": peers move between stages. Add one here and its scenarios run.

@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
-from swarm.config import JobSpec
 from swarm.data import ByteTokenizer
-from swarm.partition import resolve
-from swarm.reference import Trained, train_local
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.reference.trainer import Trained, train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.chaos.failpoints import HIT
-from tests.cluster import Cluster, Process
-from tests.rig import Tokens, small_spec, write_text
+from tests.support.processes import Cluster, Process
+from tests.support.simulated import Tokens, small_spec, write_text
 
 MICROBATCHES = 8  # per step, in the jobs of trials
 COMMIT_S_MAX = 10.0  # after healing, until a step is committed

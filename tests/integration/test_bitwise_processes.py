@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from swarm.config import JobSpec
 from swarm.data import ByteTokenizer
-from swarm.partition import resolve
-from swarm.reference import train_local
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.reference.trainer import train_local
 from swarm.types import Microbatch
-from tests.cluster import Cluster
-from tests.rig import Tokens, small_spec, write_text
+from tests.support.processes import Cluster
+from tests.support.simulated import Tokens, small_spec, write_text
 
 EVALUATING = {"data__validation_ratio": 0.01, "training__eval_every_steps": 4}
 # (stages, replicas) in order of the processes that they need; the pool grows from one to the next.

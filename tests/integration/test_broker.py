@@ -94,7 +94,7 @@ async def test_a_busy_port_is_an_error(kind: Any) -> None:
 def test_the_broker_does_not_outlive_a_killed_parent(kind: str) -> None:
     script = textwrap.dedent(f"""
         import asyncio
-        from swarm import logs
+        from swarm.process.lifecycle import logs
         from swarm.mqtt.broker import local_broker
         logs.configure("error")
         async def main():

@@ -9,10 +9,10 @@ import pytest
 
 from client.cli import run
 from swarm.data import ByteTokenizer
-from swarm.partition import resolve
+from swarm.job.partition import resolve
 from swarm.wire import jobs_pb2 as pb
-from tests.cluster import Cluster
-from tests.rig import Tokens, small_spec, write_text
+from tests.support.processes import Cluster
+from tests.support.simulated import Tokens, small_spec, write_text
 
 
 @pytest.mark.timeout(300)

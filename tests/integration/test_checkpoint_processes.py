@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from client.cli import run
-from swarm.partition import resolve
-from swarm.reference import train_local
-from swarm.train_local import train_local as train_local_command
+from swarm.job.partition import resolve
+from swarm.reference import train_local as train_local_command
+from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
-from tests.cluster import Cluster
-from tests.rig import Tokens, small_spec, write_text
+from tests.support.processes import Cluster
+from tests.support.simulated import Tokens, small_spec, write_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,14 @@ import structlog
 
 from client.cli import run
 from client.connection import Scheduler
-from swarm.config import JobSpec, load_job, spec_from_json
 from swarm.errors import NotAllowed, NotFound, SwarmError
+from swarm.hf.model_folder import weights_sha256
+from swarm.job.spec import JobSpec, load_job, spec_from_json
 from swarm.messages import PROTOCOL_VERSION, ParameterHash
 from swarm.rpc.channel import server_options, status_of
-from swarm.weights import weights_sha256
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
-from tests.bpe import write_tokenizer
+from tests.support.tokenizer import write_tokenizer
 
 JOB = """\
 name = "tiny"
@@ -257,7 +257,7 @@ def test_a_tokenizer_that_fits_no_message_is_uploaded_like_a_shard(
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert dict(fake.submitted[0].tokenizer_files) == files
     assert (fake.submitted[0].vocabulary_size, fake.submitted[0].end_of_text) == (321, 0)
-    monkeypatch.setattr("client.submit.TOKENIZER_MESSAGE_BYTES_MAX", 1000)
+    monkeypatch.setattr("client.verbs.submit.TOKENIZER_MESSAGE_BYTES_MAX", 1000)
     assert swarm("submit", "-d", "job.toml", *choose)[0] == 0
     request = fake.submitted[1]
     assert not request.tokenizer_files

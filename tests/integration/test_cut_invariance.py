@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swarm.config import JobSpec, parse_job
 from swarm.data import Batches, ByteTokenizer, TokenData
 from swarm.errors import JobFailed, NotAllowed
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec, parse_job
 from swarm.model.families import EMBEDDING, HEAD
-from swarm.partition import resolve
-from swarm.reference import Trained, build_stages, save_folder, sha256_of, train_local, train_step
+from swarm.reference.trainer import Trained, build_stages, save_folder, sha256_of, train_local, train_step
 from swarm.types import Microbatch
-from tests.unsplit import assert_equals_unsplit
+from tests.support.unsplit_model import assert_equals_unsplit
 
 CPU = torch.device("cpu")
 T = 16

@@ -10,9 +10,9 @@ import pytest
 
 from client.cli import run
 from swarm.data import ByteTokenizer
-from swarm.partition import resolve
-from tests.cluster import Cluster
-from tests.rig import Tokens, small_spec, write_text
+from swarm.job.partition import resolve
+from tests.support.processes import Cluster
+from tests.support.simulated import Tokens, small_spec, write_text
 
 
 @pytest.mark.timeout(300)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.config import JobSpec, parse_job
 from swarm.data.batches import Batches, TokenData
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec, parse_job
 from swarm.model.families import Draw
 from swarm.model.stage import Stage
-from swarm.partition import resolve
-from swarm.reference import Trained, build_stages, train_local
+from swarm.reference.trainer import Trained, build_stages, train_local
 from swarm.types import Microbatch
 
 CPU = torch.device("cpu")

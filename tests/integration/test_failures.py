@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from client.cli import run
-from swarm.config import JobSpec
 from swarm.data import ByteTokenizer
-from swarm.partition import resolve
-from swarm.reference import train_local
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
-from tests.cluster import Cluster, RpcError
-from tests.rig import Tokens, small_spec, write_text
+from tests.support.processes import Cluster, RpcError
+from tests.support.simulated import Tokens, small_spec, write_text
 
 END_S_MAX = 30.0
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from swarm.config import JobSpec, parse_job
 from swarm.data import Batches, TokenData
+from swarm.job.partition import hugging_face_config, resolve
+from swarm.job.spec import JobSpec, parse_job
 from swarm.model.families import FAMILIES, HEAD
-from swarm.partition import hugging_face_config, resolve
-from swarm.reference import build_stages, save_folder, train_local
-from tests.unsplit import assert_equals_unsplit, loss_of
+from swarm.reference.trainer import build_stages, save_folder, train_local
+from tests.support.unsplit_model import assert_equals_unsplit, loss_of
 
 CPU = torch.device("cpu")
 T = 16

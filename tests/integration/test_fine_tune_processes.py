@@ -12,14 +12,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from swarm.config import load_job
 from swarm.data.batches import Batches, TokenData
 from swarm.data.shards import open_corpus, tokenise
-from swarm.pretrained import ground
-from swarm.reference import save_folder, train_local
-from tests.bpe import write_tokenizer
-from tests.cluster import Cluster
-from tests.rig import write_text
+from swarm.hf.pretrained import ground
+from swarm.job.spec import load_job
+from swarm.reference.trainer import save_folder, train_local
+from tests.support.processes import Cluster
+from tests.support.simulated import write_text
+from tests.support.tokenizer import write_tokenizer
 
 JOB = """\
 name = "fine"

@@ -13,15 +13,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from swarm.config import JobSpec
 from swarm.data import ByteTokenizer
 from swarm.errors import InvalidModel
-from swarm.partition import resolve
-from swarm.pretrained import ground, hub_files, weight_files
-from swarm.reference import build_stages, sha256_of, train_local
+from swarm.hf.pretrained import ground, hub_files, weight_files
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.reference.trainer import build_stages, sha256_of, train_local
 from swarm.sim import loop as sim
 from swarm.types import JobState
-from tests.rig import Done, Rig, Tokens, small_spec, write_text
+from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FIELDS = {

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from swarm.data import ByteTokenizer
-from swarm.partition import resolve
-from swarm.reference import train_local
-from tests.rig import Tokens, small_spec, write_text
+from swarm.job.partition import resolve
+from swarm.reference.trainer import train_local
+from tests.support.simulated import Tokens, small_spec, write_text
 
 BASE = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3}
 GATED = BASE | {"intermediate_size": 50, "num_key_value_heads": 1}
@@ -31,7 +31,7 @@ MODELS = {
 LEAN = """
 import json, sys
 from pathlib import Path
-from stage_server.lean import UNUSED, lean_imports
+from stage_server.lean_imports import UNUSED, lean_imports
 with lean_imports():
     import stage_server.app
 from tests.integration.test_lean_imports import train

@@ -16,16 +16,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from swarm.config import JobSpec, parse_job, spec_from_json
 from swarm.data import Batches, TokenData
 from swarm.errors import InvalidConfig, InvalidModel, SwarmError
+from swarm.hf.pretrained import WeightFile, ground, weight_files
+from swarm.job.partition import balanced_split, flops_per_token, resolve
+from swarm.job.spec import JobSpec, parse_job, spec_from_json
 from swarm.messages import StateFile
 from swarm.model.families import parameter_shapes
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState, StateReading, optimizer_path, read_files, read_span
-from swarm.partition import balanced_split, flops_per_token, resolve
-from swarm.pretrained import WeightFile, ground, weight_files
-from swarm.reference import build_stages, save_folder, sha256_of, train_local, train_step
+from swarm.reference.trainer import build_stages, save_folder, sha256_of, train_local, train_step
 from swarm.types import Microbatch
 
 CPU = torch.device("cpu")

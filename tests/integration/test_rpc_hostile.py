@@ -17,12 +17,12 @@ from swarm.errors import CorruptFrame, PeerUnavailable, Refused, SchedulerUnreac
 from swarm.messages import Command, Event, FetchRequest, Heartbeat, StoreHeader, TensorHeader, Void
 from swarm.rpc.channel import answering, bind, connect, new_server, translate
 from swarm.rpc.frames import decode, split
+from swarm.rpc.mapping import to_event, to_message
 from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink, add_session_service
-from swarm.rpc.wire import to_event, to_message
 from swarm.types import JobId, PeerId
 from swarm.wire import frame_pb2, frame_pb2_grpc, session_pb2
-from tests.headers import header_of
+from tests.support.headers import header_of
 
 pytestmark = pytest.mark.timeout(60)
 

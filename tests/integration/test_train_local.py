@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from swarm.model.sample import sample
-from swarm.train_local import main
-from tests.bpe import write_tokenizer
+from swarm.reference import main
+from tests.support.tokenizer import write_tokenizer
 
 JOB = """
 name = "tiny"
@@ -132,7 +132,7 @@ def test_every_mistake_is_one_line_with_a_hint_and_its_exit_code(
 
 def test_the_module_runs_as_a_program(folder: Path) -> None:
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "swarm.train_local", "nothing.toml"]
+    command = [sys.executable, "-m", "swarm.reference", "nothing.toml"]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(root), "PATH": ""}
     )

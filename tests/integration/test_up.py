@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from client.demo import FOLDER, demo_job, free_name, report
-from client.local import UpOptions, up_and_wait
 from client.shell import Shell
-from swarm.config import parse_job
+from client.up.demo import FOLDER, demo_job, free_name, report
+from client.up.fleet import UpOptions, up_and_wait
 from swarm.errors import InvalidConfig
+from swarm.job.spec import parse_job
 from swarm.wire import jobs_pb2 as pb
 
 REPOSITORY = Path(__file__).parents[2]
@@ -108,23 +108,23 @@ if verb == "pull":
 DRIVER = """
 import asyncio, json, sys
 from pathlib import Path
-from client import local
+from client.up import fleet
 from client.shell import Shell
 from swarm.errors import SwarmError
 here = Path.cwd()
 def program(name):
     return (sys.executable, str(here / f"{name}.py"))
 options = json.loads(sys.argv[1])
-local.END_S_MAX = options.pop("end_s", 2.0)
+fleet.END_S_MAX = options.pop("end_s", 2.0)
 for name in ("job", "data_dir"):
     options[name] = Path(options[name]) if options.get(name) else None
-options = local.UpOptions(**({"stages": 2, "replicas": 1, "device": "cpu", "demo": False} | options))
-programs = local.Programs(program("scheduler"), program("stage"), program("client"), program("sample"))
-local.START_S_MAX = 30.0
-local.SILENT_S = 0.5
+options = fleet.UpOptions(**({"stages": 2, "replicas": 1, "device": "cpu", "demo": False} | options))
+programs = fleet.Programs(program("scheduler"), program("stage"), program("client"), program("sample"))
+fleet.START_S_MAX = 30.0
+fleet.SILENT_S = 0.5
 shell = Shell()
 try:
-    sys.exit(asyncio.run(local.up_and_wait(shell, options, programs)))
+    sys.exit(asyncio.run(fleet.up_and_wait(shell, options, programs)))
 except SwarmError as error:
     shell.error(error)
     sys.exit(error.exit_code)

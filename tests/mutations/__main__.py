@@ -28,13 +28,13 @@ import pytest
 from tests.mutations.catalogue import ROOT, BadPatch, Mutant, apply, copy_tree, misfits, read_all
 
 WIDE = ("tests/unit", "tests/property", "tests/simulation")
-OWN_TEST = "tests/unit/test_mutations.py"  # notices every mutant, by the patch that does not apply twice
+OWN_TEST = "tests/mutations/test_catalogue.py"  # notices every mutant, by the patch that does not apply twice
 UNPATCHED = "unpatched"  # the copy of the working tree that all others are made from
 HANGS_S = 200  # of one test: then it is caught by the limit on its time
 # Not faults that a mechanism's absence leads to, but patches that no longer fit the code around them.
 _BROKEN = ("NameError", "ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "UnboundLocalError")
 # Loaded once: whoever tries a mutant is a fork of this process, which itself never loads the product. Not transformers:
-# stage_server/lean.py must come before it.
+# stage_server/lean_imports.py must come before it.
 _WARM = ("torch", "safetensors.torch", "sqlalchemy", "alembic.command", "grpc.aio", "pydantic")
 _PRODUCT = ("scheduler", "stage_server", "swarm", "client", "tests")
 

@@ -4,7 +4,7 @@ A file `NAME.patch` begins with three lines for people and for the runner, then 
 
     Switches off: what keeps whom from what
     Breaks: I1, I7                                   invariants of ARCHITECTURE.md and docs/reliability.md
-    Caught by: tests/unit/test_cell.py ...           what ought to turn red, fastest first
+    Caught by: tests/unit/stage_server/brain/test_cell.py ...           what ought to turn red, fastest first
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.config import TrainingSection
 from swarm.data import IGNORED, Batches, TokenData, shuffled
+from swarm.job.spec import TrainingSection
 
 
 @settings(max_examples=60, deadline=None)

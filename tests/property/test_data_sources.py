@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.config import parse_job
 from swarm.data import ByteTokenizer, TokenData, tokenise
+from swarm.job.spec import parse_job
 
 LENGTH = 8
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), min_size=1, max_size=12)

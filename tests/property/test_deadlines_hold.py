@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.deadlines import Deadlines, DeadlineSettings, WatchedHop, deadline_s
+from scheduler.brain.routing.deadlines import Deadlines, DeadlineSettings, WatchedHop, deadline_s
 from swarm.types import Direction, PeerId
 
 times = st.floats(min_value=0.0, max_value=1e6)

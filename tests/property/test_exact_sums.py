@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.fixedpoint import accumulate, contribution_limit, in_range, mean_of_parts
+from swarm.model.exact_sums import accumulate, contribution_limit, in_range, mean_of_parts
 
 values = st.floats(min_value=-(2.0**20), max_value=2.0**20, width=32)
 contributions = st.lists(st.lists(values, min_size=3, max_size=3), min_size=1, max_size=12)

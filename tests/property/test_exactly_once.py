@@ -30,7 +30,8 @@ from hypothesis import HealthCheck, settings, target
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler.brain import (
+from scheduler.brain.checkpoint.schedule import BeginCheckpoint, DropCheckpoint, PublishCheckpoint, Stopped, Turned
+from scheduler.brain.job import (
     Admitted,
     BrainSettings,
     CommitRow,
@@ -46,11 +47,21 @@ from scheduler.brain import (
     StandsAlone,
     WriteCommit,
 )
-from scheduler.recovery import Resumed
-from scheduler.saving import BeginCheckpoint, DropCheckpoint, PublishCheckpoint, Stopped, Turned
-from scheduler.wiring import WIRINGS
-from stage_server.cell import Action, Ask, CellTable, Compute, DropOutput, Emit, Forget, ForgetSums, Report, Sealed
-from stage_server.intake import Intake
+from scheduler.brain.routing.policies import WIRINGS
+from scheduler.brain.state.restart import Resumed
+from stage_server.brain.cell import (
+    Action,
+    Ask,
+    CellTable,
+    Compute,
+    DropOutput,
+    Emit,
+    Forget,
+    ForgetSums,
+    Report,
+    Sealed,
+)
+from stage_server.brain.work_queue import Intake
 from swarm.errors import PeerUnavailable, SetMismatch
 from swarm.messages import (
     AbortRound,
@@ -190,7 +201,7 @@ class Frame:
 
 
 class Server:
-    """The flow around one CellTable, as rules 1 to 6 of stage_server/cell.py describe it."""
+    """The flow around one CellTable, as rules 1 to 6 of stage_server/brain/cell.py describe it."""
 
     def __init__(self, world: World, peer: PeerId, stage: int) -> None:
         self.world, self.peer, self.stage = world, peer, stage

@@ -1,4 +1,4 @@
-"""swarm.codec, int8: how far a value may move, how many bytes it takes, what is refused."""
+"""swarm.model.codec, int8: how far a value may move, how many bytes it takes, what is refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm.codec import INT8_BLOCK, decode, encode, encoded_bytes, round_trip
 from swarm.errors import CorruptFrame
+from swarm.model.codec import INT8_BLOCK, decode, encode, encoded_bytes, round_trip
 
 shapes = st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple)
 

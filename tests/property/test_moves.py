@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.rebalancing import (
+from scheduler.brain.replicas.rebalancing import (
     Move,
     Rebalancer,
     RebalanceSettings,

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage_server.chunks import Chunk
-from stage_server.commitlog import CommitLog
-from stage_server.rejoin import (
+from stage_server.brain.chunks import Chunk
+from stage_server.brain.commit_log import CommitLog
+from stage_server.brain.rejoin import (
     Admit,
     AskChunk,
     AskRecords,

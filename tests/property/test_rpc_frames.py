@@ -21,7 +21,7 @@ from swarm.rpc.frames import (
     split,
     uncompressed_bytes,
 )
-from swarm.rpc.wire import to_message
+from swarm.rpc.mapping import to_message
 from swarm.types import JobId, PeerId, Round, UnitName
 from swarm.wire import frame_pb2
 

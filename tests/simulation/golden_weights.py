@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from swarm.config import JobSpec
 from swarm.data import ByteTokenizer
-from swarm.partition import resolve
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
 from swarm.sim import loop as sim
-from tests.rig import Done, Rig, Tokens, run_swarm, small_spec, write_text
+from tests.support.simulated import Done, Rig, Tokens, run_swarm, small_spec, write_text
 
 JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "llama, one stage": (1, {"pipeline__stages": 1}),

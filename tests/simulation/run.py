@@ -13,9 +13,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from tests.simulation.batch import HITS_MIN, Run, Sum, cores, outcomes, workers
-from tests.simulation.player import play
-from tests.simulation.scenario import SCENARIOS, Scenario, named
+from tests.simulation.engine.batch import HITS_MIN, Run, Sum, cores, outcomes, workers
+from tests.simulation.engine.player import play
+from tests.simulation.engine.scenario import SCENARIOS, Scenario, named
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

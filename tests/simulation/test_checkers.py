@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from swarm.messages import Average, Committed
-from tests.simulation import checkers
-from tests.simulation.checkers import CHECKERS, Checker
-from tests.simulation.counting import NUMBERS
-from tests.simulation.history import (
+from tests.simulation.engine import checkers
+from tests.simulation.engine.checkers import CHECKERS, Checker
+from tests.simulation.engine.counting import NUMBERS
+from tests.simulation.engine.history import (
     Applied,
     Backwarded,
     Commanded,
@@ -30,8 +30,8 @@ from tests.simulation.history import (
     RowStored,
     Started,
 )
-from tests.simulation.player import Result, facts_of, play
-from tests.simulation.scenario import Links, Scenario, Workload
+from tests.simulation.engine.player import Result, facts_of, play
+from tests.simulation.engine.scenario import Links, Scenario, Workload
 
 SOUND = Scenario(
     "sound",

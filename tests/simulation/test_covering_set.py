@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from swarm.data import ByteTokenizer
-from swarm.partition import resolve
-from swarm.reference import train_local
-from tests.rig import Tokens, run_swarm, small_spec, write_text
+from swarm.job.partition import resolve
+from swarm.reference.trainer import train_local
+from tests.support.simulated import Tokens, run_swarm, small_spec, write_text
 
 BASE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 GATED = BASE | {"intermediate_size": 40, "num_key_value_heads": 2}

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from scheduler.announcer import BusAnnouncer
-from scheduler.job import Job, Progress
-from scheduler.store import JobRecord, StoreUnavailable
-from swarm.config import JobSpec
+from scheduler.api.announcer import BusAnnouncer
+from scheduler.jobs.job import Job, Progress
+from scheduler.storage.database import JobRecord, StoreUnavailable
 from swarm.data import ByteTokenizer
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
 from swarm.messages import Accumulated, Saved
 from swarm.mqtt.bus import Bus
-from swarm.partition import resolve
 from swarm.sim import loop as sim
 from swarm.types import JobState, PeerId, PeerState
-from tests.rig import Done, Rig, Tokens, small_spec, write_text
+from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 import torch
 
 from stage_server.device import InlineDevice
-from stage_server.server import Identity, StageServer
-from swarm.config import JobSpec
+from stage_server.session.server import Identity, StageServer
 from swarm.data import ByteTokenizer
-from swarm.logs import get_logger
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
 from swarm.messages import PROTOCOL_VERSION, Command, Event, Failed, Loaded, LoadStage, Release, StoreHeader, Welcome
-from swarm.metrics import StageServerMetrics
 from swarm.model.stage import Stage
-from swarm.partition import resolve
+from swarm.process.logs import get_logger
+from swarm.process.metrics import StageServerMetrics
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId
-from tests.rig import SCHEDULER, Done, small_spec, write_text
+from tests.support.simulated import SCHEDULER, Done, small_spec, write_text
 
 T = TypeVar("T")
 STEP_S = 100.0  # of a build

@@ -10,15 +10,15 @@ from random import Random
 import pytest
 import torch
 
-from scheduler.job import Job
-from swarm.config import JobSpec
+from scheduler.jobs.job import Job
 from swarm.data import ByteTokenizer
 from swarm.errors import OutOfMemory
-from swarm.footprint import stage_footprint
-from swarm.partition import resolve
+from swarm.job.footprint import stage_footprint
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
 from swarm.sim import loop as sim
 from swarm.types import JobState, PeerId
-from tests.rig import Done, Rig, Tokens, small_spec, write_text
+from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 
 @pytest.fixture(autouse=True)

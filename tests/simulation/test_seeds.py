@@ -11,9 +11,9 @@ from concurrent.futures import Future
 
 import pytest
 
-from tests.simulation.batch import Outcome, Sum, outcome_of, workers
-from tests.simulation.player import play
-from tests.simulation.scenario import SCENARIOS, Scenario
+from tests.simulation.engine.batch import Outcome, Sum, outcome_of, workers
+from tests.simulation.engine.player import play
+from tests.simulation.engine.scenario import SCENARIOS, Scenario
 
 SEEDS = 200
 SEEDS_OF_REAL = 2
@@ -74,8 +74,8 @@ def test_a_seed_gives_the_same_history_in_every_process() -> None:
     play(SCENARIOS["calm"], 7)
     here = [play(SCENARIOS[name], 3).history.sha256() for name in names]
     code = (
-        "from tests.simulation.player import play\n"
-        "from tests.simulation.scenario import SCENARIOS\n"
+        "from tests.simulation.engine.player import play\n"
+        "from tests.simulation.engine.scenario import SCENARIOS\n"
         f"print(*(play(SCENARIOS[name], 3).history.sha256() for name in {names}))"
     )
     hash_seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"

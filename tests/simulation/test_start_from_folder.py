@@ -13,17 +13,17 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from scheduler.job import Job
-from swarm.config import JobSpec
+from scheduler.jobs.job import Job
 from swarm.data import ByteTokenizer
 from swarm.errors import InvalidModel, NotFound, Refused
+from swarm.hf.pretrained import ground, weight_files
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
 from swarm.messages import FetchRequest, StateFile
-from swarm.partition import resolve
-from swarm.pretrained import ground, weight_files
-from swarm.reference import train_local
+from swarm.reference.trainer import train_local
 from swarm.sim import loop as sim
 from swarm.types import JobId, JobState
-from tests.rig import Done, Rig, Tokens, small_spec, write_text
+from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 
 @pytest.fixture(autouse=True)

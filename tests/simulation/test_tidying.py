@@ -10,17 +10,17 @@ from random import Random
 import torch
 from prometheus_client import generate_latest
 
-from scheduler.announcer import NoAnnouncer
-from scheduler.jobs import Jobs
-from scheduler.tidying import tidy
+from scheduler.api.announcer import NoAnnouncer
+from scheduler.api.metric_expiry import tidy
+from scheduler.jobs.commands import Jobs
 from swarm.data import ByteTokenizer
-from swarm.logs import get_logger
+from swarm.job.partition import resolve
 from swarm.messages import PROTOCOL_VERSION
-from swarm.metrics import SchedulerMetrics
-from swarm.partition import resolve
+from swarm.process.logs import get_logger
+from swarm.process.metrics import SchedulerMetrics
 from swarm.sim import loop as sim
 from swarm.types import PeerId
-from tests.rig import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text
+from tests.support.simulated import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text
 
 
 def _lines(metrics: SchedulerMetrics, name: str) -> list[str]:

@@ -11,16 +11,16 @@ from typing import TypeVar
 import pytest
 import torch
 
-from scheduler.job import Job
+from scheduler.jobs.job import Job
 from stage_server.device import InlineDevice
 from swarm.data import ByteTokenizer
 from swarm.errors import ReplicaDiverged
+from swarm.job.partition import resolve
 from swarm.messages import LoadStage
-from swarm.partition import resolve
-from swarm.reference import train_local
+from swarm.reference.trainer import train_local
 from swarm.sim import loop as sim
 from swarm.types import JobState, PeerId
-from tests.rig import Done, Rig, Tokens, small_spec, write_text
+from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 T = TypeVar("T")
 H100 = "cuda:0 NVIDIA H100"

@@ -1,0 +1,40 @@
+"""The benchmark's arithmetic: what it counts and what it leaves out."""
+
+import pytest
+
+from benchmarks.measured.throughput import Round, Spent, Timed, disagreement, sample, spent_between, timed
+
+
+def test_speed_leaves_out_the_warm_up_steps() -> None:
+    slow_start = [100.0, 150.0, 152.0, 153.0, 157.0]
+    one = timed(slow_start, warmup=2, tokens_per_step=700, cpu_s=6.0, loss=1.0)
+    assert one.tokens_per_s == pytest.approx(3 * 700 / 7.0)
+    assert one.step_s == 2.0
+    assert one.cpu_s_per_step == 2.0
+
+
+def test_a_ratio_above_one_says_that_the_swarm_is_faster() -> None:
+    one = Round({"swarm": Timed(300.0, 1.0, 1.0, 5.0), "local": Timed(200.0, 1.0, 1.0, 5.0)})
+    assert one.ratio("local") == 1.5
+
+
+def test_ways_that_trained_differently_are_named() -> None:
+    same = Round({way: Timed(1.0, 1.0, 1.0, 5.0) for way in ("local", "swarm", "1f1b")})
+    other = Round(same.ways | {"1f1b": Timed(1.0, 1.0, 1.0, 5.01)})
+    assert disagreement([same], 1e-4) == ""
+    assert "round 2" in disagreement([same, other], 1e-4)
+
+
+def test_a_loss_that_is_no_number_never_agrees() -> None:
+    nothing = Round({way: Timed(1.0, 1.0, 1.0, float("nan")) for way in ("local", "swarm", "1f1b")})
+    assert disagreement([nothing], 1e-4) != ""
+
+
+def test_metrics_are_summed_over_the_series_that_match() -> None:
+    text = 'x_sum{direction="forward",stage="0"} 1.5\nx_sum{direction="forward",stage="1"} 2\nx_sum{direction="b"} 9\n'
+    assert sample(text, r'x_sum\{direction="forward",stage="\d+"\}') == 3.5
+
+
+def test_what_was_spent_is_what_was_added() -> None:
+    before, after = Spent("stage 0", 10.0, 1.0, 2.0, 3.0, 4.0), Spent("stage 0", 20.0, 3.0, 5.0, 7.0, 9.0)
+    assert spent_between(before, after) == Spent("stage 0", 10.0, 2.0, 3.0, 4.0, 5.0)

@@ -1,0 +1,224 @@
+"""Submitting a job: check the file, tokenise, send what the scheduler lacks, submit, follow."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from client.connection import Scheduler
+from client.shell import Shell, bytes_bar, size
+from client.upload.blobs import File, upload
+from client.upload.weights import upload_weights
+from client.verbs.checkpoints import open_start, upload_start
+from client.verbs.follow import follow, raise_unless_succeeded
+from client.views import job_values
+from swarm.data import Corpus, TokenManifest, open_corpus, tokenise
+from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
+from swarm.hf.pretrained import ground, weight_files
+from swarm.job.partition import common_name
+from swarm.job.spec import JobSpec, load_job
+from swarm.wire import jobs_pb2 as pb
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One resolved value of a job and where it came from: default, file, --set or auto."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+def check_job(path: Path, overrides: Sequence[str]) -> tuple[JobSpec, Corpus]:
+    """The spec in `path` and its data, after every check that needs no scheduler: InvalidConfig, UsageError."""
+    spec = ground(load_job(path, overrides))
+    weight_files(spec)
+    corpus = open_corpus(spec)
+    # For its checks only: "auto" is resolved by the scheduler, which knows the peers.
+    corpus.resolve(spec)
+    return spec, corpus
+
+
+def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, managed: bool = False) -> int:
+    """Send the job in `path` to the scheduler and follow it; gives the exit code.
+
+    `managed`: `swarm up` started this and stops it, so there is nothing to say about detaching.
+    """
+    spec, corpus = check_job(path, overrides)
+    start = open_start(corpus.resolve(spec))
+    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+        scheduler.check_protocol()
+        with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
+            with bytes_bar(shell, "tokenising") as advance:
+                manifest = tokenise(spec, Path(folder), advance, corpus)
+            shell.say(
+                f"{manifest.tokens} tokens in {len(manifest.shards)} "
+                f"{'shard' if len(manifest.shards) == 1 else 'shards'}, "
+                f"unigram entropy {manifest.unigram_entropy:.3f} nats"
+            )
+            shards = [File(shard.sha256, shard.size_bytes, shard.path, shard.tokens) for shard in manifest.shards]
+            upload(shell, scheduler, shards, "data")
+        request = _request(spec, manifest)
+        request.files.extend(
+            upload_weights(shell, scheduler, spec) if start is None else upload_start(shell, scheduler, start)
+        )
+        _add_tokenizer(shell, scheduler, request, corpus.tokenizer.tokenizer_files())
+        view = scheduler.submit(request)
+        return _after_submit(shell, scheduler, view, detach=detach, managed=managed)
+
+
+def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detach: bool, managed: bool) -> int:
+    if shell.json:
+        shell.data(job_values(view))
+    else:
+        print(view.id, flush=True)
+    where = shell.scheduler_flag
+    commands = f"follow: swarm status -w {view.id}{where}   cancel: swarm cancel {view.id}{where}"
+    shell.say(f"job {view.id} accepted: {view.reason or view.state}")
+    if detach:
+        shell.say(commands)
+        return 0
+    if not managed:
+        shell.say(f"Ctrl-C detaches, the job goes on.   {commands}")
+    try:
+        ended = follow(shell, scheduler, view.id)
+    except KeyboardInterrupt:
+        shell.say(f"\ndetached: job {view.id} goes on.   {commands}")
+        return INTERRUPTED
+    raise_unless_succeeded(ended)
+    shell.say(f"job {ended.id} succeeded: weights sha256 {ended.weights_sha256}")
+    if not managed:
+        shell.say(f"fetch the model: swarm pull {ended.id} DIR{where}")
+    return 0
+
+
+def _request(spec: JobSpec, manifest: TokenManifest) -> pb.SubmitRequest:
+    return pb.SubmitRequest(
+        spec_json=spec.model_dump_json(),
+        shards=[
+            pb.Shard(sha256=shard.sha256, tokens=shard.tokens, size_bytes=shard.size_bytes) for shard in manifest.shards
+        ],
+        token_dtype=manifest.token_dtype,
+        vocabulary_size=manifest.vocabulary_size,
+        unigram_entropy=manifest.unigram_entropy,
+        end_of_text=manifest.end_of_text,
+    )
+
+
+def _add_tokenizer(
+    shell: Shell, scheduler: Scheduler, request: pb.SubmitRequest, tokenizer_files: Mapping[str, bytes]
+) -> None:
+    """Put the tokenizer's files into the request; those that do not fit one message are uploaded, and named in it."""
+    if sum(map(len, tokenizer_files.values())) <= TOKENIZER_MESSAGE_BYTES_MAX:
+        request.tokenizer_files.update(tokenizer_files)
+        return
+    files = {name: File(hashlib.sha256(raw).hexdigest(), len(raw), raw) for name, raw in tokenizer_files.items()}
+    upload(shell, scheduler, list(files.values()), "tokenizer")
+    request.files.extend(
+        pb.JobFile(path=f"{MODEL_FOLDER}{name}", sha256=file.sha256, size_bytes=file.size_bytes)
+        for name, file in files.items()
+    )
+
+
+# --dry-run -----------------------------------------------------------------------------------------------------------
+
+
+def dry_run(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
+    """Show what `submit` would send and where each value came from; sends nothing. Raises as `submit` does."""
+    spec, corpus = check_job(path, overrides)
+    values = origins(spec, corpus, path, overrides)
+    formats = sorted({source.format for source in corpus.sources})
+    if shell.json:
+        shell.data(
+            {
+                "values": [{"key": value.key, "value": value.value, "origin": value.origin} for value in values],
+                "files": len(corpus.sources),
+                "size_bytes": corpus.size_bytes,
+                "formats": formats,
+                "vocabulary_size": corpus.tokenizer.vocabulary_size,
+            }
+        )
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("KEY", "VALUE", "FROM"):
+        table.add_column(column)
+    for value in values:
+        table.add_row(Text(value.key), Text(_shown(value.value)), Text(value.origin))
+    shell.out.print(table)
+    count = len(corpus.sources)
+    kinds = f"{count} {'file' if count == 1 else 'files'} ({', '.join(formats)})"
+    if formats == ["hf"]:
+        kinds = "a Hugging Face data set"
+    total = size(corpus.size_bytes) if corpus.size_bytes else "not downloaded yet"
+    shell.say(f"data: {kinds}, {total}; vocabulary of {corpus.tokenizer.vocabulary_size}; nothing was sent")
+
+
+def origins(spec: JobSpec, corpus: Corpus, path: Path, overrides: Sequence[str]) -> list[Value]:
+    """Every value of the spec in the order of the job file, resolved as far as it can be without a scheduler."""
+    resolved = corpus.resolve(spec)
+    family = resolved.model.family
+    in_file = {_final_key(key, family) for key in _leaves(tomllib.loads(path.read_text(encoding="utf-8-sig")))}
+    by_flag = {_final_key(override.partition("=")[0].strip(), family) for override in overrides}
+    written = _leaves(spec.model_dump(mode="json"))
+    final = _leaves(resolved.model_dump(mode="json"))
+    if spec.pipeline.stages == "auto" and spec.pipeline.split == "auto":
+        final |= {"pipeline.stages": "auto", "pipeline.split": "auto"}
+    values = []
+    for key, value in final.items():
+        if _named(key, by_flag):
+            origin = "--set"
+        elif _named(key, in_file):
+            origin = "file"
+        elif spec.model.id and key.startswith(("model.config.", "model.family", "model.revision")):
+            origin = "model.id"
+        else:
+            origin = "default"
+        if key in ("pipeline.stages", "pipeline.split", "pipeline.max_in_flight") and value == "auto":
+            origin += ", chosen when the job starts"
+        elif value != written.get(key, value):
+            origin += ", auto"
+        values.append(Value(key, value, origin))
+    return values
+
+
+def _final_key(key: str, family: str) -> str:
+    """A key as a user may write it, under the name that it has in a resolved spec."""
+    section, dot, field_name = key.rpartition(".")
+    return f"{section}{dot}{common_name(family, field_name)}" if section == "model.config" else key
+
+
+def _named(key: str, names: set[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys of nested values."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            flat |= _leaves(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case str():
+            return f'"{value}"'
+        case bool():
+            return str(value).lower()
+        case list():
+            return "[" + ", ".join(_shown(item) for item in value) + "]"
+        case _:
+            return str(value)

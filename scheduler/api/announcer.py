@@ -1,0 +1,40 @@
+"""Hints for followers on the broker; nothing depends on their arrival."""
+
+from __future__ import annotations
+
+import math
+
+from scheduler.jobs.job import Progress
+from scheduler.storage.database import JobRecord
+from swarm.mqtt import topics
+from swarm.mqtt.bus import Bus
+
+REASON_CHARACTERS_MAX = 1000
+
+
+class BusAnnouncer:
+    """Retains one message per job: its state and how far it is."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def job_changed(self, record: JobRecord, progress: Progress) -> None:
+        self._bus.announce(
+            topics.job(record.id),
+            {
+                "id": record.id,
+                "name": record.name,
+                "state": record.state.value,
+                "reason": record.reason[:REASON_CHARACTERS_MAX],
+                "since_unix_s": record.since_unix_s,
+                "step": progress.steps_done,
+                "loss": progress.loss if math.isfinite(progress.loss) else None,
+            },
+        )
+
+
+class NoAnnouncer:
+    """For a scheduler without a broker."""
+
+    def job_changed(self, record: JobRecord, progress: Progress) -> None:
+        pass

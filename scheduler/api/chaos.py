@@ -1,0 +1,222 @@
+"""`swarm chaos` at the scheduler: order a fault, and tell from what the scheduler sees how the job took it.
+
+Moments are counted from the order. A job has recovered when two more steps are committed than at the order: those that
+the fault found open. The balance is read from the brain, which alone counts; if the job lost a stage, it is the
+balance since the checkpoint from which it went on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler.api.sessions import SessionListener
+from scheduler.brain.fleet.membership import Membership, Peer, Transition
+from scheduler.brain.job import JobBrain
+from scheduler.jobs.commands import Jobs
+from scheduler.jobs.job import Job
+from swarm.errors import InvalidConfig, NotAllowed, NotFound
+from swarm.messages import Chaos, ChaosBegun, Command, Event
+from swarm.types import JobState, PeerId, PeerState
+from swarm.wire import jobs_pb2 as pb
+
+FAULTS = ("kill", "freeze", "slow", "partition", "corrupt")
+ANSWER_S_MAX = 5.0  # until the stage server says that it begins
+WATCH_S_MAX = 60.0  # beyond the fault's own time
+LOOK_S = 0.01
+STEPS_UNTIL_RECOVERED = 2
+FOR_S_MAX = 3600.0
+FACTOR_MAX = 1e4
+NEVER = -1.0
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is seen of one peer while a fault goes on."""
+
+    ordered_s: float
+    answer: asyncio.Future[str]
+    entered_s: dict[PeerState, float] = field(default_factory=dict)  # first time each, since the order
+
+    def since_order_s(self, state: PeerState) -> float:
+        at_s = self.entered_s.get(state)
+        return NEVER if at_s is None else at_s - self.ordered_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Balance:
+    """The ledger of a job at one moment."""
+
+    steps: int
+    committed: int
+    replayed: int
+    rerouted: int
+    duplicates: int
+    violations: int
+    accumulated: tuple[int, ...]  # contributions in committed steps, per stage
+
+    @classmethod
+    def of(cls, brain: JobBrain) -> _Balance:
+        return cls(
+            brain.committed_steps,
+            brain.committed_steps * brain.settings.microbatches,
+            brain.replayed,
+            sum(brain.reroutes.values()),
+            brain.duplicates,
+            brain.violations,
+            brain.accumulated,
+        )
+
+
+class ChaosDesk:
+    """Takes orders one per peer, and listens to what the sessions say before `inner` does."""
+
+    def __init__(
+        self, inner: SessionListener, jobs: Jobs, membership: Membership, send: Callable[[PeerId, Command], None]
+    ) -> None:
+        self._inner = inner
+        self._jobs = jobs
+        self._membership = membership
+        self._send = send
+        self._watched: dict[PeerId, _Watched] = {}
+
+    # The listener ------------------------------------------------------------------------------------------------
+
+    def on_event(self, peer: PeerId, event: Event) -> None:
+        watched = self._watched.get(peer)
+        if isinstance(event, ChaosBegun) and watched is not None and not watched.answer.done():
+            watched.answer.set_result(event.refusal)
+        self._inner.on_event(peer, event)
+
+    def on_transition(self, transition: Transition) -> None:
+        watched = self._watched.get(transition.peer)
+        if watched is not None:
+            watched.entered_s.setdefault(transition.after, _now_s())
+        self._inner.on_transition(transition)
+
+    # Orders ------------------------------------------------------------------------------------------------------
+
+    async def inflict(self, request: pb.ChaosRequest) -> pb.ChaosReport:
+        """Harm a stage server and watch its job; NotFound, InvalidConfig, NotAllowed if it cannot be."""
+        _check(request)
+        peer = self._find(request.peer)
+        other = self._find(request.against) if request.against else None
+        if other is not None and request.fault != "partition":
+            raise InvalidConfig("only a partition is against somebody", hint="leave --against out")
+        if peer.hello.peer in self._watched:
+            raise NotAllowed(f"{peer.hello.peer} is harmed already", hint="wait until that is over")
+        watched = _Watched(_now_s(), asyncio.get_running_loop().create_future())
+        self._watched[peer.hello.peer] = watched
+        try:
+            return await self._watch(request, peer, other, watched)
+        finally:
+            del self._watched[peer.hello.peer]
+
+    async def _watch(
+        self, request: pb.ChaosRequest, peer: Peer, other: Peer | None, watched: _Watched
+    ) -> pb.ChaosReport:
+        name, stage = peer.hello.peer, peer.stage
+        job = next((job for job in self._jobs.all() if job.record.id == peer.job), None)
+        brain = _brain_of(job)
+        before = _Balance.of(brain) if brain is not None else None
+        against, address = (other.hello.peer, other.hello.address) if other is not None else (PeerId(""), "")
+        order = Chaos(request.fault, request.for_s, request.factor, against, address, request.seed)
+        self._send(name, order)
+        await self._answered(name, watched)
+
+        lasts_s = 0.0 if request.fault == "kill" else request.for_s
+        until_s = watched.ordered_s + lasts_s + WATCH_S_MAX
+        rerouted_s = recovered_s = NEVER
+        while _now_s() < until_s:
+            since_s = _now_s() - watched.ordered_s
+            if job is None or brain is None or before is None:
+                if since_s >= lasts_s:
+                    break
+            else:
+                if (current := _brain_of(job)) is not None and current is not brain:
+                    # A stage was lost: the job goes on from a checkpoint, with a ledger of its own.
+                    brain, before, recovered_s = current, _Balance.of(current), NEVER
+                if rerouted_s == NEVER and sum(brain.reroutes.values()) > before.rerouted:
+                    rerouted_s = watched.since_order_s(PeerState.SUSPECT)
+                    rerouted_s = since_s if rerouted_s == NEVER else rerouted_s  # one decision, one moment
+                if recovered_s == NEVER and brain.committed_steps >= before.steps + STEPS_UNTIL_RECOVERED:
+                    recovered_s = since_s
+                lost = request.fault != "kill" or PeerState.GONE in watched.entered_s
+                ended = brain.is_over and (job.record.state.is_final or job.record.state is JobState.PAUSED)
+                if ended or (recovered_s != NEVER and since_s >= lasts_s and lost):
+                    break
+            await asyncio.sleep(LOOK_S)
+        report = pb.ChaosReport(
+            fault=request.fault,
+            peer=name,
+            stage=stage,
+            suspect_s=watched.since_order_s(PeerState.SUSPECT),
+            gone_s=watched.since_order_s(PeerState.GONE),
+            rerouted_s=rerouted_s,
+            recovered_s=recovered_s,
+            watched_s=_now_s() - watched.ordered_s,
+        )
+        if job is not None and brain is not None and before is not None:
+            _tell(report, job, brain, before)
+        return report
+
+    async def _answered(self, peer: PeerId, watched: _Watched) -> None:
+        """Wait until the stage server begins; its end is an answer too."""
+        deadline_s = _now_s() + ANSWER_S_MAX
+        while not watched.answer.done() and not watched.entered_s:
+            if _now_s() > deadline_s:
+                raise NotAllowed(f"{peer} did not answer the order within {ANSWER_S_MAX:g} s")
+            await asyncio.sleep(LOOK_S)
+        if watched.answer.done() and watched.answer.result():
+            raise NotAllowed(
+                f"{peer}: {watched.answer.result()}", hint="start it with: swarm stage-server --allow-chaos ..."
+            )
+
+    def _find(self, name: str) -> Peer:
+        found = self._membership.find(name)
+        if found.state is PeerState.GONE:
+            raise NotFound(
+                f"stage server {found.hello.peer} is gone: {found.reason}", hint="list them with: swarm peers"
+            )
+        return found
+
+
+def _brain_of(job: Job | None) -> JobBrain | None:
+    return job.driver.brain if job is not None and job.driver is not None else None
+
+
+def _check(request: pb.ChaosRequest) -> None:
+    if request.fault not in FAULTS:
+        raise InvalidConfig(f"there is no fault {request.fault!r}", hint=f"one of: {', '.join(FAULTS)}")
+    if not (math.isfinite(request.for_s) and 0.0 < request.for_s <= FOR_S_MAX):
+        raise InvalidConfig(f"a fault lasts above 0 and up to {FOR_S_MAX:g} s, not {request.for_s:g}")
+    if not (math.isfinite(request.factor) and 1.0 <= request.factor <= FACTOR_MAX):
+        raise InvalidConfig(f"the factor is 1 to {FACTOR_MAX:g}, not {request.factor:g}")
+    if request.seed >= 1 << 63:
+        raise InvalidConfig(f"the seed is below 2^63, not {request.seed}")
+
+
+def _tell(report: pb.ChaosReport, job: Job, brain: JobBrain, before: _Balance) -> None:
+    now = _Balance.of(brain)
+    report.job = job.record.id
+    report.job_state = job.record.state.value
+    report.job_reason = job.record.reason
+    report.microbatches_fed = brain.fed
+    report.microbatches_committed = now.committed
+    report.microbatches_in_flight = brain.in_flight
+    report.committed = now.committed - before.committed
+    report.replayed = now.replayed - before.replayed
+    report.rerouted = now.rerouted - before.rerouted
+    report.duplicates = now.duplicates - before.duplicates
+    report.violations = now.violations - before.violations
+    surplus = [
+        after - earlier - report.committed for after, earlier in zip(now.accumulated, before.accumulated, strict=True)
+    ]
+    report.lost = -sum(min(0, one) for one in surplus)
+    report.counted_twice = sum(max(0, one) for one in surplus)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

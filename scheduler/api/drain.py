@@ -1,0 +1,42 @@
+"""`swarm peers drain` at the scheduler: let a stage server hand its work over, and tell how far it is.
+
+The hand-over goes on whether somebody listens or not; leaving.py has its order, drained.py remembers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from scheduler.brain.explain.facts import why_it_stays
+from scheduler.brain.fleet.membership import Membership, Peer
+from scheduler.jobs.commands import Jobs
+from swarm.errors import NotAllowed
+from swarm.types import PeerState
+
+LOOK_S = 0.1
+
+
+async def drain(jobs: Jobs, membership: Membership, reference: str, reason: str) -> AsyncIterator[tuple[Peer, str]]:
+    """The peer, and what it does until it is released: now, after every change, and once it serves no job or is gone.
+
+    NotFound; NotAllowed if it is gone already.
+    """
+    known = membership.find(reference)
+    peer = known.hello.peer
+    if known.state is PeerState.GONE:
+        raise NotAllowed(f"stage server {peer} is gone: {known.reason}", hint="it has nothing left to hand over")
+    await jobs.drain(peer, reason)
+    told: tuple[PeerState, str] | None = None
+    if known.job:
+        await asyncio.sleep(LOOK_S)  # until the job has heard of it
+    while known.job:  # of this incarnation: when another one dials, this one is gone
+        job = next((job for job in jobs.all() if job.record.id == known.job), None)
+        brain = job.driver.brain if job is not None and job.driver is not None else None
+        now_s = asyncio.get_running_loop().time()
+        waits_for = why_it_stays(brain.situation(now_s), peer) if brain is not None else ""
+        if told != (known.state, waits_for):
+            told = (known.state, waits_for)
+            yield known, waits_for or "it is about to be released"
+        await asyncio.sleep(LOOK_S)
+    yield known, ""

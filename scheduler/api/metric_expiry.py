@@ -1,0 +1,50 @@
+"""Which series of /metrics are over: those of a job an hour after its end, those of a peer ten minutes after it left.
+
+Until then a scraper or a person can still see the last values; kept for ever, they would grow with every job and peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Set
+
+from scheduler.brain.fleet.membership import Membership
+from scheduler.jobs.commands import Jobs
+from scheduler.storage.database import JobRecord
+from swarm.process.metrics import SchedulerMetrics
+from swarm.types import PeerState
+
+JOB_KEPT_S = 3600.0
+PEER_KEPT_S = 600.0
+TIDY_S = 60.0
+
+
+def job_is_over(record: JobRecord, now_unix_s: float) -> bool:
+    """Whether the job ended so long ago that its series go."""
+    return record.state.is_final and now_unix_s - record.since_unix_s >= JOB_KEPT_S
+
+
+class Absences:
+    """Since when each peer is away."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+
+    def over(self, known: Iterable[str], here: Set[str], now_s: float) -> list[str]:
+        """The known peers that have been away for long enough; to be asked regularly."""
+        self._since_s = {peer: self._since_s.get(peer, now_s) for peer in known if peer not in here}
+        return sorted(peer for peer, since_s in self._since_s.items() if now_s - since_s >= PEER_KEPT_S)
+
+
+async def tidy(jobs: Jobs, membership: Membership, metrics: SchedulerMetrics, wall_s: Callable[[], float]) -> None:
+    """Remove what is over, once a minute, for ever."""
+    absences = Absences()
+    loop = asyncio.get_running_loop()
+    while True:
+        for job in jobs.all():
+            if job.record.id in metrics.known_jobs and job_is_over(job.record, wall_s()):
+                metrics.forget_job(job.record.id)
+        here = {peer.hello.peer for peer in membership.peers() if peer.state is not PeerState.GONE}
+        for name in absences.over(metrics.known_peers, here, loop.time()):
+            metrics.forget_peer(name)
+        await asyncio.sleep(TIDY_S)

@@ -1,0 +1,186 @@
+"""Sessions with stage servers: who is connected, commands down, events up.
+
+Membership (pure) says what a connection, a silence or a new incarnation means; this module only keeps the queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from scheduler.brain.fleet.membership import Membership, Transition
+from swarm.errors import IncompatibleVersion, Refused, StaleMessage, SwarmError
+from swarm.messages import PROTOCOL_VERSION, Command, Event, FetchRequest, Hello, StoreHeader, Welcome
+from swarm.process.logs import Logger
+from swarm.types import PeerId, PeerState
+
+# A peer that does not take this many commands is not reading any more.
+COMMANDS_WAITING_MAX = 8192
+HELLO_S_MAX = 10.0
+TICK_S = 0.25
+STOOD_STILL_S = 0.5  # a tick that comes so much too late says that this process did not run
+
+
+class SessionListener(Protocol):
+    """Who is told what stage servers do."""
+
+    def on_event(self, peer: PeerId, event: Event) -> None: ...
+
+    def on_transition(self, transition: Transition) -> None: ...
+
+
+class StateSource(Protocol):
+    """Gives bytes of the files that a job starts from."""
+
+    def __call__(self, request: FetchRequest) -> AsyncGenerator[bytes, None]: ...
+
+
+class StageSink(Protocol):
+    """Takes a stage's weights on their way to a checkpoint; gives their sha256."""
+
+    async def __call__(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str: ...
+
+
+@dataclass(slots=True)
+class _Session:
+    incarnation: int
+    commands: asyncio.Queue[Command | None] = field(default_factory=lambda: asyncio.Queue(COMMANDS_WAITING_MAX))
+
+
+class Sessions:
+    """All sessions of one scheduler start; the handler behind the Session service."""
+
+    def __init__(
+        self,
+        epoch: int,
+        membership: Membership,
+        listener: SessionListener,
+        sink: StageSink,
+        source: StateSource,
+        tasks: asyncio.TaskGroup,
+        log: Logger,
+        *,
+        heartbeat_s: float = 1.0,
+    ) -> None:
+        self._epoch = epoch
+        self._membership = membership
+        self._listener = listener
+        self._sink = sink
+        self._source = source
+        self._tasks = tasks
+        self._log = log
+        self._heartbeat_s = heartbeat_s
+        self._sessions: dict[PeerId, _Session] = {}
+
+    def send(self, peer: PeerId, command: Command) -> None:
+        """Queue a command; without a session it is lost, as the peer is about to be declared gone."""
+        session = self._sessions.get(peer)
+        if session is None:
+            return
+        try:
+            session.commands.put_nowait(command)
+        except asyncio.QueueFull:
+            self._log.warning("peer does not read its commands", peer=peer, waiting=COMMANDS_WAITING_MAX)
+            self._end(peer, session)
+
+    async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
+        """Serve one session: the first event is a Hello, then events go to the listener and commands come out."""
+        hello = await self._hello(events)
+        loop = asyncio.get_running_loop()
+        for transition in self._membership.hello(hello, loop.time()):
+            self._listener.on_transition(transition)
+        previous = self._sessions.get(hello.peer)
+        if previous is not None:
+            self._end(hello.peer, previous)
+        session = _Session(hello.incarnation)
+        self._sessions[hello.peer] = session
+        session.commands.put_nowait(Welcome(hello.peer, self._heartbeat_s))
+        self._log.info("peer attached", peer=hello.peer, address=hello.address, device=hello.device)
+        self._listener.on_event(hello.peer, hello)
+        reader = self._tasks.create_task(self._read(hello.peer, session, events))
+        try:
+            while (command := await session.commands.get()) is not None:
+                yield self._epoch, command
+        finally:
+            reader.cancel()
+            if self._sessions.get(hello.peer) is session:
+                del self._sessions[hello.peer]
+                for transition in self._membership.disconnected(hello.peer, hello.incarnation, loop.time()):
+                    self._listener.on_transition(transition)
+
+    async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        """Take a stage's weights from a peer that has a session."""
+        session = self._sessions.get(header.peer)
+        if session is None or session.incarnation != header.incarnation:
+            raise StaleMessage(f"{header.peer} has no session; attach before storing")
+        return await self._sink(header, chunks)
+
+    def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        """Give a stage server a part of a file that its job starts from."""
+        return self._source(request)
+
+    async def watch(self) -> None:
+        """Let membership notice silence, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
+            late_s = loop.time() - due_s
+            if late_s > STOOD_STILL_S:
+                self._log.warning("the scheduler stood still", seconds=round(late_s, 3))
+                self._membership.stood_still(late_s, loop.time())
+            for transition in self._membership.tick(loop.time()):
+                self._listener.on_transition(transition)
+                if transition.after is PeerState.GONE:
+                    self.drop(transition.peer)
+
+    def drop(self, peer: PeerId) -> None:
+        """End the session of a peer that is gone, so that it dials again if it still can."""
+        session = self._sessions.get(peer)
+        if session is not None:
+            self._end(peer, session)
+
+    def close(self) -> None:
+        """End every session, as the scheduler stops."""
+        for peer, session in list(self._sessions.items()):
+            self._end(peer, session)
+
+    async def _hello(self, events: AsyncIterator[Event]) -> Hello:
+        try:
+            async with asyncio.timeout(HELLO_S_MAX):
+                first = await anext(events)
+        except (StopAsyncIteration, TimeoutError):
+            raise Refused("a session begins with Hello") from None
+        if not isinstance(first, Hello):
+            raise Refused(f"a session begins with Hello, not {type(first).__name__}")
+        if first.protocol != PROTOCOL_VERSION:
+            raise IncompatibleVersion(
+                f"this scheduler speaks protocol {PROTOCOL_VERSION}, {first.peer} (swarm {first.product}) speaks "
+                f"{first.protocol}",
+                hint="install the scheduler's version of swarm on the stage server",
+            )
+        return first
+
+    async def _read(self, peer: PeerId, session: _Session, events: AsyncIterator[Event]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async for event in events:
+                if self._sessions.get(peer) is not session:
+                    return  # a newer session of this peer has begun
+                if isinstance(event, Hello):
+                    raise Refused("a session has one Hello")
+                for transition in self._membership.heard(peer, loop.time()):
+                    self._listener.on_transition(transition)
+                self._listener.on_event(peer, event)
+        except SwarmError as error:
+            self._log.warning("session broken", peer=peer, reason=error.message)
+        finally:
+            self._end(peer, session)
+
+    def _end(self, peer: PeerId, session: _Session) -> None:
+        """Make the command side of a session return."""
+        while session.commands.full():
+            session.commands.get_nowait()
+        session.commands.put_nowait(None)

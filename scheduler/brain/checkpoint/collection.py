@@ -1,0 +1,150 @@
+"""Which replicas hand over a checkpoint, and what becomes of the job when one cannot be had (saving.py says when).
+
+Who shall save a version is asked right after it was told to make it, since later it has moved on. The job goes on
+without a checkpoint; the one after the last step is tried again until it is kept, since nothing else has those weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TypeAlias
+
+from scheduler.brain.checkpoint.schedule import SAVING_S_MAX, BeginCheckpoint, DropCheckpoint, Saving, Stopped, Turned
+from scheduler.brain.outputs import Fail, listed
+from scheduler.brain.state.brain_state import Books
+from swarm.messages import Saved, SaveStage
+from swarm.types import JobState, PeerId
+
+CHECKPOINT_FAILED = "E1500"  # the code of swarm.checkpoint.writer.CheckpointFailed, whose module reads files
+
+End: TypeAlias = Fail | Stopped
+
+
+class Collecting:
+    """The checkpoints of one job, as far as its replicas have to do with them; gives how the job ends, if it does."""
+
+    def __init__(self, books: Books, saving: Saving) -> None:
+        self._settings = books.settings
+        self._pool = books.pool
+        self._progress = books.progress
+        self._ledger = books.ledger
+        self._saving = saving
+        self._outbox = books.outbox
+        self._owed: Counter[PeerId] = Counter()  # how often each did not hand over what all waited for
+
+    def committed(self, version: int, *, skipped: bool, now_s: float) -> None:
+        """The replicas were just told to make `version`: who shall save it must be told next."""
+        if skipped and self._settings.pause_on_nonfinite and self._saving.stop is None:
+            reason = f'the gradient of step {version - 1} was not finite (limits.on_nonfinite = "pause")'
+            self._saving.stop = Stopped(JobState.PAUSED, reason)
+            self._outbox.put(Turned(JobState.PAUSING, reason))
+        decision = self._saving.due(version, now_s)
+        if decision.plan is not None:
+            if self._saving.open is not None:
+                end = self.give_up("timeout", f"it took more than {SAVING_S_MAX:g} s")
+                assert end is None, "a newer one follows"
+            self.begin(version, now_s)
+        elif decision.reason:
+            self._outbox.note("warning", decision.reason)
+
+    def begin(self, version: int, now_s: float) -> None:
+        """Ask one replica of each stage, the one with the least to do, for its state."""
+        self._outbox.put(BeginCheckpoint(version))
+        savers = [min(peers, key=self._reluctance) for peers in self._pool.by_stage]
+        self._saving.begin(version, savers, now_s)
+        for saver in savers:
+            self._ask(saver, version)
+
+    def saved(self, peer: PeerId, event: Saved) -> End | None:
+        """A replica handed over its stage, or could not."""
+        current = (event.job, event.timeline) == (self._settings.job, self._settings.timeline)
+        if not current or not self._saving.saved(peer, event):
+            self._ledger.duplicates += 1
+        elif event.fault:
+            return self.give_up("peer", f"{self._pool.name(peer)} could not hand over its state: {event.fault}")
+        return None
+
+    def saver_gone(self, peer: PeerId, stage: int) -> End | None:
+        """A replica is lost, or forgot what it was asked: another one hands the stage over, if it still can."""
+        held = self._saving.open
+        if held is None or self._saving.stage_of(peer) is None:
+            return None
+        if held.version != self._progress.committed:
+            return self.give_up("peer", f"stage server {peer} was lost before it had handed over stage {stage}")
+        # Others hold that version still.
+        saver = min(self._pool.by_stage[stage], key=self._reluctance)
+        self._saving.replace(stage, peer, saver)
+        self._ask(saver, held.version)
+        return None
+
+    def failed(self, version: int, reason: str, fault: str) -> End | None:
+        """The storage refused a version; as `give_up`."""
+        if self._saving.open is None or self._saving.open.version != version:
+            return None
+        return self.give_up(reason, fault)
+
+    def stuck(self, for_s: float) -> End | None:
+        """Nothing came for so long of the checkpoint that all waits for.
+
+        Who owes a part is not asked again if there is another one. Storage that hangs is waited for, since only the
+        replicas have what it is writing; but not by a job that shall be cancelled.
+        """
+        held, stop = self._saving.open, self._saving.stop
+        assert held is not None
+        told = f"nothing came for {for_s:g} s: {self.waiting_for()}"
+        self._owed.update(held.savers.keys())
+        if held.savers or (stop is not None and stop.state is JobState.CANCELLED):
+            return self.give_up("timeout", told)
+        self._outbox.note("error", f"{told}; waits on: look at the storage of checkpoints")
+        return None
+
+    def give_up(self, reason: str, fault: str) -> End | None:
+        """The job goes on without the checkpoint under way, or ends where it was the last word."""
+        version, kept = self._saving.give_up(), self._saving.newest
+        self._outbox.put(DropCheckpoint(version, reason, fault))
+        newest = f"the newest checkpoint is that of step {kept}" if kept else "there is no earlier checkpoint"
+        stop = self._saving.stop
+        if version < self._progress.committed or any(step >= version for step in self._progress.runs):
+            stop = None  # it was one on the way: what the job shall stop with is newer, and not saved yet
+        if stop is not None and stop.state is JobState.CANCELLED:
+            text = f"{stop.reason}; the checkpoint at step {version} could not be written: {fault}; {newest}"
+            return Stopped(stop.state, text)
+        if stop is not None:
+            self._saving.stop = None
+            text = f"cannot pause, goes on: the checkpoint at step {version} could not be written: {fault}"
+            self._outbox.note("error", text)
+            self._outbox.put(Turned(JobState.RUNNING, text))
+        elif version == self._settings.steps:
+            pause_s = self._saving.rest(self._ledger.now_s, reason)
+            if pause_s is None:
+                again = f"swarm resume {self._settings.job}" if kept else "submit the job again"
+                message = f"the final weights (step {version}) could not be saved: {fault}; {newest}"
+                return Fail(CHECKPOINT_FAILED, message, f"see what is wrong with that stage server, then: {again}")
+            text = (
+                f"the final weights (step {version}) could not be saved: {fault}; tries again in {pause_s:g} s, the "
+                f"stage servers keep them until then: see to it that checkpoints can be written; {newest}"
+            )
+            self._outbox.note("error", text)
+            self._outbox.put(Turned(JobState.RUNNING, text))
+        else:
+            text = f"the checkpoint at step {version} could not be written: {fault}; {newest}"
+            self._outbox.note("error", text)
+        return None
+
+    def waiting_for(self) -> str:
+        """What the checkpoint under way waits for, for a person."""
+        held = self._saving.open
+        if held is None:
+            return "waits for nothing"
+        if held.savers:
+            return f"waits for {listed(held.savers)} to hand over the weights"
+        return f"waits until the checkpoint at step {held.version} is written"
+
+    def _reluctance(self, peer: PeerId) -> tuple[bool, bool, int, int, PeerId]:
+        """The replica of a stage with the least of it is asked for the stage's state."""
+        leaves, is_suspect = peer in self._pool.leaves, self._pool.is_suspect(peer)
+        return self._owed[peer] > 0, leaves or is_suspect, self._owed[peer], self._ledger.outstanding(peer), peer
+
+    def _ask(self, saver: PeerId, version: int) -> None:
+        settings = self._settings
+        self._outbox.send(saver, SaveStage(settings.job, settings.timeline, version, settings.saving.optimizer))

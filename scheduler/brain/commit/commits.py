@@ -1,0 +1,136 @@
+"""What a step's commit says, who is told of it, and whether all who must have made it.
+
+averaged, in order ──▶ row ──durable──▶ Commit to every member ──all Committed, digests alike──▶ agreed
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+from scheduler.brain.commit.digests import difference
+from scheduler.brain.commit.slices import squared_norms
+from scheduler.brain.outputs import Fail, WriteCommit
+from scheduler.brain.routing.evaluation import Evaluations
+from scheduler.brain.state.brain_state import Books
+from scheduler.brain.state.joiners import choose_donors
+from scheduler.brain.state.step import CommitRow, Phase, StepRun, Turn, may_write
+from swarm.errors import GradientRange, ReplicaDiverged
+from swarm.job.schedule import clip
+from swarm.messages import Commit, Committed, UnitRound
+from swarm.types import PeerId
+
+
+class Commits:
+    """The commits of one job."""
+
+    def __init__(self, books: Books, evaluations: Evaluations, rng: Random) -> None:
+        self._settings = books.settings
+        self._pool = books.pool
+        self._progress = books.progress
+        self._ledger = books.ledger
+        self._evaluations = evaluations
+        self._outbox = books.outbox
+        self._rng = rng
+
+    def decide(self, run: StepRun) -> Fail | None:
+        """Fix what the step's commit will say, and hand it to the store once the order of commits allows it."""
+        in_order = may_write(run.step, commits_sent=self._progress.committed, agreed=self._progress.agreed)
+        if run.phase is not Phase.DECIDED or not in_order or not self._evaluations.permits(run.step):
+            return None
+        settings, tokens = self._settings, self._settings.tokens_of(run.step)
+        reports = {unit: averaging.reports[min(averaging.reports)] for unit, averaging in run.rounds.items()}
+        squared = squared_norms(norm for report in reports.values() for norm in report.norms)
+        norm, scale = clip(squared, settings.grad_clip_norm)
+        if not math.isfinite(norm):
+            run.skip = True
+        if run.skip:
+            if settings.fail_on_nonfinite:
+                hint = 'lower training.learning_rate, or set limits.on_nonfinite = "skip"'
+                return Fail(GradientRange.code, f"the gradient of step {run.step} is not finite", hint)
+            told = f"the gradient of step {run.step} is not finite: the step changes no weight"
+            self._outbox.note("warning", told)
+        total = 0.0
+        for loss in self._ledger.losses(run.step):  # left to right, as the one-process reference adds
+            total += loss
+        run.row = CommitRow(
+            timeline=settings.timeline,
+            step=run.step,
+            rounds={} if run.skip else {unit: averaging.round for unit, averaging in run.rounds.items()},
+            loss=total / tokens,
+            norm=0.0 if run.skip else norm,
+            scale=0.0 if run.skip else scale,
+            learning_rate=settings.learning_rate(run.step),
+            skip=run.skip,
+            tokens=tokens,
+        )
+        run.turn(Turn.WRITTEN)
+        self._outbox.put(WriteCommit(run.row))
+        return None
+
+    def send(self, peer: PeerId, row: CommitRow) -> None:
+        """Let a replica make a commit; if it had no part in the rounds, it learns who has their means."""
+        settings, stage = self._settings, self._pool.stage_of(peer)
+        units = [unit for unit, stages in settings.units.items() if stage in stages]
+        rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in units if unit in row.rounds)
+        holds = self._holds(peer, self._progress.runs[row.step])
+        donors = () if holds else choose_donors(self._pool.donors(stage, row.step, peer), self._rng)
+        rate, version = row.learning_rate, row.step + 1
+        self._outbox.send(peer, Commit(row.timeline, row.step, version, rounds, rate, row.scale, row.skip, donors))
+
+    def send_since(self, peer: PeerId, version: int) -> None:
+        """The commits that the peer missed; it still holds the means of their rounds, or never needed them."""
+        for step in range(version, self._progress.committed):
+            row = self._progress.runs[step].row
+            assert row is not None
+            if self._pool.leaves.takes_part(peer, step):
+                self.send(peer, row)
+
+    def leans(self, peer: PeerId) -> bool:
+        """Whether a commit that the replica has yet to make needs means of rounds in which it was no member."""
+        since, takes_part = self._pool[peer].since, self._pool.leaves.takes_part
+        return any(
+            run.step >= since and takes_part(peer, run.step) and peer not in run.commits and not self._holds(peer, run)
+            for run in self._progress.runs.values()
+        )
+
+    def _holds(self, peer: PeerId, run: StepRun) -> bool:
+        """Whether the replica has the means that the step's commit makes effective, as far as is known.
+
+        Of rounds under an earlier scheduler start it is not known who took part.
+        """
+        stage, rounds = self._pool.stage_of(peer), run.rounds if run.row is None else run.row.rounds
+        units = [unit for unit in rounds if stage in self._settings.units[unit]]
+        return all(unit in run.rounds and run.rounds[unit].is_held_by(peer) for unit in units)
+
+    def is_awaited(self, event: Committed) -> bool:
+        """Whether the commit is one that replicas are making now."""
+        run = self._progress.runs.get(event.step)
+        return run is not None and run.phase is Phase.COMMITTING and event.timeline == self._settings.timeline
+
+    def is_first(self, event: Committed) -> bool:
+        """Whether nobody of the stage has made the commit yet, which is awaited."""
+        return all(one.stage != event.stage for one in self._progress.runs[event.step].commits.values())
+
+    def enter(self, peer: PeerId, event: Committed) -> Fail | None:
+        """A replica made a commit that is awaited; how the job ends if it was meant for another stage or version."""
+        if (event.version, event.stage) != (event.step + 1, self._pool.stage_of(peer)):
+            self._ledger.violations += 1
+            did = f"committed step {event.step} as version {event.version} of {event.stage}"
+            hint = "run the same release on every stage server"
+            return Fail(ReplicaDiverged.code, f"{self._pool.name(peer)} {did}", hint)
+        self._progress.runs[event.step].commits[peer] = event
+        return None
+
+    def compare(self, event: Committed) -> Fail | None:
+        """How the job ends if replicas of a stage made different things of a commit."""
+        commits = self._progress.runs[event.step].commits
+        digests = {other: one.digest for other, one in commits.items() if one.stage == event.stage}
+        differ = difference(digests, f"of stage {event.stage} after step {event.step}")
+        self._ledger.violations += differ is not None
+        return differ
+
+    def owing(self, run: StepRun) -> list[PeerId]:
+        """Who has not said yet that it made the step's commit; whoever joined with a later version never will."""
+        able = [peer for peer in self._pool.members(run.step) if self._pool[peer].since <= run.step]
+        return [peer for peer in able if peer not in run.commits]

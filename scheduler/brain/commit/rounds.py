@@ -1,0 +1,218 @@
+"""The averaging of full steps: one round per unit, given up when a contribution changes, repeated when it fails.
+
+step is full ──▶ a round per unit ──all members report, alike──▶ averaged
+    ▲                │     ▲                                        │
+    │                │     └──a pause──── fails: two cannot exchange slices; one of them leaves if that goes on
+    └── reopened ────┴── a contribution is void ◀── all of a stage that held the averages are lost ◀┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from scheduler.brain.commit.digests import difference
+from scheduler.brain.commit.slices import ROUNDS_MAX, Participant, Troubles, plan_round
+from scheduler.brain.outputs import Fail, listed
+from scheduler.brain.state.brain_state import Books
+from scheduler.brain.state.restart import Links
+from scheduler.brain.state.step import Phase, StepRun, Turn, UnitAveraging
+from swarm.errors import JobFailed, SetMismatch
+from swarm.messages import AbortRound, Average, Averaged, RoundFailed, Void
+from swarm.types import PeerId, Round, UnitName, set_digest
+
+EMPTY_SET = set_digest(())
+
+
+@dataclass(frozen=True, slots=True)
+class Expel:
+    """The job goes on without a replica that cannot average with the others."""
+
+    peer: PeerId
+    cause: str
+
+
+Remedy: TypeAlias = Expel | Fail
+
+
+class Rounds:
+    """The rounds of one job; `elements` is the size of each unit."""
+
+    def __init__(self, books: Books, links: Links, elements: Mapping[UnitName, int]) -> None:
+        self._settings = books.settings
+        self._pool = books.pool
+        self._progress = books.progress
+        self._ledger = books.ledger
+        self._links = links
+        self._elements = elements
+        self._outbox = books.outbox
+        self._number = 0
+
+    def start(self, run: StepRun) -> None:
+        """The step is full: average every unit over the sets that the ledger has."""
+        sets = self._ledger.sets(run.step)
+        run.digests = {peer: set_digest(indexes) for peer, indexes in sets.items()}
+        for unit in self._settings.units:
+            self._start_unit(run, unit)
+
+    def repeat(self, run: StepRun, now_s: float) -> None:
+        """Start anew what failed, once its pause is over and no suspect has a part in it."""
+        for unit, trouble in self.paused(run).items():
+            stages = self._settings.units[unit]
+            waits = any(
+                self._pool.stage_of(peer) in stages and self._pool.leaves.takes_part(peer, run.step)
+                for peer in self._pool.suspects()
+            )
+            if trouble.retry_s <= now_s and not waits:
+                self._start_unit(run, unit)
+
+    def complete(self, run: StepRun) -> None:
+        """Turn the step on if all its units are averaged."""
+        if run.is_averaged and not self.paused(run):
+            run.turn(Turn.AVERAGED)
+
+    def paused(self, run: StepRun) -> dict[UnitName, Troubles]:
+        """Units of a step that is being averaged whose round failed, and that have no other yet."""
+        if run.phase is not Phase.AVERAGING:
+            return {}
+        return {unit: trouble for unit, trouble in run.troubles.items() if unit not in run.rounds}
+
+    def retries_s(self) -> list[float]:
+        """When what is paused is to be tried again."""
+        return [trouble.retry_s for run in self._progress.runs.values() for trouble in self.paused(run).values()]
+
+    def waiting_for(self, run: StepRun) -> str:
+        """What a step that is averaged waits for, for a person."""
+        missing = [f"{listed(one.missing())} ({unit})" for unit, one in run.rounds.items() if one.missing()]
+        return f"waits for averaging at {'; '.join(missing)}"
+
+    # What members say --------------------------------------------------------------------------------------------
+
+    def averaged(self, peer: PeerId, event: Averaged) -> Fail | None:
+        """A member has the mean; how the job ends if others have another one."""
+        averaging = self._present(peer, event)
+        if averaging is None or peer in averaging.reports:
+            self._ledger.duplicates += 1
+            return None
+        averaging.reports[peer] = event
+        digests = {other: report.digest for other, report in averaging.reports.items()}
+        differ = difference(digests, f"of the averaged gradient of unit {event.unit}, step {event.step}")
+        self._ledger.violations += differ is not None
+        return differ
+
+    def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> Remedy | None:
+        """A member could not average: again, after a pause if need be; what else is to be done if that is no use."""
+        averaging, run = self._present(peer, event), self._progress.runs.get(event.step)
+        if averaging is None or run is None:
+            return None
+        if SetMismatch.code in event.reason:
+            self._ledger.violations += 1
+            name = self._pool.name(peer)
+            self._outbox.note("error", f"{name} holds another set than the ledger: {event.reason}; done again")
+            self.void(run, peer, "its set is not the ledger's")
+            return None
+        trouble = run.troubles.setdefault(event.unit, Troubles())
+        accused = PeerId(event.accused) if event.accused in self._pool else None
+        self._abort(run, event.unit)
+        count = trouble.failed(peer, accused, now_s)
+        says = f"{self._pool.name(peer)} says {event.reason}" + (f" (accuses {accused})" if accused else "")
+        told = f"round {averaging.round.number} of unit {event.unit}, step {event.step}, failed: {says}"
+        self._outbox.note("warning", told)
+        if accused is not None:
+            self._links.accuse(peer, accused, now_s)
+        pair = [one for one in (peer, accused) if one is not None]
+        if count < ROUNDS_MAX or any(self._pool.is_suspect(one) for one in pair):
+            return None  # membership will say whether a suspect is gone
+        share = {member.peer: self._ledger.share(run.step, member.peer) for member in averaging.members}
+        leaver = trouble.leaver(pair, self._pool.spare(), share)
+        if leaver is not None:
+            return Expel(leaver, f"it cannot average with the others; {says}")
+        if accused is None:
+            hint = "check the network between stage servers, or raise averaging.timeout_s"
+            return Fail(JobFailed.code, f"{told}, {count} times", hint)
+        return None
+
+    # What is done again ------------------------------------------------------------------------------------------
+
+    def void(self, run: StepRun, peer: PeerId, cause: str, reason: str = "refused") -> None:
+        """Strike out all that a replica did for a step, and let it know."""
+        self.reopen(run, f"{peer} is void")
+        struck = self._ledger.void(run.step, peer, cause, reason)
+        self._outbox.send(peer, Void(self._settings.timeline, run.step, struck))
+
+    def reopen(self, run: StepRun, cause: str) -> None:
+        """Contributions of a step that is being averaged change: give its rounds up and accumulate again."""
+        if run.phase is Phase.AVERAGING:
+            self._abort_all(run)
+            run.turn(Turn.REOPENED, cause)
+
+    def lost(self, peer: PeerId) -> None:
+        """The peer is no replica any more: the averages that it held are gone, though it may come back."""
+        for run in self._progress.runs.values():
+            for averaging in run.rounds.values():
+                averaging.lost.add(peer)
+
+    def undecide_unheld(self) -> None:
+        """Steps whose averages nobody of some stage holds any more, and that have no row yet, are done again."""
+        for run in list(self._progress.runs.values()):
+            if run.phase is Phase.DECIDED and not run.skip and not self._is_held(run):
+                self._undecide(run)
+
+    # Below -------------------------------------------------------------------------------------------------------
+
+    def _start_unit(self, run: StepRun, unit: UnitName) -> None:
+        settings, stages = self._settings, set(self._settings.units[unit])
+        members = [one for peer in self._pool.members(run.step) if (one := self._pool.replica(peer)).stage in stages]
+        trouble = run.troubles.get(unit)
+        planned = plan_round(
+            [
+                Participant(one.peer, one.incarnation, one.address, run.digests.get(one.peer, EMPTY_SET))
+                for one in members
+            ],
+            self._elements[unit],
+            trouble.owners([one.peer for one in members]) if trouble else None,
+        )
+        self._number += 1
+        number = Round(settings.epoch, self._number)
+        run.rounds[unit] = UnitAveraging(number, planned)
+        timeline, timeout_s = settings.timeline, settings.averaging_timeout_s
+        command = Average(timeline, run.step, unit, number, planned, settings.tokens_of(run.step), timeout_s)
+        for member in planned:
+            self._outbox.send(member.peer, command)
+
+    def _abort(self, run: StepRun, unit: UnitName) -> None:
+        averaging = run.rounds.pop(unit)
+        for member in averaging.members:
+            self._outbox.send(member.peer, AbortRound(self._settings.timeline, run.step, unit, averaging.round))
+
+    def _abort_all(self, run: StepRun) -> None:
+        for unit in list(run.rounds):
+            self._abort(run, unit)
+
+    def _present(self, peer: PeerId, event: Averaged | RoundFailed) -> UnitAveraging | None:
+        """The round that the event is about, if it is still the unit's present one."""
+        run = self._progress.runs.get(event.step)
+        averaging = run.rounds.get(event.unit) if run and run.phase is Phase.AVERAGING else None
+        current = averaging is not None and event.timeline == self._settings.timeline
+        if averaging is None or not current or averaging.round != event.round or not averaging.is_member(peer):
+            return None
+        return averaging
+
+    def _is_held(self, run: StepRun) -> bool:
+        """Whether each stage has a replica that holds the averages of the step."""
+        return all(
+            any(averaging.is_held_by(peer) for peer in self._pool.by_stage[stage])
+            for unit, averaging in run.rounds.items()
+            for stage in self._settings.units[unit]
+        )
+
+    def _undecide(self, run: StepRun) -> None:
+        """All of a stage that held a step's averages are lost before its row was written: accumulate it again."""
+        lost = sorted({peer for averaging in run.rounds.values() for peer in averaging.lost})
+        self._abort_all(run)
+        run.turn(Turn.REOPENED, "nobody of a stage holds the average any more")
+        told = f"step {run.step} was averaged, and all who hold that of a stage are lost: done again"
+        self._outbox.note("warning", told)
+        for peer in lost:
+            self._ledger.peer_gone(peer, [run.step], "gone with the average", "gone")

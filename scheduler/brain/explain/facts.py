@@ -1,0 +1,410 @@
+"""Why a job waits, why a peer gets little work or none: facts with their numbers, for people.
+
+A fact is a topic and a sentence. What is not known is not said: a replica that was never measured has no pace, and as
+long as a stage has none that was, nobody can say which stage limits the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, nan
+from statistics import median
+from typing import TYPE_CHECKING
+
+from scheduler.brain.fleet.membership import Peer
+from scheduler.brain.fleet.memory_split import gibibytes
+from scheduler.brain.state.leaves import Leave
+from swarm.types import JobId, JobState, PeerId, PeerState
+
+if TYPE_CHECKING:
+    from scheduler.brain.checkpoint.schedule import Collection
+
+# Capacities that differ by less than this share of the greatest are alike.
+ALIKE = 0.01
+# A replica that takes so many times the median of its stage is called slow, and fast if the median takes so many times
+# what it takes.
+UNLIKE_PACE = 1.25
+SHOWN = 8  # replicas of a stage by name
+WAITING_STATES = (JobState.QUEUED, JobState.PLACING, JobState.STALLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing that is so: what it is about, a sentence, and the numbers in it by name, units last."""
+
+    topic: str
+    text: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStanding:
+    """One replica as its job's brain sees it."""
+
+    peer: PeerId
+    stage: int
+    pace_s: float  # device seconds per microbatch; 0 = never measured
+    outstanding: int  # hops given and not finished
+    contributions: int  # microbatches that it accumulated in the open and the newest closed steps
+    suspect: bool = False
+    leave: Leave | None = None
+    asked_s: float = nan  # when it was asked to leave
+    leans: bool = False  # it joined, and needs something yet that only others have
+
+    @property
+    def gets_work(self) -> bool:
+        """Whether new microbatches may be given to it."""
+        return not self.suspect and (self.leave is None or self.leave.until is None)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinerStanding:
+    """A peer that fetches the state of a stage."""
+
+    peer: PeerId
+    stage: int
+    since_s: float
+    has_reported: bool  # its state is complete, and is being compared
+
+
+@dataclass(frozen=True, slots=True)
+class MoveMade:
+    """A replica that was released for another stage."""
+
+    peer: PeerId
+    target: int
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A job at work, as far as its brain knows it; times are those of the scheduler's clock."""
+
+    is_running: bool  # not loading, saving its last checkpoint or gathering after a restart
+    stages: int
+    agreed: int  # steps on whose commit all replicas agree
+    waiting_for: str
+    rebalancing: str  # the newest decision's reason
+    replicas: tuple[ReplicaStanding, ...]
+    joiners: tuple[JoinerStanding, ...] = ()
+    moves: int = 0
+    newest_move: MoveMade | None = None
+    links: Mapping[tuple[PeerId, PeerId], float] = field(default_factory=dict)  # avoided until then
+    checkpoint: Collection | None = None
+
+    def of_stage(self, stage: int) -> list[ReplicaStanding]:
+        """The replicas of a stage, in order of peer id."""
+        return sorted((one for one in self.replicas if one.stage == stage), key=lambda one: one.peer)
+
+    def capacity(self, stage: int) -> float | None:
+        """Microbatches per second of those that get work; None if none of them was ever measured.
+
+        Those that were not count like the fastest of the stage, as in routing.
+        """
+        at_work = [one for one in self.of_stage(stage) if one.gets_work]
+        measured = [one.pace_s for one in at_work if one.pace_s > 0.0]
+        if at_work and not measured:
+            return None
+        return sum(1.0 / (one.pace_s or min(measured)) for one in at_work)
+
+    def limiting(self) -> int | None:
+        """The stage with the least capacity; None if that is not known, or if none stands out."""
+        capacities = [self.capacity(stage) for stage in range(self.stages)]
+        known = [capacity for capacity in capacities if capacity is not None]
+        if len(known) < self.stages or self.stages < 2 or min(known) >= max(known) * (1.0 - ALIKE):
+            return None
+        return known.index(min(known))
+
+    def get(self, peer: PeerId) -> ReplicaStanding | None:
+        """The peer, if it is a replica of the job."""
+        return next((one for one in self.replicas if one.peer == peer), None)
+
+
+@dataclass(frozen=True, slots=True)
+class JobStanding:
+    """What everybody can see of a job; `needs_bytes` are of its stages."""
+
+    id: JobId
+    state: JobState
+    reason: str
+    for_s: float  # in this state
+    hint: str
+    step: int
+    steps: int
+    microbatches: int  # per step
+    step_s: float  # per step lately; nan = not known
+    needs_bytes: tuple[int, ...]
+    min_replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class IdlePeer:
+    """A peer without work, and why each job at work does not use it."""
+
+    peer: PeerId
+    memory_bytes: int
+    why_not: Mapping[JobId, str] = field(default_factory=dict)
+
+
+# Jobs ----------------------------------------------------------------------------------------------------------------
+
+
+def explain_job(job: JobStanding, situation: Situation | None, idle: Sequence[IdlePeer], now_s: float) -> list[Fact]:
+    """Why a job waits or is as slow as it is; without a `situation` nobody is at work on it."""
+    facts = [Fact("state", f"{job.state.value} for {_span(job.for_s)}: {job.reason}", {"for_s": job.for_s})]
+    if job.hint:
+        facts.append(Fact("hint", job.hint))
+    facts.append(_progress(job))
+    if situation is None:
+        return [*facts, *(_wanting(job, idle) if job.state in WAITING_STATES else ())]
+    facts.append(Fact("waits for", situation.waiting_for.removeprefix("waits for ")))
+    facts += [_stage(situation, stage) for stage in range(situation.stages)]
+    if situation.is_running:
+        facts.append(Fact("rebalancing", situation.rebalancing))
+    facts += _moves(situation, now_s)
+    facts += [_joiner(one, now_s) for one in situation.joiners]
+    for replica in situation.replicas:
+        if replica.suspect:
+            facts.append(
+                Fact("suspect", f"{replica.peer} (stage {replica.stage}) gets no work until it is heard again")
+            )
+        if replica.leave is not None:
+            facts.append(Fact("leaving", f"{replica.peer} {_leaves(situation, replica, now_s)}"))
+    for one in idle:
+        if job.id in one.why_not:
+            facts.append(Fact("idle", f"{one.peer} is not used: {one.why_not[job.id]}"))
+    facts += _links(situation.links, now_s)
+    facts += _checkpoint(situation.checkpoint, now_s)
+    return facts
+
+
+def _progress(job: JobStanding) -> Fact:
+    numbers = {"step": float(job.step), "steps": float(job.steps)}
+    text = f"step {job.step} of {job.steps}"
+    if isfinite(job.step_s) and job.step_s > 0.0 and job.state is JobState.RUNNING:
+        rate = job.microbatches / job.step_s
+        text += f"; {job.step_s:.3g} s per step of {_count(job.microbatches, 'microbatch')}, {_rate(rate)}"
+        numbers |= {"step_s": job.step_s, "microbatches_per_s": rate}
+    return Fact("progress", text, numbers)
+
+
+def _wanting(job: JobStanding, idle: Sequence[IdlePeer]) -> list[Fact]:
+    """What a job needs to be placed, beside what is there."""
+    stages = len(job.needs_bytes)
+    peers = stages * job.min_replicas
+    sizes = ", ".join(f"stage {stage} {gibibytes(size)}" for stage, size in enumerate(job.needs_bytes))
+    each = f" x {job.min_replicas} replicas" if job.min_replicas > 1 else ""
+    needs = f"{_count(peers, 'stage server')} ({_count(stages, 'stage')}{each}); memory: {sizes}"
+    found = ", ".join(f"{one.peer} ({gibibytes(one.memory_bytes)})" for one in idle) or "nobody"
+    return [
+        Fact("needs", needs, {"stage_servers": float(peers)}),
+        Fact("idle", f"{len(idle)}: {found}", {"stage_servers": float(len(idle))}),
+    ]
+
+
+def _stage(situation: Situation, stage: int) -> Fact:
+    pool = situation.of_stage(stage)
+    at_work = sum(one.gets_work for one in pool)
+    numbers = {"stage": float(stage), "replicas": float(len(pool)), "at_work": float(at_work)}
+    counted = _count(len(pool), "replica")
+    text = counted if at_work == len(pool) else f"{counted}, of which {at_work} get{'s' * (at_work == 1)} work,"
+    capacity = situation.capacity(stage)
+    if capacity is None:
+        text += ", not measured yet"
+    else:
+        does = "do" if len(pool) != 1 else "does"
+        text += f" {does} {_rate(capacity)}" + (" (estimated)" if _is_estimate(pool) else "")
+        numbers["microbatches_per_s"] = capacity
+    if situation.limiting() == stage:
+        others = [situation.capacity(other) or 0.0 for other in range(situation.stages) if other != stage]
+        text += f": it limits the job (the next one does {min(others):.3g})"
+    named = ", ".join(f"{one.peer} {f'{one.pace_s:.3g} s' if one.pace_s else 'not measured'}" for one in pool[:SHOWN])
+    more = f", and {len(pool) - SHOWN} more" if len(pool) > SHOWN else ""
+    return Fact(f"stage {stage}", f"{text}; {named}{more}" if named else text, numbers)
+
+
+def _is_estimate(pool: Iterable[ReplicaStanding]) -> bool:
+    return any(one.gets_work and not one.pace_s for one in pool)
+
+
+def _moves(situation: Situation, now_s: float) -> list[Fact]:
+    newest = situation.newest_move
+    if newest is None:
+        return []
+    ago = _span(now_s - newest.at_s)
+    text = f"{situation.moves} so far; the newest {ago} ago: {newest.peer} to stage {newest.target}: {newest.reason}"
+    return [Fact("moves", text, {"moves": float(situation.moves)})]
+
+
+def _joiner(joiner: JoinerStanding, now_s: float) -> Fact:
+    does = "its state is complete and is compared" if joiner.has_reported else "it fetches the stage's state"
+    for_s = now_s - joiner.since_s
+    numbers = {"stage": float(joiner.stage), "for_s": for_s}
+    return Fact("joining", f"{joiner.peer} joins stage {joiner.stage} since {_span(for_s)}: {does}", numbers)
+
+
+def _leaves(situation: Situation, replica: ReplicaStanding, now_s: float) -> str:
+    leave = replica.leave
+    assert leave is not None
+    where = f"moves from stage {replica.stage} to {leave.target}" if leave.target is not None else "leaves"
+    since = f" since {_span(now_s - replica.asked_s)}" if isfinite(replica.asked_s) else ""
+    return f"{where}{since} ({leave.reason}): {_until_released(situation, replica)}"
+
+
+def why_it_stays(situation: Situation, peer: PeerId) -> str:
+    """What a peer that is to leave still waits for; empty if it is no replica any more."""
+    replica = situation.get(peer)
+    if replica is None:
+        return ""
+    if replica.suspect:
+        return "it is suspect: it hands over when it is heard again, or its uncommitted work is done again"
+    if replica.leave is None:
+        return "it was asked to leave"
+    return _until_released(situation, replica)
+
+
+def _until_released(situation: Situation, replica: ReplicaStanding) -> str:
+    leave, stage = replica.leave, replica.stage
+    assert leave is not None
+    if leave.until is None:
+        if not situation.is_running:
+            return f"it stays until the job runs; now it {situation.waiting_for}"
+        coming = [one.peer for one in situation.joiners if one.stage == stage]
+        who = f"{', '.join(coming)} joins" if coming else "no one joins: start another stage server"
+        return f"it is the last of stage {stage} and stays until another one has joined; {who}"
+    if situation.agreed < leave.until:
+        steps = _count(leave.until - situation.agreed, "step")
+        return f"it takes no new work; {steps} to finish, {_count(replica.outstanding, 'microbatch')} outstanding"
+    if situation.checkpoint is not None and replica.peer in situation.checkpoint.savers:
+        return f"it hands over stage {stage} for the checkpoint at step {situation.checkpoint.version}"
+    return "it is about to be released"
+
+
+def _links(links: Mapping[tuple[PeerId, PeerId], float], now_s: float) -> list[Fact]:
+    return [
+        Fact("link", f"{one} and {other} cannot reach each other; avoided for {_span(until_s - now_s)} more")
+        for (one, other), until_s in sorted(links.items())
+    ]
+
+
+def _checkpoint(held: Collection | None, now_s: float) -> list[Fact]:
+    if held is None:
+        return []
+    waits = ", ".join(f"stage {stage} ({peer})" for peer, stage in sorted(held.savers.items(), key=lambda one: one[1]))
+    doing = f"waits for {waits}" if waits else "is being written and read back" if held.is_writing else "is complete"
+    for_s = now_s - held.since_s
+    numbers = {"step": float(held.version), "for_s": for_s}
+    return [Fact("checkpoint", f"that of step {held.version} is under way since {_span(for_s)}: {doing}", numbers)]
+
+
+# Peers ---------------------------------------------------------------------------------------------------------------
+
+
+def explain_peer(
+    known: Peer,
+    situation: Situation | None,
+    idle: IdlePeer | None,
+    waiting: Mapping[JobId, str],
+    now_s: float,
+) -> list[Fact]:
+    """Why a peer gets little work or none; `situation` is of its job, `waiting` are jobs that want peers, and why."""
+    peer, for_s = known.hello.peer, now_s - known.since_s
+    facts = [Fact("state", f"{known.state.value} for {_span(for_s)}: {known.reason}", {"for_s": for_s})]
+    if known.state is PeerState.SUSPECT:
+        silent_s = now_s - known.heard_s
+        facts.append(Fact("suspect", f"not heard for {_span(silent_s)}: it gets no work", {"silent_s": silent_s}))
+    if known.job:
+        facts.append(Fact("serves", f"stage {known.stage} of {known.job}", {"stage": float(known.stage)}))
+    else:
+        facts += _unused(known, idle, waiting)
+    if situation is None:
+        return facts
+    joiner = next((one for one in situation.joiners if one.peer == peer), None)
+    if joiner is not None:
+        facts.append(_joiner(joiner, now_s))
+    replica = situation.get(peer)
+    if replica is None:
+        return facts
+    if replica.leans:
+        told = "it computes, and has commits to make of steps that were averaged without it: the others have the means"
+        facts.append(Fact("joining", told))
+    facts += [_work(situation, replica), _pace(situation, replica)]
+    if replica.leave is not None:
+        facts.append(Fact("leaving", _leaves(situation, replica, now_s)))
+    facts += _links({pair: until_s for pair, until_s in situation.links.items() if peer in pair}, now_s)
+    if situation.checkpoint is not None and peer in situation.checkpoint.savers:
+        facts += _checkpoint(situation.checkpoint, now_s)
+    return facts
+
+
+def _unused(known: Peer, idle: IdlePeer | None, waiting: Mapping[JobId, str]) -> list[Fact]:
+    """Why no job has the peer."""
+    if known.state is PeerState.DRAINING:
+        return [Fact("not used", "it is drained: it gets no work until its stage server is started again")]
+    if known.state is not PeerState.IDLE:
+        return []
+    waits = [Fact("not used", f"{job} waits: {reason}") for job, reason in waiting.items()]
+    if idle is None or not idle.why_not:
+        return waits or [Fact("not used", "no job is at work that could use it")]
+    return waits + [Fact("not used", f"{job}: {reason}") for job, reason in idle.why_not.items()]
+
+
+def _work(situation: Situation, replica: ReplicaStanding) -> Fact:
+    pool = situation.of_stage(replica.stage)
+    mine, total = replica.contributions, sum(one.contributions for one in pool)
+    pending = sum(one.outstanding for one in pool)
+    numbers = {"outstanding": float(replica.outstanding), "replicas": float(len(pool))}
+    open_ = f"{_count(replica.outstanding, 'microbatch')} outstanding of the stage's {pending}"
+    if not total:
+        return Fact("work", f"nothing of the newest steps is done at stage {replica.stage} yet; {open_}", numbers)
+    share = mine / total
+    numbers |= {"share": share, "contributions": float(mine), "stage_contributions": float(total)}
+    did = f"did {mine} of {_count(total, 'microbatch')} of the newest steps at stage {replica.stage}: {share:.0%}"
+    if len(pool) == 1:
+        return Fact("work", f"{did}, it is the only replica; {open_}", numbers)
+    equal = f"an equal share of {len(pool)} replicas is {1 / len(pool):.0%}"
+    return Fact("work", f"{did}; {equal}; {open_}", numbers)
+
+
+def _pace(situation: Situation, replica: ReplicaStanding) -> Fact:
+    others = [one.pace_s for one in situation.of_stage(replica.stage) if one.pace_s > 0.0]
+    if not replica.pace_s:
+        return Fact("pace", "not measured yet: it is taken to be as fast as the fastest of its stage")
+    middle = median(others)
+    times = replica.pace_s / middle
+    slow = " (slow)" if times >= UNLIKE_PACE else " (fast)" if times * UNLIKE_PACE <= 1.0 else ""
+    text = f"{replica.pace_s:.3g} s per microbatch{slow}, the median of stage {replica.stage} is {middle:.3g} s"
+    return Fact("pace", text, {"pace_s": replica.pace_s, "median_s": middle})
+
+
+# Microbatches --------------------------------------------------------------------------------------------------------
+
+
+def explain_microbatch(story: Sequence[str]) -> list[Fact]:
+    """The story of a microbatch: each transition with its cause, those of its step at the end."""
+    return [Fact("story", line) for line in story]
+
+
+# Words ---------------------------------------------------------------------------------------------------------------
+
+
+def _count(number: int, name: str) -> str:
+    plural = f"{name}es" if name.endswith("ch") else f"{name}s"
+    return f"{number} {name if number == 1 else plural}"
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.3g} microbatches/s"
+
+
+def _span(seconds: float) -> str:
+    """A time span for people: 4.2 s, 3 min 05 s, 2 h 10 min."""
+    seconds = max(0.0, seconds)
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

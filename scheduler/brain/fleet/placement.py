@@ -1,0 +1,122 @@
+"""Which peer serves which stage when a job starts.
+
+Every idle peer is used that can hold a stage. A pin is obeyed; the others go, fastest first, to the stage that has the
+fewest replicas so far (then the least speed, then the lowest number), so the stages differ by at most one replica
+wherever pins and memory allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.brain.fleet.memory_split import gibibytes
+from swarm.types import Decision, PeerId
+
+ANY_STAGE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An idle peer; `pinned_stage` -1 = any; `speed` is relative to the others, any unit; 0 bytes = not known."""
+
+    peer: PeerId
+    pinned_stage: int = ANY_STAGE
+    speed: float = 1.0
+    memory_bytes: int = 0
+
+    def holds(self, size_bytes: int) -> bool:
+        """Whether so much fits; a peer that does not say what it has is believed to hold anything."""
+        return not self.memory_bytes or size_bytes <= self.memory_bytes
+
+
+def stages_for(peers: int) -> int:
+    """How many stages a job that leaves it open gets: two replicas each, at least one stage."""
+    return max(1, peers // 2)
+
+
+def place(
+    candidates: Sequence[Candidate], stages: int, min_replicas: int, needs: Sequence[int] = ()
+) -> Decision[dict[PeerId, int]]:
+    """Spread the peers evenly over the stages that they can hold; the plan gives each placed peer its stage.
+
+    `needs` is the bytes that a replica of each stage takes. A peer that no stage of the job fits, or only another than
+    that to which it is pinned, stays idle. No plan if some stage would have fewer than `min_replicas`; the reason then
+    names the stages, how many replicas each still needs, and what they must hold.
+    """
+    needs = needs or (0,) * stages
+    members, free, useless = _must_have(candidates, stages, min_replicas, needs)
+    for one in free:
+        members[_neediest(members, [one.holds(need) for need in needs])].append(one)
+
+    aside = "".join(f"; {reason}" for reason in sorted(useless))
+    lacking = [(stage, min_replicas - len(pool)) for stage, pool in enumerate(members) if len(pool) < min_replicas]
+    if lacking:
+        short = ", ".join(f"stage {stage} needs {_replicas(count)} more" for stage, count in lacking)
+        idle = f"{len(candidates)} idle, {stages * min_replicas} needed"
+        return Decision(None, f"{short} ({idle}){_memory(candidates, [needs[stage] for stage, _ in lacking])}{aside}")
+    plan = {one.peer: stage for stage, pool in enumerate(members) for one in pool}
+    sizes = ", ".join(f"stage {stage}: {len(pool)}" for stage, pool in enumerate(members))
+    return Decision(dict(sorted(plan.items())), f"{_replicas(len(plan))} over {stages} stages ({sizes}){aside}")
+
+
+def least(
+    candidates: Sequence[Candidate], stages: int, min_replicas: int, needs: Sequence[int] = ()
+) -> frozenset[PeerId]:
+    """Those with whom a job would start, or get nearest to it, and not one more than it needs for that."""
+    members, _, _ = _must_have(candidates, stages, min_replicas, needs or (0,) * stages)
+    return frozenset(one.peer for pool in members for one in pool[:min_replicas])
+
+
+def _must_have(
+    candidates: Sequence[Candidate], stages: int, min_replicas: int, needs: Sequence[int]
+) -> tuple[list[list[Candidate]], list[Candidate], list[str]]:
+    """Pinned peers and what every stage must have, per stage; who is left; why others are of no use."""
+    assert min(stages, min_replicas) >= 1
+    members: list[list[Candidate]] = [[] for _ in range(stages)]
+    useless = []
+    free = []
+    for one in sorted(candidates, key=lambda candidate: (-candidate.speed, candidate.peer)):
+        fitting = [stage for stage in range(stages) if one.holds(needs[stage])]
+        if one.pinned_stage >= stages:
+            useless.append(f"{one.peer} is pinned to stage {one.pinned_stage}, which this job lacks")
+        elif one.pinned_stage != ANY_STAGE and one.pinned_stage not in fitting:
+            useless.append(f"{one.peer} is pinned to stage {one.pinned_stage}, which does not fit it")
+        elif not fitting:
+            useless.append(f"no stage fits {one.peer}")
+        elif one.pinned_stage != ANY_STAGE:
+            members[one.pinned_stage].append(one)
+        else:
+            free.append((one, len(fitting)))
+
+    # First what every stage must have. Big stages choose first, and nobody takes a peer that could hold more than
+    # others can: a peer that can hold a stage can hold all smaller ones, so nothing is lost by that.
+    demanding = sorted(range(stages), key=lambda stage: (-needs[stage], stage))
+    for level in range(min_replicas):
+        for stage in demanding:
+            able = [entry for entry in free if entry[0].holds(needs[stage])]
+            if len(members[stage]) <= level and able:
+                chosen = min(able, key=lambda entry: entry[1])
+                free.remove(chosen)
+                members[stage].append(chosen[0])
+    return members, [one for one, _ in free], useless
+
+
+def _memory(candidates: Sequence[Candidate], needs: Sequence[int]) -> str:
+    """What the stages that lack replicas take, and what there is; empty if memory is not the reason."""
+    if all(one.holds(max(needs)) for one in candidates):
+        return ""
+    largest = max(candidates, key=lambda one: (one.memory_bytes, one.peer))
+    need = f"a replica there takes about {gibibytes(max(needs))}"
+    return f"; {need}, the largest idle peer is {largest.peer} with {gibibytes(largest.memory_bytes)}"
+
+
+def _neediest(members: list[list[Candidate]], fits: Sequence[bool]) -> int:
+    return min(
+        (stage for stage in range(len(members)) if fits[stage]),
+        key=lambda stage: (len(members[stage]), sum(one.speed for one in members[stage])),
+    )
+
+
+def _replicas(count: int) -> str:
+    return f"{count} replica" + ("" if count == 1 else "s")

@@ -1,0 +1,137 @@
+"""What a replica is told to load, and whether what it loaded fits with what the others have.
+
+Replicas of a stage must stay equal bit for bit: they begin with the same version, the same bytes and the same number of
+elements in each unit, and their optimizers give the same bits (devices.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.brain.commit.digests import difference
+from scheduler.brain.outputs import Fail, listed
+from scheduler.brain.replicas.devices import explain_probes, step_places, step_together
+from scheduler.brain.state.brain_state import Books
+from scheduler.brain.state.pool import Replica
+from swarm.errors import JobFailed, ReplicaDiverged
+from swarm.messages import Committed, Loaded, LoadStage
+from swarm.types import PeerId, UnitName
+
+
+class Loading:
+    """The loading of one job; `elements` is the size of each unit, as the first replica that loaded it says."""
+
+    def __init__(self, books: Books) -> None:
+        self.elements: dict[UnitName, int] = {}
+        self._settings = books.settings
+        self._pool = books.pool
+        self._progress = books.progress
+        self._ledger = books.ledger
+        self._outbox = books.outbox
+        self._places: Sequence[str] = ()  # where the optimizer of each stage runs
+        self._step_together = step_together(len(books.settings.split), books.settings.units)
+
+    def find_places(self) -> None:
+        """Settle where the optimizer of each stage runs; from then on nobody changes that."""
+        devices = [[self._pool.replica(peer).device for peer in peers] for peers in self._pool.by_stage]
+        self._places = step_places(devices, self._step_together)
+
+    def begin(self) -> None:
+        """Tell every replica to load its stage."""
+        self.find_places()
+        for replica in self._pool.replicas():
+            self.send(replica)
+        mixed = [str(stage) for stage, place in enumerate(self._places) if place == "cpu"]
+        if mixed:
+            self._outbox.note("info", f"unequal devices: the optimizer of stage {', '.join(mixed)} runs on the CPU")
+
+    def send(self, replica: Replica) -> None:
+        """Tell a replica to load its stage."""
+        self._outbox.send(replica.peer, self.command(replica.stage))
+
+    def command(self, stage: int, join: int = 0) -> LoadStage:
+        """How a stage is loaded; `join` is the number of a joiner, 0 for a replica."""
+        settings = self._settings
+        return LoadStage(
+            settings.job,
+            settings.timeline,
+            stage,
+            settings.split,
+            settings.first_step,
+            settings.spec_json,
+            settings.files,
+            step_on=self._places[stage],
+            join=join,
+        )
+
+    def missing(self) -> list[PeerId]:
+        """Replicas that have not loaded."""
+        return [one.replica.peer for one in self._pool.standings() if one.loaded is None]
+
+    def digests(self) -> dict[int, str]:
+        """The digest of each stage, as loaded."""
+        return {one.loaded.stage: one.loaded.digest for one in self._pool.standings() if one.loaded is not None}
+
+    def loaded(self, peer: PeerId, event: Loaded) -> Fail | None:
+        """A replica has its stage; how the job ends if that does not fit with the others."""
+        replica, settings, name = self._pool.replica(peer), self._settings, self._pool.name(peer)
+        expected = {unit for unit, stages in settings.units.items() if replica.stage in stages}
+        sizes = {size.unit: size.elements for size in event.units}
+        # One that joined later, and tells of it again after a restart of the scheduler, began with a later version.
+        version = max(event.version, settings.first_step) if event.join else settings.first_step
+        if (event.stage, event.version, set(sizes)) != (replica.stage, version, expected):
+            held = f"stage {event.stage}, version {event.version}, units {listed(sizes)}"
+            wanted = f"stage {replica.stage}, version {version}, units {listed(expected)}"
+            return Fail(JobFailed.code, f"{name} loaded {held} instead of {wanted}", "")
+        for unit, elements in sizes.items():
+            if self.elements.setdefault(unit, elements) != elements:
+                message = f"{name} has {elements} elements in unit {unit}, others {self.elements[unit]}"
+                return Fail(ReplicaDiverged.code, message, "run the same release on every stage server")
+        self._pool[peer].loaded = event
+        if event.join:
+            self.begins_with(peer, event)
+        unlike = self._other_bits(event.stage)
+        alike = (event.stage, event.version)
+        digests = {other: one.digest for other, one in self._reports().items() if (one.stage, one.version) == alike}
+        differ = difference(digests, f"of stage {event.stage} after loading")
+        self._ledger.violations += differ is not None
+        return unlike or differ
+
+    def begins_with(self, peer: PeerId, report: Loaded) -> None:
+        """The replica joined with a version: it made no commit before that, and has that one's outcome."""
+        version = report.version
+        self._pool[peer].since = version
+        before = self._progress.runs.get(version - 1)
+        if before is not None:
+            stage = self._pool.stage_of(peer)
+            before.commits[peer] = Committed(report.timeline, version - 1, version, stage, report.digest)
+
+    def unfit(self, replica: Replica, event: Loaded) -> str:
+        """Why a joiner can never serve beside the replicas; empty if it can."""
+        settings, stage, committed = self._settings, replica.stage, self._progress.committed
+        sizes = {size.unit: size.elements for size in event.units}
+        expected = {unit: self.elements.get(unit) for unit, stages in settings.units.items() if stage in stages}
+        if (event.job, event.timeline, event.stage) != (settings.job, settings.timeline, stage):
+            return f"it loaded stage {event.stage} of job {event.job}"
+        if sizes != {unit: elements for unit, elements in expected.items() if elements is not None}:
+            return f"it has {sizes} parameters, the stage {expected}"
+        if event.version > committed:
+            self._ledger.violations += 1
+            return f"it says version {event.version}, the newest is {committed}"
+        return self._unlike_probes(stage, {replica.peer: event.probe}, {replica.peer: replica.device})
+
+    def _other_bits(self, stage: int) -> Fail | None:
+        """Replicas whose optimizer gives other bits must not train together."""
+        fault = self._unlike_probes(stage, {}, {})
+        hint = "give each kind of device stages of its own: start its stage servers with --stage N"
+        return Fail(ReplicaDiverged.code, fault, hint) if fault else None
+
+    def _unlike_probes(self, stage: int, probes: dict[PeerId, str], devices: dict[PeerId, str]) -> str:
+        """Why those that share weights with the stage, and more of which probe and device are given, do not fit."""
+        stages = self._step_together[stage]
+        known = {peer: one.probe for peer, one in self._reports().items() if one.stage in stages}
+        at = {peer: self._pool.replica(peer).device for peer in known}
+        return explain_probes(known | probes, at | devices, stages)
+
+    def _reports(self) -> dict[PeerId, Loaded]:
+        return {one.replica.peer: one.loaded for one in self._pool.standings() if one.loaded is not None}

@@ -1,0 +1,348 @@
+"""Who moves to another stage, if anyone; and which stage a new peer joins.
+
+      stage 0   stage 1   stage 2        capacity of a stage: sum over its replicas of 1 / seconds per microbatch
+        |█|       |█|       | |          rate of the pipeline: the least capacity
+        |█|       |█|       |█|
+        |█|──────────────▶  |█|          a move takes from a stage what it can spare and raises the one that limits
+
+Water is filled into the lowest vessel: each move of a plan goes to the stage with the least capacity and is the one
+that gives the best sorted capacities, worst stage first; so no move of a plan lowers the rate. (Swapping a fast peer
+for a slow one is not tried: it would have to.) Where several stages limit together only all their moves raise the rate,
+therefore gain and cost are of the whole plan, of which the first move is made.
+
+    gain = (rate after / rate now - 1) * (1 - seconds of the transfers / horizon) * chance that the mover survives
+    worth it if gain >= min(min_gain, 0.5 / replicas of the limiting stage)
+
+The stage that gives a peer away still does at least the rate without it, so nothing is lost while the mover is absent,
+whether it fetches its new stage before or after it leaves the old one. What a move costs is the time in which the gain
+is not there yet. One move is worth about 1 / replicas, hence the second bound: with many replicas a fixed share would
+forbid every move.
+
+Against thrashing: the stage must be found wanting in `windows` consecutive windows, a peer that came rests for
+`cooldown_s`, nobody moves while another one does, and a joiner under way counts as if it had arrived.
+
+Source: the published rule (SWARM, arXiv 2301.11913, appendix D: one peer per period from the stage with the shortest
+queues to the one with the longest) and Petals' max-min rule; speeds, costs, plans of several moves and confirmation
+are ours. benchmarks/models/rebalancing.py compares them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, fsum, inf, isfinite
+from statistics import median
+
+from swarm.types import Decision, PeerId
+
+ANY_STAGE = -1
+ROUNDED_DIGITS = 9  # of a capacity, as a share of the greatest: what was added and taken away again may differ by a bit
+SAME_RATE = 10.0**-ROUNDED_DIGITS
+
+
+@dataclass(frozen=True, slots=True)
+class StageReplica:
+    """A peer in its stage; `seconds` are device seconds per microbatch here, forward and backward together."""
+
+    peer: PeerId
+    seconds: float
+    since_s: float = -inf  # when it joined or moved here
+    pinned: bool = False
+    arriving: bool = False  # it still fetches the stage: counted as capacity, but neither moved nor relied upon
+
+    def __post_init__(self) -> None:
+        assert 0.0 < self.seconds < inf, "a pace is a positive, finite number of seconds"
+
+    @property
+    def speed(self) -> float:
+        """Microbatches per second."""
+        return 1.0 / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class StagePool:
+    """A stage, who serves it, and what it takes to bring one more there."""
+
+    stage: int
+    replicas: tuple[StageReplica, ...]
+    state_bytes: int
+    bytes_per_s: float  # that a joiner of this stage is expected to receive
+    work: float = 1.0  # per microbatch, relative to the other stages: turns seconds here into seconds there
+
+    @property
+    def capacity(self) -> float:
+        """Microbatches per second, with those that arrive."""
+        return fsum(replica.speed for replica in self.replicas)
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds to fetch the state."""
+        return self.state_bytes / self.bytes_per_s if self.bytes_per_s > 0.0 else inf
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceSettings:
+    """The first four are keys of [pipeline] in the job file, `min_replicas` is of [limits]."""
+
+    rebalance: bool = True
+    interval_s: float = 30.0
+    min_gain: float = 0.15
+    cooldown_s: float = 120.0
+    min_replicas: int = 1
+    horizon_s: float = 1800.0  # how long a gain is believed to last
+    windows: int = 3
+    deaths_per_hour: float = 0.0  # of one peer
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Take `peer` out of stage `source` and make it a replica of `target`; rates are of the pipeline in microbatches
+    per second: now, and once all `moves` of the plan, of which this is the first, are made."""
+
+    peer: PeerId
+    source: int
+    target: int
+    rate_now: float
+    rate_after: float
+    gain: float  # net, as a share of the microbatches of the horizon; infinite if the rate is 0 now
+    cost_s: float  # of transfers
+    moves: int
+
+
+class Rebalancer:
+    """The confirmation of plans over time; what it sees of the stages is handed in."""
+
+    def __init__(self, settings: RebalanceSettings) -> None:
+        self._settings = settings
+        self._window_end_s = -inf
+        self._wanting: dict[int, int] = {}  # stage -> consecutive windows in which a plan wanted a peer there
+
+    def consider(self, pools: Sequence[StagePool], now_s: float, moving: PeerId | None = None) -> Decision[Move]:
+        """The move to make now, or none and why.
+
+        To be asked at least every `interval_s`, which makes a window, and as soon as a mover serves: what remains of a
+        confirmed plan need not wait again. `moving` is the peer under way, if one is; `pools` has it as arriving at its
+        new stage, though it may still serve the old one. A returned move is to be made.
+        """
+        settings = self._settings
+        if not settings.rebalance:
+            return Decision(None, "rebalancing is off (pipeline.rebalance)")
+        if len(pools) < 2:
+            return Decision(None, "one stage: nowhere to move to")
+        plan = plan_moves(pools, settings, now_s)
+        if now_s >= self._window_end_s:
+            self._window_end_s = now_s + settings.interval_s
+            self._wanting = {stage: self._wanting.get(stage, 0) + 1 for stage in plan.targets}
+        else:
+            self._wanting = {stage: count for stage, count in self._wanting.items() if stage in plan.targets}
+        if moving is not None:
+            return Decision(None, f"{moving} is on its way; one move at a time")
+        if plan.first is None:
+            return Decision(None, plan.reason)
+        seen = self._wanting.get(plan.first.target, 0)
+        reason = f"{plan.reason}, confirmed {min(seen, settings.windows)} of {settings.windows}"
+        return Decision(plan.first if seen >= settings.windows else None, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The first move of a plan that is worth it, if there is one, and all stages that the plan brings peers to."""
+
+    first: Move | None
+    targets: frozenset[int]
+    reason: str
+
+
+def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: float) -> Plan:
+    """The plan with the greatest net gain, judged; does not know what was decided before.
+
+    O(peers log peers + stages^3 log peers): at most twice as many moves as stages. Ties go to the lowest peer id.
+    """
+    state = _Fill(pools, settings, now_s)
+    rate_now = state.rate
+    low = state.lowest
+    limits = f"stage {low} limits: {rate_now:.3g} mb/s against {max(state.capacities.values()):.3g}"
+    best: Move | None = None
+    targets: list[int] = []
+    first: tuple[PeerId, int, int] | None = None
+    best_targets: frozenset[int] = frozenset()
+    transfer_s = 0.0
+    for moves in range(1, max(4, 2 * len(pools)) + 1):
+        step = state.best_step()
+        if step is None:
+            break
+        transfer_s += state.pools[step.target].transfer_s
+        state.make(step)
+        targets.append(step.target)
+        first = first or (step.replica.peer, step.source, step.target)
+        share = _net_share(rate_now, state.rate, transfer_s, settings)
+        if best is None or share > best.gain or (share == best.gain == inf and state.rate > best.rate_after):
+            best = Move(*first, rate_now, state.rate, share, transfer_s, moves)
+            best_targets = frozenset(targets)
+    if best is None or (best.gain <= 0.0 and best.rate_after <= rate_now * (1.0 + SAME_RATE)):
+        return Plan(None, frozenset(), f"{limits}; no move raises that{state.obstacles()}")
+
+    crowd = sum(not replica.arriving for replica in state.pools[low].replicas)
+    needed = min(settings.min_gain, 0.5 / max(1, crowd))
+    rise = f"gives {best.rate_after / rate_now - 1.0:+.1%}" if rate_now > 0.0 else f"gives {best.rate_after:.3g} mb/s"
+    others = f" and {best.moves - 1} more" if best.moves > 1 else ""
+    text = (
+        f"{limits}; moving {best.peer} from stage {best.source} to {best.target}{others} {rise}, "
+        f"cost {best.cost_s:.3g} s of transfer, net {best.gain:+.1%}"
+    )
+    if best.gain <= 0.0 or best.gain < needed:
+        return Plan(None, frozenset(), f"{text}, below the {needed:.1%} that a move must gain")
+    return Plan(best, best_targets, text)
+
+
+def where_to_join(
+    pools: Sequence[StagePool], speed: float | None = None, *, min_replicas: int = 1, pinned_stage: int = ANY_STAGE
+) -> Decision[int]:
+    """The stage where one more peer helps most: first those short of replicas, then the best sorted capacities.
+
+    `speed` is the work that the peer does per second (a stage's work / its seconds there), by default the median of
+    those here. Ties go to the stage with the fewest replicas, then to the lowest number. Whoever was sent to a stage
+    before and still fetches it must be in `pools` as arriving.
+    """
+    assert pools
+    assert min_replicas >= 1
+    stages = {pool.stage: pool for pool in pools}
+    if pinned_stage != ANY_STAGE:
+        if pinned_stage not in stages:
+            return Decision(None, f"pinned to stage {pinned_stage}, which this job lacks")
+        return Decision(pinned_stage, f"pinned to stage {pinned_stage}")
+    short = [pool for pool in pools if len(pool.replicas) < min_replicas]
+    if short:
+        pool = min(short, key=lambda pool: (len(pool.replicas), pool.stage))
+        return Decision(pool.stage, f"stage {pool.stage} has {len(pool.replicas)} of {min_replicas} replicas")
+    if speed is None or not (isfinite(speed) and speed > 0.0):
+        speed = median(pool.work * replica.speed for pool in pools for replica in pool.replicas)
+    capacities = {pool.stage: pool.capacity for pool in pools}
+    unit = max(capacities.values())
+
+    def rank(pool: StagePool) -> tuple[list[float], int, int]:
+        after = {**capacities, pool.stage: capacities[pool.stage] + speed / pool.work}
+        return _worst_first(after, unit), -len(pool.replicas), -pool.stage
+
+    pool = max(pools, key=rank)
+    rate = min(capacities.values())
+    after = min(capacities[stage] + (speed / pool.work if stage == pool.stage else 0.0) for stage in capacities)
+    return Decision(
+        pool.stage,
+        f"stage {pool.stage} does {capacities[pool.stage]:.3g} mb/s with {len(pool.replicas)} replicas, "
+        f"{max(capacities.values()):.3g} at best elsewhere; the pipeline goes from {rate:.3g} to {after:.3g} mb/s",
+    )
+
+
+# Water filling -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    replica: StageReplica
+    source: int
+    target: int
+    adds: float  # capacity at the target
+
+
+class _Fill:
+    """Capacities while a plan is made."""
+
+    def __init__(self, pools: Sequence[StagePool], settings: RebalanceSettings, now_s: float) -> None:
+        self.settings = settings
+        self.pools = {pool.stage: pool for pool in pools}
+        assert len(self.pools) == len(pools), "a stage is listed once"
+        self.capacities = {pool.stage: pool.capacity for pool in pools}
+        self.unit = max(self.capacities.values()) or 1.0
+        self.serving = {pool.stage: sum(not one.arriving for one in pool.replicas) for pool in pools}
+        free = [one for pool in pools for one in pool.replicas if not one.pinned and not one.arriving]
+        self.resting = sum(now_s - one.since_s < settings.cooldown_s for one in free)
+        # Slowest first, then by peer id.
+        self.movable = {
+            pool.stage: sorted(
+                (
+                    one
+                    for one in pool.replicas
+                    if not one.pinned and not one.arriving and now_s - one.since_s >= settings.cooldown_s
+                ),
+                key=lambda one: (one.speed, one.peer),
+            )
+            for pool in pools
+        }
+        self.pinned = sum(one.pinned for pool in pools for one in pool.replicas)
+
+    @property
+    def rate(self) -> float:
+        return min(self.capacities.values())
+
+    @property
+    def lowest(self) -> int:
+        return min(self.capacities, key=lambda stage: (self.capacities[stage], stage))
+
+    def best_step(self) -> _Step | None:
+        """The move to the lowest stage that gives the best sorted capacities; none if all give worse ones."""
+        best: _Step | None = None
+        best_rank = _worst_first(self.capacities, self.unit)
+        for step in self._steps():
+            after = dict(self.capacities)
+            after[step.source] -= step.replica.speed
+            after[step.target] += step.adds
+            rank = _worst_first(after, self.unit)
+            tied = best is not None and rank == best_rank and step.replica.peer < best.replica.peer
+            if rank > best_rank or tied:
+                best, best_rank = step, rank
+        return best
+
+    def _steps(self) -> Iterator[_Step]:
+        """The best ones from each stage: there the smaller of the two capacities after the move is greatest, and that
+        rises with the mover's speed until both are equal and then falls."""
+        target = self.lowest
+        for source, movable in self.movable.items():
+            if source == target or not movable or self.serving[source] <= self.settings.min_replicas:
+                continue
+            ratio = self.pools[source].work / self.pools[target].work
+            level = (self.capacities[source] - self.capacities[target]) / (1.0 + ratio)
+            above = _first_as_fast(movable, level)
+            if above < len(movable):
+                yield _Step(movable[above], source, target, ratio * movable[above].speed)
+            if above > 0:
+                below = movable[_first_as_fast(movable, movable[above - 1].speed)]
+                yield _Step(below, source, target, ratio * below.speed)
+
+    def make(self, step: _Step) -> None:
+        self.capacities[step.source] -= step.replica.speed
+        self.capacities[step.target] += step.adds
+        self.serving[step.source] -= 1
+        self.movable[step.source].remove(step.replica)
+
+    def obstacles(self) -> str:
+        """What may not be touched, for the reason."""
+        least = self.settings.min_replicas
+        at_least = sorted(stage for stage, count in self.serving.items() if 0 < count <= least and stage != self.lowest)
+        facts = [
+            f"{self.pinned} pinned" if self.pinned else "",
+            f"{self.resting} moved or joined less than {self.settings.cooldown_s:g} s ago" if self.resting else "",
+            f"stage {', '.join(map(str, at_least))} cannot spare its last {least}" if at_least else "",
+        ]
+        told = "; ".join(fact for fact in facts if fact)
+        return f" ({told})" if told else ""
+
+
+def _first_as_fast(replicas: Sequence[StageReplica], speed: float) -> int:
+    """Of replicas sorted by speed the first that is at least so fast; their number if none is."""
+    return bisect_left(replicas, speed, key=lambda one: one.speed)
+
+
+def _net_share(rate_now: float, rate_after: float, transfer_s: float, settings: RebalanceSettings) -> float:
+    """What a plan adds to the microbatches of the horizon, as a share of them."""
+    left = max(0.0, 1.0 - transfer_s / settings.horizon_s)
+    survives = exp(-min(transfer_s, settings.horizon_s) * settings.deaths_per_hour / 3600.0)
+    if rate_now > 0.0:
+        return (rate_after / rate_now - 1.0) * left * survives
+    return inf if rate_after * left > 0.0 else 0.0
+
+
+def _worst_first(capacities: Mapping[int, float], unit: float) -> list[float]:
+    """Sorted, and rounded to a share of `unit` so that equal sums compare equal."""
+    return sorted(round(capacity / unit, ROUNDED_DIGITS) for capacity in capacities.values())

@@ -1,0 +1,182 @@
+"""Validation of the weights while training goes on: what is evaluated where, and how long a version must stay.
+
+    made(v) ──▶ open: microbatches fed in order, a bounded number in flight ──all losses──▶ EvaluationRow(v, loss)
+                      └── a replica of the route is lost: the whole microbatch again, attempt + 1
+
+Evaluation v computes with weights v, which the replicas overwrite when they commit step v + staleness. So the row of
+that step is not written before evaluation v is complete (`permits`): that is the only way in which evaluation can hold
+training up, and it is what keeps evaluation from starving. On the devices training goes first: evaluation fills the
+moments without training work, and there is no such work left at the latest when a step waits for its row.
+
+A repeated microbatch gives the same loss, so a late answer of an older attempt is only ignored. The losses are added in
+order of the microbatches, as in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from scheduler.brain.routing.policies import ReplicaLoad
+from swarm.job.schedule import evaluation_due
+from swarm.messages import Evaluated
+from swarm.types import PeerId
+
+IN_FLIGHT_MAX = 1024  # a stage server holds at most this many inputs whose command is late
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """The result for one version; `loss` is the mean in nats per token (nan if a loss was not finite)."""
+
+    timeline: int
+    version: int
+    loss: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One evaluation microbatch goes to `peers`, one per stage; `displaced` were on its route before."""
+
+    version: int
+    index: int
+    attempt: int
+    peers: tuple[PeerId, ...]
+    displaced: tuple[PeerId, ...]
+
+
+@dataclass(slots=True)
+class _Given:
+    """A microbatch in flight; without peers it waits to be given again."""
+
+    attempt: int
+    peers: tuple[PeerId, ...]
+    before: tuple[PeerId, ...] = ()
+
+
+@dataclass(slots=True)
+class _Run:
+    """The evaluation of one version."""
+
+    version: int
+    fed: int = 0
+    given: dict[int, _Given] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+
+
+class Evaluations:
+    """All evaluations of a job; nothing happens if `microbatches` or `every_steps` is 0."""
+
+    def __init__(
+        self, timeline: int, *, every_steps: int, steps: int, staleness: int, microbatches: int, tokens: int
+    ) -> None:
+        self._timeline = timeline
+        self._every_steps = every_steps
+        self._steps = steps
+        self._staleness = staleness
+        self._microbatches = microbatches
+        self._tokens = tokens
+        self._runs: dict[int, _Run] = {}  # in order of version
+        self._outstanding: dict[PeerId, int] = {}
+        self._least_attempt = 0
+        self.duplicates = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is being evaluated."""
+        return not self._runs
+
+    @property
+    def in_flight(self) -> int:
+        """Microbatches that were given to replicas and not answered."""
+        return sum(bool(one.peers) for run in self._runs.values() for one in run.given.values())
+
+    def made(self, version: int) -> None:
+        """A commit made this version: evaluate it if it is due."""
+        if self._microbatches and evaluation_due(version, self._every_steps, self._steps):
+            self._runs[version] = _Run(version)
+
+    def raise_attempt(self, attempt: int) -> None:
+        """A replica knows of this attempt, maybe of an earlier scheduler start: new ones are greater."""
+        self._least_attempt = max(self._least_attempt, attempt)
+
+    def permits(self, step: int) -> bool:
+        """Whether the row of this step may be written: its commit overwrites weights `step - staleness`."""
+        return all(version > step - self._staleness for version in self._runs)
+
+    def feed(self, stages: Sequence[Sequence[ReplicaLoad]], in_flight_max: int) -> list[Turn]:
+        """Give microbatches away, lost ones and older versions first; `stages` has the replicas of each stage.
+
+        Of each stage the replica that is expected to be free first takes the next one, training included.
+        """
+        turns: list[Turn] = []
+        room = min(in_flight_max, IN_FLIGHT_MAX) - self.in_flight
+        for run in self._runs.values():
+            lost = [index for index, one in sorted(run.given.items()) if not one.peers]
+            while room > 0 and (lost or run.fed < self._microbatches):
+                peers = self._choose(stages)
+                if peers is None:
+                    return turns
+                index = lost.pop(0) if lost else run.fed
+                run.fed = max(run.fed, index + 1)
+                before = run.given.get(index, _Given(0, ()))
+                given = run.given[index] = _Given(max(before.attempt, self._least_attempt) + 1, peers)
+                for peer in peers:
+                    self._outstanding[peer] = self._outstanding.get(peer, 0) + 1
+                displaced = tuple(peer for peer in before.before if peer not in peers)
+                turns.append(Turn(run.version, index, given.attempt, peers, displaced))
+                room -= 1
+        return turns
+
+    def evaluated(self, peer: PeerId, event: Evaluated) -> EvaluationRow | None:
+        """A loss came; gives the row once it was the last of its version. Anything unasked changes nothing."""
+        run = self._runs.get(event.microbatch.step)
+        given = run.given.get(event.microbatch.index) if run is not None else None
+        current = given is not None and given.peers[-1:] == (peer,) and given.attempt == event.attempt
+        if run is None or given is None or not current or event.microbatch.timeline != self._timeline:
+            self.duplicates += 1
+            return None
+        run.losses[event.microbatch.index] = event.loss
+        del run.given[event.microbatch.index]
+        self._release(given.peers)
+        if len(run.losses) < self._microbatches:
+            return None
+        del self._runs[run.version]
+        total = 0.0
+        for index in range(self._microbatches):  # left to right, as the one-process reference adds
+            total += run.losses[index]
+        return EvaluationRow(self._timeline, run.version, total / self._tokens, self._tokens)
+
+    def withdraw(self, peer: PeerId) -> None:
+        """The peer is suspect or gone: what it had part in is given again, as a whole."""
+        for run in self._runs.values():
+            for given in run.given.values():
+                if peer in given.peers:
+                    self._release(given.peers)
+                    given.before = tuple(one for one in given.peers if one != peer)
+                    given.peers = ()
+
+    def waiting_for(self) -> str:
+        """What is being evaluated, for a person; empty if nothing."""
+        for run in self._runs.values():
+            return f"evaluation of the weights after {run.version} steps: {len(run.losses)} of {self._microbatches}"
+        return ""
+
+    def _choose(self, stages: Sequence[Sequence[ReplicaLoad]]) -> tuple[PeerId, ...] | None:
+        chosen = []
+        for replicas in stages:
+            able = [one for one in replicas if one.has_credit]
+            if not able:
+                return None
+            chosen.append(min(able, key=self._completion_s).peer)
+        return tuple(chosen)
+
+    def _completion_s(self, load: ReplicaLoad) -> float:
+        return (load.outstanding + self._outstanding.get(load.peer, 0) + 1) * load.pace_s
+
+    def _release(self, peers: tuple[PeerId, ...]) -> None:
+        for peer in peers:
+            self._outstanding[peer] -= 1
+            if not self._outstanding[peer]:
+                del self._outstanding[peer]

@@ -1,0 +1,95 @@
+"""What each replica has to do and how fast it does it: kept, and brought up to date only where something changed.
+
+A microbatch that is given, done, taken away or void changes the work of a few replicas; a pace that is measured changes
+that of all in the stage that never were, of whom we believe what the measured ones show.
+"""
+
+from __future__ import annotations
+
+from scheduler.brain.routing.pace import Pace
+from scheduler.brain.routing.policies import ReplicaLoad
+from scheduler.brain.state.brain_state import Books
+from swarm.types import PeerId
+
+
+class Loads:
+    """The loads of all replicas of one job."""
+
+    def __init__(self, books: Books) -> None:
+        self._pool = books.pool
+        self._ledger = books.ledger
+        self._pace = Pace()
+        self._loads: dict[PeerId, ReplicaLoad] = {}
+        self._changed: set[PeerId] = set()  # whose entry is out of date
+        self._unmeasured: list[set[PeerId]] = [set() for _ in books.pool.by_stage]
+
+    def add(self, peer: PeerId) -> None:
+        """A new replica."""
+        self._unmeasured[self._pool.stage_of(peer)].add(peer)
+        self._loads[peer] = self.load(peer)
+
+    def remove(self, peer: PeerId, stage: int) -> None:
+        """The peer is no replica of the stage any more."""
+        del self._loads[peer]
+        self._pace.forget(peer)
+        self._unmeasured[stage].discard(peer)
+        for other in self._pool.by_stage[stage]:
+            self.changed(other)
+
+    def changed(self, peer: PeerId) -> None:
+        """The replica is trusted, leaves, or not any more."""
+        self._changed.add(peer)
+
+    def measured(self, peer: PeerId, seconds: float) -> None:
+        """The replica took so many seconds for a microbatch."""
+        self._pace.observe(peer, seconds)
+        self._changed.add(peer)
+        stage = self._pool.stage_of(peer)
+        self._unmeasured[stage] = {one for one in self._unmeasured[stage] if not self._pace.is_known(one)}
+        self._changed |= self._unmeasured[stage]
+
+    def relax(self) -> bool:
+        """Believe that those without work became faster; whether that is so of any."""
+        faster: list[PeerId] = []
+        for peers in self._pool.by_stage:
+            idle = [peer for peer in peers if not self._ledger.outstanding(peer)]
+            faster += self._pace.relax(idle, peers)
+        self._changed.update(faster)
+        return bool(faster)
+
+    def is_measured(self, peer: PeerId) -> bool:
+        """Whether the replica's pace is known."""
+        return self._pace.is_known(peer)
+
+    def measured_s(self, peer: PeerId) -> float:
+        """Seconds per microbatch as measured; 0 if never."""
+        return self._pace.of(peer) if self._pace.is_known(peer) else 0.0
+
+    def pace_s(self, peer: PeerId, stage: int) -> float:
+        """Seconds per microbatch of a peer in a stage."""
+        return self._pace.of(peer, self._pool.by_stage[stage])
+
+    def best_s(self, stage: int) -> float:
+        """Seconds per microbatch of the stage's fastest replica."""
+        return min((self.pace_s(peer, stage) for peer in self._pool.by_stage[stage]), default=0.0)
+
+    def by_stage(self) -> list[tuple[ReplicaLoad, ...]]:
+        """The loads of all stages, up to date."""
+        self._changed |= self._ledger.take_changed()
+        for peer in self._changed:
+            if peer in self._pool:
+                self._loads[peer] = self.load(peer)
+        self._changed.clear()
+        return [tuple(map(self._loads.__getitem__, peers)) for peers in self._pool.by_stage]
+
+    def load(self, peer: PeerId, *, keep: bool = False) -> ReplicaLoad:
+        """`keep`: the replica has what the others of a route need, so that it leaves is no reason against it."""
+        pace_s = self.pace_s(peer, self._pool.stage_of(peer))
+        may_work = not self._pool.is_suspect(peer) if keep else self._pool.may_work(peer)
+        return ReplicaLoad(peer, self._ledger.outstanding(peer), pace_s, may_work)
+
+    def validate(self) -> None:
+        """Assert that what is kept is what would be found anew."""
+        assert self._loads.keys() == set(self._pool)
+        for peer, load in self._loads.items():
+            assert peer in self._changed or self._ledger.has_changed(peer) or load == self.load(peer)

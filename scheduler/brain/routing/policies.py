@@ -1,0 +1,246 @@
+"""Which replica takes each hop of a microbatch.
+
+ stage 0        stage 1        stage 2
+cost(a) ──────▶ cost(c) ──────▶ cost(e)      cost of a replica: (outstanding + 1) * pace_s
+     ╲        ╱        ╲        ╱             cost of a link: its transfer seconds
+cost(b) ──────▶ cost(d) ──────▶ cost(f)      the cheapest path is the route
+
+That is `least_completion`, the default; without costs of links no stage influences another. `iwrr` gives each replica a
+share of the work that is inverse to its measured seconds, `uniform` throws dice; both are there to be compared with
+(benchmarks/models/routing.py). All three are a `Wiring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol, TypeAlias
+
+from swarm.types import Decision, PeerId, Routing
+
+Links: TypeAlias = Callable[[PeerId, PeerId], float]
+"""Seconds to carry one boundary tensor between two peers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """What a replica has to do, in microbatches; without credit it takes no new work."""
+
+    peer: PeerId
+    outstanding: float
+    pace_s: float
+    has_credit: bool = True
+
+    @property
+    def completion_s(self) -> float:
+        """Expected seconds until one more microbatch is done here."""
+        return (self.outstanding + 1) * self.pace_s
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoad:
+    """The replicas that may take the hop at one stage."""
+
+    stage: int
+    replicas: tuple[ReplicaLoad, ...]
+
+
+class Wiring(Protocol):
+    """A way to choose routes. Only the calls that say what happened change it; `choose` asks."""
+
+    def add(self, peer: PeerId, stage: int) -> None:
+        """The peer may be chosen from now on: it is new, or a suspect that was heard again."""
+
+    def remove(self, peer: PeerId) -> None:
+        """The peer is suspect or gone; what is known of it is forgotten."""
+
+    def given(self, peer: PeerId, units: float = 1.0) -> None:
+        """The peer was given work of so many units; one microbatch, forward and backward, is one."""
+
+    def done(self, peer: PeerId, seconds: float, units: float = 1.0) -> None:
+        """The peer finished so many units; it took so many seconds, waiting included."""
+
+    def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
+        """One replica with credit per stage, or no plan and why. Chance comes from `rng` alone."""
+        ...
+
+
+AS_GOOD = 1.1  # times the least completion: less than that paces and queues cannot tell
+
+
+class LeastCompletion:
+    """Where the microbatch is expected to be done first; of those that are as good, who was given work longest ago.
+
+    Dice would let one queue run empty while another grows: without pause, in turn, what flows stays even.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[PeerId, int] = {}  # when, in a count of all that was given
+        self._count = 0
+
+    def add(self, peer: PeerId, stage: int) -> None: ...
+
+    def remove(self, peer: PeerId) -> None:
+        self._given.pop(peer, None)
+
+    def given(self, peer: PeerId, units: float = 1.0) -> None:
+        self._count += 1
+        self._given[peer] = self._count
+
+    def done(self, peer: PeerId, seconds: float, units: float = 1.0) -> None: ...
+
+    def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
+        if (lacking := _lacking(loads)) is not None:
+            return Decision(None, lacking)
+        pools = _with_credit(loads)
+        path = tuple(self._next(pool, rng) for pool in pools)
+        cost_s = sum(min(replica.completion_s for replica in pool) for pool in pools)
+        return Decision(path, f"expected to finish in {cost_s:.3g} s at {now_s:.3f}: {' > '.join(path)}")
+
+    def _next(self, pool: Sequence[ReplicaLoad], rng: Random) -> PeerId:
+        best_s = min(replica.completion_s for replica in pool)
+        good = {one.peer: self._given.get(one.peer, 0) for one in pool if one.completion_s <= AS_GOOD * best_s}
+        longest = min(good.values())
+        return _one_of([peer for peer, given in good.items() if given == longest], rng)
+
+
+class Uniform:
+    """Any replica, with equal chance: the baseline that knows nothing."""
+
+    def add(self, peer: PeerId, stage: int) -> None: ...
+
+    def remove(self, peer: PeerId) -> None: ...
+
+    def given(self, peer: PeerId, units: float = 1.0) -> None: ...
+
+    def done(self, peer: PeerId, seconds: float, units: float = 1.0) -> None: ...
+
+    def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
+        if (lacking := _lacking(loads)) is not None:
+            return Decision(None, lacking)
+        path = tuple(_one_of([replica.peer for replica in pool], rng) for pool in _with_credit(loads))
+        return Decision(path, f"at random: {' > '.join(path)}")
+
+
+IWRR_NEWEST = 0.1
+IWRR_PRIOR_S = 1.0
+
+
+@dataclass(slots=True)
+class _Turns:
+    """A replica's place in the weighted round: `tag` is its virtual finish time."""
+
+    stage: int
+    tag: float
+    decayed_s: float = 0.0
+    weight: float = 0.0  # of the samples in `decayed_s`: 1 - (1 - g)^n
+
+    @property
+    def unit_s(self) -> float:
+        return self.decayed_s / self.weight if self.weight else IWRR_PRIOR_S
+
+
+class Iwrr:
+    """Interleaved weighted round robin: each replica's share of the work is inverse to its measured seconds per unit.
+
+    The replica with the smallest tag is next, and its tag grows by the seconds that the work is expected to take,
+    before any answer. Seconds per unit are an exponential mean (0.1 for the newest sample, corrected for its start),
+    1.0 before the first sample. A newcomer starts at the smallest tag of its stage: it is tried soon, and not flooded.
+
+    Source: stochastic wiring, SWARM (arXiv 2301.11913) appendix C. There every trainer learns alone; here all share
+    what is known.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[PeerId, _Turns] = {}
+
+    def unit_s(self, peer: PeerId) -> float:
+        """Expected seconds per unit."""
+        return self._turns[peer].unit_s
+
+    def add(self, peer: PeerId, stage: int) -> None:
+        if peer not in self._turns:
+            least = min((turns.tag for turns in self._turns.values() if turns.stage == stage), default=0.0)
+            self._turns[peer] = _Turns(stage, least)
+
+    def remove(self, peer: PeerId) -> None:
+        self._turns.pop(peer, None)
+
+    def given(self, peer: PeerId, units: float = 1.0) -> None:
+        if (turns := self._turns.get(peer)) is not None:
+            turns.tag += units * turns.unit_s
+
+    def done(self, peer: PeerId, seconds: float, units: float = 1.0) -> None:
+        turns = self._turns.get(peer)
+        if turns is None or not 0.0 < seconds < float("inf"):
+            return
+        turns.decayed_s = IWRR_NEWEST * seconds / units + (1.0 - IWRR_NEWEST) * turns.decayed_s
+        turns.weight = IWRR_NEWEST + (1.0 - IWRR_NEWEST) * turns.weight
+
+    def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
+        if (lacking := _lacking(loads)) is not None:
+            return Decision(None, lacking)
+        path = []
+        for pool in _with_credit(loads):
+            # Who has no turn any more is offered only where a route must keep it.
+            tags = {one.peer: self._turns[one.peer].tag if one.peer in self._turns else 0.0 for one in pool}
+            least = min(tags.values())
+            path.append(_one_of([peer for peer, tag in tags.items() if tag == least], rng))
+        return Decision(tuple(path), f"next in the weighted round: {' > '.join(path)}")
+
+
+WIRINGS: dict[Routing, Callable[[], Wiring]] = {
+    "least_completion": LeastCompletion,
+    "iwrr": Iwrr,
+    "uniform": Uniform,
+}
+
+
+def choose_route(loads: Sequence[StageLoad], now_s: float, rng: Random, links: Links) -> Decision[tuple[PeerId, ...]]:
+    """Pick one replica per stage so that the microbatch is expected to finish first, with what the links cost.
+
+    Cost of a replica is (outstanding + 1) * pace_s, of a link its transfer seconds; the cheapest path over all stages
+    is found in O(stages * replicas^2). Ties are broken by `rng`. No plan if some stage has no replica with credit.
+
+    Source: stochastic wiring, SWARM (arXiv 2301.11913) section 3.2; shared load instead of private heaps is ours.
+    """
+    if (lacking := _lacking(loads)) is not None:
+        return Decision(None, lacking)
+    path, cost_s = _cheapest_path(_with_credit(loads), links, rng)
+    return Decision(path, f"expected to finish in {cost_s:.3g} s at {now_s:.3f}: {' > '.join(path)}")
+
+
+def _with_credit(loads: Sequence[StageLoad]) -> list[list[ReplicaLoad]]:
+    return [[replica for replica in load.replicas if replica.has_credit] for load in loads]
+
+
+def _lacking(loads: Sequence[StageLoad]) -> str | None:
+    """Why no route is possible; None if each stage has a replica with credit."""
+    for load in loads:
+        if not any(replica.has_credit for replica in load.replicas):
+            full = f"none of {len(load.replicas)} replicas has credit" if load.replicas else "no replica"
+            return f"stage {load.stage}: {full}"
+    return None
+
+
+def _cheapest_path(pools: Sequence[list[ReplicaLoad]], links: Links, rng: Random) -> tuple[tuple[PeerId, ...], float]:
+    """Dynamic programme from the first stage to the last: the best way to reach each replica."""
+    reach: dict[PeerId, tuple[float, tuple[PeerId, ...]]] = {
+        replica.peer: (replica.completion_s, (replica.peer,)) for replica in pools[0]
+    }
+    for pool in pools[1:]:
+        following: dict[PeerId, tuple[float, tuple[PeerId, ...]]] = {}
+        for replica in pool:
+            arrivals = {peer: cost_s + links(peer, replica.peer) for peer, (cost_s, _) in reach.items()}
+            nearest_s = min(arrivals.values())
+            via = _one_of([peer for peer, cost_s in arrivals.items() if cost_s == nearest_s], rng)
+            following[replica.peer] = (nearest_s + replica.completion_s, (*reach[via][1], replica.peer))
+        reach = following
+    best_s = min(cost_s for cost_s, _ in reach.values())
+    end = _one_of([peer for peer, (cost_s, _) in reach.items() if cost_s == best_s], rng)
+    return reach[end][1], best_s
+
+
+def _one_of(peers: Sequence[PeerId], rng: Random) -> PeerId:
+    return peers[0] if len(peers) == 1 else rng.choice(peers)

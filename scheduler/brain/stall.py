@@ -1,0 +1,169 @@
+"""What becomes of a job that cannot go on: no replica of a stage is left, or no step was committed for too long.
+
+What was trained since the newest checkpoint is lost then, for all stages.
+
+    cannot  ────┬─ was told to pause or to cancel ──▶ paused | cancelled
+                ├─ on_stall = "pause" ──▶ paused
+                ├─ on_stall = "fail" ──▶ failed
+                └─ on_stall = "wait" ──▶ STALLED ─┬─ newest checkpoint that verifies, or none was written ──▶ a new
+                                                  │  timeline from there, or from the job's start; waits for peers,
+                                                  │  placed as at a start ──▶ loading ──▶ running
+                                                  ├─ it has all steps ──▶ succeeded
+                                                  └─ none of those written verifies ──▶ paused
+
+A job that comes to that again before it has got further than ever waits before it loads again, longer each time
+(`pause_s`): a stage that is too large for its stage server ends it whenever it is loaded, and would do so for ever
+without a rest. One that makes no progress may just be slow, which loading again does not heal: it fails in the end.
+
+All stages go back together, on a new timeline: whoever still holds something of the one before is told to let it go.
+Going back to the start although checkpoints were written is for a person to decide: what does not verify may be a disk
+that is away for a while, and what a job has left behind is removed sooner or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from scheduler.brain.checkpoint.schedule import Stopped
+from scheduler.brain.outputs import Fail
+from swarm.errors import SwarmError
+from swarm.types import JobId, JobState, OnStall, PeerId
+
+LOST_HINT = "start a stage server in its place"
+STUCK_HINT = "raise limits.no_progress_s if it is only slow; else look at the logs of what it waits for: swarm logs "
+STUCK_MAX = 3  # in a row
+FAILED_HINT = f"{LOST_HINT}, then submit the job again"
+RETRY_S = 1.0  # the first pause; doubles with each failure in a row
+RETRY_S_MAX = 60.0
+_SEEKS = "; looks for the newest checkpoint that verifies"
+_GOES_ON = "; goes on at step "
+
+
+class NoProgress(SwarmError):
+    """No step was committed for limits.no_progress_s."""
+
+    code = "E0101"
+
+
+class Way(StrEnum):
+    """How a stalled job goes on."""
+
+    FROM_CHECKPOINT = "from the checkpoint"
+    ANEW = "anew"
+    BY_HAND = "by hand"
+
+
+def stopped_by_loss(lost: str, on_stall: OnStall, stop: Stopped | None) -> Stopped | None:
+    """How a job stops that lost a stage; None: it fails. `stop` is what it was told to do before, if anything."""
+    if stop is not None:
+        reason = f"{stop.reason}; {lost}: what was trained after the newest checkpoint is lost"
+        return Stopped(stop.state, reason, LOST_HINT)
+    match on_stall:
+        case "wait":
+            return Stopped(JobState.STALLED, lost, LOST_HINT)
+        case "pause":
+            return Stopped(JobState.PAUSED, f'{lost} (limits.on_stall = "pause")', LOST_HINT)
+        case "fail":
+            return None
+
+
+def stuck(job: JobId, for_s: float, waiting: str, on_stall: OnStall, stop: Stopped | None) -> Stopped | Fail:
+    """How a job ends that has committed no step for so long; `waiting` says what for."""
+    told, hint = f"no step was committed for {for_s:g} s: {waiting}", STUCK_HINT + job
+    stopped = stopped_by_loss(told, on_stall, stop)
+    return replace(stopped, hint=hint, error_code=NoProgress.code) if stopped else Fail(NoProgress.code, told, hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """How often a job stalled in a row without getting further than ever before."""
+
+    furthest: int = 0  # steps that were ever committed, those that are lost among them
+    count: int = 0
+    standstills: int = 0  # the last of them at which nothing moved, and no stage was lost
+
+    def after(self, committed: int, first_step: int, *, stood_still: bool) -> Stalls:
+        """It stalled once more, at `committed` steps of a timeline that began at `first_step`."""
+        furthest = max(self.furthest, first_step)
+        if committed > furthest:
+            return Stalls(committed, 0, int(stood_still))
+        return Stalls(furthest, self.count + 1, self.standstills + 1 if stood_still else 0)
+
+    @property
+    def are_too_many(self) -> bool:
+        """The job fails."""
+        return self.standstills >= STUCK_MAX
+
+
+def nobody_back(stages: Iterable[int], known: Mapping[PeerId, int]) -> str:
+    """What was lost, for a person, when nobody of some stages came back after a restart of the scheduler."""
+    parts = []
+    for stage in stages:
+        names = ", ".join(sorted(peer for peer, at in known.items() if at == stage))
+        parts.append(f"stage {stage} has no replica: " + (f"{names} did not come back" if names else "it had none"))
+    return f"after the restart of the scheduler {'; '.join(parts)}"
+
+
+def way_on(job: JobId, found_of: str | None, *, skipped: bool) -> Way:
+    """How a stalled job goes on.
+
+    `found_of`: whose the newest checkpoint is that verifies, of those that it wrote and the one that it started from;
+    None: there is none. `skipped`: newer ones do not verify.
+    """
+    if skipped and found_of != job:
+        return Way.BY_HAND
+    return Way.ANEW if found_of is None else Way.FROM_CHECKPOINT
+
+
+def seeking(lost: str, trouble: str = "") -> str:
+    """The reason of a stalled job while its checkpoints are read."""
+    return f"{lost}{_SEEKS}" + (f": {trouble}" if trouble else "")
+
+
+def going_on(lost: str, step: int, start: str, skipped: str) -> str:
+    """The reason of a stalled job that knows where it goes on; `start` says from what."""
+    return f"{lost}{_GOES_ON}{step} {start}" + (f" ({skipped})" if skipped else "")
+
+
+def pause_s(stalls: Stalls) -> float:
+    """How long a job waits before it loads again."""
+    return min(RETRY_S_MAX, RETRY_S * 2.0 ** min(stalls.count - 1, 10)) if stalls.count else 0.0
+
+
+def pausing(gone_back: str, stalls: Stalls) -> str:
+    """The reason of a stalled job that waits before it loads again, if it does."""
+    if not stalls.count:
+        return gone_back
+    return f"{gone_back}; tries again in {pause_s(stalls):g} s, failure {stalls.count}"
+
+
+def waiting(gone_back: str, peers: str) -> str:
+    """The reason of a stalled job that waits for peers."""
+    return f"{gone_back} once it has peers: {peers}"
+
+
+def lost_in(reason: str) -> str:
+    """What was lost, out of the reason of a stalled job as this or an earlier scheduler start wrote it."""
+    ends = (reason.find(mark) for mark in (_SEEKS, _GOES_ON))
+    return reason[: min((end for end in ends if end >= 0), default=len(reason))]
+
+
+def stalled_hint(job: JobId, stalls: Stalls = Stalls()) -> str:
+    """What a person can do about a stalled job."""
+    if stalls.standstills:
+        return f"it goes on by itself; {STUCK_HINT}{job}; or stop it: swarm cancel {job}"
+    if stalls.count > 1:
+        return (
+            "it gets no further: see why its stage servers end (too little memory for the stage?) and start others, "
+            f"and it goes on by itself; or stop it: swarm cancel {job}"
+        )
+    return f"start stage servers, and it goes on by itself; or stop it: swarm cancel {job}"
+
+
+def resume_hint(job: JobId, newest_step: int | None) -> str:
+    """How to let a job go on that a lost stage has paused; `newest_step` is that of its newest checkpoint."""
+    if newest_step is None:
+        return f"begin again at the start with: swarm resume {job} --from 0"
+    return f"go on from step {newest_step} with: swarm resume {job}"

@@ -1,0 +1,30 @@
+"""What all parts of one job's brain read and write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.brain.outputs import Outbox
+from scheduler.brain.settings import BrainSettings
+from scheduler.brain.state.ledger import Ledger
+from scheduler.brain.state.pool import Pool
+from scheduler.brain.state.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Who is there, how far the job is, what is accumulated where, and what was decided and not handed out yet."""
+
+    settings: BrainSettings
+    pool: Pool
+    progress: Progress
+    ledger: Ledger
+    outbox: Outbox
+
+    @classmethod
+    def of(cls, settings: BrainSettings) -> Books:
+        """Those of a job that has not begun."""
+        stages = len(settings.split)
+        pool = Pool(stages)
+        ledger = Ledger(settings.timeline, stages, settings.microbatches)
+        return cls(settings, pool, Progress(settings.first_step), ledger, Outbox(pool))

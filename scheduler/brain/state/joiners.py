@@ -1,0 +1,120 @@
+"""Peers on their way into a job at work: what each is told, what it reports, and whether that makes it a replica.
+
+    begin ──▶ fetches ──Loaded(version, digest)──▶ reported ──right and new enough──▶ admitted: a replica
+                 ▲                                    │
+                 └────────── Follow: answered ────────┘ too old: the job went on
+
+A joiner keeps what it reported until it is answered, so a report stays true while it is judged. It is new enough if the
+replicas do not all agree on a later version yet: then every commit that it lacks is still open, and the job cannot go
+further ahead than that before the joiner has made it too. So a joiner that is as fast as the others gets in, whatever
+the length of a step.
+
+Which averaged gradients it lacks is known: those of rounds in which it was no member. It has them from others' logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from scheduler.brain.state.pool import Replica
+from swarm.messages import Loaded
+from swarm.types import Hop, PeerId
+
+DONORS_MAX = 8  # named to one joiner: enough to share the load and to survive deaths, few enough for thousands of peers
+PAUSE_S = 5.0  # before a peer that failed to join tries again; doubles with each time in a row
+PAUSE_S_MAX = 300.0
+
+
+@dataclass(slots=True)
+class Joiner:
+    """One attempt of one peer; `number` tells it from earlier ones."""
+
+    replica: Replica
+    number: int
+    since_s: float
+    answered: int = 0  # reports
+    answered_version: int = -1  # of the newest of them
+    report: Loaded | None = None  # waits for an answer
+
+
+@dataclass(slots=True)
+class _Failures:
+    count: int
+    until_s: float
+    reason: str
+
+
+class Joining:
+    """All joiners of one job."""
+
+    def __init__(self) -> None:
+        self._joiners: dict[PeerId, Joiner] = {}
+        self._failures: dict[PeerId, _Failures] = {}
+        self._number = 0
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._joiners
+
+    def __iter__(self) -> Iterator[Joiner]:
+        return iter(list(self._joiners.values()))
+
+    def __len__(self) -> int:
+        return len(self._joiners)
+
+    def get(self, peer: PeerId) -> Joiner | None:
+        """The peer's present attempt."""
+        return self._joiners.get(peer)
+
+    def begin(self, replica: Replica, now_s: float) -> Joiner:
+        """The peer shall join the stage; an earlier attempt is forgotten."""
+        self._number += 1
+        joiner = self._joiners[replica.peer] = Joiner(replica, self._number, now_s)
+        return joiner
+
+    def reported(self, peer: PeerId, event: Loaded) -> bool:
+        """The peer's state is complete; False if that is news of an earlier attempt, or was answered already.
+
+        With a new session a peer repeats what it knows of no answer to; the versions that it reports only rise.
+        """
+        joiner = self._joiners.get(peer)
+        if joiner is None or event.join != joiner.number or event.version <= joiner.answered_version:
+            return False
+        joiner.report = event
+        return True
+
+    def answer(self, joiner: Joiner) -> None:
+        """What was reported is of no use any more."""
+        assert joiner.report is not None
+        joiner.answered_version = joiner.report.version
+        joiner.report = None
+        joiner.answered += 1
+
+    def admitted(self, peer: PeerId) -> Joiner:
+        """The peer is a replica now."""
+        self._failures.pop(peer, None)
+        return self._joiners.pop(peer)
+
+    def forget(self, peer: PeerId) -> Joiner | None:
+        """The peer is gone, or was taken out."""
+        return self._joiners.pop(peer, None)
+
+    def failed(self, peer: PeerId, reason: str, now_s: float) -> None:
+        """The peer could not join: not again for a while."""
+        self.forget(peer)
+        count = self._failures[peer].count + 1 if peer in self._failures else 1
+        pause_s = min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(count - 1, 10))
+        self._failures[peer] = _Failures(count, now_s + pause_s, reason)
+
+    def barred(self, peer: PeerId, now_s: float) -> str:
+        """Why the peer may not try now; empty if it may."""
+        failures = self._failures.get(peer)
+        if failures is None or failures.until_s <= now_s:
+            return ""
+        return f"it could not join ({failures.reason}); again in {failures.until_s - now_s:.0f} s"
+
+
+def choose_donors(candidates: Sequence[Hop], rng: Random) -> tuple[Hop, ...]:
+    """Whom a joiner may ask: all, or a random few of many."""
+    return tuple(candidates if len(candidates) <= DONORS_MAX else rng.sample(list(candidates), DONORS_MAX))

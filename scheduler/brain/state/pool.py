@@ -1,0 +1,178 @@
+"""Who serves which stage of a job, who of them is trusted with work, and who takes part in what.
+
+    add ──▶ TRUSTED ──silent──▶ SUSPECT ──heard──▶ TRUSTED        a suspect gets no new work, and is a member still
+               └──session broke──▶ DETACHED ──Hello──▶ TRUSTED    nothing is believed before it said what it holds
+                                      any of them ──remove──▶ gone: what it held is void, until it joins anew
+
+One record per replica: what is known of it goes with it. Who leaves is in `leaves`; whoever leaves gets no new work
+either, and is no member of the steps that begin after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf, nan
+
+from scheduler.brain.state.leaves import Leaves
+from swarm.messages import Loaded
+from swarm.types import Hop, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A peer that serves a stage of this job."""
+
+    peer: PeerId
+    incarnation: int
+    address: str
+    stage: int
+    device: str = ""  # as the peer names it
+    pinned: bool = False  # to its stage
+
+
+class Trust(StrEnum):
+    """Whether a replica may be given work."""
+
+    TRUSTED = "trusted"
+    SUSPECT = "suspect"
+    DETACHED = "detached"  # a suspect without a session
+
+
+@dataclass(slots=True)
+class Standing:
+    """What is known of one replica."""
+
+    replica: Replica
+    trust: Trust = Trust.TRUSTED
+    loaded: Loaded | None = None
+    since: int = 0  # version with which it was admitted: it has no older records
+    joined_s: float = -inf
+    leans: bool = False  # it joined, and others hold what it needs for a commit that it has yet to make
+    asked_s: float = nan  # when it was asked to leave
+
+    @property
+    def is_suspect(self) -> bool:
+        """Gets no new work until it is heard again."""
+        return self.trust is not Trust.TRUSTED
+
+
+class Pool:
+    """The replicas of one job."""
+
+    def __init__(self, stages: int) -> None:
+        self.leaves = Leaves()
+        self.by_stage: list[list[PeerId]] = [[] for _ in range(stages)]
+        self._standings: dict[PeerId, Standing] = {}  # of those that are not gone, in the order in which they came
+        self._gone: set[PeerId] = set()
+
+    # Who is there ------------------------------------------------------------------------------------------------
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._standings
+
+    def __iter__(self) -> Iterator[PeerId]:
+        return iter(self._standings)
+
+    def __len__(self) -> int:
+        return len(self._standings)
+
+    def __getitem__(self, peer: PeerId) -> Standing:
+        return self._standings[peer]
+
+    def replicas(self) -> list[Replica]:
+        """All replicas in the order in which they came."""
+        return [standing.replica for standing in self._standings.values()]
+
+    def standings(self) -> list[Standing]:
+        """What is known of each, in the same order."""
+        return list(self._standings.values())
+
+    def replica(self, peer: PeerId) -> Replica:
+        """Its place and address."""
+        return self._standings[peer].replica
+
+    def stage_of(self, peer: PeerId) -> int:
+        """The stage that the peer serves."""
+        return self._standings[peer].replica.stage
+
+    def name(self, peer: PeerId) -> str:
+        """The replica for a person."""
+        return f"stage server {peer} (stage {self.stage_of(peer)})"
+
+    def empty_stages(self) -> list[int]:
+        """Stages without a replica."""
+        return [stage for stage, peers in enumerate(self.by_stage) if not peers]
+
+    def was_lost(self, peer: PeerId) -> bool:
+        """Whether the peer was a replica, is gone, and has not joined since."""
+        return peer in self._gone
+
+    # Coming and going --------------------------------------------------------------------------------------------
+
+    def add(self, replica: Replica) -> None:
+        """The peer serves its stage from now on."""
+        self._standings[replica.peer] = Standing(replica)
+        self.by_stage[replica.stage].append(replica.peer)
+
+    def remove(self, peer: PeerId) -> Replica:
+        """The peer is no replica any more."""
+        replica = self._standings.pop(peer).replica
+        self.by_stage[replica.stage].remove(peer)
+        self._gone.add(peer)
+        return replica
+
+    def joined(self, replica: Replica, report: Loaded, now_s: float) -> None:
+        """The peer fetched what its stage holds, so what it lost once is of no account."""
+        self.add(replica)
+        self._gone.discard(replica.peer)
+        standing = self._standings[replica.peer]
+        standing.loaded, standing.joined_s, standing.leans = report, now_s, True
+
+    def sort(self) -> None:
+        """Order the replicas of each stage by peer id, so that ties do not depend on who came first."""
+        for peers in self.by_stage:
+            peers.sort()
+
+    # Trust and leaving -------------------------------------------------------------------------------------------
+
+    def is_suspect(self, peer: PeerId) -> bool:
+        """Gets no new work until it is heard again."""
+        return self._standings[peer].is_suspect
+
+    def suspects(self) -> list[PeerId]:
+        """All suspects."""
+        return [peer for peer, standing in self._standings.items() if standing.is_suspect]
+
+    def may_work(self, peer: PeerId) -> bool:
+        """Whether the replica may be given new work."""
+        return not self._standings[peer].is_suspect and peer not in self.leaves
+
+    def members(self, step: int) -> list[PeerId]:
+        """Replicas that average and commit the step."""
+        return [peer for peer in self._standings if self.leaves.takes_part(peer, step)]
+
+    def spare(self) -> set[PeerId]:
+        """Replicas whose stage has another one that may work."""
+        return {
+            peer
+            for peers in self.by_stage
+            for peer in peers
+            if any(other != peer and self.may_work(other) for other in peers)
+        }
+
+    def donors(self, stage: int, step: int, but: PeerId) -> list[Hop]:
+        """Replicas other than `but` that have the stage's state and, from `step` on, its records."""
+        standings = [self._standings[peer] for peer in self.by_stage[stage] if peer != but]
+        able = [
+            one.replica
+            for one in standings
+            if not one.is_suspect and one.since <= step and self.leaves.takes_part(one.replica.peer, step)
+        ]
+        return [Hop(one.peer, one.incarnation, 0, one.address) for one in able]
+
+    def validate(self) -> None:
+        """Assert that each replica is in its stage, and nobody else is."""
+        assert all(peer in self.by_stage[standing.replica.stage] for peer, standing in self._standings.items())
+        assert sum(map(len, self.by_stage)) == len(self._standings)

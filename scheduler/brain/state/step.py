@@ -1,0 +1,154 @@
+"""The life of one optimizer step, and what may overlap.
+
+      FEEDING ──full──▶ AVERAGING ──averaged──▶ DECIDED ──written──▶ WRITING ──durable──▶ COMMITTING ──agreed──▶ DONE
+         │  ▲               │                     │  ▲
+         │  └───reopened────┴─────────────────────┘  │   from DECIDED: nobody of a stage is left who holds the average
+         └──────────────── not finite ───────────────┘   skip: no rounds, no change
+
+Up to DECIDED everything can be done again; the durable row makes the step a fact. Two steps overlap in their ends only:
+a step opens once the commit of step t - 1 - staleness was sent, and its row is not written before that of step t - 1 is
+durable and the replicas agree on the commit of step t - 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from scheduler.brain.commit.slices import Troubles
+from swarm.messages import Averaged, Committed, Member
+from swarm.types import PeerId, Round, UnitName
+
+
+class Phase(StrEnum):
+    """Where a step stands."""
+
+    FEEDING = "feeding"
+    AVERAGING = "averaging"
+    DECIDED = "decided"
+    WRITING = "writing"
+    COMMITTING = "committing"
+    DONE = "done"
+
+
+class Turn(StrEnum):
+    """What moves a step on."""
+
+    FULL = "full"
+    NOT_FINITE = "not finite"
+    REOPENED = "reopened"
+    AVERAGED = "averaged"
+    WRITTEN = "row handed to the store"
+    DURABLE = "row durable"
+    AGREED = "all replicas agree"
+
+
+TRANSITIONS: dict[tuple[Phase, Turn], Phase] = {
+    (Phase.FEEDING, Turn.FULL): Phase.AVERAGING,
+    (Phase.FEEDING, Turn.NOT_FINITE): Phase.DECIDED,
+    (Phase.AVERAGING, Turn.REOPENED): Phase.FEEDING,
+    (Phase.AVERAGING, Turn.AVERAGED): Phase.DECIDED,
+    (Phase.DECIDED, Turn.REOPENED): Phase.FEEDING,
+    (Phase.DECIDED, Turn.WRITTEN): Phase.WRITING,
+    (Phase.WRITING, Turn.DURABLE): Phase.COMMITTING,
+    (Phase.COMMITTING, Turn.AGREED): Phase.DONE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRow:
+    """The durable record of a step; `loss` is the mean in nats per token (nan if a loss was not finite)."""
+
+    timeline: int
+    step: int
+    rounds: Mapping[UnitName, Round]  # empty if skip
+    loss: float
+    norm: float  # before clipping; 0 if skip
+    scale: float
+    learning_rate: float
+    skip: bool
+    tokens: int
+
+
+@dataclass(slots=True)
+class UnitAveraging:
+    """The present round of one unit."""
+
+    round: Round
+    members: tuple[Member, ...]
+    reports: dict[PeerId, Averaged] = field(default_factory=dict)
+    lost: set[PeerId] = field(default_factory=set)  # members that left the job since, though they may be back
+
+    @property
+    def is_complete(self) -> bool:
+        """All members hold the averaged gradient."""
+        return len(self.reports) == len(self.members)
+
+    def is_member(self, peer: PeerId) -> bool:
+        """Whether the peer takes part."""
+        return any(member.peer == peer for member in self.members)
+
+    def is_held_by(self, peer: PeerId) -> bool:
+        """Whether the peer took part, and has not lost since what it had then."""
+        return self.is_member(peer) and peer not in self.lost
+
+    def missing(self) -> list[PeerId]:
+        """Members that have not reported."""
+        return [member.peer for member in self.members if member.peer not in self.reports]
+
+
+@dataclass(slots=True)
+class StepRun:
+    """One step between its first microbatch and the agreement on its commit."""
+
+    step: int
+    phase: Phase = Phase.FEEDING
+    skip: bool = False
+    rounds: dict[UnitName, UnitAveraging] = field(default_factory=dict)
+    troubles: dict[UnitName, Troubles] = field(default_factory=dict)  # failed rounds, since the set last changed
+    digests: dict[PeerId, str] = field(default_factory=dict)  # of the sets that the rounds average
+    row: CommitRow | None = None  # once decided
+    commits: dict[PeerId, Committed] = field(default_factory=dict)
+    history: list[str] = field(default_factory=list)
+
+    def turn(self, turn: Turn, cause: str = "") -> None:
+        """Move on; an illegal turn is a programming error and changes nothing."""
+        after = TRANSITIONS.get((self.phase, turn))
+        assert after is not None, f"step {self.step} is {self.phase}: it cannot turn on '{turn}'"
+        self.phase = after
+        self.history.append(f"{turn}: {after}" + (f" ({cause})" if cause else ""))
+        if turn is Turn.REOPENED:
+            self.rounds.clear()
+            self.troubles.clear()
+        if turn is Turn.NOT_FINITE:
+            self.skip = True
+
+    @property
+    def is_averaged(self) -> bool:
+        """Every unit's round is complete."""
+        return self.phase is Phase.AVERAGING and all(one.is_complete for one in self.rounds.values())
+
+    @property
+    def can_be_redone(self) -> bool:
+        """Contributions may still be void: no row of this step was handed to the store."""
+        return self.phase in (Phase.FEEDING, Phase.AVERAGING)
+
+
+def version_needed(step: int, staleness: int) -> int:
+    """The weights that the microbatches of a step use: its own, or one older, never below 0."""
+    return max(0, step - staleness)
+
+
+def may_open(step: int, *, steps: int, commits_sent: int, staleness: int) -> bool:
+    """Whether microbatches of the step may be fed; `commits_sent` counts the steps whose Commit was sent."""
+    return step < steps and version_needed(step, staleness) <= commits_sent
+
+
+def may_write(step: int, *, commits_sent: int, agreed: int) -> bool:
+    """Whether the step's row may be written: rows come in order, one at a time.
+
+    `agreed` counts the steps on whose commit all replicas agree; a divergence must not be two commits old when it
+    shows.
+    """
+    return step == commits_sent and step - 2 < agreed

@@ -1,0 +1,190 @@
+"""The flow that hands idle peers to jobs; handing.py decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sized
+from contextlib import suppress
+from itertools import takewhile
+
+from scheduler.brain.explain.facts import WAITING_STATES, IdlePeer
+from scheduler.brain.fleet.allocation import Running, Waiting, hand_out, start_with
+from scheduler.brain.fleet.membership import Membership, Peer
+from scheduler.brain.fleet.memory_split import needs
+from scheduler.brain.fleet.placement import Candidate
+from scheduler.brain.job import Replica
+from scheduler.brain.stall import waiting
+from scheduler.jobs.driver import JobDriver
+from scheduler.jobs.job import Job, now_s, split_of
+from scheduler.jobs.peers import Peers
+from scheduler.jobs.registry import JobBook
+from scheduler.jobs.runner import Runs
+from scheduler.storage.job_files import JobFiles
+from swarm.errors import SwarmError
+from swarm.messages import Hello
+from swarm.types import Decision, JobId, JobState, PeerId, PeerState
+
+# A job takes the peers that are there when it starts: wait until nobody new has come for this long.
+SETTLE_S = 2.0
+SETTLE_S_MAX = 10.0  # where peers come and go all the time
+LOOK_AGAIN_S = 5.0  # for a place for idle peers: one that failed to join may try again
+
+
+class Assigning:
+    """Starts jobs that wait and lets idle peers join those at work."""
+
+    def __init__(
+        self, book: JobBook, peers: Peers, membership: Membership, files: JobFiles, runs: Runs, settle_s: float
+    ) -> None:
+        self._book = book
+        self._peers = peers
+        self._membership = membership
+        self._files = files
+        self._runs = runs
+        self._settle_s = settle_s
+        self._unused: Mapping[PeerId, Mapping[JobId, str]] = {}  # why no job at work took an idle peer
+
+    async def run(self) -> None:
+        """Start queued jobs, oldest first, whenever there are peers for one; for ever."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._look_again_s()):
+                    await self._peers.wake.wait()
+            self._peers.wake.clear()
+            if self._book.waiting():
+                # Peers that come meanwhile make it longer; a moment without news has no event to wait for.
+                until_s = now_s() + SETTLE_S_MAX
+                while (wait_s := min(self._peers.changed_s + self._settle_s, until_s) - now_s()) > 0:  # noqa: ASYNC110
+                    await asyncio.sleep(wait_s)
+                for job in self._book.waiting():
+                    await self._try_to_start(job)
+            self._hand_out_idle()
+
+    def idle(self) -> list[IdlePeer]:
+        """Peers without work, and why no job at work uses them."""
+        return [
+            IdlePeer(known.hello.peer, known.hello.memory_bytes, self._unused.get(known.hello.peer, {}))
+            for known in self._membership.idle_peers()
+        ]
+
+    def _look_again_s(self) -> float | None:
+        """How long nothing can become possible without news; None: for ever."""
+        pauses_s = [job.tries_again_s - now_s() for job in self._book.waiting()]
+        idle_s = [LOOK_AGAIN_S] if self._membership.idle_peers() else []
+        return min((one for one in pauses_s + idle_s if one > 0.0), default=None)
+
+    def _waiting(self, job: Job, peers: int) -> Waiting:
+        """The job as `handing` sees it, where so many peers are there for it."""
+        return Waiting(
+            job.record.id,
+            needs(job.spec, split_of(job.spec), peers),
+            job.spec.limits.min_replicas,
+            now_s() - job.waits_since_s,
+            looks=_looks(job),
+        )
+
+    def _running(self, job: Job, driver: JobDriver) -> Running:
+        here = [peer for peer in self._membership.peers() if peer.job == job.record.id]
+        staying = Counter(peer.stage for peer in here if not peer.leaving)
+        # Its brain hears of them one after the other, and not before the hand-out is over.
+        loading = {peer.hello.peer: peer.stage for peer in here if peer.state is PeerState.LOADING}
+
+        def where(peer: Candidate, stages: Collection[int], coming: Mapping[PeerId, int]) -> Decision[int]:
+            sent = {**loading, **coming}
+            return driver.brain.where_to_join(peer.peer, peer.pinned_stage, stages, now_s(), sent)
+
+        split = split_of(job.spec)
+        return Running(
+            job.record.id,
+            needs(job.spec, split, 1 + sum(map(len, job.stages.values()))),
+            job.spec.limits.min_replicas,
+            tuple(staying[stage] for stage in range(len(split))),
+            job.at_start,
+            where,
+        )
+
+    def _hand_out_idle(self) -> None:
+        """Let idle peers join jobs at work."""
+        idle = _candidates(self._membership.idle_peers())
+        if not idle:
+            return
+        known = self._membership.peers()
+        present = _candidates(one for one in known if one.state is not PeerState.GONE and not one.leaving)
+        handed = hand_out(
+            idle,
+            present,
+            [self._waiting(job, len(present)) for job in self._book.waiting()],
+            [self._running(job, job.driver) for job in self._book.at_work() if job.driver is not None],
+            self._peers.reservations.now(now_s()),
+        )
+        self._unused = handed.unused
+        for join in handed.joins:
+            job, peer = self._book.get(join.job), self._membership.get(join.peer)
+            assert peer is not None
+            assert job is not None
+            assert job.driver is not None
+            self._peers.assign(job, join.peer, join.stage)
+            self._book.say(job, "info", f"{join.peer} is to join: {join.reason}")
+            job.driver.join(_replica(peer.hello, join.stage))
+
+    async def _try_to_start(self, job: Job) -> None:
+        if job.record.state not in WAITING_STATES:
+            return  # it was cancelled or paused while another one's state was written
+        stalled = job.record.state is JobState.STALLED
+        if _looks(job) or (stalled and now_s() < job.tries_again_s):
+            return
+        idle = {peer.hello.peer: peer for peer in self._membership.idle_peers()}
+        older = takewhile(lambda one: one is not job, self._book.waiting())
+        decision = start_with(
+            self._waiting(job, len(idle)),
+            [self._waiting(one, len(idle)) for one in older if _looks(one)],  # others have had their turn
+            _candidates(idle.values()),
+            self._peers.reservations.now(now_s()),
+        )
+        if decision.plan is None:
+            state = JobState.STALLED if stalled else JobState.PLACING
+            reason = waiting(job.gone_back, decision.reason) if stalled else decision.reason
+            if (job.record.state, job.record.reason) != (state, reason):
+                await self._book.enter(job, state, reason)
+            return
+        try:
+            batches = self._files.batches(job.spec, job.record.tokens)
+        except SwarmError as error:
+            await self._book.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
+            return
+        replicas = [_replica(idle[peer].hello, stage) for peer, stage in decision.plan.items()]
+        # No await until the driver is there: whoever cancels or leaves from now on reaches it.
+        for replica in replicas:
+            self._peers.assign(job, replica.peer, replica.stage)
+            job.stages.setdefault(replica.stage, []).append(replica.peer)
+        self._runs.begin(job, batches, replicas)
+        job.gone_back = ""
+        self._book.say(job, "info", f"placed: {_describe(job.stages)}")
+        peers = {replica.peer: replica.stage for replica in replicas}
+        told = f"{_count(replicas, 'peer')} for {_count(job.stages, 'stage')}"
+        await self._book.enter(job, JobState.LOADING, told, peers=peers, hint="")
+
+
+def _looks(job: Job) -> bool:
+    """Whether a stalled job does not know yet where it goes on."""
+    return job.record.state is JobState.STALLED and not job.gone_back
+
+
+def _candidates(peers: Iterable[Peer]) -> list[Candidate]:
+    return [
+        Candidate(one.hello.peer, one.hello.pinned_stage, memory_bytes=one.hello.memory_bytes)
+        for one in sorted(peers, key=lambda one: one.hello.peer)
+    ]
+
+
+def _replica(hello: Hello, stage: int) -> Replica:
+    return Replica(hello.peer, hello.incarnation, hello.address, stage, hello.device, hello.pinned_stage >= 0)
+
+
+def _count(things: Sized, name: str) -> str:
+    return f"{len(things)} {name}" + ("" if len(things) == 1 else "s")
+
+
+def _describe(stages: dict[int, list[PeerId]]) -> str:
+    return "; ".join(f"stage {stage}: {', '.join(peers)}" for stage, peers in sorted(stages.items()))

@@ -1,0 +1,98 @@
+"""A job, how far it is, and what everybody asks of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from scheduler.brain.job import CommitRow
+from scheduler.brain.stall import Stalls
+from scheduler.jobs.driver import JobDriver
+from scheduler.storage.checkpoint_sink import JobCheckpoints
+from scheduler.storage.database import JobRecord
+from swarm.checkpoint.writer import Checkpoint
+from swarm.job.spec import JobSpec
+from swarm.types import PeerId
+
+# Speed is shown over about this many steps.
+SPEED_STEPS = 8
+
+
+class Announcer(Protocol):
+    """Tells followers on the broker; a hint that may get lost."""
+
+    def job_changed(self, record: JobRecord, progress: Progress) -> None: ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a job is, from its commit rows."""
+
+    steps_done: int = 0
+    tokens: int = 0
+    loss: float = math.nan
+    norm: float = 0.0
+    learning_rate: float = 0.0
+    step_s: float = math.nan  # smoothed
+    tokens_per_s: float = 0.0
+    eta_s: float = math.nan
+    evaluation_loss: float = math.nan
+    evaluation_step: int = 0  # steps after which it was measured; 0 = never
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Take in a row of the database."""
+        self.steps_done = row["step"] + 1
+        self.tokens += row["tokens"]
+        self.loss = math.nan if row["loss"] is None else row["loss"]
+        self.norm, self.learning_rate = row["norm"], row["learning_rate"]
+
+    def committed(self, row: CommitRow, step_s: float, steps: int) -> None:
+        """Take in a commit that came `step_s` after the one before."""
+        first = math.isnan(self.step_s)
+        self.step_s = step_s if first else self.step_s + (step_s - self.step_s) / SPEED_STEPS
+        self.steps_done = row.step + 1
+        self.tokens += row.tokens
+        self.loss, self.norm, self.learning_rate = row.loss, row.norm, row.learning_rate
+        self.tokens_per_s = row.tokens / self.step_s if self.step_s else 0.0
+        self.eta_s = (steps - self.steps_done) * self.step_s
+
+
+@dataclass(slots=True)
+class Job:
+    """A job and what is known of it now."""
+
+    record: JobRecord
+    spec: JobSpec
+    progress: Progress = field(default_factory=Progress)
+    driver: JobDriver | None = None
+    keeper: JobCheckpoints | None = None
+    start: Checkpoint | None = None  # what the present timeline starts from
+    newest: Checkpoint | None = None
+    gone_back: str = ""  # what a stalled job lost and where it goes on, once it is ready to be placed
+    stages: dict[int, list[PeerId]] = field(default_factory=dict)
+    stalls: Stalls = field(default_factory=Stalls)
+    tries_again_s: float = 0.0  # a stalled job
+    at_start: int = 0  # replicas with which it began to work
+    waits_since_s: float = 0.0  # for peers
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def split_of(spec: JobSpec) -> tuple[int, ...]:
+    """Decoder layers of each stage of an accepted job."""
+    assert spec.pipeline.split != "auto", "resolved at submit"
+    return spec.pipeline.split
+
+
+def again(job: Job) -> str:
+    """How to go on after a failure, if there is a checkpoint."""
+    if job.newest is None:
+        return ""
+    return f"go on from step {job.newest.step} with: swarm resume {job.record.id}"
+
+
+def now_s() -> float:
+    """The event loop's clock."""
+    return asyncio.get_running_loop().time()

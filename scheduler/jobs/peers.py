@@ -1,0 +1,135 @@
+"""The stage servers, as jobs have them: every change of a peer goes to its job, to metrics and to whoever hands out.
+
+Membership (pure) says what a change is; here is what follows from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from scheduler.brain.fleet.allocation import Reservations
+from scheduler.brain.fleet.membership import Membership, Transition
+from scheduler.jobs.job import Job, now_s, split_of
+from scheduler.jobs.registry import JobBook
+from swarm.messages import Command, Release, Route
+from swarm.process.logs import Logger
+from swarm.process.metrics import SchedulerMetrics
+from swarm.types import PeerId, PeerState
+
+
+class Peers:
+    """What jobs do with peers, and peers with jobs."""
+
+    def __init__(
+        self,
+        book: JobBook,
+        membership: Membership,
+        send: Callable[[PeerId, Command], None],
+        metrics: SchedulerMetrics,
+        tasks: asyncio.TaskGroup,
+        log: Logger,
+    ) -> None:
+        self._book = book
+        self._membership = membership
+        self._send = send
+        self._metrics = metrics
+        self._tasks = tasks
+        self._log = log
+        self.wake = asyncio.Event()  # something may be handed out
+        self.changed_s = -math.inf  # when a peer last changed
+        self.reservations = Reservations()
+        self.is_stopping = False
+
+    def stop(self) -> None:
+        """The scheduler ends: what becomes of peers means nothing from here on."""
+        self.is_stopping = True
+
+    def assign(self, job: Job, peer: PeerId, stage: int) -> None:
+        """The idle peer loads a stage of the job; NotAllowed."""
+        self.reservations.end(peer)
+        self._tell(self._membership.assign(peer, job.record.id, stage, now_s()))
+
+    def adopt(self, job: Job, peer: PeerId, stage: int) -> None:
+        """The idle peer goes on with the stage that it holds."""
+        self._tell(self._membership.adopt(peer, job.record.id, stage, now_s()))
+        self.has(job, peer, stage)
+
+    def serving(self, peer: PeerId) -> None:
+        """The peer has all that its stage has."""
+        self._tell(self._membership.serving(peer, now_s()))
+
+    def leave(self, peer: PeerId, reason: str) -> None:
+        """Let the peer hand its work over, and give it none any more."""
+        self._tell(self._membership.leaving(peer, now_s(), reason))
+
+    def release(self, job: Job, peer: PeerId, reason: str) -> None:
+        """The peer was told that it is free; one that serves another job by now is not concerned."""
+        known = self._membership.get(peer)
+        if known is None or known.job != job.record.id:
+            return
+        self._tell(self._membership.release(peer, now_s(), reason))
+        if job.driver is not None and not job.driver.brain.is_over:
+            self.has(job, peer, None)
+
+    def release_all(self, job: Job, reason: str) -> None:
+        """Let go of all that the job has."""
+        self.reservations.end_of(job.record.id)
+        for known in self._membership.peers():
+            if known.job == job.record.id:
+                self._send(known.hello.peer, Release(job.record.id, reason))
+                self.release(job, known.hello.peer, reason)
+
+    def has(self, job: Job, peer: PeerId, stage: int | None) -> None:
+        """The job has the peer at a stage, or (None) no longer: a restarted scheduler must know."""
+        for pool in job.stages.values():
+            if peer in pool:
+                pool.remove(peer)
+        if stage is not None:
+            job.stages.setdefault(stage, []).append(peer)
+        peers = {peer: stage for stage, pool in job.stages.items() for peer in pool}
+        if peers != job.record.peers:
+            job.record = replace(job.record, peers=peers)
+            self._tasks.create_task(self._book.put(job))
+
+    def on_transition(self, transition: Transition) -> None:
+        """A peer changed state."""
+        if self.is_stopping:
+            return
+        self.changed_s = now_s()
+        self.wake.set()
+        self._log.info(
+            "peer changed state", peer=transition.peer, state=transition.after.value, reason=transition.reason
+        )
+        self._count_peers()
+        job = self._book.get(transition.job)
+        if job is not None and job.driver is not None:
+            job.driver.on_transition(transition)
+            if transition.after is PeerState.GONE:
+                self.has(job, transition.peer, None)
+        if transition.after in (PeerState.GONE, PeerState.DRAINING):
+            self.reservations.end(transition.peer)
+
+    def send(self, peer: PeerId, command: Command) -> None:
+        """Send a command, and count the routes."""
+        if isinstance(command, Route):
+            for stage, hop in enumerate(command.hops):
+                if hop.peer == peer:
+                    self._metrics.route_decided(stage, peer)
+        self._send(peer, command)
+
+    def _count_peers(self) -> None:
+        counts: dict[tuple[str, int | None, str], int] = {}
+        for peer in self._membership.peers():
+            key = (peer.job, peer.stage if peer.job else None, peer.state.value)
+            counts[key] = counts.get(key, 0) + 1
+        stages: dict[str, int] = {
+            job.record.id: len(split_of(job.spec)) for job in self._book.all() if job.driver is not None
+        }
+        self._metrics.peers(counts, stages)
+
+    def _tell(self, transitions: Iterable[Transition]) -> None:
+        for transition in transitions:
+            self.on_transition(transition)

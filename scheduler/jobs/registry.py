@@ -1,0 +1,123 @@
+"""The jobs of one scheduler, by name, and the one door through which their state changes.
+
+A change of state counts at once; then it is written to the database, and told to watchers, metrics and the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scheduler.brain.explain.facts import WAITING_STATES
+from scheduler.jobs.job import Announcer, Job, now_s
+from scheduler.storage.database import Store, StoreRejected, StoreUnavailable, patiently
+from scheduler.storage.job_log import JobLogs, LogLine
+from swarm.errors import NotFound
+from swarm.process.logs import Logger
+from swarm.process.metrics import SchedulerMetrics
+from swarm.types import JobId, JobState
+
+REASON_CHARACTERS_MAX = 4000
+# How long a change of state waits for a database that takes no writes.
+STATE_PATIENCE_S = 10.0
+
+
+class JobBook:
+    """All jobs that are known."""
+
+    def __init__(
+        self,
+        store: Store,
+        logs: Path,
+        announcer: Announcer,
+        metrics: SchedulerMetrics,
+        wall_s: Callable[[], float],
+        log: Logger,
+    ) -> None:
+        self._store = store
+        self._announcer = announcer
+        self._metrics = metrics
+        self._wall_s = wall_s
+        self._log = log
+        self._jobs: dict[JobId, Job] = {}
+        self.logs = JobLogs(logs)
+
+    def add(self, job: Job) -> None:
+        """A job that was submitted, or read from the database."""
+        self._jobs[job.record.id] = job
+
+    def get(self, job: JobId) -> Job | None:
+        """The job with this id."""
+        return self._jobs.get(job)
+
+    def all(self) -> list[Job]:
+        """All jobs, newest first."""
+        return sorted(self._jobs.values(), key=lambda job: job.record.created_unix_s, reverse=True)
+
+    def find(self, reference: str) -> Job:
+        """The job with this id, else the newest with this name, else the only one whose id begins so; NotFound."""
+        if (exact := self._jobs.get(JobId(reference))) is not None:
+            return exact
+        jobs = self.all()
+        named = [job for job in jobs if job.record.name == reference]
+        if named:
+            return named[0]
+        begins = [job for job in jobs if job.record.id.startswith(reference)] if reference else []
+        if len(begins) == 1:
+            return begins[0]
+        if begins:
+            ids = ", ".join(job.record.id for job in begins[:5])
+            raise NotFound(f'"{reference}" fits several jobs: {ids}', hint="give more of the id")
+        raise NotFound(f'there is no job "{reference}"', hint="list them with: swarm ls -a")
+
+    def waiting(self) -> list[Job]:
+        """Jobs that want peers, the oldest first."""
+        return [job for job in reversed(self.all()) if job.record.state in WAITING_STATES]
+
+    def at_work(self) -> list[Job]:
+        """Jobs that train, the oldest first."""
+        return [job for job in reversed(self.all()) if job.record.state is JobState.RUNNING]
+
+    async def enter(self, job: Job, state: JobState, reason: str, **changes: Any) -> None:
+        """The job is in that state from now on."""
+        record = job.record.entered(state, reason[:REASON_CHARACTERS_MAX], self._wall_s(), **changes)
+        if state in WAITING_STATES and job.record.state not in WAITING_STATES:
+            job.waits_since_s = now_s()
+        job.record = record  # shown at once: nobody may act on the old state while the row is written
+        await self.put(job)
+        self.say(job, "error" if state is JobState.FAILED else "info", f"job is {state.value}: {reason}")
+        self.changed(job)
+        if state.is_final:
+            self.logs.close(record.id)
+
+    async def put(self, job: Job) -> None:
+        """Write the job's record, if the database takes it."""
+
+        async def put() -> None:
+            await self._store.put_job(job.record)  # the newest: writes may be late
+
+        try:
+            await patiently(put, patience_s=STATE_PATIENCE_S)
+        except (StoreUnavailable, StoreRejected) as error:
+            # Commits are what must be durable; a state that is only in memory is better than a scheduler that ends.
+            record = job.record
+            self._log.error("state of job not stored", job_id=record.id, state=record.state.value, reason=error.message)
+
+    def changed(self, job: Job) -> None:
+        """Show the job as it is now."""
+        job.changed.set()
+        job.changed = asyncio.Event()
+        self._metrics.job_state(job.record.id, job.record.state)
+        if job.driver is not None:
+            brain = job.driver.brain
+            self._metrics.in_flight(job.record.id, brain.in_flight)
+            self._metrics.ledger_violations(job.record.id, brain.violations)
+            self._metrics.recovery(job.record.id, brain.replayed_by_stage, brain.reroutes, brain.duplicates)
+        self._announcer.job_changed(job.record, job.progress)
+
+    def say(self, job: Job, level: str, text: str) -> None:
+        """A line for the job's log and ours."""
+        getattr(self._log, level)(text, job_id=job.record.id)
+        self.logs.append(job.record.id, LogLine(self._wall_s(), level, "", -1, text))

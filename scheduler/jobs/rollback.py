@@ -1,0 +1,81 @@
+"""How a job that lost a stage, or stood still, goes back to where it can go on, as stalling.py decides."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scheduler.brain.stall import Way, going_on, lost_in, pause_s, pausing, resume_hint, seeking, stalled_hint, way_on
+from scheduler.jobs.driver import SAVED
+from scheduler.jobs.job import Job, now_s
+from scheduler.jobs.peers import Peers
+from scheduler.jobs.registry import JobBook
+from scheduler.jobs.timelines import Timelines
+from scheduler.storage.checkpoint_catalog import LATEST, Keeping
+from scheduler.storage.database import Fenced, JobRecord, StoreUnavailable
+from swarm.checkpoint.storage import StorageError
+from swarm.errors import SwarmError
+from swarm.process.logs import Logger
+from swarm.types import JobState
+
+# How often a stalled job looks for checkpoints whose storage does not answer.
+CHECKPOINTS_RETRY_S = 10.0
+
+
+class GoingBack:
+    """Takes stalled jobs to a new timeline."""
+
+    def __init__(self, book: JobBook, peers: Peers, timelines: Timelines, keeping: Keeping, log: Logger) -> None:
+        self._book = book
+        self._peers = peers
+        self._timelines = timelines
+        self._keeping = keeping
+        self._log = log
+
+    async def go_back(self, job: Job) -> None:
+        """Take a stalled job to a new timeline that begins at its newest checkpoint that verifies; then it is placed.
+
+        Whoever cancels, pauses or resumes it meanwhile wins.
+        """
+        lost, timeline = lost_in(job.record.reason), job.record.timeline
+        while (record := job.record).state is JobState.STALLED and record.timeline == timeline:
+            try:
+                await self._try_to_go_back(job, record, lost)
+            except (StorageError, StoreUnavailable) as error:
+                reason = seeking(lost, str(error))
+                if job.record is record and reason != record.reason:
+                    await self._book.enter(job, JobState.STALLED, reason)
+                await asyncio.sleep(CHECKPOINTS_RETRY_S)
+            except Fenced:
+                raise
+            except Exception as error:  # such as a start that is gone, or a fault of ours: not the end of other jobs
+                if job.record is not record:
+                    continue
+                self._log.error("stalled job cannot go back", job_id=record.id, exc_info=error)
+                told = error if isinstance(error, SwarmError) else SwarmError(f"internal error: {error!r}")
+                reason, hint = f"{lost}; it cannot go back: {told.message}", told.hint or stalled_hint(record.id)
+                await self._book.enter(job, JobState.PAUSED, reason, error_code=told.code, hint=hint)
+
+    async def _try_to_go_back(self, job: Job, record: JobRecord, lost: str) -> None:
+        """NotAllowed if the job is no longer as in `record`; StorageError, StoreUnavailable: try again."""
+        found = await self._keeping.choose(record, job.spec, LATEST)
+        found_of = found.checkpoint.job if found.checkpoint is not None else None
+        way = way_on(record.id, found_of, skipped=bool(found.skipped))
+        if way is Way.BY_HAND:
+            if job.record is record:
+                reason = f"{lost}; no checkpoint of the job verifies: {found.skipped_text()}"
+                await self._book.enter(job, JobState.PAUSED, reason, hint=resume_hint(record.id, None))
+            return
+        beginning = await self._timelines.beginning(job, found, anew=way is Way.ANEW)
+        if beginning.start is not None and beginning.step >= job.spec.training.steps:
+            if job.record is record:
+                sha256 = beginning.start.weights_sha256
+                await self._book.enter(job, JobState.SUCCEEDED, SAVED, hint="", weights_sha256=sha256)
+            return
+        await self._timelines.turn_to(job, record, beginning, job.spec)
+        if beginning.skipped:
+            self._book.say(job, "warning", beginning.skipped)
+        job.gone_back = going_on(lost, beginning.step, beginning.source, beginning.skipped)
+        job.tries_again_s = now_s() + pause_s(job.stalls)
+        told, hint = pausing(job.gone_back, job.stalls), stalled_hint(record.id, job.stalls)
+        await self._book.enter(job, JobState.STALLED, told, hint=hint)
+        self._peers.wake.set()

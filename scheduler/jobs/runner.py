@@ -1,0 +1,322 @@
+"""Jobs at work: each has a driver and a keeper of checkpoints, from its placement to its end or stall."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+
+from scheduler.brain.checkpoint.schedule import DropCheckpoint, Turned
+from scheduler.brain.fleet.membership import Membership
+from scheduler.brain.job import Admitted, CommitRow, JobBrain, Left, Replica, StandsAlone
+from scheduler.brain.routing.evaluation import EvaluationRow
+from scheduler.brain.stall import resume_hint, seeking, stalled_hint
+from scheduler.brain.state.restart import Resumed
+from scheduler.brain.watchdog import Patience
+from scheduler.jobs.driver import JobDriver, Outcome
+from scheduler.jobs.job import Job, again, now_s
+from scheduler.jobs.peers import Peers
+from scheduler.jobs.registry import JobBook
+from scheduler.jobs.rollback import GoingBack
+from scheduler.jobs.settings import brain_settings
+from scheduler.storage.checkpoint_catalog import Keeping
+from scheduler.storage.checkpoint_sink import JobCheckpoints
+from scheduler.storage.database import Fenced, Store, StoreUnavailable, patiently
+from scheduler.storage.job_files import JobFiles
+from swarm.checkpoint.writer import Checkpoint, CheckpointFailed, Facts
+from swarm.data.batches import Batches
+from swarm.errors import SwarmError
+from swarm.job.schedule import perplexity
+from swarm.messages import Command, Release
+from swarm.process.logs import Logger
+from swarm.process.metrics import SchedulerMetrics
+from swarm.types import JobState, PeerId, PeerState
+
+RESUMED = "goes on after a restart of the scheduler"
+RESTARTED = "the scheduler was restarted: waits for the job's peers"
+
+
+class Runs:
+    """Starts jobs, takes them up again after a restart, and carries them to their end."""
+
+    def __init__(
+        self,
+        store: Store,
+        book: JobBook,
+        peers: Peers,
+        membership: Membership,
+        files: JobFiles,
+        keeping: Keeping,
+        back: GoingBack,
+        metrics: SchedulerMetrics,
+        tasks: asyncio.TaskGroup,
+        rng: Random,
+        wall_s: Callable[[], float],
+        log: Logger,
+        product: str,
+    ) -> None:
+        self._store = store
+        self._book = book
+        self._peers = peers
+        self._membership = membership
+        self._files = files
+        self._keeping = keeping
+        self._back = back
+        self._metrics = metrics
+        self._tasks = tasks
+        self._rng = rng
+        self._wall_s = wall_s
+        self._log = log
+        self._product = product
+
+    def begin(self, job: Job, batches: Batches, replicas: Sequence[Replica]) -> None:
+        """Let the placed job load; a stalled one has trained before."""
+        job.driver, job.at_start = self._make_driver(job, batches), len(replicas)
+        trained = job.record.state is JobState.STALLED
+        self._tasks.create_task(self._drive(job, job.driver, list(replicas), trained=trained))
+
+    async def take_up(self, job: Job, batches: Batches) -> None:
+        """Go on with a job that an earlier scheduler start left at work, once its peers are back."""
+        record = job.record
+        rows = await self._store.last_rows(record.id, record.timeline, count=2)
+        evaluated = {one.version for one in await self._store.evaluations(record.id) if one.timeline == record.timeline}
+        committed = rows[-1].step + 1 if rows else record.first_steps[-1]
+        for peer, stage in sorted(record.peers.items()):
+            job.stages.setdefault(stage, []).append(peer)
+        job.driver, job.at_start = self._make_driver(job, batches), len(record.peers)
+        if record.state is not JobState.RUNNING:  # it was told to stop
+            job.driver.stop(JobState.PAUSED if record.state is JobState.PAUSING else JobState.CANCELLED, record.reason)
+        resumed = Resumed(record.peers, committed, rows, evaluated, self._membership.grace_s)
+        self._tasks.create_task(self._drive(job, job.driver, resumed))
+        await self._book.enter(job, record.state, RESTARTED)
+
+    def _make_driver(self, job: Job, batches: Batches) -> JobDriver:
+        spec, record, training = job.spec, job.record, job.spec.training
+        settings = brain_settings(record, spec, self._store.epoch, batches, self._files.state(job).listed)
+        last_s = [now_s()]
+
+        async def until_written(what: str, write: Callable[[], Awaitable[None]]) -> None:
+            """However long that takes: the replicas keep what they have meanwhile."""
+
+            def refused(error: StoreUnavailable) -> None:
+                again = "tries again, and nothing is lost meanwhile"
+                self._book.say(job, "error", f"{what} waits for its row: {error.message}; {again}")
+
+            await patiently(write, patience_s=math.inf, refused=refused)
+
+        async def write_commit(row: CommitRow) -> None:
+            await until_written(f"step {row.step}", partial(self._store.put_commit, record.id, row, self._wall_s()))
+
+        def on_commit(row: CommitRow) -> None:
+            at_s = now_s()
+            step_s, last_s[0] = at_s - last_s[0], at_s
+            job.progress.committed(row, step_s, training.steps)
+            self._metrics.step_committed(
+                record.id,
+                step=row.step + 1,
+                time_unix_s=self._wall_s(),
+                loss=row.loss,
+                learning_rate=row.learning_rate,
+                grad_norm=row.norm,
+                tokens=row.tokens,
+                microbatches=training.microbatches,
+                skipped=row.skip,
+            )
+            if job.record.reason == RESTARTED or job.record.state is JobState.LOADING:
+                self._tasks.create_task(self._goes_on(job))
+            if row.step == training.steps - 1:
+                self._book.say(job, "info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}")
+            self._book.changed(job)
+
+        async def write_evaluation(row: EvaluationRow) -> None:
+            write = partial(self._store.put_evaluation, record.id, row, self._wall_s())
+            await until_written(f"the evaluation after step {row.version}", write)
+            job.progress.evaluation_loss, job.progress.evaluation_step = row.loss, row.version
+            self._metrics.evaluated(record.id, step=row.version, loss=row.loss)
+            found = f"loss {row.loss:.4f}, perplexity {perplexity(row.loss):.4g}"
+            self._book.say(job, "info", f"evaluation after step {row.version}: {found}")
+            self._book.changed(job)
+
+        brain = JobBrain(settings, Random(self._rng.getrandbits(64)))
+
+        def send(peer: PeerId, command: Command) -> None:
+            self._peers.send(peer, command)
+            if isinstance(command, Release):
+                self._peers.release(job, peer, command.reason)
+
+        return JobDriver(
+            brain,
+            batches,
+            send,
+            write_commit,
+            on_commit,
+            lambda level, text: self._book.say(job, level, text),
+            lambda output: self._turned(job, output),
+            write_evaluation=write_evaluation,
+            patience=Patience(spec.limits.no_progress_s, spec.limits.max_runtime_s),
+        )
+
+    async def _drive(
+        self, job: Job, driver: JobDriver, begin: list[Replica] | Resumed, *, trained: bool = False
+    ) -> None:
+        sha256 = ""
+        at_start = not trained and not isinstance(begin, Resumed)
+        try:
+            job.keeper = driver.keeper = await self._make_keeper(job, driver, at_start=at_start)
+            outcome = await driver.run(begin)
+            if outcome.state is JobState.SUCCEEDED and job.newest is not None:
+                sha256 = job.newest.weights_sha256
+        except Fenced:
+            raise
+        except SwarmError as error:
+            outcome = Outcome(JobState.FAILED, error.message, error.code, error.hint)
+        except Exception as error:  # a fault of ours ends this job, not all others
+            self._log.error("job ended by an internal error", job_id=job.record.id, exc_info=error)
+            outcome = Outcome(
+                JobState.FAILED, f"internal error: {error!r}", SwarmError.code, "see the scheduler's log; report this"
+            )
+        if outcome.state is JobState.STALLED:
+            job.stalls = job.stalls.after(
+                driver.brain.committed_steps, job.record.first_steps[-1], stood_still=bool(outcome.error_code)
+            )
+            if not job.stalls.are_too_many:
+                await self._stall(job, outcome)
+                return
+            times = f"{job.stalls.standstills} times in a row"
+            outcome = replace(outcome, state=JobState.FAILED, reason=f"{outcome.reason}; {times}")
+        if job.keeper is not None:
+            await job.keeper.close()
+        job.driver = job.keeper = None
+        self._peers.release_all(job, outcome.reason)
+        await self._book.enter(
+            job,
+            outcome.state,
+            outcome.reason,
+            error_code=outcome.error_code,
+            hint=_hint(job, outcome),
+            weights_sha256=sha256,
+        )
+        self._peers.wake.set()
+
+    async def _stall(self, job: Job, outcome: Outcome) -> None:
+        """The job lost a stage, or stands still: free its peers, and take it back to where it can go on."""
+        keeper, job.driver, job.keeper, job.stages = job.keeper, None, None, {}
+        self._peers.release_all(job, outcome.reason)
+        hint = stalled_hint(job.record.id, job.stalls)
+        await self._book.enter(job, JobState.STALLED, seeking(outcome.reason), error_code="", hint=hint, peers={})
+        if keeper is not None:
+            await keeper.close()  # a checkpoint that was handed over whole is one to go on from
+        await self._back.go_back(job)
+
+    async def _make_keeper(self, job: Job, driver: JobDriver, *, at_start: bool) -> JobCheckpoints:
+        record, spec = job.record, job.spec
+        storage = self._keeping.storage(spec, record.id)
+        keeper = JobCheckpoints(
+            storage,
+            record.id,
+            spec,
+            record.timeline,
+            await self._files.tokenizer(record.id),
+            lambda version: self._facts(job, version),
+            _CheckpointNews(job, driver, self._metrics, self._wall_s, partial(self._book.say, job), self._book.changed),
+            self._tasks,
+            self._keeping.executor,
+            protected=lambda: {one.record.start_name for one in self._book.all() if _needs_start(one, storage.where)},
+        )
+        await keeper.prepare(at_start=at_start)
+        return keeper
+
+    def _facts(self, job: Job, version: int) -> Facts:
+        return Facts(
+            job=job.record.id,
+            timeline=job.record.timeline,
+            step=version,
+            created_unix_s=self._wall_s(),
+            product=self._product,
+            loss=job.progress.loss,
+            tokens=job.progress.tokens,
+            optimizer=job.spec.checkpoint.optimizer,
+        )
+
+    def _turned(self, job: Job, output: Turned | DropCheckpoint | Admitted | StandsAlone | Left) -> None:
+        """The brain gave a checkpoint up, decided to pause, gave a pause up, took a peer in or let one go."""
+        if isinstance(output, Left):
+            if output.target is not None:
+                self._peers.reservations.reserve(output.peer, job.record.id, output.target, now_s())
+                self._metrics.rebalanced(job.record.id, output.duration_s)
+            return
+        if isinstance(output, Admitted):
+            self._peers.has(job, output.peer, output.stage)
+        elif isinstance(output, StandsAlone):
+            known = self._membership.get(output.peer)  # the output may have waited for a row
+            if known is not None and (known.job, known.hello.incarnation) == (job.record.id, output.incarnation):
+                self._peers.serving(output.peer)
+        elif isinstance(output, DropCheckpoint):
+            self._metrics.checkpoint_failed(job.record.id, output.reason)
+        else:
+            self._tasks.create_task(self._turn(job, output))
+
+    async def _turn(self, job: Job, output: Turned) -> None:
+        if job.driver is not None and job.record.state in (JobState.RUNNING, JobState.PAUSING):
+            await self._book.enter(job, output.state, output.reason)
+
+    async def _goes_on(self, job: Job) -> None:
+        """A step was committed; what a person said in the meantime stands."""
+        if job.record.reason == RESTARTED:
+            await self._book.enter(job, job.record.state, RESUMED)
+        elif job.record.state is JobState.LOADING:  # one that is to leave was never seen serving
+            await self._book.enter(job, JobState.RUNNING, "all replicas are loaded")
+
+    async def perhaps_running(self, job: Job) -> None:
+        """One of the job's replicas has loaded; if all have, it runs."""
+        peers = [self._membership.get(peer) for pool in job.stages.values() for peer in pool]
+        all_serve = all(peer is not None and peer.state is PeerState.SERVING for peer in peers)
+        if all_serve and job.record.state is JobState.LOADING:
+            await self._book.enter(job, JobState.RUNNING, f"all {len(peers)} replicas are loaded")
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckpointNews:
+    """Passes on what became of a job's checkpoints: to the brain, to metrics, to people."""
+
+    job: Job
+    driver: JobDriver
+    metrics: SchedulerMetrics
+    wall_s: Callable[[], float]
+    say: Callable[[str, str], None]
+    changed: Callable[[Job], None]
+
+    def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
+        self.job.newest = checkpoint
+        size_bytes = checkpoint.size_bytes
+        self.metrics.checkpoint_kept(
+            self.job.record.id, duration_s=duration_s, time_unix_s=self.wall_s(), size_bytes=size_bytes
+        )
+        self.say("info", f"checkpoint {checkpoint.name} is kept: {size_bytes} bytes, read back, {duration_s:.1f} s")
+        self.driver.checkpoint_written(checkpoint.step)
+        self.changed(self.job)
+
+    def failed(self, version: int, error: CheckpointFailed) -> None:
+        self.driver.checkpoint_written(version, error.reason, str(error))
+
+    def note(self, level: str, text: str) -> None:
+        self.say(level, text)
+
+    def at_work(self) -> None:
+        self.driver.made_progress()
+
+
+def _needs_start(job: Job, where: str) -> bool:
+    return job.record.start_where == where and bool(job.record.start_name) and not job.record.state.is_final
+
+
+def _hint(job: Job, outcome: Outcome) -> str:
+    if outcome.state is not JobState.FAILED and outcome.hint:  # it lost a stage
+        newest_step = job.newest.step if job.newest is not None else None
+        return f"{outcome.hint}; {resume_hint(job.record.id, newest_step)}"
+    if outcome.state is not JobState.FAILED or "swarm resume" in outcome.hint:
+        return outcome.hint
+    return "; ".join(filter(None, (outcome.hint, again(job))))

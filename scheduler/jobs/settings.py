@@ -1,0 +1,77 @@
+"""What a job's brain must know, from its record and job file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.brain.checkpoint.schedule import SavingRules
+from scheduler.brain.job import BrainSettings
+from scheduler.brain.replicas.rebalancing import RebalanceSettings
+from scheduler.brain.routing.deadlines import DeadlineSettings
+from scheduler.jobs.job import split_of
+from scheduler.storage.database import JobRecord
+from swarm.data.batches import Batches
+from swarm.job.footprint import Footprint, stage_footprint
+from swarm.job.partition import flops_per_token, unit_names
+from swarm.job.schedule import learning_rate
+from swarm.job.spec import JobSpec
+from swarm.messages import StateFile
+
+
+def brain_settings(
+    record: JobRecord, spec: JobSpec, epoch: int, batches: Batches, files: Sequence[StateFile]
+) -> BrainSettings:
+    """The settings of a job that is to work on its present timeline, from `files`."""
+    training, pipeline = spec.training, spec.pipeline
+    return BrainSettings(
+        job=record.id,
+        epoch=epoch,
+        timeline=record.timeline,
+        steps=training.steps,
+        microbatches=training.microbatches,
+        split=split_of(spec),
+        spec_json=record.spec_json,
+        staleness=pipeline.staleness,
+        max_in_flight=None if pipeline.max_in_flight == "auto" else pipeline.max_in_flight,
+        units=unit_names(len(split_of(spec)), spec.tied),
+        grad_clip_norm=training.grad_clip_norm,
+        averaging_timeout_s=spec.averaging.timeout_s,
+        fail_on_nonfinite=spec.limits.on_nonfinite == "fail",
+        learning_rate=lambda step: learning_rate(training, step),
+        tokens_of=batches.tokens_of,
+        routing=pipeline.routing,
+        eval_every_steps=training.eval_every_steps,
+        evaluation_microbatches=batches.evaluation_microbatches,
+        evaluation_tokens=batches.evaluation_tokens,
+        pause_on_nonfinite=spec.limits.on_nonfinite == "pause",
+        first_step=record.first_steps[-1],
+        files=tuple(files),
+        saving=SavingRules(spec.checkpoint.every_steps, spec.checkpoint.every_s, spec.checkpoint.optimizer),
+        recover=True,
+        work=_work(spec),
+        state_bytes=tuple(
+            _state_bytes(stage_footprint(spec, layers, stage, len(split_of(spec))))
+            for stage, layers in enumerate(split_of(spec))
+        ),
+        on_stall=spec.limits.on_stall,
+        deadlines=DeadlineSettings(pipeline.deadline_k, pipeline.deadline_min_s, pipeline.deadline_max_s),
+        rebalance=RebalanceSettings(
+            rebalance=pipeline.rebalance,
+            interval_s=pipeline.rebalance_interval_s,
+            min_gain=pipeline.rebalance_min_gain,
+            cooldown_s=pipeline.rebalance_cooldown_s,
+            min_replicas=spec.limits.min_replicas,
+        ),
+    )
+
+
+def _state_bytes(footprint: Footprint) -> int:
+    """What a peer fetches when it joins a stage."""
+    return footprint.weights + footprint.optimizer
+
+
+def _work(spec: JobSpec) -> tuple[float, ...]:
+    """What a microbatch costs at each stage, relative to the others."""
+    layer, head = flops_per_token(spec)
+    split = split_of(spec)
+    return tuple(float(layers * layer + (head if stage == len(split) - 1 else 0)) for stage, layers in enumerate(split))

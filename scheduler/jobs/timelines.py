@@ -1,0 +1,110 @@
+"""Where a job begins or goes on: from which checkpoint, on which timeline, and which rows count since then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from scheduler.brain.lineage import checkpoint_counts, resumed, row_counts
+from scheduler.jobs.job import Job, Progress
+from scheduler.jobs.registry import JobBook
+from scheduler.storage.checkpoint_catalog import Beginning, Keeping, job_and_step, same_model
+from scheduler.storage.database import JobRecord, Store
+from swarm.checkpoint.storage import MANIFEST
+from swarm.checkpoint.writer import Checkpoint, Found
+from swarm.errors import NotAllowed, NotFound
+from swarm.job.changes import check_state, check_steps
+from swarm.job.spec import JobSpec
+from swarm.messages import StateFile
+from swarm.process.metrics import SchedulerMetrics
+
+
+class Timelines:
+    """Begins the timelines of all jobs."""
+
+    def __init__(self, store: Store, book: JobBook, keeping: Keeping, metrics: SchedulerMetrics) -> None:
+        self._store = store
+        self._book = book
+        self._keeping = keeping
+        self._metrics = metrics
+
+    async def progress_of(self, record: JobRecord) -> Progress:
+        """How far the job is by the rows that count: those of timelines that were left behind do not."""
+        progress = Progress(steps_done=record.first_steps[-1])
+        for row in await self._store.commits(record.id):
+            if row_counts(row["timeline"], row["step"], record.first_steps):
+                progress.take(row)
+        for evaluation in await self._store.evaluations(record.id):
+            if checkpoint_counts(evaluation.timeline, evaluation.version, record.first_steps):
+                progress.evaluation_loss, progress.evaluation_step = evaluation.loss, evaluation.version
+        return progress
+
+    async def start_from(self, spec: JobSpec, at: int | None = None) -> Found:
+        """The checkpoint of another job that a new one starts from; InvalidConfig, NotFound, CheckpointDamaged.
+
+        `at`: the step at which it did start from it.
+        """
+        name, step = job_and_step(spec.checkpoint.resume_from)
+        step = step if at is None else f"{at}"
+        other = self._book.find(name)
+        same_model(other.spec, spec, f"job {other.record.id}")
+        found = await self._keeping.choose(other.record, other.spec, step)
+        if found.checkpoint is None:
+            raise NotFound(f"job {other.record.id} has no checkpoint to start from", hint=found.skipped_text())
+        check_state(found.checkpoint.trainer_state(), spec)
+        check_steps(spec, found.checkpoint.step)
+        return found
+
+    async def beginning(self, job: Job, found: Found, *, anew: bool) -> Beginning:
+        """Where the job goes on, with what was found or (`anew`) as it started; NotFound, CheckpointDamaged."""
+        record = job.record
+        start, skipped = (None, "") if anew else (found.checkpoint, found.skipped_text())
+        if start is None and not anew:
+            raise NotFound(
+                f"job {record.id} has no checkpoint that can be used{': ' if skipped else ''}{skipped}",
+                hint=f"begin again at step 0 with: swarm resume {record.id} --from 0",
+            )
+        if start is None and job.spec.checkpoint.resume_from and not _has_checkpoint(record.files):
+            start = (await self.start_from(job.spec, record.first_steps[0])).checkpoint
+        return Beginning(start.step if start is not None else record.first_steps[0], start, skipped)
+
+    async def turn_to(self, job: Job, record: JobRecord, beginning: Beginning, spec: JobSpec) -> None:
+        """Begin a new timeline; what came after `beginning` counts no more. The caller enters a state next.
+
+        NotAllowed, and nothing changes, if the job is no longer as in `record`.
+        """
+        start, step = beginning.start, beginning.step
+        ours = start is not None and start.job == record.id
+        first_steps = resumed(record.first_steps, start.timeline if start and ours else record.timeline, step)
+        turned = replace(
+            record,
+            timeline=record.timeline + 1,
+            spec_json=spec.model_dump_json(),
+            weights_sha256="",
+            peers={},
+            **(starting_at(start) | {"first_steps": first_steps}),
+        )
+        progress = await self.progress_of(turned)
+        newest = await self._keeping.newest(turned, spec)
+        if job.record is not record:
+            raise NotAllowed(f"job {record.id} changed meanwhile: it is {job.record.state.value}")
+        job.record, job.spec, job.start, job.stages = turned, spec, start, {}
+        job.progress, job.newest = progress, newest
+        self._metrics.job_opened(record.id, spec.model.family, step)
+        self._metrics.job_went_back(
+            record.id, progress.loss, progress.learning_rate, progress.norm, progress.evaluation_step
+        )
+        if progress.evaluation_step:
+            self._metrics.evaluated(record.id, step=progress.evaluation_step, loss=progress.evaluation_loss)
+
+
+def starting_at(start: Checkpoint | None) -> dict[str, Any]:
+    """The fields of a record that say what its present timeline starts from."""
+    if start is None:
+        return {"start_where": "", "start_name": ""}
+    return {"first_steps": (start.step,), "start_where": start.storage.where, "start_name": start.name}
+
+
+def _has_checkpoint(files: Iterable[StateFile]) -> bool:
+    return any(file.path == MANIFEST for file in files)

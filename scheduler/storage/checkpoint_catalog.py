@@ -1,0 +1,255 @@
+"""The checkpoints of all jobs: where they are, which one a job goes on from, what a person is shown.
+
+Reads only; writing is `checkpoints.py`. Nothing here changes a job.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from scheduler.brain.lineage import checkpoint_counts
+from scheduler.storage.checkpoint_sink import job_storage
+from scheduler.storage.database import JobRecord
+from scheduler.storage.executor import run_blocking
+from swarm.checkpoint.storage import MANIFEST, Storage, StorageError, open_storage
+from swarm.checkpoint.writer import (
+    Checkpoint,
+    CheckpointDamaged,
+    Fault,
+    Found,
+    fault_of,
+    find,
+    list_checkpoints,
+    newest,
+)
+from swarm.errors import InvalidConfig, NotFound
+from swarm.job.spec import JobSpec
+from swarm.messages import StateFile
+from swarm.types import JobId
+
+LATEST = "latest"
+_JOB_AND_STEP = re.compile(r"^([^/\\:]+):(\d{1,12}|latest)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A checkpoint for a person; `fault` is empty if nothing is wrong as far as was looked."""
+
+    step: int
+    created_unix_s: float = 0.0
+    size_bytes: int = 0
+    weights_sha256: str = ""
+    loss: float = math.nan
+    optimizer: bool = False
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a timeline begins: at a checkpoint, or (None) from what the job started from."""
+
+    step: int
+    start: Checkpoint | None
+    skipped: str = ""  # newer checkpoints that cannot be used, for a person
+
+    @property
+    def source(self) -> str:
+        return f"from checkpoint {self.start.name}" if self.start is not None else "from the beginning"
+
+
+class Keeping:
+    """Finds and reads checkpoints; `root` is the scheduler's data folder."""
+
+    def __init__(self, root: Path, executor: ThreadPoolExecutor | None) -> None:
+        self._root = root
+        self.executor = executor
+
+    def storage(self, spec: JobSpec, job: JobId) -> Storage:
+        """Where a job's checkpoints are; InvalidConfig."""
+        return job_storage(spec, job, self._root)
+
+    async def start_of(self, record: JobRecord) -> Checkpoint | None:
+        """The checkpoint that the job's present timeline starts from, if any; CheckpointDamaged if it is gone."""
+        if not record.start_name:
+            return None
+        return await run_blocking(self.executor, lambda: find(open_storage(record.start_where), record.start_name))
+
+    async def newest(self, record: JobRecord, spec: JobSpec) -> Checkpoint | None:
+        """The newest checkpoint on the way to the job's present, by its manifest alone."""
+
+        def look() -> Checkpoint | None:
+            try:
+                found, _ = list_checkpoints(self.storage(spec, record.id), record.id)
+            except (StorageError, InvalidConfig):
+                return None
+            counting = [one for one in found if checkpoint_counts(one.timeline, one.step, record.first_steps)]
+            return counting[-1] if counting else None
+
+        return await run_blocking(self.executor, look)
+
+    async def choose(self, record: JobRecord, spec: JobSpec, which: str) -> Found:
+        """The checkpoint to go on from, every byte read: "latest" that verifies, or that of a step.
+
+        A `latest` that finds nothing has no checkpoint; a step that is not there or damaged is NotFound or
+        CheckpointDamaged. InvalidConfig for anything else.
+        """
+        return await run_blocking(self.executor, lambda: self._choose(record, spec, which))
+
+    def _choose(self, record: JobRecord, spec: JobSpec, which: str) -> Found:
+        storage = self.storage(spec, record.id)
+        start: Checkpoint | Fault | None = None
+        if record.start_name:
+            try:
+                start = find(open_storage(record.start_where), record.start_name)
+            except CheckpointDamaged as error:
+                start = Fault(record.start_name, record.first_steps[-1], error.message)
+        if which in ("", LATEST):
+            steps = record.first_steps
+            found = newest(storage, record.id, lambda one: checkpoint_counts(one.timeline, one.step, steps))
+            if found.checkpoint is None and isinstance(start, Checkpoint) and not fault_of(start):
+                return Found(start, found.skipped)
+            lost = (start,) if isinstance(start, Fault) and found.checkpoint is None else ()
+            return Found(found.checkpoint, found.skipped + lost)
+        wanted = _step(which)
+        present = list_checkpoints(storage, record.id)[0]
+        candidates = [one for one in present if one.step == wanted]
+        if isinstance(start, Checkpoint) and start.step == wanted:
+            candidates.insert(0, start)
+        if not candidates:
+            steps_there = ", ".join(str(step) for step in sorted({one.step for one in present})) or "none"
+            raise NotFound(
+                f"job {record.id} has no checkpoint at step {wanted}; there are: {steps_there}",
+                hint=f"list them with: swarm checkpoints {record.id}",
+            )
+        faults = []
+        for one in reversed(candidates):
+            if not (fault := fault_of(one)):
+                return Found(one, ())
+            faults.append(fault)
+        raise CheckpointDamaged(
+            f"the checkpoint at step {wanted} of job {record.id} cannot be used: {faults[0]}",
+            hint=f"take another: swarm checkpoints {record.id} --verify",
+        )
+
+    async def shown(self, record: JobRecord, spec: JobSpec, *, verify: bool) -> list[Shown]:
+        """All of a job's checkpoints, oldest first; with `verify` every byte is read. StorageError."""
+
+        def look() -> list[Shown]:
+            found, faults = list_checkpoints(self.storage(spec, record.id), record.id)
+            return [_shown(one, fault_of(one, contents=verify)) for one in found] + [
+                Shown(fault.step, fault=fault.reason) for fault in faults
+            ]
+
+        return await run_blocking(self.executor, look)
+
+    async def to_pull(self, record: JobRecord, spec: JobSpec, which: str) -> Checkpoint:
+        """The checkpoint whose model folder is asked for; NotFound. Its files are checked as they are read."""
+
+        def look() -> Checkpoint:
+            found, _ = list_checkpoints(self.storage(spec, record.id), record.id)
+            if which in ("", LATEST):
+                whole = [one for one in found if checkpoint_counts(one.timeline, one.step, record.first_steps)]
+            else:
+                whole = [one for one in found if one.step == _step(which)]
+            for one in reversed(whole):
+                if not fault_of(one, contents=False):
+                    return one
+            if found:
+                steps = ", ".join(str(one.step) for one in found)
+                raise NotFound(
+                    f"job {record.id} has no checkpoint {which or LATEST!r} that can be read; there are steps: {steps}",
+                    hint=f"see what is wrong with: swarm checkpoints {record.id} --verify",
+                )
+            raise NotFound(
+                f"job {record.id} has no weights to pull yet",
+                hint=f"they are saved every checkpoint.every_steps and at the end: swarm status {record.id}",
+            )
+
+        return await run_blocking(self.executor, look)
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A checkpoint that came with a job: its files as blobs, each under the hash that was announced."""
+
+    files: Mapping[str, Path]  # by path within the checkpoint
+    where: str = "upload"
+
+    def open(self, path: str) -> tuple[BinaryIO, int]:
+        inside = path.partition("/")[2]
+        if inside not in self.files:
+            raise StorageError(f"{inside} was not sent along")
+        try:
+            return self.files[inside].open("rb"), self.files[inside].stat().st_size
+        except OSError as error:
+            raise StorageError(f"{inside}: {error.strerror or error}") from error
+
+
+def uploaded_checkpoint(files: Sequence[StateFile], place: Callable[[str], Path]) -> Checkpoint | None:
+    """The checkpoint among the files that came with a job, None if there is none; `place` has the blobs by hash.
+
+    CheckpointDamaged if the files are not those that its manifest names.
+    """
+    if MANIFEST not in {file.path for file in files}:
+        return None
+    held = Uploaded({file.path: place(file.sha256) for file in files})
+    found = find(cast(Storage, held), "upload")
+    announced = {file.path: (file.size_bytes, file.sha256) for file in files if file.path != MANIFEST}
+    named = {
+        file.path: (file.size_bytes, file.sha256)
+        for file in found.files
+        if file.path in announced or file.path.endswith(".safetensors")
+    }
+    if named != announced:
+        odd = sorted(path for path in named.keys() | announced.keys() if named.get(path) != announced.get(path))
+        raise CheckpointDamaged(
+            f"the checkpoint that was sent along is not complete: {', '.join(odd[:5])}", hint="submit again"
+        )
+    return found
+
+
+def job_and_step(text: str) -> tuple[str, str]:
+    """The parts of "JOB:STEP"; InvalidConfig if it is no such thing."""
+    match = _JOB_AND_STEP.match(text)
+    if match is None:
+        raise InvalidConfig(
+            f'checkpoint.resume_from = "{text}" is neither a checkpoint that was sent along nor JOB:STEP',
+            hint="give a folder on your machine, or a job of this scheduler and a step, such as demo-1a2b3c:500",
+        )
+    return match.group(1), match.group(2)
+
+
+def same_model(start: JobSpec, spec: JobSpec, of: str) -> None:
+    """InvalidConfig if a job cannot go on from the weights of another."""
+    ours: Mapping[str, object] = {"model.family": spec.model.family, **spec.model.config}
+    theirs: Mapping[str, object] = {"model.family": start.model.family, **start.model.config}
+    for key in ("model.family", *sorted((ours.keys() | theirs.keys()) - {"model.family"})):
+        if ours.get(key) != theirs.get(key):
+            raise InvalidConfig(
+                f"{key} = {ours.get(key)!r}, but {of} trained a model with {theirs.get(key)!r}",
+                hint="use the same [model] section as that job",
+            )
+
+
+def _step(text: str) -> int:
+    if not text.isdecimal() or len(text) > 12:
+        raise InvalidConfig(f'"{text}" is no step', hint='give "latest" or a number, such as 500')
+    return int(text)
+
+
+def _shown(one: Checkpoint, fault: str) -> Shown:
+    return Shown(
+        one.step,
+        one.created_unix_s,
+        one.size_bytes,
+        one.weights_sha256,
+        one.loss,
+        bool(one.optimizer),
+        fault,
+    )

@@ -1,0 +1,343 @@
+"""One job's checkpoints: files come in from stage servers, a checkpoint comes out, old ones go.
+
+What is saved when, by whom, and what a failure means is decided in `saving.py`; the format is
+swarm/checkpoint/writer.py. All blocking work runs on an executor of its own, so that no commit waits behind a
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from scheduler.brain.checkpoint.schedule import PublishCheckpoint
+from scheduler.storage.executor import run_blocking
+from swarm.checkpoint.storage import LocalStorage, Storage, StorageError, open_storage
+from swarm.checkpoint.writer import (
+    Checkpoint,
+    CheckpointDamaged,
+    CheckpointFailed,
+    CheckpointWriter,
+    Facts,
+    FileWriter,
+    fault_of,
+    list_checkpoints,
+    prune,
+)
+from swarm.errors import CorruptFrame, InvalidConfig, NotFound, Refused, SwarmError
+from swarm.hf.model_folder import shard_name
+from swarm.job.spec import JobSpec
+from swarm.messages import FetchRequest, StateFile, StoreHeader
+from swarm.rpc.frames import CHUNK_BYTES
+from swarm.types import JobId
+
+T = TypeVar("T")
+
+_LAYER_FILE = re.compile(r"optimizer/layer-([0-9]{4,5})\.safetensors")
+
+
+class Listener(Protocol):
+    """Who is told what became of a checkpoint."""
+
+    def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
+        """It is complete and was read back."""
+        ...
+
+    def failed(self, version: int, error: CheckpointFailed) -> None:
+        """It could not be written."""
+        ...
+
+    def note(self, level: str, text: str) -> None:
+        """Something that a person should know."""
+        ...
+
+    def at_work(self) -> None:
+        """A part was read back: it goes on, however long it takes."""
+        ...
+
+
+@dataclass(slots=True)
+class _Open:
+    """A checkpoint that is being collected."""
+
+    version: int
+    facts: Facts
+    since_s: float
+    writer: asyncio.Future[CheckpointWriter] | None = None
+    publishing: asyncio.Task[None] | None = None
+
+    @property
+    def is_being_published(self) -> bool:
+        """It is complete any moment, or breaks by itself."""
+        return self.publishing is not None and not self.publishing.done()
+
+
+class JobCheckpoints:
+    """Collects and publishes the checkpoints of one job at work, on one timeline."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        job: JobId,
+        spec: JobSpec,
+        timeline: int,
+        tokenizer_files: Mapping[str, bytes],
+        facts: Callable[[int], Facts],
+        listener: Listener,
+        tasks: asyncio.TaskGroup,
+        executor: ThreadPoolExecutor | None,
+        *,
+        protected: Callable[[], set[str]] = set,
+    ) -> None:
+        self._storage = storage
+        self._job = job
+        self._spec = spec
+        self._timeline = timeline
+        self._tokenizer_files = tokenizer_files
+        self._facts = facts
+        self._listener = listener
+        self._tasks = tasks
+        self._executor = executor
+        self._protected = protected
+        self._open: _Open | None = None
+        self._working: set[asyncio.Task[None]] = set()
+        self._discarding: asyncio.Task[None] | None = None
+
+    async def prepare(self, *, at_start: bool) -> None:
+        """Remove what an interrupted writer left.
+
+        CheckpointFailed if nothing can be written: `at_start`, not at the end. A job that trained already is not ended
+        for it: the storage may come back.
+        """
+        try:
+            await self._run(self._storage.clean)
+            await self._run(lambda: _try_out(self._storage))
+        except StorageError as error:
+            if not at_start:
+                self._listener.note("warning", f"checkpoints at {self._storage.where}: {error}")
+                return
+            raise CheckpointFailed(
+                f"no checkpoint can be written: {error.message}", hint=error.hint, reason=error.reason
+            ) from error
+
+    def begin(self, version: int) -> None:
+        """Take files of `version` from now on."""
+        assert self._open is None
+        self._open = _Open(version, self._facts(version), asyncio.get_running_loop().time())
+
+    async def put(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        """Write one file of a stage; gives its sha256. Storing it again replaces it.
+
+        Refused if it does not belong here, CorruptFrame if it is not as long as announced, CheckpointFailed if it
+        cannot be written.
+        """
+        held = self._open
+        if held is None or (self._timeline, held.version) != (header.timeline, header.version):
+            raise Refused(f"job {header.job} collects no state of version {header.version}")
+        if not _belongs(header, self._spec):
+            raise Refused(f"stage {header.stage} writes no file {header.path[:100]!r}")
+        writer = await self._writer(held)
+        file: FileWriter = await self._run(lambda: writer.create(header.path))
+        size_bytes = 0
+        try:
+            async for chunk in chunks:
+                if self._open is not held:
+                    raise Refused(f"the checkpoint of version {header.version} was given up")
+                size_bytes += len(chunk)
+                await self._run(lambda chunk=chunk: file.write(chunk))  # type: ignore[misc]
+            if size_bytes != header.total_bytes:
+                raise CorruptFrame(f"{header.path} was announced with {header.total_bytes} bytes and has {size_bytes}")
+        except BaseException:
+            file.abort()
+            raise
+        return (await self._run(file.finish)).sha256
+
+    def publish(self, move: PublishCheckpoint) -> None:
+        """Complete the checkpoint in the background; the listener hears what became of it."""
+        assert self._open is not None
+        self._open.publishing = self._start(self._publish(self._open, move))
+
+    def drop(self) -> None:
+        """Forget what was collected; what is being published may still come to be."""
+        held, self._open = self._open, None
+        if held is not None and held.writer is not None and not held.is_being_published:
+            self._discarding = self._start(self._discard(held.writer, self._discarding))
+
+    async def close(self) -> None:
+        """Finish what is being published; drop what is not complete."""
+        while self._working:
+            await asyncio.wait(set(self._working))
+        self.drop()
+        while self._working:
+            await asyncio.wait(set(self._working))
+
+    async def _writer(self, held: _Open) -> CheckpointWriter:
+        """The writer, made by the first file that comes."""
+        if held.writer is None:
+            held.writer = asyncio.ensure_future(self._make_writer(held.version, self._discarding))
+        return await asyncio.shield(held.writer)
+
+    async def _make_writer(self, version: int, before: asyncio.Task[None] | None) -> CheckpointWriter:
+        """Not before what was dropped is gone: another try at a version has the same name."""
+        if before is not None:  # what was dropped before this one began: a later drop waits for this one
+            await asyncio.wait([before])
+        return await self._run(lambda: CheckpointWriter(self._storage, self._spec, version, f"{self._timeline}"))
+
+    async def _publish(self, held: _Open, move: PublishCheckpoint) -> None:
+        loop = asyncio.get_running_loop()
+
+        def at_work() -> None:
+            loop.call_soon_threadsafe(self._listener.at_work)
+
+        try:
+            writer = await self._writer(held)
+            checkpoint = await self._run(lambda: writer.publish(held.facts, move.parameters, self._tokenizer_files))
+            duration_s = loop.time() - held.since_s
+            if fault := await self._run(lambda: fault_of(checkpoint, progress=at_work)):
+                hint = "check the disk: what was written is not what is read back"
+                raise CheckpointFailed(f"it does not read back: {fault}", hint=hint)
+        except CheckpointFailed as error:
+            self._listener.failed(held.version, error)
+            return
+        except SwarmError as error:  # hashes that contradict each other, a stage that says nonsense
+            self._listener.failed(held.version, CheckpointFailed(error.message, hint=error.hint, reason="peer"))
+            return
+        except Exception as error:
+            self._listener.failed(held.version, CheckpointFailed(f"internal error: {error!r}", reason="internal"))
+            return
+        if self._open is held:
+            self._open = None
+        self._listener.kept(checkpoint, duration_s)
+        await self._prune(checkpoint)
+
+    async def _prune(self, proven: Checkpoint) -> None:
+        rules = self._spec.checkpoint
+        try:
+            removed = await self._run(
+                lambda: prune(
+                    self._storage,
+                    self._job,
+                    proven,
+                    keep_last=rules.keep_last,
+                    keep_every_steps=rules.keep_every_steps,
+                    protected=self._protected(),
+                )
+            )
+        except SwarmError as error:
+            self._listener.note("warning", f"old checkpoints could not be removed: {error}")
+        else:
+            if removed:
+                self._listener.note("info", f"removed {', '.join(sorted(removed))}")
+
+    async def _discard(self, writer: asyncio.Future[CheckpointWriter], before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            made = await asyncio.shield(writer)
+        except SwarmError:
+            return  # it never began
+        await self._run(made.discard)
+
+    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = self._tasks.create_task(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        return task
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await run_blocking(self._executor, work)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """A checkpoint's tensors as what stages start from, served in parts to the stage servers that load it."""
+
+    checkpoint: Checkpoint
+
+    @property
+    def listed(self) -> tuple[StateFile, ...]:
+        """As a stage server is told of them."""
+        return tuple(file for file in self.checkpoint.state_files() if file.path.endswith(".safetensors"))
+
+    async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
+        """The bytes that were asked for; NotFound, Refused, or CheckpointDamaged if they are gone."""
+        found = next((file for file in self.listed if file.path == request.path), None)
+        if found is None:
+            raise NotFound(f"job {request.job} has no file {request.path[:200]!r}")
+        if not 0 <= request.start <= request.stop <= found.size_bytes:
+            raise Refused(f"{found.path} has {found.size_bytes} bytes, not bytes {request.start} to {request.stop}")
+        file = await run_blocking(executor, lambda: self.checkpoint.open(found.path))
+        try:
+            await run_blocking(executor, lambda: file.seek(request.start))
+            left = request.stop - request.start
+            while left:
+                chunk = await run_blocking(executor, partial(file.read, min(CHUNK_BYTES, left)))
+                if not chunk:
+                    raise CheckpointDamaged(f"{found.path} of {self.checkpoint.name} ends early")
+                left -= len(chunk)
+                yield chunk
+        except OSError as error:
+            raise CheckpointDamaged(f"{found.path} of {self.checkpoint.name} cannot be read: {error}") from error
+        finally:
+            file.close()
+
+
+def job_storage(spec: JobSpec, job: JobId, root: Path) -> Storage:
+    """Where a job's checkpoints are; `root` is the scheduler's data folder. InvalidConfig for a relative folder."""
+    where = spec.checkpoint.dir
+    if not where:
+        return LocalStorage(root / "jobs" / job / "checkpoints")
+    if "://" not in where and not Path(where).is_absolute():
+        raise InvalidConfig(
+            f'checkpoint.dir = "{where}" is relative, and the scheduler has no folder of yours',
+            hint="give an absolute folder that the scheduler can write, a URL, or leave it out",
+        )
+    return open_storage(f"{where.rstrip('/')}/{job}")
+
+
+def newest_step(storage: Storage, job: JobId) -> int:
+    """The step of the newest checkpoint by its manifest; 0 if there is none or nothing can be read."""
+    try:
+        found, _ = list_checkpoints(storage, job)
+    except StorageError:
+        return 0
+    return found[-1].step if found else 0
+
+
+def _try_out(storage: Storage) -> None:
+    """Write something and remove it; StorageError."""
+    draft = storage.begin("writable", "0")
+    try:
+        sink = draft.create("yes")
+        try:
+            sink.write(b"1")
+            sink.finish()
+        except BaseException:
+            sink.abort()
+            raise
+    finally:
+        draft.discard()
+
+
+def _belongs(header: StoreHeader, spec: JobSpec) -> bool:
+    """Whether the file is one that this stage writes."""
+    split = spec.pipeline.split
+    assert split != "auto"
+    if not 0 <= header.stage < len(split):
+        return False
+    if header.path == f"model/{shard_name(header.stage, len(split))}":
+        return True
+    if not spec.checkpoint.optimizer:
+        return False
+    if (layer := _LAYER_FILE.fullmatch(header.path)) is not None:
+        first = sum(split[: header.stage])
+        return first <= int(layer.group(1)) < first + split[header.stage]
+    if header.path == "optimizer/embed.safetensors":
+        return header.stage == 0
+    return header.path == "optimizer/head.safetensors" and header.stage == len(split) - 1

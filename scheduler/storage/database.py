@@ -1,0 +1,421 @@
+"""What must survive the scheduler: jobs, and one row per committed step.
+
+The row of a commit is the commit point: before it a step can be done again, after it only a declared rollback undoes
+it. Every start takes epoch + 1 first, and every later write happens in a transaction that begins by claiming the epoch,
+so a scheduler that was superseded cannot write any more (`Fenced`).
+
+SQLAlchemy is synchronous; all of it runs on one worker thread (none in simulation, where the database is in memory).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
+from typing import Any, TypeVar
+
+import alembic.command
+import alembic.config
+import sqlalchemy as sa
+from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError, SQLAlchemyError
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from scheduler.brain.routing.evaluation import EvaluationRow
+from scheduler.brain.state.step import CommitRow
+from scheduler.storage.executor import run_blocking
+from swarm.errors import InvalidConfig, SwarmError
+from swarm.messages import StateFile
+from swarm.types import JobId, JobState, PeerId, Round, UnitName
+
+T = TypeVar("T")
+
+_METADATA = sa.MetaData()
+_CONTROL = sa.Table(
+    "control",
+    _METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("epoch", sa.BigInteger),
+)
+_JOBS = sa.Table(
+    "jobs",
+    _METADATA,
+    sa.Column("id", sa.String(40), primary_key=True),
+    *(sa.Column(name, sa.Text) for name in ("name", "state", "reason", "error_code", "hint")),
+    sa.Column("since_unix_s", sa.Float),
+    sa.Column("created_unix_s", sa.Float),
+    *(sa.Column(name, sa.Text) for name in ("spec_json", "tokens_json", "files_json")),
+    sa.Column("timeline", sa.Integer),
+    sa.Column("weights_sha256", sa.Text),
+    *(sa.Column(name, sa.Text) for name in ("first_steps_json", "start_where", "start_name")),
+    sa.Column("peers_json", sa.Text),
+)
+_COMMITS = sa.Table(
+    "commits",
+    _METADATA,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("timeline", sa.Integer, primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True),
+    sa.Column("epoch", sa.BigInteger),
+    sa.Column("rounds_json", sa.Text),
+    *(sa.Column(name, sa.Float) for name in ("loss", "norm", "scale", "learning_rate")),
+    sa.Column("skip", sa.Boolean),
+    sa.Column("tokens", sa.BigInteger),
+    sa.Column("committed_unix_s", sa.Float),
+)
+_EVALUATIONS = sa.Table(
+    "evaluations",
+    _METADATA,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("timeline", sa.Integer, primary_key=True),
+    sa.Column("version", sa.BigInteger, primary_key=True),
+    sa.Column("epoch", sa.BigInteger),
+    sa.Column("loss", sa.Float),
+    sa.Column("tokens", sa.BigInteger),
+    sa.Column("evaluated_unix_s", sa.Float),
+)
+
+_DRAINS = sa.Table(
+    "drains",
+    _METADATA,
+    sa.Column("peer", sa.Text, primary_key=True),
+    sa.Column("incarnation", sa.BigInteger),
+    sa.Column("reason", sa.Text),
+)
+
+
+class StoreUnavailable(SwarmError):
+    """The database did not take a write, of which nothing was committed, or could not be read."""
+
+    code = "E1400"
+
+
+class StoreRejected(SwarmError):
+    """The database refuses the write itself; repeating it will not help."""
+
+    code = "E1402"
+
+
+class Fenced(SwarmError):
+    """A newer scheduler has taken over this database; this one must stop."""
+
+    code = "E1401"
+
+
+@dataclass(frozen=True, slots=True)
+class JobTokens:
+    """The job's tokenised data: shards by hash, in order."""
+
+    shards: tuple[str, ...]
+    token_dtype: str
+    vocabulary_size: int
+    unigram_entropy: float
+    end_of_text: int = -1  # the id that closes a document; -1: none does (also in rows older than this field)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as the database knows it."""
+
+    id: JobId
+    name: str
+    state: JobState
+    reason: str
+    since_unix_s: float
+    created_unix_s: float
+    spec_json: str
+    tokens: JobTokens
+    timeline: int = 0
+    weights_sha256: str = ""
+    error_code: str = ""
+    hint: str = ""
+    files: tuple[StateFile, ...] = ()  # what it starts from; empty: from the seed, or the hub
+    first_steps: tuple[int, ...] = (0,)  # the step at which each timeline began
+    start_where: str = ""  # storage and name of the checkpoint that the present timeline started from
+    start_name: str = ""
+    peers: Mapping[PeerId, int] = field(default_factory=dict)  # who serves which stage, while the job is at work
+
+    def entered(self, state: JobState, reason: str, now_unix_s: float, **changes: Any) -> JobRecord:
+        """The record in another state."""
+        return replace(self, state=state, reason=reason, since_unix_s=now_unix_s, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A person told this process of a stage server to hand its work over."""
+
+    incarnation: int
+    reason: str
+
+
+class Store:
+    """The scheduler's database; `epoch` is this start's number."""
+
+    def __init__(self, engine: sa.Engine, epoch: int, executor: ThreadPoolExecutor | None) -> None:
+        self._engine = engine
+        self._executor = executor
+        self.epoch = epoch
+
+    @classmethod
+    async def open(cls, url: str, executor: ThreadPoolExecutor | None) -> Store:
+        """Migrate the database at `url` and take the next epoch; InvalidConfig if it cannot be used."""
+        try:
+            engine = sa.create_engine(url)
+            epoch = await run_blocking(executor, lambda: _take_epoch(engine))
+        except (SQLAlchemyError, OSError) as error:
+            raise InvalidConfig(
+                f"the database {sa.make_url(url).render_as_string()} cannot be used: {_cause(error)}",
+                hint="check --db and --data-dir; the folder must exist and be writable",
+            ) from error
+        return cls(engine, epoch, executor)
+
+    async def close(self) -> None:
+        await self._run(self._engine.dispose)
+
+    async def jobs(self) -> list[JobRecord]:
+        """All jobs, newest first."""
+
+        def read() -> list[JobRecord]:
+            with self._engine.connect() as connection:
+                rows = connection.execute(sa.select(_JOBS).order_by(_JOBS.c.created_unix_s.desc())).mappings()
+                return [_record(dict(row)) for row in rows]
+
+        return await self._read(read)
+
+    async def put_job(self, record: JobRecord) -> None:
+        """Insert or replace a job."""
+        values = asdict(record)
+        values["tokens_json"] = json.dumps(values.pop("tokens"))
+        values["files_json"] = json.dumps(values.pop("files"))
+        values["first_steps_json"] = json.dumps(values.pop("first_steps"))
+        values["peers_json"] = json.dumps(values.pop("peers"))
+        values["state"] = record.state.value
+
+        def write(connection: sa.Connection) -> None:
+            changed = connection.execute(sa.update(_JOBS).where(_JOBS.c.id == record.id).values(values)).rowcount
+            if not changed:
+                connection.execute(sa.insert(_JOBS).values(values))
+
+        await self._write(write)
+
+    async def put_commit(self, job: JobId, row: CommitRow, now_unix_s: float) -> None:
+        """Write the commit point of a step; writing it again after an unknown outcome changes nothing."""
+        rounds = {unit: [round_.epoch, round_.number] for unit, round_ in row.rounds.items()}
+        values = {
+            "job": job,
+            "timeline": row.timeline,
+            "step": row.step,
+            "epoch": self.epoch,
+            "rounds_json": json.dumps(rounds),
+            "loss": row.loss if math.isfinite(row.loss) else None,  # databases have no NaN
+            "norm": row.norm,
+            "scale": row.scale,
+            "learning_rate": row.learning_rate,
+            "skip": row.skip,
+            "tokens": row.tokens,
+            "committed_unix_s": now_unix_s,
+        }
+        key = sa.and_(_COMMITS.c.job == job, _COMMITS.c.timeline == row.timeline, _COMMITS.c.step == row.step)
+
+        def write(connection: sa.Connection) -> None:
+            if (
+                connection.execute(sa.select(_COMMITS.c.step).where(key, _COMMITS.c.epoch == self.epoch)).first()
+                is None
+            ):
+                connection.execute(sa.insert(_COMMITS).values(values))
+
+        await self._write(write)
+
+    async def last_rows(self, job: JobId, timeline: int, count: int) -> tuple[CommitRow, ...]:
+        """The newest commit rows of a timeline, oldest of them first."""
+
+        def read() -> tuple[CommitRow, ...]:
+            query = sa.select(_COMMITS).where(_COMMITS.c.job == job, _COMMITS.c.timeline == timeline)
+            with self._engine.connect() as connection:
+                rows = connection.execute(query.order_by(_COMMITS.c.step.desc()).limit(count)).mappings().all()
+            return tuple(_commit_row(dict(row)) for row in reversed(rows))
+
+        return await self._read(read)
+
+    async def commits(self, job: JobId) -> list[dict[str, Any]]:
+        """The commit rows of a job in order, as plain values."""
+
+        def read() -> list[dict[str, Any]]:
+            query = sa.select(_COMMITS).where(_COMMITS.c.job == job).order_by(_COMMITS.c.timeline, _COMMITS.c.step)
+            with self._engine.connect() as connection:
+                return [dict(row) for row in connection.execute(query).mappings()]
+
+        return await self._read(read)
+
+    async def put_evaluation(self, job: JobId, row: EvaluationRow, now_unix_s: float) -> None:
+        """Write the result of an evaluation; a repeated one changes nothing."""
+        table = _EVALUATIONS.c
+        key = sa.and_(table.job == job, table.timeline == row.timeline, table.version == row.version)
+        values = {
+            "job": job,
+            "timeline": row.timeline,
+            "version": row.version,
+            "epoch": self.epoch,
+            "loss": row.loss if math.isfinite(row.loss) else None,
+            "tokens": row.tokens,
+            "evaluated_unix_s": now_unix_s,
+        }
+
+        def write(connection: sa.Connection) -> None:
+            if connection.execute(sa.select(table.version).where(key)).first() is None:
+                connection.execute(sa.insert(_EVALUATIONS).values(values))
+
+        await self._write(write)
+
+    async def evaluations(self, job: JobId) -> list[EvaluationRow]:
+        """The results of a job's evaluations, in order."""
+
+        def read() -> list[EvaluationRow]:
+            table = _EVALUATIONS.c
+            query = sa.select(_EVALUATIONS).where(table.job == job).order_by(table.timeline, table.version)
+            with self._engine.connect() as connection:
+                return [
+                    EvaluationRow(
+                        row["timeline"],
+                        row["version"],
+                        math.nan if row["loss"] is None else row["loss"],
+                        row["tokens"],
+                    )
+                    for row in connection.execute(query).mappings()
+                ]
+
+        return await self._read(read)
+
+    async def put_drain(self, peer: PeerId, drain: Drain) -> None:
+        """Keep that the peer is drained; in the place of what is known of an earlier incarnation."""
+
+        def write(connection: sa.Connection) -> None:
+            connection.execute(sa.delete(_DRAINS).where(_DRAINS.c.peer == peer))
+            connection.execute(sa.insert(_DRAINS).values(peer=peer, **asdict(drain)))
+
+        await self._write(write)
+
+    async def delete_drain(self, peer: PeerId, incarnation: int) -> None:
+        """Forget the drain of this incarnation, if it is there."""
+        key = sa.and_(_DRAINS.c.peer == peer, _DRAINS.c.incarnation == incarnation)
+        await self._write(lambda connection: connection.execute(sa.delete(_DRAINS).where(key)))
+
+    async def drains(self) -> dict[PeerId, Drain]:
+        """All drained peers."""
+
+        def read() -> dict[PeerId, Drain]:
+            with self._engine.connect() as connection:
+                rows = connection.execute(sa.select(_DRAINS)).mappings()
+                return {PeerId(row["peer"]): Drain(row["incarnation"], row["reason"]) for row in rows}
+
+        return await self._read(read)
+
+    async def writable(self) -> None:
+        """Raise unless a write would be taken now."""
+        await self._write(lambda _connection: None)
+
+    async def _write(self, change: Callable[[sa.Connection], object]) -> None:
+        def transaction() -> None:
+            with self._engine.begin() as connection:
+                claim = sa.update(_CONTROL).where(_CONTROL.c.id == 1, _CONTROL.c.epoch == self.epoch)
+                if connection.execute(claim.values(epoch=self.epoch)).rowcount != 1:
+                    raise Fenced(
+                        f"another scheduler took this database over (mine was epoch {self.epoch})",
+                        hint="only one scheduler may run on a database: stop this one",
+                    )
+                change(connection)
+
+        try:
+            await self._run(transaction)
+        except (IntegrityError, ProgrammingError, DataError) as error:
+            raise StoreRejected(
+                f"the database refused a write: {_cause(error)}", hint="report this as a bug, with the scheduler's log"
+            ) from error
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(
+                f"the database did not take a write: {_cause(error)}", hint="check disk space and the database's log"
+            ) from error
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._run(work)
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(
+                f"the database could not be read: {_cause(error)}", hint="check the disk and the database's log"
+            ) from error
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await run_blocking(self._executor, work)
+
+
+async def patiently(
+    write: Callable[[], Awaitable[None]],
+    patience_s: float,
+    refused: Callable[[StoreUnavailable], None] = lambda error: None,
+) -> None:
+    """Repeat a write that the database could not take, for so long; then StoreUnavailable.
+
+    `refused` hears of the first refusal, the second, the fourth and so on, while it is tried again.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + patience_s
+
+    def before_sleep(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if isinstance(error, StoreUnavailable) and state.attempt_number & (state.attempt_number - 1) == 0:
+            refused(error)
+
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(StoreUnavailable),
+        wait=wait_random_exponential(multiplier=0.1, max=5.0),
+        stop=lambda _state: loop.time() >= deadline_s,  # its clock: simulated time counts
+        before_sleep=before_sleep,
+        reraise=True,
+    )
+    async for attempt in retrying:
+        with attempt:
+            await write()
+
+
+def _take_epoch(engine: sa.Engine) -> int:
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", _tune_sqlite)
+    with engine.begin() as connection:
+        config = alembic.config.Config()
+        config.set_main_option("script_location", str(resources.files("scheduler.storage") / "migrations"))
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, "head")
+    with engine.begin() as connection:
+        if not connection.execute(sa.update(_CONTROL).values(epoch=_CONTROL.c.epoch + 1)).rowcount:
+            connection.execute(sa.insert(_CONTROL).values(id=1, epoch=1))
+        return int(connection.execute(sa.select(_CONTROL.c.epoch)).scalar_one())
+
+
+def _tune_sqlite(connection: Any, _record: object) -> None:
+    # WAL: readers do not wait for the writer. FULL: a committed row survives a power cut.
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=5000", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _record(row: dict[str, Any]) -> JobRecord:
+    tokens = json.loads(row.pop("tokens_json"))
+    tokens["shards"] = tuple(tokens["shards"])
+    row["state"] = JobState(row["state"])
+    row["first_steps"] = tuple(json.loads(row.pop("first_steps_json")))
+    row["peers"] = json.loads(row.pop("peers_json"))
+    files = tuple(StateFile(**file) for file in json.loads(row.pop("files_json")))
+    return JobRecord(tokens=JobTokens(**tokens), files=files, **row)
+
+
+def _commit_row(row: dict[str, Any]) -> CommitRow:
+    rounds = {UnitName(unit): Round(*made) for unit, made in json.loads(row["rounds_json"]).items()}
+    loss = math.nan if row["loss"] is None else row["loss"]
+    same = {name: row[name] for name in ("timeline", "step", "norm", "scale", "learning_rate", "skip", "tokens")}
+    return CommitRow(rounds=rounds, loss=loss, **same)
+
+
+def _cause(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error)

@@ -1,0 +1,65 @@
+"""Stage servers that a person told to hand their work over (`swarm peers drain`).
+
+That outlives the scheduler and every session: it ends when the stage server itself starts anew, which is how a person
+says that it may work again. One that is ended by a signal says so itself, in every session, and is not kept here.
+"""
+
+from __future__ import annotations
+
+from scheduler.storage.database import Drain, Store, StoreRejected, StoreUnavailable, patiently
+from swarm.messages import Hello
+from swarm.process.logs import Logger
+from swarm.types import PeerId
+
+# How long a drain waits for a database that takes no writes.
+PATIENCE_S = 10.0
+
+
+class Drained:
+    """The drained ones, in memory and in the database."""
+
+    def __init__(self, store: Store, log: Logger, *, patience_s: float = PATIENCE_S) -> None:
+        self._store = store
+        self._log = log
+        self._patience_s = patience_s
+        self._drains: dict[PeerId, Drain] = {}
+
+    async def load(self) -> None:
+        """Read what an earlier scheduler start was told."""
+        self._drains = await self._store.drains()
+
+    def reason(self, hello: Hello) -> str:
+        """Why this process is drained; empty if it is not."""
+        drain = self._drains.get(hello.peer)
+        return drain.reason if drain is not None and hello.incarnation <= drain.incarnation else ""
+
+    def is_over(self, hello: Hello) -> bool:
+        """Whether an earlier process of this peer was drained."""
+        drain = self._drains.get(hello.peer)
+        return drain is not None and drain.incarnation < hello.incarnation
+
+    async def keep(self, hello: Hello, reason: str) -> None:
+        """This process is drained. What the database does not take is known until the scheduler ends."""
+        drain = Drain(hello.incarnation, reason)
+        if self._drains.get(hello.peer, Drain(-1, "")).incarnation >= hello.incarnation:
+            return
+        self._drains[hello.peer] = drain
+
+        async def put() -> None:
+            if self._drains.get(hello.peer) is drain:  # else it is over, or a newer one is in its place
+                await self._store.put_drain(hello.peer, drain)
+
+        try:
+            await patiently(put, patience_s=self._patience_s)
+        except (StoreUnavailable, StoreRejected) as error:
+            self._log.error("drain not stored", peer=hello.peer, reason=error.message)
+
+    async def forget(self, peer: PeerId) -> None:
+        """The stage server has started anew. A row that stays in the database is of an incarnation that is over."""
+        drain = self._drains.pop(peer, None)
+        if drain is None:
+            return
+        try:
+            await self._store.delete_drain(peer, drain.incarnation)
+        except (StoreUnavailable, StoreRejected) as error:
+            self._log.warning("drain that is over not removed", peer=peer, reason=error.message)

@@ -1,0 +1,80 @@
+"""The files that a job starts from, served in parts to the stage servers that load it.
+
+A path is looked up among the job's own files, never on the disk: there is nothing to traverse.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler.storage.executor import run_blocking
+from swarm.errors import InvalidModel, NotFound, Refused
+from swarm.messages import FetchRequest, StateFile
+from swarm.rpc.frames import CHUNK_BYTES
+
+FILES_MAX = 10_000
+_PATH = re.compile(r"^((model|optimizer)/[A-Za-z0-9][A-Za-z0-9_.-]{0,199}|manifest\.json|trainer_state\.json)$")
+
+
+@dataclass(frozen=True, slots=True)
+class StateFiles:
+    """Files of a starting state by path, and where each lies."""
+
+    locations: Mapping[StateFile, Path]
+
+    @property
+    def listed(self) -> tuple[StateFile, ...]:
+        """As a stage server is told of them."""
+        return tuple(self.locations)
+
+    async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
+        """The bytes that were asked for; NotFound if the job has no such file, Refused if it is not that long."""
+        found = next((item for item in self.locations.items() if item[0].path == request.path), None)
+        if found is None:
+            raise NotFound(f"job {request.job} has no file {request.path[:200]!r}")
+        file, location = found
+        if not request.start <= request.stop <= file.size_bytes:
+            raise Refused(f"{file.path} has {file.size_bytes} bytes, not bytes {request.start} to {request.stop}")
+        try:
+            descriptor = await run_blocking(executor, lambda: os.open(location, os.O_RDONLY))
+            try:
+                position = request.start
+                while position < request.stop:
+                    size_bytes = min(CHUNK_BYTES, request.stop - position)
+                    chunk = await run_blocking(executor, lambda: os.pread(descriptor, size_bytes, position))  # noqa: B023 - done when it returns
+                    if not chunk:
+                        raise InvalidModel(f"{file.path} of job {request.job} ends at byte {position}")
+                    position += len(chunk)
+                    yield chunk
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise InvalidModel(
+                f"{file.path} of job {request.job} cannot be read: {error.strerror or error}",
+                hint="look at the scheduler's --data-dir",
+            ) from error
+
+
+NO_FILES = StateFiles({})
+
+
+def check_uploaded(files: Iterable[StateFile], locations: Iterable[Path]) -> None:
+    """InvalidModel unless the paths are those of a starting state and every file is here at its full size."""
+    seen: set[str] = set()
+    for file, location in zip(files, locations, strict=True):
+        if not _PATH.fullmatch(file.path) or file.path in seen:
+            raise InvalidModel(f"{file.path[:200]!r} is no path of a model's file, or comes twice")
+        seen.add(file.path)
+        try:
+            size_bytes = location.stat().st_size
+        except OSError:
+            raise InvalidModel(f"{file.path} is not here", hint="submit again to upload it") from None
+        if size_bytes != file.size_bytes:
+            raise InvalidModel(f"{file.path} has {size_bytes} bytes here, announced were {file.size_bytes}")
+    if len(seen) > FILES_MAX:
+        raise InvalidModel(f"a model has at most {FILES_MAX} files, not {len(seen)}")

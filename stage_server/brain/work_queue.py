@@ -1,0 +1,61 @@
+"""Which ready computation runs next on the device.
+
+Backward before forward: it frees a graph and feeds the stages before us. Then the older step, since the commit waits
+for it, then the lower index.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from stage_server.brain.cell import Compute
+from swarm.types import Direction, Microbatch
+
+ORDERS_MAX = 8192
+
+
+class Intake:
+    """Orders that the device has not begun, at most one per microbatch: a newer one replaces the older."""
+
+    def __init__(self, limit: int = ORDERS_MAX) -> None:
+        self._limit = limit
+        self._orders: dict[Microbatch, Compute] = {}
+        self._heap: list[tuple[bool, int, int, int]] = []  # (is forward, step, index, ticket); may hold discarded ones
+        self._tickets: dict[int, Microbatch] = {}
+
+    def put(self, work: Compute) -> bool:
+        """Add an order; False (and nothing changes) if as many as the limit wait already."""
+        if len(self._orders) >= self._limit and work.microbatch not in self._orders:
+            return False
+        self.discard(work.microbatch)
+        self._orders[work.microbatch] = work
+        self._tickets[work.ticket] = work.microbatch
+        forward = work.direction is Direction.FORWARD
+        heapq.heappush(self._heap, (forward, work.microbatch.step, work.microbatch.index, work.ticket))
+        return True
+
+    def take(self) -> Compute | None:
+        """The next order, which leaves the intake; None if there is none."""
+        while self._heap:
+            microbatch = self._tickets.pop(heapq.heappop(self._heap)[-1], None)
+            if microbatch is not None:
+                return self._orders.pop(microbatch)
+        return None
+
+    def discard(self, microbatch: Microbatch) -> bool:
+        """Remove the order of a microbatch; whether there was one."""
+        work = self._orders.pop(microbatch, None)
+        if work is None:
+            return False
+        del self._tickets[work.ticket]
+        if len(self._heap) > 2 * len(self._orders) + 64:  # discarded orders must not pile up
+            self._heap = [entry for entry in self._heap if entry[-1] in self._tickets]
+            heapq.heapify(self._heap)
+        return True
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def waiting(self, direction: Direction) -> int:
+        """Orders that wait, of one direction."""
+        return sum(1 for work in self._orders.values() if work.direction is direction)

@@ -1,0 +1,238 @@
+"""One round: the members of a unit turn their sums into one averaged gradient that all of them hold, bit for bit.
+
+    member a    [ part a0 | part a1 ]        owner of slice 0 = a, of slice 1 = b
+    member b    [ part b0 | part b1 ]
+
+    a -> b: part a1     b -> a: part b0                      reduce-scatter
+    a: mean 0 = (a0 + b0) / tokens    b: mean 1 = (a1 + b1) / tokens
+    a -> b: mean 0      b -> a: mean 1                       all-gather
+
+The owner adds the parts in order of peer id and sends out the resulting bytes, so the result does not depend on who
+answered first, and all members hold the same bytes. Nothing here decides: members and slices come with the command,
+and a round that cannot be finished is reported, for the scheduler to abort.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import xxhash
+from torch import Tensor
+
+from stage_server.device import Device
+from stage_server.replica.packing import deliver, pack_slice
+from swarm.errors import Refused, StaleMessage, SwarmError
+from swarm.messages import Average, Member, ParameterNorm, TensorHeader
+from swarm.model import codec
+from swarm.model.exact_sums import mean_of_parts
+from swarm.model.stage import Stage
+from swarm.rpc.peers import PeerLinks
+from swarm.types import JobId, PeerId, Round, UnitName
+
+# A peer may run ahead of us by one step and repeat a round: more than this is not a slow neighbour but a fault.
+MAILBOX_BYTES_MAX = 4 << 30
+
+
+class RoundBroken(SwarmError):
+    """A member could not be reached, or did not deliver its slices in time: `accused`."""
+
+    code = "E1302"
+
+    def __init__(self, message: str, *, accused: PeerId, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.accused = accused
+
+
+@dataclass(frozen=True, slots=True)
+class SliceKey:
+    """Names one slice on its way: `start` is the first element within the unit."""
+
+    timeline: int
+    step: int
+    unit: UnitName
+    round: Round
+    kind: str  # "part" | "mean"
+    sender: PeerId
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The averaged gradient of a unit as one round produced it."""
+
+    gradient: Tensor  # float32, 1-D, the unit's flat layout
+    digest: str
+    norms: tuple[ParameterNorm, ...]
+
+
+class Mailbox:
+    """Slices that arrived, by key, and those who wait for them; bounded in bytes.
+
+    A slice may come before the `Average` command that explains it: it waits here. Duplicates are ignored.
+    """
+
+    def __init__(self) -> None:
+        self._slices: dict[SliceKey, Tensor] = {}
+        self._waiting: dict[SliceKey, asyncio.Future[Tensor]] = {}
+        self._closed_step = -1
+        self._oldest: dict[tuple[int, UnitName], Round] = {}  # slices of older rounds are not kept
+        self._held_bytes = 0
+
+    def admit(self, header: TensorHeader) -> None:
+        """Refuse what is too old or too much, before any byte of it is read."""
+        if header.step <= self._closed_step:
+            raise StaleMessage(f"step {header.step} is committed; its slices are no longer needed")
+        if self._held_bytes + header.total_bytes > MAILBOX_BYTES_MAX:
+            raise Refused(f"{self._held_bytes} bytes of slices wait for their rounds already")
+
+    def put(self, header: TensorHeader, payload: memoryview) -> None:
+        key = SliceKey(
+            header.timeline, header.step, header.unit, header.round, header.kind, header.sender, header.start
+        )
+        oldest = self._oldest.get((key.step, key.unit))
+        if key in self._slices or key.step <= self._closed_step or (oldest is not None and key.round < oldest):
+            return
+        tensor = codec.decode_slice(payload, header.dtype, header.shape[0])
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(tensor)
+        self._slices[key] = tensor
+        self._held_bytes += tensor.nbytes
+
+    async def get(self, key: SliceKey) -> Tensor:
+        """The slice named `key`, once it is here."""
+        if key in self._slices:
+            return self._slices[key]
+        return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
+
+    def begin(self, step: int, unit: UnitName, round_: Round) -> None:
+        """Forget the slices of the unit's older rounds: they were given up."""
+        self._oldest[step, unit] = round_
+        self._forget(lambda key: (key.step, key.unit) == (step, unit) and key.round < round_)
+
+    def close(self, step: int) -> None:
+        """Forget all slices up to and including `step`: it is committed."""
+        self._closed_step = max(self._closed_step, step)
+        self._oldest = {key: oldest for key, oldest in self._oldest.items() if key[0] > step}
+        self._forget(lambda key: key.step <= step)
+
+    def _forget(self, is_over: Callable[[SliceKey], bool]) -> None:
+        for key in [key for key in self._slices if is_over(key)]:
+            self._held_bytes -= self._slices.pop(key).nbytes
+        for key in [key for key in self._waiting if is_over(key)]:
+            self._waiting.pop(key).cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Self:
+    """Who takes part: this peer, on behalf of which job and stage."""
+
+    job: JobId
+    peer: PeerId
+    incarnation: int
+    stage: int
+
+
+async def run_round(
+    command: Average,
+    me: Self,
+    stage: Stage,
+    bits: int | None,
+    device: Device,
+    links: PeerLinks,
+    mailbox: Mailbox,
+) -> Mean:
+    """Carry out one round as a member; gives the averaged gradient of the unit.
+
+    `bits` is the fixed-point grid of the sums, None in ordinary mode. Raises RoundBroken if a member cannot be reached
+    or does not deliver within `command.timeout_s`, Refused if the sizes contradict the unit's layout (both perhaps in a
+    group).
+    """
+    part = await device.run(lambda: stage.part(command.step, command.unit))
+    mine = _own(command.members, me.peer)
+    if command.members[-1].stop != part.numel():
+        raise Refused(f"the round covers {command.members[-1].stop} elements, unit {command.unit} has {part.numel()}")
+    others = [member for member in command.members if member.peer != me.peer]
+    owners = [member for member in command.members if member.stop > member.start]
+
+    async def arrived(kind: str, sender: Member, owner: Member) -> Tensor:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                return await mailbox.get(_key(command, kind, sender, owner))
+        except TimeoutError:
+            message = f"{sender.peer} sent no {kind} within {command.timeout_s:g} s"
+            raise RoundBroken(message, accused=sender.peer) from None
+
+    deadline_s = asyncio.get_running_loop().time() + command.timeout_s
+    async with asyncio.TaskGroup() as tasks:
+        for owner in owners:
+            if owner.peer != me.peer:
+                header = _header(command, me, "part", owner.start)
+                tasks.create_task(_send(links, owner, header, part[_span(owner)], deadline_s))
+        mean = torch.empty(0)
+        if mine in owners:
+            parts = [
+                part[_span(mine)] if member.peer == me.peer else await arrived("part", member, mine)
+                for member in command.members
+            ]
+            mean = await device.run(lambda: mean_of_parts(parts, command.tokens, bits))
+            for member in others:
+                header = _header(command, me, "mean", mine.start)
+                tasks.create_task(_send(links, member, header, mean, deadline_s))
+        slices = [mean if owner.peer == me.peer else await arrived("mean", owner, owner) for owner in owners]
+    return await device.run(lambda: _assemble(stage, command.unit, slices))
+
+
+def _assemble(stage: Stage, unit: UnitName, slices: Sequence[Tensor]) -> Mean:
+    gradient = slices[0] if len(slices) == 1 else torch.cat(list(slices))
+    digest = xxhash.xxh3_128_hexdigest(gradient.cpu().numpy().data)
+    return Mean(gradient, digest, stage.squared_norms(unit, gradient))
+
+
+def _own(members: Sequence[Member], peer: PeerId) -> Member:
+    for member in members:
+        if member.peer == peer:
+            return member
+    raise Refused(f"{peer} is no member of this round")
+
+
+def _span(member: Member) -> slice:
+    return slice(member.start, member.stop)
+
+
+def _key(command: Average, kind: str, sender: Member, owner: Member) -> SliceKey:
+    return SliceKey(command.timeline, command.step, command.unit, command.round, kind, sender.peer, owner.start)
+
+
+def _header(command: Average, me: Self, kind: str, start: int) -> TensorHeader:
+    return TensorHeader(
+        job=me.job,
+        kind=kind,
+        timeline=command.timeline,
+        step=command.step,
+        microbatch=0,
+        stage=me.stage,
+        attempt=0,
+        sender=me.peer,
+        incarnation=me.incarnation,
+        dtype="",
+        shape=(),
+        codec="none",
+        total_bytes=0,
+        unit=command.unit,
+        round=command.round,
+        start=start,
+    )
+
+
+async def _send(links: PeerLinks, to: Member, header: TensorHeader, values: Tensor, deadline_s: float) -> None:
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            await deliver(links, to.address, header, pack_slice(values))
+    except TimeoutError:
+        raise RoundBroken(f"{to.peer} took no {header.kind} in time", accused=to.peer) from None
+    except SwarmError as error:
+        raise RoundBroken(f"{to.peer} took no {header.kind}: {error.message}", accused=to.peer) from error

@@ -1,0 +1,102 @@
+"""Tensors and questions on their way to neighbours: each once at a time, repeated for as long as they matter there.
+
+A neighbour that cannot be reached is no reason to fail: its *link* is reported (`Undelivered`), for the scheduler to
+route around, and the tensor is tried again until it arrives or a newer route makes it superfluous.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+
+from stage_server.replica.packing import Packed, describe
+from swarm.errors import PeerUnavailable, StaleMessage, SwarmError
+from swarm.messages import TensorHeader, Undelivered
+from swarm.process.logs import Logger
+from swarm.rpc.peers import PeerLinks
+from swarm.types import Hop, Microbatch, PeerId
+
+# A link that fails for this long is reported, and again after REPEAT_S: the scheduler may have had no other way then.
+UNDELIVERED_S = 1.0
+REPEAT_S = 5.0
+PAUSE_S = (0.05, 1.0)  # between attempts: first, longest
+# A delivery that has neither arrived nor failed for this long does not keep a second copy from being sent.
+HANGING_S = 5.0
+
+
+class Deliveries:
+    """What one replica has under way."""
+
+    def __init__(
+        self,
+        links: PeerLinks,
+        emit: Callable[[Undelivered], None],
+        start: Callable[[Coroutine[object, object, None]], object],
+        log: Logger,
+    ) -> None:
+        self._links = links
+        self._emit = emit
+        self._start = start
+        self._log = log
+        self._under_way: dict[tuple[Microbatch, str, str, PeerId, int], float] = {}
+        self._addresses: dict[tuple[PeerId, int], str] = {}
+
+    def learn(self, hops: Iterable[Hop]) -> None:
+        """Take in where peers are: only the scheduler says so, questions come without an address."""
+        self._addresses.update({(hop.peer, hop.incarnation): hop.address for hop in hops})
+
+    def send(
+        self, to: Hop, header: TensorHeader, payload: Callable[[], Packed | None], matters: Callable[[], bool]
+    ) -> None:
+        """Deliver what `payload` gives to `to`, unless the same is under way; ends when `matters` says no.
+
+        `payload` is asked before each attempt: None means that it is held no longer.
+        """
+        microbatch = Microbatch(header.timeline, header.step, header.microbatch)
+        key = (microbatch, header.kind, header.wanted, to.peer, to.attempt)
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._under_way.get(key, -HANGING_S) < HANGING_S:
+            return
+        self._under_way[key] = now_s
+        self._start(self._deliver(key, to, header, payload, matters))
+
+    async def _deliver(
+        self,
+        key: tuple[Microbatch, str, str, PeerId, int],
+        to: Hop,
+        header: TensorHeader,
+        payload: Callable[[], Packed | None],
+        matters: Callable[[], bool],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = self._under_way[key]
+        report_s = started_s + UNDELIVERED_S
+        pause_s = PAUSE_S[0]
+        try:
+            while (packed := payload()) is not None:
+                try:
+                    address = self._addresses.get((to.peer, to.incarnation))
+                    if address is None:
+                        raise PeerUnavailable(f"no route has told yet where {to.peer} is")
+                    await self._links.send(address, describe(header, packed), packed.payload)
+                    return
+                except StaleMessage as error:
+                    # It has moved on, or is not as far as we are; if it lacks the tensor it will ask.
+                    self._log.debug("neighbour refused", peer=to.peer, reason=error.message)
+                    return
+                except SwarmError as error:
+                    failure = error
+                if not matters():
+                    return
+                if loop.time() >= report_s:
+                    report_s = loop.time() + REPEAT_S
+                    self._log.warning("neighbour not reached", peer=to.peer, reason=failure.message)
+                    evaluation = header.kind == "evaluation"
+                    self._emit(Undelivered(key[0], header.stage, to.peer, to.attempt, failure.message, evaluation))
+                await asyncio.sleep(pause_s)
+                if not matters():
+                    return
+                pause_s = min(2 * pause_s, PAUSE_S[1])
+        finally:
+            if self._under_way.get(key) == started_s:
+                del self._under_way[key]

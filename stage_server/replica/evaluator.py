@@ -1,0 +1,130 @@
+"""Evaluation microbatches on this stage server: carries out what `evaluation.py` says.
+
+Orders wait here, in order of version and microbatch, until no training computation waits for the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from torch import Tensor
+
+from stage_server.brain.evaluation import (
+    ComputeEvaluation,
+    EmitEvaluation,
+    EvaluationAction,
+    EvaluationTable,
+    ForgetEvaluation,
+    ReportEvaluation,
+)
+from stage_server.device import Device
+from stage_server.replica.packing import Packed, pack
+from swarm.errors import StaleMessage
+from swarm.messages import Evaluate, Event, TensorHeader
+from swarm.model import codec
+from swarm.model.stage import Stage
+from swarm.process.metrics import StageServerMetrics
+from swarm.types import Microbatch
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Token ids (first stage) and targets (last stage) of a microbatch, int64 [B, T]."""
+
+    tokens: Tensor | None
+    targets: Tensor | None
+
+
+class Evaluator:
+    """The evaluation side of one replica. `send` delivers a result, `ready` wakes whoever takes orders."""
+
+    def __init__(
+        self,
+        table: EvaluationTable,
+        stage: Stage,
+        codec_name: str,
+        device: Device,
+        emit: Callable[[Event], None],
+        send: Callable[[EmitEvaluation, Packed], None],
+        ready: asyncio.Event,
+        metrics: StageServerMetrics,
+    ) -> None:
+        self._table = table
+        self._stage = stage
+        self._codec = codec_name
+        self._device = device
+        self._emit = emit
+        self._send = send
+        self._ready = ready
+        self._metrics = metrics
+        self._ids: dict[Microbatch, Ids] = {}
+        self._inputs: dict[Microbatch, Tensor] = {}
+        self._orders: list[tuple[Microbatch, int, ComputeEvaluation]] = []  # a heap; may hold withdrawn ones
+
+    def newest_attempt(self) -> int:
+        """The greatest attempt that is known here."""
+        return self._table.newest_attempt()
+
+    def route(self, command: Evaluate, ids: Ids) -> None:
+        """Take part in a microbatch, or learn that others do."""
+        actions = self._table.route(command)
+        if self._table.wants(command.microbatch):
+            self._ids.setdefault(command.microbatch, ids)
+        self._carry_out(actions)
+
+    def receive(self, header: TensorHeader, payload: memoryview) -> None:
+        """Take in an activation that was admitted; StaleMessage if it belongs to no evaluation here."""
+        microbatch = Microbatch(header.timeline, header.step, header.microbatch)
+        taken = self._table.arrived(microbatch, header.attempt)
+        if taken.refusal:
+            raise StaleMessage(taken.refusal)
+        if taken.accepted:
+            self._inputs[microbatch] = codec.decode(payload, header.dtype, header.shape, header.codec)
+        self._carry_out(taken.actions)
+
+    def commit(self, version: int) -> None:
+        """The replica holds `version`; its optimizer step is queued on the device already."""
+        self._carry_out(self._table.commit(version))
+
+    def take(self) -> ComputeEvaluation | None:
+        """The next order that is still wanted; None if there is none."""
+        while self._orders:
+            _, _, work = heapq.heappop(self._orders)
+            if self._table.begin(work):
+                return work
+        return None
+
+    async def compute(self, work: ComputeEvaluation) -> None:
+        """Carry out an order, at once after `take`."""
+        microbatch = work.microbatch
+        x, ids = self._inputs.pop(microbatch, None), self._ids.get(microbatch, Ids(None, None))
+
+        def forward() -> tuple[Packed | None, float]:
+            y, loss = self._stage.evaluate(work.version, x=x, tokens=ids.tokens, targets=ids.targets)
+            return (None if y is None else pack(y, self._codec)), loss
+
+        done = await self._device.timed(forward)
+        packed, loss = done.result
+        self._metrics.device_busy(done.seconds)
+        self._carry_out(self._table.computed(work, loss), packed)
+
+    def _carry_out(self, actions: tuple[EvaluationAction, ...], result: Packed | None = None) -> None:
+        for action in actions:
+            match action:
+                case ComputeEvaluation():
+                    heapq.heappush(self._orders, (action.microbatch, action.attempt, action))
+                    self._ready.set()
+                case EmitEvaluation():
+                    assert result is not None, "all stages but the last have a result to send"
+                    self._send(action, result)
+                case ReportEvaluation(event=event):
+                    self._emit(event)
+                case ForgetEvaluation(microbatch=microbatch):
+                    self._inputs.pop(microbatch, None)
+                    self._ids.pop(microbatch, None)
+                case _:
+                    assert_never(action)

@@ -1,0 +1,628 @@
+"""One job's stage on this server: commands and tensors in, events and tensors out.
+
+The rules are in `cell.py` (what is ready, what goes where) and `intake.py` (what comes first). This module carries out
+what they say: it keeps the tensors, calls the device and hands finished tensors to the outbox.
+
+    Route, tensors ─▶ CellTable ─▶ Compute ─▶ Intake ─▶ device ─▶ CellTable ─▶ Emit ─▶ neighbours
+                                                                          └─▶ Report ─▶ scheduler
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stage_server.brain.cell import (
+    Action,
+    Ask,
+    CellTable,
+    Compute,
+    DropOutput,
+    Emit,
+    Forget,
+    ForgetSums,
+    Report,
+    Sealed,
+)
+from stage_server.brain.evaluation import EmitEvaluation, EvaluationTable
+from stage_server.brain.held_outputs import Hold
+from stage_server.brain.work_queue import Intake
+from stage_server.device import Device
+from stage_server.replica.averaging import Self
+from stage_server.replica.deliveries import Deliveries
+from stage_server.replica.evaluator import Evaluator, Ids
+from stage_server.replica.packing import NOTHING, SLICE_CODEC, Packed, pack
+from stage_server.replica.rounds import Rounds
+from stage_server.state.donor import LOG_BYTES, Donor
+from stage_server.state.joiner import Joiner, missed_record
+from stage_server.state.loading import FetchCall, load_initial
+from stage_server.state.saving import StoreCall, capture, hand_over
+from swarm.errors import (
+    CorruptFrame,
+    OutOfMemory,
+    Refused,
+    SchedulerUnreachable,
+    StaleMessage,
+    SwarmError,
+)
+from swarm.job.spec import JobSpec
+from swarm.messages import (
+    AbortRound,
+    Average,
+    Commit,
+    Committed,
+    Evaluate,
+    Event,
+    Failed,
+    Loaded,
+    LoadStage,
+    Route,
+    SaveStage,
+    StateReply,
+    StateRequest,
+    StoreHeader,
+    TensorHeader,
+    UnitSize,
+    Void,
+)
+from swarm.model import codec
+from swarm.model.probe import probe_digest
+from swarm.model.runtime import configure, is_slow_at_bfloat16, step_device
+from swarm.model.stage import Stage
+from swarm.model.state import InitialState
+from swarm.process.logs import Logger
+from swarm.process.metrics import StageServerMetrics
+from swarm.rpc.peers import PeerLinks
+from swarm.types import Direction, Hop, Microbatch, UnitName
+
+_KIND = {Direction.FORWARD: "activation", Direction.BACKWARD: "gradient"}
+_DIRECTION = {kind: direction for direction, kind in _KIND.items()}
+
+# Questions for what was lost between two neighbours are sent this often; what is lacking for less is on its way.
+REPAIR_S = 2.0
+HOLD_BYTES = 1 << 30
+STORE_AGAIN_S = 1.0
+
+ReplicaCommand = Route | Void | Average | AbortRound | Commit | SaveStage | Evaluate
+BuildStage = Callable[..., Stage]  # called as Stage is; simulations have one whose model is a few numbers
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What a cell was given beside its boundary tensors: token ids (stage 0), targets (last stage), int64 [B, T]."""
+
+    tokens: Tensor | None
+    targets: Tensor | None
+
+
+class Replica:
+    """A loaded stage at work; made by `load`, ended by `close`."""
+
+    def __init__(
+        self,
+        command: LoadStage,
+        spec: JobSpec,
+        stage: Stage,
+        me: Self,
+        device: Device,
+        links: PeerLinks,
+        emit: Callable[[Event], None],
+        store: StoreCall,
+        tasks: asyncio.TaskGroup,
+        metrics: StageServerMetrics,
+        log: Logger,
+        hold_bytes: int = HOLD_BYTES,
+    ) -> None:
+        self.job = command.job
+        self.timeline = command.timeline
+        self.me = me
+        self._spec = spec
+        self._stage = stage
+        self._device = device
+        self._links = links
+        self._emit = emit
+        self._store = store
+        self._tasks = tasks
+        self._metrics = metrics
+        self._log = log
+        self._bits = spec.training.fixed_point_bits if spec.training.reproducible else None
+        self._codec = spec.pipeline.compression
+        self._stages = len(command.split)
+
+        self.cells = CellTable(
+            stage=command.stage,
+            stages=self._stages,
+            timeline=command.timeline,
+            version=command.version,
+            staleness=spec.pipeline.staleness,
+            peer=me.peer,
+            incarnation=me.incarnation,
+        )
+        self._intake = Intake()
+        self._ready = asyncio.Event()
+        table = EvaluationTable(
+            command.stage,
+            self._stages,
+            command.timeline,
+            command.version,
+            spec.pipeline.staleness,
+            peer=me.peer,
+            incarnation=me.incarnation,
+        )
+        self._evaluator = Evaluator(
+            table, stage, self._codec, device, emit, self._send_evaluation, self._ready, metrics
+        )
+        self._queued_s: dict[int, float] = {}
+        self._batches: dict[Microbatch, _Batch] = {}
+        self._inputs: dict[tuple[Microbatch, Direction], Tensor] = {}
+        self._outputs: Hold[Packed] = Hold(hold_bytes)
+        self._work: dict[asyncio.Task[None], None] = {}  # ordered, unlike a set
+        self._deliveries = Deliveries(links, emit, self._start, log)
+        self._rounds = Rounds(me, stage, self._bits, device, links, emit, self.fail, self._start, metrics, log)
+        self._loaded: Loaded | None = None
+        self._donor = Donor(stage, device, min(LOG_BYTES, hold_bytes))
+        self._committed: deque[Committed] = deque(maxlen=2)  # a commit is written when that of two steps ago is agreed
+        self._failed: Failed | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._start(self._compute_forever())
+        self._start(self._repair_forever())
+
+    @classmethod
+    async def load(
+        cls,
+        command: LoadStage,
+        spec: JobSpec,
+        me: Self,
+        device: Device,
+        links: PeerLinks,
+        emit: Callable[[Event], None],
+        store: StoreCall,
+        fetch: FetchCall,
+        tasks: asyncio.TaskGroup,
+        metrics: StageServerMetrics,
+        log: Logger,
+        build: BuildStage = Stage,
+        hold_bytes: int = HOLD_BYTES,
+    ) -> Replica:
+        """Build the stage on the device and report it; raises OutOfMemory if it does not fit, InvalidModel."""
+        await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
+        initial = await load_initial(command, spec, device, fetch, log)
+        stage = await device.run(lambda: build(spec, command.stage, device.name, initial, step_on=command.step_on))
+        steps_at = step_device(device.name, command.step_on)
+        digest, probe = await device.run(lambda: (stage.digest(), probe_digest(spec.training, steps_at)))
+        replica = cls(command, spec, stage, me, device, links, emit, store, tasks, metrics, log, hold_bytes)
+        units = tuple(UnitSize(name, layout.elements) for name, layout in stage.units.items())
+        loaded = Loaded(command.job, command.timeline, command.stage, stage.version, digest, units, probe)
+        replica._loaded = loaded
+        emit(loaded)
+        if spec.model.dtype == "bfloat16" and is_slow_at_bfloat16(device.name):
+            hint = 'set model.dtype = "float32"'
+            log.warning(f"{me.peer}: its CPU has no bfloat16 instructions, float32 is 2.5-3 times as fast: {hint}")
+        log.info("stage loaded", stage=command.stage, layers=command.split[command.stage], device=str(device.name))
+        return replica
+
+    @classmethod
+    def joined(
+        cls,
+        joiner: Joiner,
+        spec: JobSpec,
+        me: Self,
+        device: Device,
+        links: PeerLinks,
+        emit: Callable[[Event], None],
+        store: StoreCall,
+        tasks: asyncio.TaskGroup,
+        metrics: StageServerMetrics,
+        log: Logger,
+        hold_bytes: int = HOLD_BYTES,
+    ) -> Replica:
+        """Go on with the state that a joiner has put together and reported."""
+        assert joiner.stage is not None
+        assert joiner.loaded is not None, "admitted is who has reported"
+        command = replace(joiner.command, version=joiner.loaded.version)
+        replica = cls(command, spec, joiner.stage, me, device, links, emit, store, tasks, metrics, log, hold_bytes)
+        replica._loaded = joiner.loaded
+        log.info("joined", stage=command.stage, version=command.version)
+        return replica
+
+    async def close(self) -> None:
+        """Stop all work and let go of the stage."""
+        for task in self._work:
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
+
+    # Sessions ----------------------------------------------------------------------------------------------------
+
+    def attach(self) -> tuple[Event, ...]:
+        """A new session begins: what was begun for the old one is given up; gives what the scheduler may have missed.
+
+        What the cells hold goes with `Hello`, which is to be made right after this.
+        """
+        self._stop_saving()  # the files may have gone to a scheduler that was killed
+        self._rounds.abort_all()
+        self._carry_out(self.cells.unseal_all())
+        return tuple(event for event in (self._loaded, *self._committed, self._failed) if event is not None)
+
+    def newest_attempt(self) -> int:
+        """The greatest attempt that is known here of anything open."""
+        return max(self.cells.newest_attempt(), self._evaluator.newest_attempt())
+
+    # Commands ----------------------------------------------------------------------------------------------------
+
+    async def handle(self, command: ReplicaCommand) -> None:
+        """Carry out one command; commands are handled in the order in which they came."""
+        match command:
+            case Route():
+                self._route(command)
+            case Void():
+                self._carry_out(self.cells.void(command.step, command.attempt))
+            case Average():
+                self._average(command)
+            case AbortRound():
+                self._abort(command)
+            case Commit():
+                await self._commit(command)
+            case SaveStage():
+                self._stop_saving()
+                # Queued now: after the commit that made the version, before any other.
+                self._saving = self._start(self._save(command, capture(command, self._stage, self._device)))
+            case Evaluate():
+                shape = (-1, self._spec.data.sequence_length)
+                self._deliveries.learn(command.hops)
+                self._evaluator.route(command, Ids(_ids(command.tokens, shape), _ids(command.targets, shape)))
+            case _:
+                assert_never(command)
+
+    def _route(self, route: Route) -> None:
+        hop = route.hops[self.me.stage]
+        if (hop.peer, hop.incarnation) == (self.me.peer, self.me.incarnation):
+            shape = (-1, self._spec.data.sequence_length)
+            self._batches.setdefault(route.microbatch, _Batch(_ids(route.tokens, shape), _ids(route.targets, shape)))
+        self._deliveries.learn(route.hops)
+        self._carry_out(self.cells.route(route))
+
+    def _average(self, command: Average) -> None:
+        if command.step >= self.cells.version and self._rounds.take(command):
+            self._carry_out(self.cells.seal(command.step))
+
+    def _abort(self, command: AbortRound) -> None:
+        if self._rounds.abort(command):
+            self._carry_out(self.cells.unseal(command.step))
+
+    async def _commit(self, command: Commit) -> None:
+        if command.step != self.cells.version:
+            # Older: a repeat. Newer: one before it was lost with a session, and both come again.
+            self._log.debug("commit out of order", step=command.step, version=self.cells.version)
+            return
+        gradients = await self._gradients(command)
+        if gradients is None:
+            return
+        # Queued before any computation that the cells hand out from here on: those find the new weights.
+        applying = self._device.timed(
+            lambda: self._stage.apply(
+                command.step,
+                gradients,
+                learning_rate=command.learning_rate,
+                scale=command.scale,
+                skip=command.skip,
+            )
+        )
+        self._rounds.close(command.step)
+        for old in [microbatch for microbatch in self._batches if microbatch.step <= command.step]:
+            del self._batches[old]
+        self._carry_out(self.cells.commit(command.step, command.version))
+        self._evaluator.commit(command.version)
+        try:
+            applied = await applying
+        except SwarmError as error:
+            self.fail(error)
+            return
+        self._metrics.device_busy(applied.seconds)
+        self._donor.committed(command, gradients)
+        committed = Committed(self.timeline, command.step, command.version, self.me.stage, applied.result)
+        self._committed.append(committed)
+        self._emit(committed)
+
+    async def _gradients(self, command: Commit) -> dict[UnitName, Tensor] | None:
+        """The averaged gradients that a commit makes effective: held here, or from the log of a member."""
+        means = self._rounds.means(command)
+        if means is not None:
+            return {unit: mean.gradient for unit, mean in means.items() if unit in self._stage.units}
+        step, me = command.step, self.me
+
+        def request(chunk: int) -> StateRequest:
+            return StateRequest(
+                self.job, self.timeline, me.stage, "records", chunk, step, step + 1, me.peer, me.incarnation
+            )
+
+        try:
+            record = await missed_record(step, request, command.donors, self._stage, self._links)
+        except SwarmError as error:
+            self.fail(StaleMessage(f"step {step} was averaged without this replica: {error.message}"))
+            return None
+        return self._stage.means_of(record.gradients)
+
+    async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
+        """A part of this replica's state, for a peer that joins; StaleMessage if it asks for another stage."""
+        asked = (request.job, request.timeline, request.stage)
+        if asked != (self.job, self.timeline, self.me.stage):
+            raise StaleMessage(f"this replica serves stage {self.me.stage} of job {self.job}, timeline {self.timeline}")
+        return await self._donor.give(request)
+
+    async def _save(self, command: SaveStage, captured: Awaitable[InitialState]) -> None:
+        store = self._store_patiently
+        self._emit(await hand_over(command, captured, self._spec, self.me, self._device, store, self._log))
+
+    def _stop_saving(self) -> None:
+        if self._saving is not None:
+            self._saving.cancel()
+
+    async def _store_patiently(self, header: StoreHeader, payload: bytes) -> str:
+        """Store, however long it takes until the scheduler can be reached."""
+        while True:
+            try:
+                return await self._store(header, payload)
+            except SchedulerUnreachable as error:
+                self._log.warning("stage not stored yet", stage=self.me.stage, reason=error.message)
+                await asyncio.sleep(STORE_AGAIN_S)
+
+    # Tensors -----------------------------------------------------------------------------------------------------
+
+    def admit(self, header: TensorHeader) -> None:
+        """Refuse, before a byte of it is kept, a tensor that does not belong here."""
+        if header.job != self.job or header.timeline != self.timeline:
+            raise StaleMessage(f"this replica serves job {self.job}, timeline {self.timeline}")
+        expected_bytes = 0
+        match header.kind:
+            case "part" | "mean":
+                layout = self._stage.units.get(header.unit)
+                if layout is None:
+                    raise Refused(f"stage {self.me.stage} has no unit {header.unit!r}")
+                if header.codec != SLICE_CODEC:
+                    raise CorruptFrame(f"slices travel as {SLICE_CODEC}, not {header.codec!r}")
+                if len(header.shape) != 1 or header.start + header.shape[0] > layout.elements:
+                    raise Refused(f"slice {header.start}+{header.shape} leaves unit {header.unit}")
+                expected_bytes = codec.slice_bytes(header.dtype, header.shape[0])
+                self._rounds.mailbox.admit(header)
+            case "activation" | "gradient" | "evaluation":
+                if header.stage != self.me.stage:
+                    raise Refused(f"a tensor for stage {header.stage} came to stage {self.me.stage}")
+                if header.shape != self._stage.boundary_shape():
+                    raise CorruptFrame(f"boundary tensors are {self._stage.boundary_shape()}, not {header.shape}")
+                if header.codec != self._codec:
+                    raise CorruptFrame(f"this job sends boundary tensors as {self._codec}, not {header.codec}")
+                expected_bytes = codec.encoded_bytes(header.dtype, header.shape, header.codec)
+            case "need":
+                if header.stage != self.me.stage:
+                    raise Refused(f"a question to stage {header.stage} came to stage {self.me.stage}")
+                if header.wanted not in _DIRECTION or header.total_bytes:
+                    raise CorruptFrame(f"a need names activation or gradient and has no bytes, not {header.wanted!r}")
+            case _:
+                raise CorruptFrame(f"unknown kind of tensor: {header.kind!r}")
+        if header.total_bytes != expected_bytes:
+            raise CorruptFrame(f"{header.dtype} {header.shape} has {expected_bytes} bytes, not {header.total_bytes}")
+
+    async def receive(self, header: TensorHeader, payload: memoryview) -> None:
+        """Take in a tensor that was admitted; a duplicate is ignored."""
+        microbatch = Microbatch(header.timeline, header.step, header.microbatch)
+        match header.kind:
+            case "part" | "mean":
+                self._rounds.mailbox.put(header, payload)
+            case "evaluation":
+                self._evaluator.receive(header, payload)
+            case "need":
+                asker = Hop(header.sender, header.incarnation, header.attempt, "")
+                self._carry_out(self.cells.need(microbatch, _DIRECTION[header.wanted], asker))
+            case kind:
+                direction = _DIRECTION[kind]
+                arrival = self.cells.arrived(microbatch, direction, header.attempt)
+                if not arrival.accepted and not arrival.duplicate:
+                    raise StaleMessage(arrival.reason)
+                if arrival.accepted:
+                    tensor = codec.decode(payload, header.dtype, header.shape, header.codec)
+                    self._inputs[microbatch, direction] = tensor
+                self._carry_out(arrival.actions)
+
+    # Actions -----------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            match action:
+                case Compute():
+                    self._put(action)
+                case Emit():
+                    self._send(action)
+                case Ask():
+                    self._ask(action)
+                case Forget(microbatch=microbatch):
+                    self._forget(microbatch)
+                case DropOutput(microbatch=microbatch, direction=direction):
+                    self._outputs.drop((microbatch, direction))
+                case ForgetSums(step=step):
+                    self._device.run(lambda step=step: self._stage.void(step))  # type: ignore[misc]
+                case Sealed(step=step):
+                    self._rounds.sealed(step, self.cells.set_digest(step))
+                case Report(event=event):
+                    self._emit(event)
+                case _:
+                    assert_never(action)
+        self._metrics.queue_depth(
+            self.me.stage,
+            forward=self._intake.waiting(Direction.FORWARD),
+            backward=self._intake.waiting(Direction.BACKWARD),
+        )
+
+    def _put(self, work: Compute) -> None:
+        if not self._intake.put(work):
+            self.fail(
+                Refused(
+                    f"stage {self.me.stage} has {len(self._intake)} computations waiting and takes no more",
+                    hint="lower pipeline.max_in_flight",
+                )
+            )
+            return
+        self._queued_s[work.ticket] = asyncio.get_running_loop().time()
+        self._ready.set()
+
+    def _forget(self, microbatch: Microbatch) -> None:
+        self._intake.discard(microbatch)
+        if not self.cells.is_mine(microbatch):  # else it is done again, and no Route will bring tokens and targets
+            self._batches.pop(microbatch, None)
+        for direction in Direction:
+            self._inputs.pop((microbatch, direction), None)
+            self._outputs.drop((microbatch, direction))
+        self._device.run(lambda: self._stage.drop(microbatch))
+
+    async def _compute_forever(self) -> None:
+        while True:
+            await self._ready.wait()
+            work = self._intake.take()
+            if (
+                work is None
+            ):  # evaluation fills the moments without training work; see scheduler/brain/routing/evaluation.py
+                evaluation = self._evaluator.take()
+                if evaluation is None:
+                    self._ready.clear()
+                    continue
+                try:
+                    await self._evaluator.compute(evaluation)
+                except SwarmError as error:
+                    self.fail(error)
+                continue
+            waited_s = asyncio.get_running_loop().time() - self._queued_s.pop(work.ticket)
+            work_now = self.cells.begin(work)
+            if work_now is None:
+                continue
+            self._metrics.waited(self.me.stage, work.direction.value, waited_s)
+            try:
+                match work_now.direction:
+                    case Direction.FORWARD:
+                        await self._forward(work_now, waited_s)
+                    case Direction.BACKWARD:
+                        await self._backward(work_now, waited_s)
+                    case _:
+                        assert_never(work_now.direction)
+            except SwarmError as error:
+                self.fail(error)
+
+    async def _forward(self, work: Compute, waited_s: float) -> None:
+        microbatch, batch = work.microbatch, self._batches[work.microbatch]
+        x = self._inputs.pop((microbatch, Direction.FORWARD), None)
+
+        def forward() -> tuple[Packed | None, float]:
+            y, loss = self._stage.forward(microbatch, work.version, x=x, tokens=batch.tokens, targets=batch.targets)
+            return (None if y is None else pack(y, self._codec)), loss
+
+        done = await self._device.timed(forward)
+        y, loss = done.result
+        self._hold(microbatch, Direction.FORWARD, y)
+        self._metrics.computed(self.me.stage, "forward", done.seconds)
+        self._carry_out(self.cells.computed_forward(work, loss, done.seconds, waited_s))
+
+    async def _backward(self, work: Compute, waited_s: float) -> None:
+        microbatch = work.microbatch
+        g = self._inputs.pop((microbatch, Direction.BACKWARD), None)
+
+        def backward() -> tuple[Packed | None, bool]:
+            dx, finite = self._stage.backward(microbatch, g, accumulate=work.accumulate)
+            return (None if dx is None else pack(dx, self._codec)), finite
+
+        done = await self._device.timed(backward)
+        dx, finite = done.result
+        self._hold(microbatch, Direction.BACKWARD, dx)
+        self._metrics.computed(self.me.stage, "backward", done.seconds)
+        self._carry_out(self.cells.computed_backward(work, finite, done.seconds, waited_s))
+
+    def _hold(self, microbatch: Microbatch, direction: Direction, output: Packed | None) -> None:
+        if output is None:
+            return
+        for old, side in self._outputs.put((microbatch, direction), output):
+            self._metrics.output_evicted(self.me.stage)
+            self._carry_out(self.cells.evicted(old, side))
+
+    def _send_evaluation(self, emit: EmitEvaluation, packed: Packed) -> None:
+        microbatch = emit.microbatch
+        oldest = microbatch.step + self._spec.pipeline.staleness
+        self._deliveries.send(
+            emit.to,
+            self._header("evaluation", microbatch, self.me.stage + 1, emit.attempt),
+            lambda: packed,
+            lambda: self.cells.version <= oldest,
+        )
+
+    async def _repair_forever(self) -> None:
+        """Ask for what was lost between two neighbours: whatever is lacking in two looks one after the other."""
+        before: set[tuple[Microbatch, Direction]] = set()
+        while True:
+            await asyncio.sleep(REPAIR_S)
+            asks = self.cells.lacking()
+            self._carry_out(tuple(ask for ask in asks if (ask.microbatch, ask.direction) in before))
+            before = {(ask.microbatch, ask.direction) for ask in asks}
+
+    def _send(self, emit: Emit) -> None:
+        microbatch, side = emit.microbatch, emit.direction
+        stage = self.me.stage + (1 if side is Direction.FORWARD else -1)
+        self._deliveries.send(
+            emit.to,
+            self._header(_KIND[side], microbatch, stage, emit.attempt),
+            lambda: self._outputs.get((microbatch, side)),
+            lambda: self.cells.concerns(microbatch, side, emit.to),
+        )
+
+    def _ask(self, ask: Ask) -> None:
+        microbatch = ask.microbatch
+        # x is asked of the stage before, g of the one behind.
+        side = Direction.BACKWARD if ask.direction is Direction.FORWARD else Direction.FORWARD
+        stage = self.me.stage + (1 if side is Direction.FORWARD else -1)
+        self._deliveries.send(
+            ask.to,
+            self._header("need", microbatch, stage, ask.attempt, wanted=_KIND[ask.direction]),
+            lambda: NOTHING,
+            lambda: self.cells.concerns(microbatch, side, ask.to),
+        )
+
+    def _header(self, kind: str, microbatch: Microbatch, stage: int, attempt: int, *, wanted: str = "") -> TensorHeader:
+        return TensorHeader(
+            job=self.job,
+            kind=kind,
+            timeline=microbatch.timeline,
+            step=microbatch.step,
+            microbatch=microbatch.index,
+            stage=stage,
+            attempt=attempt,
+            sender=self.me.peer,
+            incarnation=self.me.incarnation,
+            dtype="",
+            shape=(),
+            codec="none",
+            total_bytes=0,
+            wanted=wanted,
+        )
+
+    def fail(self, error: SwarmError) -> None:
+        """Tell the scheduler that this replica cannot go on with the job."""
+        if isinstance(error, OutOfMemory):
+            self._metrics.out_of_memory()
+        self._log.error("cannot go on", error_code=error.code, reason=error.message)
+        self._failed = Failed(self.job, error.code, error.message, error.hint)
+        self._emit(self._failed)
+
+    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        task = self._tasks.create_task(work)
+        self._work[task] = None
+        task.add_done_callback(lambda done: self._work.pop(done, None))
+        return task
+
+
+def _ids(raw: bytes, shape: tuple[int, int]) -> Tensor | None:
+    """Token ids of a Route as int64 [B, T]; None if this stage gets none."""
+    if not raw:
+        return None
+    return torch.from_numpy(np.frombuffer(raw, dtype="<i4").astype(np.int64)).view(shape)

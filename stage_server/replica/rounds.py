@@ -1,0 +1,165 @@
+"""A replica's part in averaging, from the command to the mean that its commit uses.
+
+    Average ──▶ waits for the seal ──▶ under way ──▶ mean held until the commit
+                     └────────────── given up ◀──┘ AbortRound, a newer round, a new session
+
+Of each unit and step only the newest round counts. Its mean stays when the round is given up for a broken session:
+it may have been complete everywhere, and its commit row written, before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+from stage_server.device import Device
+from stage_server.replica.averaging import Mailbox, Mean, RoundBroken, Self, run_round
+from swarm.errors import OutOfMemory, SetMismatch, SwarmError
+from swarm.messages import AbortRound, Average, Averaged, Commit, RoundFailed
+from swarm.model.stage import Stage
+from swarm.process.logs import Logger
+from swarm.process.metrics import StageServerMetrics
+from swarm.rpc.peers import PeerLinks
+from swarm.types import PeerId, Round, UnitName
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """The newest round of a unit in one step."""
+
+    command: Average
+    task: asyncio.Task[None] | None = None  # none: waits for the seal
+    given_up: bool = False
+
+
+class Rounds:
+    """The rounds of all open steps."""
+
+    def __init__(
+        self,
+        me: Self,
+        stage: Stage,
+        bits: int | None,
+        device: Device,
+        links: PeerLinks,
+        emit: Callable[[Averaged | RoundFailed], None],
+        fail: Callable[[SwarmError], None],
+        start: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
+        metrics: StageServerMetrics,
+        log: Logger,
+    ) -> None:
+        self.mailbox = Mailbox()
+        self._me = me
+        self._stage = stage
+        self._bits = bits
+        self._device = device
+        self._links = links
+        self._emit = emit
+        self._fail = fail
+        self._start = start
+        self._metrics = metrics
+        self._log = log
+        self._rounds: dict[tuple[int, UnitName], _UnderWay] = {}
+        self._means: dict[tuple[int, UnitName, Round], Mean] = {}
+
+    def take(self, command: Average) -> bool:
+        """Note a round; whether it is news, and the step is to be sealed for it. It begins with `sealed`."""
+        key = (command.step, command.unit)
+        known = self._rounds.get(key)
+        if known is not None and command.round <= known.command.round:
+            return False
+        if known is not None:
+            self._stop(known)
+        self._rounds[key] = _UnderWay(command)
+        # A newer round says that no older one was written into a row, nor ever will be.
+        self._means = {at: mean for at, mean in self._means.items() if at[:2] != key}
+        self.mailbox.begin(command.step, command.unit, command.round)
+        return True
+
+    def sealed(self, step: int, digest: str) -> None:
+        """The parts of the step may be read; `digest` names the set that is in them. Begin what waited for that."""
+        for (of, _), one in list(self._rounds.items()):
+            if of != step or one.given_up or one.task is not None:
+                continue
+            expected = next((member.digest for member in one.command.members if member.peer == self._me.peer), "")
+            if digest == expected:
+                one.task = self._start(self._take_part(one.command))
+            else:
+                one.given_up = True
+                self._failed(one.command, SetMismatch(f"expected set {expected}, this replica holds {digest}"), "")
+
+    def abort(self, command: AbortRound) -> bool:
+        """Give a round up, if it is the unit's newest; whether no round of the step is left."""
+        known = self._rounds.get((command.step, command.unit))
+        if known is not None and known.command.round == command.round:
+            self._stop(known)
+        return all(one.given_up for (step, _), one in self._rounds.items() if step == command.step)
+
+    def abort_all(self) -> None:
+        """Give all rounds up."""
+        for one in self._rounds.values():
+            self._stop(one)
+
+    def means(self, commit: Commit) -> dict[UnitName, Mean] | None:
+        """The averaged gradients that a commit makes effective; None if one is not held here."""
+        keys = [(commit.step, made.unit, made.round) for made in commit.rounds]
+        if any(key not in self._means for key in keys):
+            return None
+        return {unit: self._means[step, unit, round_] for step, unit, round_ in keys}
+
+    def close(self, step: int) -> None:
+        """The step is committed: forget its rounds and those before."""
+        self.mailbox.close(step)
+        self._means = {key: mean for key, mean in self._means.items() if key[0] > step}
+        for key in [key for key in self._rounds if key[0] <= step]:
+            self._stop(self._rounds.pop(key))
+
+    def _stop(self, one: _UnderWay) -> None:
+        one.given_up = True
+        if one.task is not None and not one.task.done():
+            one.task.cancel()
+            self._metrics.round_finished(self._me.stage, "aborted", 0.0)
+
+    async def _take_part(self, command: Average) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            mean = await run_round(command, self._me, self._stage, self._bits, self._device, self._links, self.mailbox)
+        except* OutOfMemory as group:
+            self._fail(_first(group))
+        except* RoundBroken as group:
+            broken = _first(group)
+            assert isinstance(broken, RoundBroken)
+            self._failed(command, broken, broken.accused)
+        except* SwarmError as group:
+            self._failed(command, _first(group), "")
+        else:
+            duration_s = loop.time() - started_s
+            self._means[command.step, command.unit, command.round] = mean
+            self._metrics.round_finished(self._me.stage, "averaged", duration_s)
+            self._emit(
+                Averaged(
+                    command.timeline,
+                    command.step,
+                    command.unit,
+                    command.round,
+                    mean.digest,
+                    mean.norms,
+                    duration_s,
+                )
+            )
+
+    def _failed(self, command: Average, error: SwarmError, accused: PeerId | str) -> None:
+        self._metrics.round_finished(self._me.stage, "failed", 0.0)
+        self._log.warning("round failed", step=command.step, unit=command.unit, reason=str(error))
+        reason = f"{error.code}: {error}"
+        self._emit(RoundFailed(command.timeline, command.step, command.unit, command.round, reason, accused))
+
+
+def _first(group: BaseExceptionGroup[SwarmError]) -> SwarmError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, SwarmError)
+    return error

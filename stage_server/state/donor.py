@@ -1,0 +1,136 @@
+"""What a replica gives to those who join its stage: chunks of its state, and the records of past commits.
+
+A chunk is copied between two computations and tells its own version; nothing is frozen and nobody waits. Joiners are
+turned away while as many as may be are being served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from struct import Struct
+
+import torch
+from torch import Tensor
+
+from stage_server.brain.chunks import Chunk, TensorSize, cut
+from stage_server.brain.commit_log import CommitLog
+from stage_server.device import Device
+from swarm.errors import CorruptFrame, Refused, RetryElsewhere
+from swarm.messages import Commit, StateReply, StateRequest
+from swarm.model.stage import Stage
+from swarm.rpc.peers import state_reply
+from swarm.types import UnitName
+
+CHUNK_BYTES = 8 << 20  # one tensor may be more: optimizers work on whole tensors
+SERVED_MAX = 4
+LOG_BYTES = 1 << 30
+RECORD_BYTES_MAX = 64 << 20  # of one answer with more than one record
+_FACTS = Struct("<dd?")  # learning rate, scale, skip
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a commit did: the averaged gradient by parameter name (nothing if the step was skipped)."""
+
+    learning_rate: float
+    scale: float
+    skip: bool
+    gradients: Mapping[str, Tensor]
+
+
+def chunks_of(stage: Stage) -> tuple[Chunk, ...]:
+    """How the state of a stage is cut: the same for all its replicas."""
+    sizes = [TensorSize(name, elements) for name, elements in stage.parameter_sizes()]
+    element_bytes = max(1, stage.state_bytes(size.name for size in sizes) // max(1, sum(one.elements for one in sizes)))
+    return cut(sizes, chunk_bytes=CHUNK_BYTES, element_bytes=element_bytes, gradient_bytes=4, whole_tensors=True)
+
+
+def names_of(chunk: Chunk) -> tuple[str, ...]:
+    """The parameters of a chunk."""
+    return tuple(piece.tensor for piece in chunk.pieces)
+
+
+def pack_records(records: Sequence[Record], names: Sequence[str]) -> bytes:
+    """Records of consecutive steps for some parameters, as they travel."""
+    parts: list[bytes | memoryview] = []
+    for record in records:
+        parts.append(_FACTS.pack(record.learning_rate, record.scale, record.skip))
+        if not record.skip:
+            parts += [
+                record.gradients[name].detach().cpu().contiguous().view(-1).numpy().data.cast("B") for name in names
+            ]
+    return b"".join(parts)
+
+
+def records_bytes(count: int, chunk: Chunk) -> int:
+    """The most that `count` records of a chunk's parameters weigh as they travel."""
+    return count * (_FACTS.size + chunk.record_bytes)
+
+
+def unpack_records(payload: memoryview, count: int, sizes: Mapping[str, int]) -> list[Record]:
+    """`count` records of parameters with so many elements, in this order; CorruptFrame if they are not that."""
+    records, position = [], 0
+    for _ in range(count):
+        if len(payload) - position < _FACTS.size:
+            raise CorruptFrame("a record of a commit is cut off")
+        learning_rate, scale, skip = _FACTS.unpack_from(payload, position)
+        position += _FACTS.size
+        gradients = {}
+        for name, elements in () if skip else sizes.items():
+            raw = payload[position : position + 4 * elements]
+            if len(raw) != 4 * elements:
+                raise CorruptFrame("a record of a commit is cut off")
+            gradients[name] = torch.frombuffer(bytearray(raw), dtype=torch.float32)
+            position += len(raw)
+        records.append(Record(learning_rate, scale, skip, gradients))
+    if position != len(payload):
+        raise CorruptFrame("a record of a commit is longer than its parameters")
+    return records
+
+
+class Donor:
+    """The giving side of one replica."""
+
+    def __init__(self, stage: Stage, device: Device, limit_bytes: int = LOG_BYTES) -> None:
+        self._stage = stage
+        self._device = device
+        self._chunks = chunks_of(stage)
+        record_bytes = 4 * sum(elements for _, elements in stage.parameter_sizes())
+        # Two at least: a replica that was admitted in the middle of a step needs them from the others.
+        self._log = CommitLog(max(limit_bytes, 2 * record_bytes), stage.version)
+        self._records: dict[int, Record] = {}
+        self._served = 0
+
+    def committed(self, commit: Commit, means: Mapping[UnitName, Tensor]) -> None:
+        """Remember what a commit did; `means` of all units, or nothing if the step was skipped."""
+        gradients = {} if commit.skip else self._stage.gradients_of(means)
+        size_bytes = sum(4 * gradient.numel() for gradient in gradients.values())
+        self._records[commit.step] = Record(commit.learning_rate, commit.scale, commit.skip, gradients)
+        for step in self._log.append(commit.step, size_bytes):
+            self._records.pop(step, None)
+
+    async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
+        """What was asked for; RetryElsewhere if too many are being served, Refused if there is no such chunk."""
+        if request.chunk >= len(self._chunks):
+            raise Refused(f"stage {request.stage} has {len(self._chunks)} chunks, asked for was {request.chunk}")
+        names = names_of(self._chunks[request.chunk])
+        if request.part == "records":
+            return self._give_records(request, names)
+        if self._served >= SERVED_MAX:
+            raise RetryElsewhere(f"{self._served} are being served already")
+        self._served += 1
+        try:
+            version, payload = await self._device.run(lambda: (self._stage.version, self._stage.snapshot(names)))
+        finally:
+            self._served -= 1
+        return state_reply(version, self._log.reach, payload), payload
+
+    def _give_records(self, request: StateRequest, names: Sequence[str]) -> tuple[StateReply, bytes]:
+        steps = self._log.steps(request.start, request.stop)
+        if steps is None:  # the log begins later: `reach` says so
+            return state_reply(request.start, self._log.reach, b""), b""
+        each_bytes = max(1, self._chunks[request.chunk].record_bytes)
+        steps = steps[: max(1, RECORD_BYTES_MAX // each_bytes)]
+        payload = pack_records([self._records[step] for step in steps], names)
+        return state_reply(request.start + len(steps), self._log.reach, payload), payload

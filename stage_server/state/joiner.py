@@ -1,0 +1,346 @@
+"""Becoming a replica of a job at work: fetch the stage's state from its replicas while they train on.
+
+    LoadStage(join) ─▶ build ─▶ pull, replay (rejoin.py decides) ─▶ Loaded(version, digest) ─▶ kept as it is ─▶ Admit
+                                         ▲                                                        │
+                                         └──────────── Follow: answered, there is a newer version ┘
+
+What was reported is kept unchanged until the scheduler answers, since it may already count on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import assert_never
+
+from torch import Tensor
+
+from stage_server.brain.chunks import Chunk
+from stage_server.brain.rejoin import (
+    Admit,
+    AskChunk,
+    AskRecords,
+    Digest,
+    Drop,
+    GiveUp,
+    Order,
+    Rejoin,
+    RejoinSettings,
+    Replay,
+    Store,
+)
+from stage_server.device import Device
+from stage_server.replica.averaging import Self
+from stage_server.state.donor import Record, chunks_of, names_of, records_bytes, unpack_records
+from swarm.errors import CorruptFrame, JobFailed, PeerUnavailable, SwarmError
+from swarm.job.spec import JobSpec
+from swarm.messages import Failed, Follow, Loaded, LoadStage, StateReply, StateRequest, UnitSize
+from swarm.model.probe import probe_digest
+from swarm.model.runtime import configure, step_device
+from swarm.model.stage import Stage
+from swarm.process.logs import Logger
+from swarm.rpc.peers import PeerLinks
+from swarm.types import Hop, PeerId
+
+PULL_S = 60.0  # of one chunk or its records, and longer for what is large
+BYTES_PER_S_MIN = 1e6
+FOLLOW_S_MAX = 10.0  # until some donor has begun to give a chunk of the averaged gradient of one commit
+PAUSE_S = (0.02, 0.5)
+
+
+class Joiner:
+    """One attempt to join; made by `build_stage`, ended by `close` or by taking over its `stage`."""
+
+    def __init__(
+        self,
+        command: LoadStage,
+        spec: JobSpec,
+        me: Self,
+        device: Device,
+        links: PeerLinks,
+        emit: Callable[[Loaded | Failed], None],
+        tasks: asyncio.TaskGroup,
+        log: Logger,
+        build: Callable[..., Stage],
+    ) -> None:
+        self.stage: Stage | None = None
+        self.command = command
+        self._spec = spec
+        self._me = me
+        self._device = device
+        self._links = links
+        self._emit = emit
+        self._tasks = tasks
+        self._log = log
+        self._build = build
+        self._work: dict[asyncio.Task[None], None] = {}
+        self._rejoin: Rejoin | None = None
+        self._chunks: tuple[Chunk, ...] = ()
+        self._sizes: dict[str, int] = {}
+        self._probe = self._digest_made = ""
+        self._donors: dict[PeerId, Hop] = {}
+        self._follow: Follow | None = None  # the newest
+        self._reports = 0
+        self.loaded: Loaded | None = None  # the newest report
+        self._failed: Failed | None = None
+        self._news = asyncio.Event()
+        self._start(self._run())
+
+    @property
+    def version(self) -> int:
+        """What `Hello` tells: nothing that counts."""
+        return self.command.version
+
+    def follow(self, command: Follow) -> None:
+        """Newer versions, other donors, or the answer to a report."""
+        if command.join == self.command.join:
+            self._follow = command
+            self._news.set()
+
+    def attach(self) -> tuple[Loaded | Failed, ...]:
+        """A new session begins: what the scheduler may not have heard, that is has not answered."""
+        waits = self._follow is None or self._follow.answered < self._reports
+        return tuple(event for event in (self.loaded if waits else None, self._failed) if event is not None)
+
+    async def close(self) -> None:
+        """Stop all work."""
+        for task in self._work:
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
+
+    # What is done ------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            await self._prepare()
+            while True:
+                await self._take_news()
+        except SwarmError as error:
+            self._fail(error)
+
+    async def _prepare(self) -> None:
+        spec, command, device = self._spec, self.command, self._device
+        await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
+        stage = await device.run(lambda: self._build(spec, command.stage, device.name, None, step_on=command.step_on))
+        steps_at = step_device(device.name, command.step_on)
+        self._probe = await device.run(lambda: probe_digest(spec.training, steps_at))
+        self.stage = stage
+        self._chunks = chunks_of(stage)
+        self._sizes = dict(stage.parameter_sizes())
+        self._rejoin = Rejoin(self._me.peer, self._chunks, RejoinSettings(staleness=spec.pipeline.staleness))
+
+    async def _take_news(self) -> None:
+        """Wait for news or a pause to be over, and go on with what follows from it."""
+        assert self._rejoin is not None
+        now_s = _now_s()
+        due_s = self._rejoin.due_s(now_s)
+        try:
+            async with asyncio.timeout_at(due_s):
+                await self._news.wait()
+        except TimeoutError:
+            self._carry_out(self._rejoin.tick(_now_s()))
+            return
+        self._news.clear()
+        follow = self._follow
+        if follow is None or follow.answered < self._reports:
+            return
+        now_s = _now_s()
+        self._donors = {donor.peer: donor for donor in follow.donors}
+        self._carry_out(self._rejoin.donors(self._donors, now_s))
+        if follow.digest:
+            self._carry_out(self._rejoin.agreed(follow.agreed, follow.digest, now_s))
+        if follow.answered >= self._reports:
+            self._carry_out(self._rejoin.committed(follow.version, now_s))
+
+    def _carry_out(
+        self, orders: Sequence[Order], payload: memoryview | None = None, records: Sequence[Record] = ()
+    ) -> None:
+        stage, device = self.stage, self._device
+        assert stage is not None
+        replayed = iter(records)
+        for order in orders:
+            match order:
+                case AskChunk() | AskRecords():
+                    self._start(self._ask(order))
+                case Store(chunk=chunk, version=version):
+                    assert payload is not None, "a chunk that came"
+                    names, raw = names_of(self._chunks[chunk]), payload
+                    self._do(lambda names=names, version=version, raw=raw: stage.absorb(names, version, raw))  # type: ignore[misc]
+                case Replay(chunk=chunk, step=step):
+                    names, record = names_of(self._chunks[chunk]), next(replayed)
+                    self._do(lambda names=names, step=step, record=record: _replay(stage, step, names, record))  # type: ignore[misc]
+                case Digest(ticket=ticket, version=version):
+                    self._start(self._digest(ticket, device.run(lambda version=version: stage.settle(version))))  # type: ignore[misc]
+                case Admit(version=version):
+                    self._report(version)
+                case Drop():
+                    self._log.warning("the state that was put together is not that of the replicas: fetched again")
+                case GiveUp(reason=reason):
+                    self._fail(JobFailed(f"cannot join: {reason}"))
+                case _:
+                    assert_never(order)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        """Hand work to the device, now; if it fails, so does joining."""
+        self._start(self._done(self._device.run(work)))
+
+    async def _done(self, working: Awaitable[None]) -> None:
+        try:
+            await working
+        except SwarmError as error:
+            self._fail(error)
+
+    async def _digest(self, ticket: int, digesting: Awaitable[str]) -> None:
+        try:
+            digest = await digesting
+        except SwarmError as error:
+            self._fail(error)
+            return
+        assert self._rejoin is not None
+        self._digest_made = digest
+        self._carry_out(self._rejoin.digested(ticket, digest, _now_s()))
+
+    def _fail(self, error: SwarmError) -> None:
+        self._log.error("cannot join", error_code=error.code, reason=error.message)
+        self._failed = Failed(self.command.job, error.code, error.message, error.hint)
+        self._emit(self._failed)
+
+    def _report(self, version: int) -> None:
+        stage, command = self.stage, self.command
+        assert stage is not None
+        self._reports += 1
+        units = tuple(UnitSize(name, layout.elements) for name, layout in stage.units.items())
+        self._log.info("state is complete", stage=command.stage, version=version)
+        digest, probe = self._digest_made, self._probe
+        self.loaded = Loaded(command.job, command.timeline, command.stage, version, digest, units, probe, command.join)
+        self._emit(self.loaded)
+
+    async def _ask(self, ask: AskChunk | AskRecords) -> None:
+        """One question to one donor, and what its answer leads to."""
+        assert self._rejoin is not None
+        records = isinstance(ask, AskRecords)
+        start, stop = (ask.start, ask.stop) if isinstance(ask, AskRecords) else (0, 0)
+        request = StateRequest(
+            self.command.job,
+            self.command.timeline,
+            self.command.stage,
+            "records" if records else "state",
+            ask.chunk,
+            start,
+            stop,
+            self._me.peer,
+            self._me.incarnation,
+        )
+        try:
+            reply, payload = await self._pull(ask, request)
+            found = self._check(ask, reply, payload)
+        except SwarmError as error:
+            self._log.debug("no state from donor", donor=ask.donor, reason=error.message)
+            self._carry_out(self._rejoin.failed(ask.ticket, _now_s()))
+            return
+        now_s, reach = _now_s(), reply.reach
+        if not records:
+            orders = self._rejoin.pulled(ask.ticket, reply.version, previous=True, reach=reach, now_s=now_s)
+        elif reach > start:
+            orders = self._rejoin.out_of_reach(ask.ticket, reach=reach, now_s=now_s)
+        else:
+            orders = self._rejoin.recorded(ask.ticket, reply.version, reach=reach, now_s=now_s)
+        self._carry_out(orders, payload, found)
+
+    def _check(self, ask: AskChunk | AskRecords, reply: StateReply, payload: memoryview) -> list[Record]:
+        """The records of an answer, if it is about some; CorruptFrame if the answer is not what was asked for."""
+        chunk = self._chunks[ask.chunk]
+        names = names_of(chunk)
+        if isinstance(ask, AskRecords):
+            if reply.reach > ask.start:
+                return []
+            if not ask.start <= reply.version <= ask.stop:
+                raise CorruptFrame(f"records {ask.start} to {ask.stop} were asked for, not to {reply.version}")
+            return unpack_records(payload, reply.version - ask.start, {name: self._sizes[name] for name in names})
+        assert self.stage is not None
+        if len(payload) != self.stage.state_bytes(names):
+            raise CorruptFrame(f"chunk {ask.chunk} has {len(payload)} bytes, expected others")
+        return []
+
+    async def _pull(self, ask: AskChunk | AskRecords, request: StateRequest) -> tuple[StateReply, memoryview]:
+        hop = self._donors.get(ask.donor)
+        if hop is None:
+            raise PeerUnavailable(f"{ask.donor} is no donor any more")
+        assert self.stage is not None
+        chunk = self._chunks[ask.chunk]
+        if isinstance(ask, AskRecords):
+            limit_bytes = records_bytes(ask.stop - ask.start, chunk)
+        else:
+            limit_bytes = self.stage.state_bytes(names_of(chunk))
+        timeout_s = pull_s_max(limit_bytes)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._links.pull(hop.address, request, limit_bytes)
+        except TimeoutError:
+            raise PeerUnavailable(f"{ask.donor} did not give its state within {timeout_s:g} s") from None
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = self._tasks.create_task(work)
+        self._work[task] = None
+        task.add_done_callback(lambda done: self._work.pop(done, None))
+
+
+def pull_s_max(size_bytes: int) -> float:
+    """How long so many bytes may take to come."""
+    return PULL_S + size_bytes / BYTES_PER_S_MIN
+
+
+async def missed_record(
+    commit_step: int, request: Callable[[int], StateRequest], donors: Sequence[Hop], stage: Stage, links: PeerLinks
+) -> Record:
+    """What the commit of a step did, whole, from the logs of donors: for a replica that was no member of its rounds.
+
+    They may not have committed it yet, so they are asked again and again. PeerUnavailable if none has given a chunk
+    after FOLLOW_S_MAX; how long it may take to come depends on the link and has a limit of its own.
+    """
+    sizes = dict(stage.parameter_sizes())
+    gradients: dict[str, Tensor] = {}
+    record: Record | None = None
+    reason = "no donor is known"
+    for chunk in chunks_of(stage):
+        names, pause_s, tried = names_of(chunk), PAUSE_S[0], 0
+        record, deadline_s = None, _now_s() + FOLLOW_S_MAX
+        while record is None:
+            if not donors or _now_s() >= deadline_s:
+                raise PeerUnavailable(f"the averaged gradient of step {commit_step} was not found: {reason}")
+            donor = donors[tried % len(donors)]
+            tried += 1
+            try:
+                limit_bytes = records_bytes(1, chunk)
+                async with asyncio.timeout(pull_s_max(limit_bytes)):
+                    reply, payload = await links.pull(donor.address, request(chunk.index), limit_bytes)
+                if reply.reach > commit_step or reply.version <= commit_step:
+                    raise PeerUnavailable(f"{donor.peer} has no record of step {commit_step}")
+                (made,) = unpack_records(payload, 1, {name: sizes[name] for name in names})
+                if made.skip:
+                    raise CorruptFrame(
+                        f"{donor.peer} says that step {commit_step} changed nothing, the commit does not"
+                    )
+                record = made
+            except (SwarmError, TimeoutError) as error:
+                reason = error.message if isinstance(error, SwarmError) else f"{donor.peer} takes too long"
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S[1])
+        gradients.update(record.gradients)
+    assert record is not None, "a stage has parameters"
+    return Record(record.learning_rate, record.scale, record.skip, gradients)
+
+
+def _replay(stage: Stage, step: int, names: Sequence[str], record: Record) -> None:
+    stage.replay(
+        step,
+        names,
+        record.gradients,
+        learning_rate=record.learning_rate,
+        scale=record.scale,
+        skip=record.skip,
+    )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,119 @@
+"""The model folder without the model: names, hashes and the small files beside the weights.
+
+A folder holds config.json, generation_config.json, the tokenizer's files and one safetensors file per stage; it loads
+with Transformers' `from_pretrained`. Standard library only, so that the scheduler can assemble one without torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from swarm.errors import CorruptFrame, InvalidConfig, NotAllowed, ReplicaDiverged
+from swarm.hf.safetensors_header import StoredTensor
+from swarm.job.partition import hugging_face_config
+from swarm.job.spec import JobSpec
+from swarm.messages import ParameterHash
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
+}
+INDEX_NAME = "model.safetensors.index.json"
+DTYPE_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # in safetensors headers
+READ_BYTES = 4 << 20
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def weights_sha256(parameters: Iterable[ParameterHash]) -> str:
+    """One sha256 over all parameters of a model, the same whatever the cut and the files.
+
+    It covers a line "name dtype shape sha256" per parameter, in order of name. A parameter that is named twice (tied
+    weights in two stages) counts once; ReplicaDiverged if the two differ.
+    """
+    lines: dict[str, str] = {}
+    for parameter in parameters:
+        shape = "x".join(str(size) for size in parameter.shape)
+        line = f"{parameter.name} {parameter.dtype} {shape} {parameter.sha256}\n"
+        if lines.setdefault(parameter.name, line) != line:
+            raise ReplicaDiverged(
+                f"two stages hold different weights under the name {parameter.name}",
+                hint="the tied copies must be equal after every commit: report this as a bug",
+            )
+    text = "".join(line for _, line in sorted(lines.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tensor_hashes(file: BinaryIO, tensors: Iterable[StoredTensor]) -> Iterator[ParameterHash]:
+    """The sha256 of each tensor's bytes in an open file; CorruptFrame if it ends early or a tensor is no weight."""
+    for tensor in tensors:
+        if tensor.dtype not in DTYPE_NAMES:
+            raise CorruptFrame(f"tensor {tensor.name} of {tensor.path} is of type {tensor.dtype}, which no weight has")
+        digest = hashlib.sha256()
+        file.seek(tensor.start)
+        left = tensor.stop - tensor.start
+        while left and (piece := file.read(min(READ_BYTES, left))):
+            digest.update(piece)
+            left -= len(piece)
+        if left:
+            raise CorruptFrame(f"{tensor.path} ends within tensor {tensor.name}")
+        yield ParameterHash(tensor.name, DTYPE_NAMES[tensor.dtype], tensor.shape, digest.hexdigest())
+
+
+def shard_name(stage: int, stages: int) -> str:
+    """The file name of one stage's weights in a model folder."""
+    return "model.safetensors" if stages == 1 else f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
+
+
+def safetensors_index(files: Mapping[str, Sequence[ParameterHash]]) -> bytes:
+    """The index that tells which file holds which parameter; needed (as INDEX_NAME) with more than one file."""
+    size_bytes = sum(
+        ITEM_BYTES[parameter.dtype] * math.prod(parameter.shape)
+        for parameters in files.values()
+        for parameter in parameters
+    )
+    weight_map = {parameter.name: file for file, parameters in files.items() for parameter in parameters}
+    return _json({"metadata": {"total_size": size_bytes}, "weight_map": weight_map})
+
+
+def model_folder_files(spec: JobSpec) -> dict[str, bytes]:
+    """config.json and generation_config.json of a resolved spec, by file name."""
+    config = {
+        "architectures": [ARCHITECTURES[spec.model.family]],
+        "model_type": spec.model.family,
+        "dtype": "float32",
+        "use_cache": True,
+        **hugging_face_config(spec),
+    }
+    ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
+    return {"config.json": _json(config), "generation_config.json": _json(ends)}
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+
+
+def check_out_dir(out_dir: Path) -> None:
+    """NotAllowed if a model in `out_dir` would mix with what is there, InvalidConfig if it cannot be written."""
+    if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
+        raise NotAllowed(f"{out_dir} exists already", hint="choose another --out, or remove it")
+    try:
+        out_dir.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(prefix=".swarm-", dir=out_dir.parent).cleanup()
+    except OSError as error:
+        raise cannot_write(out_dir, error) from None
+
+
+def cannot_write(out_dir: Path, error: OSError) -> InvalidConfig:
+    """What to say when `error` kept a model from being written."""
+    return InvalidConfig(f"{out_dir} cannot be written: {error.strerror or error}", hint="choose another --out")

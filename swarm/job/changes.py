@@ -1,0 +1,112 @@
+"""What may differ when training goes on: how it is done, never what is trained.
+
+The step is the data cursor: microbatch (t, m) is a function of seed, batch and sequence length, and all of them mean
+something else to weights that have seen them. Pure functions of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swarm.errors import InvalidConfig
+from swarm.job.spec import JobSpec
+
+# Sections and keys that a job keeps for its whole life; all others may change when it goes on.
+_KEPT = (
+    "name",
+    "model.id",
+    "model.revision",
+    "model.family",
+    "model.config",
+    "model.init",
+    "model.tokenizer",
+    "data",
+    "training.global_batch_sequences",
+    "training.seed",
+    "training.optimizer",
+    "checkpoint.resume_from",
+)
+_WHY = {
+    "name": "it is part of the job's id",
+    "model": "the weights are of this model",
+    "data": "the step is the position in this data",
+    "training.global_batch_sequences": "the step is the position in the data, counted in batches of this size",
+    "training.seed": "the order of the data follows from it",
+    "training.optimizer": "the checkpoint holds the state of this optimizer",
+    "checkpoint.resume_from": "the job has begun already",
+}
+
+
+def check_changes(old: JobSpec, new: JobSpec) -> None:
+    """InvalidConfig names the first value that a job may not change when it goes on; both specs are resolved."""
+    before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
+    for key in _KEPT:
+        if (was := _value(before, key)) != (wanted := _value(after, key)):
+            where, was, wanted = _narrow(key, was, wanted)
+            why = next(text for prefix, text in _WHY.items() if key == prefix or key.startswith(f"{prefix}."))
+            raise InvalidConfig(
+                f"{where} cannot change from {was!r} to {wanted!r} when a job goes on: {why}",
+                hint="leave it as it is, or start a new job: swarm submit FILE --resume-from JOB:STEP",
+            )
+
+
+def check_steps(spec: JobSpec, step: int) -> None:
+    """InvalidConfig if the job would have nothing left to train after `step`."""
+    if spec.training.steps <= step:
+        raise InvalidConfig(
+            f"training.steps = {spec.training.steps} is reached already: the checkpoint is that of step {step}",
+            hint=f"raise it, for example with: --set training.steps={2 * step}",
+        )
+
+
+def check_state(state: Mapping[str, Any], spec: JobSpec) -> None:
+    """InvalidConfig if a job cannot go on from a checkpoint with this trainer_state.json; `spec` is resolved."""
+    training = spec.training
+    data, optimizer = _section(state, "data"), _section(state, "optimizer")
+    expected: dict[str, tuple[Any, Any]] = {
+        "data.sequence_length": (data.get("sequence_length"), spec.data.sequence_length),
+        "training.global_batch_sequences": (data.get("global_batch_sequences"), training.global_batch_sequences),
+        "data.shuffle": (data.get("shuffle"), spec.data.shuffle),
+        "data.validation_ratio": (data.get("validation_ratio"), spec.data.validation_ratio),
+        "training.seed": (_section(state, "seeds").get("training"), training.seed),
+    }
+    if optimizer.get("state"):
+        expected["training.optimizer"] = (optimizer.get("name"), training.optimizer)
+    for key, (held, wanted) in expected.items():
+        if held is not None and held != wanted:
+            raise InvalidConfig(
+                f"{key} = {wanted!r}, but the checkpoint was trained with {held!r}: its step would mean something else",
+                hint=f"set {key} = {held!r}; to train on from its weights alone, set model.id to its model/ folder",
+            )
+
+
+def _section(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = state.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _value(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
+
+
+def _narrow(key: str, was: Any, wanted: Any) -> tuple[str, Any, Any]:
+    """The first value that differs inside of a section."""
+    if isinstance(was, dict) and isinstance(wanted, dict):
+        for name in sorted(was.keys() | wanted.keys()):
+            if was.get(name) != wanted.get(name):
+                return _narrow(f"{key}.{name}", was.get(name), wanted.get(name))
+    return key, was, wanted
+
+
+def changed_values(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A resolved job's values, ready for `--set`: what follows from an overridden value is "auto" again."""
+    keys = {override.partition("=")[0].strip() for override in overrides}
+    pipeline = values["pipeline"]
+    if "pipeline.stages" in keys and "pipeline.split" not in keys:
+        pipeline["split"] = "auto"
+    if "pipeline.split" in keys and "pipeline.stages" not in keys:
+        pipeline["stages"] = "auto"
+    return values

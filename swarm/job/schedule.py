@@ -1,0 +1,62 @@
+"""How large an update is: the learning rate of a step, and the factor that clips its gradient.
+
+Pure functions of values, shared by the scheduler and by the one-process reference: whoever evaluates them on one
+machine gets the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from swarm.job.spec import TrainingSection
+
+# Keeps the clip factor finite when a gradient is zero; the same number as in torch.nn.utils.clip_grad_norm_.
+CLIP_EPSILON = 1e-6
+
+
+def learning_rate(training: TrainingSection, step: int) -> float:
+    """The learning rate of optimizer step `step` (from 0).
+
+    Rises linearly over `warmup_steps` and reaches the full rate in the last of them; then stays, or falls along a line
+    or half a cosine towards `min_lr_ratio` of it, which step number `steps` would use.
+    """
+    peak = training.learning_rate
+    if step < training.warmup_steps:
+        return peak * (step + 1) / training.warmup_steps
+    span = max(1, training.steps - training.warmup_steps)
+    progress = min(1.0, (step - training.warmup_steps) / span)
+    floor = training.min_lr_ratio
+    match training.schedule:
+        case "constant":
+            return peak
+        case "linear":
+            return peak * (1.0 - (1.0 - floor) * progress)
+        case "cosine":
+            return peak * (floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+def clip(squared_norms: Iterable[float], grad_clip_norm: float) -> tuple[float, float]:
+    """The global gradient norm and the factor that brings it to at most `grad_clip_norm` (0 = never clip).
+
+    `squared_norms` has one value per parameter tensor of the whole model, tied parameters once. They are added exactly
+    (`math.fsum`), so their order and the cut into stages cannot change a bit. The norm is not finite if a part is not,
+    or if their sum leaves float64.
+    """
+    try:
+        norm = math.sqrt(math.fsum(squared_norms))
+    except OverflowError:
+        norm = math.inf
+    if grad_clip_norm == 0.0:
+        return norm, 1.0
+    return norm, min(1.0, grad_clip_norm / (norm + CLIP_EPSILON))
+
+
+def evaluation_due(version: int, every_steps: int, steps: int) -> bool:
+    """Whether weights `version` (steps committed) are evaluated: every so many steps (0 = never) and after the last."""
+    return every_steps > 0 and version > 0 and (version % every_steps == 0 or version == steps)
+
+
+def perplexity(loss: float) -> float:
+    """exp of a loss in nats per token: among how many equally likely tokens the model hesitates."""
+    return math.exp(min(loss, 700.0)) if math.isfinite(loss) else math.nan

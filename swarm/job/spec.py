@@ -1,0 +1,362 @@
+"""The job file: what to train, on what, how, as validated values.
+
+A job file is TOML. `load_job` reads it, applies `--set KEY=VALUE` on top, checks everything that can be checked without
+data or peers, and raises `InvalidConfig` with one line per fault: the key, what is wrong, the nearest known key. Values
+that stay "auto" are resolved once, at submit, and stored with the job.
+
+Only keys that do something are accepted: a key for a planned feature is an unknown key until the feature exists.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from swarm.errors import InvalidConfig, UsageError
+from swarm.types import OnStall, Routing
+
+Auto: TypeAlias = Literal["auto"]
+
+
+LAYERS_MAX = 10_000
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    """Which model: a local folder's or the hub's (`id`), or from scratch by its Hugging Face config.
+
+    `swarm.hf.pretrained.ground` puts what is behind `id` into `family`, `config` and `revision`.
+    """
+
+    id: str = ""  # local folder or hub id; empty = from scratch
+    revision: Annotated[str, Field(min_length=1)] = "main"  # of a hub id
+    family: Literal["auto", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox"] = "auto"
+    # Fields of the family's Hugging Face config; with an id all that its config.json says, grounded.
+    config: dict[str, Any] = Field(default_factory=dict)
+    init: Literal["pretrained", "random"] = "pretrained"  # without an id always random
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # autocast; master weights stay float32
+    recompute: bool = False
+    tokenizer: str = ""  # "byte", a local folder or a hub id; empty = that of id, without an id "byte"
+
+
+class DataSection(Section):
+    """Which text, and how it becomes sequences."""
+
+    source: Annotated[str, Field(min_length=1)]
+    format: Literal["auto", "text", "jsonl", "parquet", "bin", "hf"] = "auto"
+    text_field: Annotated[str, Field(min_length=1)] = "text"  # jsonl, parquet, hf
+    subset: str = ""  # hf: its configuration
+    split: Annotated[str, Field(min_length=1)] = "train"  # hf
+    bin_dtype: Literal["uint16", "uint32"] = "uint16"
+    sequence_length: Annotated[int, Field(ge=8, le=1 << 20)] = 1024
+    packing: bool = True  # a sample may hold several documents; False: each document begins a sample
+    shuffle: bool = True
+    validation_ratio: Annotated[float, Field(ge=0, le=0.5)] = 0.0  # the last part of the samples is not trained on
+    upload_shard_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20
+
+    @field_validator("upload_shard_bytes", mode="before")
+    @classmethod
+    def _size(cls, value: object) -> object:
+        return parse_size(value) if isinstance(value, str) else value
+
+
+class TrainingSection(Section):
+    """The optimizer's side: how much, how fast, how exactly."""
+
+    steps: Annotated[int, Field(ge=1, le=10**9)] = 1000
+    global_batch_sequences: Annotated[int, Field(ge=1, le=10**6)] = 256
+    microbatch_sequences: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
+    optimizer: Literal["adamw", "sgd", "nadamw", "lamb"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # sgd only
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 100
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    grad_clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    eval_every_steps: Annotated[int, Field(ge=0, le=10**9)] = 0  # 0 = never; else after the last step too
+    reproducible: bool = False
+    fixed_point_bits: Annotated[int, Field(ge=16, le=40)] = 30
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _pair(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainingSection:
+        if self.warmup_steps > self.steps:
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps} is more than steps = {self.steps}: "
+                "lower training.warmup_steps or raise training.steps"
+            )
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f'momentum = {self.momentum} does nothing for optimizer = "{self.optimizer}": '
+                'remove training.momentum, or set training.optimizer = "sgd"'
+            )
+        size = self.microbatch_sequences
+        if size != "auto" and self.global_batch_sequences % size:
+            raise ValueError(
+                f"microbatch_sequences = {size} does not divide global_batch_sequences = "
+                f'{self.global_batch_sequences}: choose a divisor, or "auto"'
+            )
+        return self
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches per step; only once `microbatch_sequences` is resolved."""
+        assert self.microbatch_sequences != "auto", "resolve the spec first"
+        return self.global_batch_sequences // self.microbatch_sequences
+
+
+class PipelineSection(Section):
+    """How layers become stages and microbatches find their way."""
+
+    stages: Auto | Annotated[int, Field(ge=1, le=10_000)] = "auto"
+    split: Auto | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
+    routing: Routing = "least_completion"
+    max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
+    compression: Literal["none", "bfloat16", "float16", "int8"] = "bfloat16"
+    staleness: Literal[0, 1] = 1  # 1: no pipeline flush, gradients of weights one step old; 0: synchronous
+    deadline_k: Annotated[float, Field(ge=1, le=50)] = 6.0  # median + k * MAD of what a hop took lately
+    deadline_min_s: Annotated[float, Field(ge=0.05, le=600)] = 1.0
+    deadline_max_s: Annotated[float, Field(ge=0.05, le=3600)] = 120.0
+    rebalance: bool = True  # move stage servers to the stage that limits the job
+    rebalance_interval_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
+    rebalance_min_gain: Annotated[float, Field(ge=0, le=1)] = 0.15  # of throughput, net of what the move costs
+    rebalance_cooldown_s: Annotated[float, Field(ge=0, le=86400)] = 120.0  # per stage server
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _layers(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class AveragingSection(Section):
+    timeout_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
+
+
+class CheckpointSection(Section):
+    """What is kept so that training can go on later, and where."""
+
+    dir: str = ""  # a folder or URL that the scheduler can write; empty = the scheduler's data folder
+    every_steps: Annotated[int, Field(ge=0, le=10**9)] = 500  # 0 = not by steps
+    every_s: Annotated[float, Field(ge=0, le=10**6)] = 1800.0  # 0 = not by time; whichever comes first
+    keep_last: Annotated[int, Field(ge=2, le=1000)] = 3
+    keep_every_steps: Annotated[int, Field(ge=0, le=10**9)] = 0  # multiples of it are kept for ever; 0 = none
+    optimizer: bool = True  # needed to go on exactly
+    resume_from: str = ""  # a checkpoint's folder, or "JOB:STEP"
+
+
+class LimitsSection(Section):
+    """When to start, when to give up."""
+
+    min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    no_progress_s: Annotated[float, Field(ge=10, le=86400)] = 300.0
+    max_runtime_s: Annotated[float, Field(ge=0)] = 0.0
+    on_stall: OnStall = "wait"  # a stage lost its last replica, or no_progress_s passed without a step
+    on_nonfinite: Literal["skip", "pause", "fail"] = "skip"
+
+
+class JobSpec(Section):
+    """A whole job file, checked."""
+
+    schema_version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")]
+    model: ModelSection = ModelSection()
+    data: DataSection
+    training: TrainingSection = TrainingSection()
+    pipeline: PipelineSection = PipelineSection()
+    averaging: AveragingSection = AveragingSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    limits: LimitsSection = LimitsSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobSpec:
+        if self.model.id and not {"num_hidden_layers", "n_layer"} & self.model.config.keys():
+            return self  # not grounded yet: the layers are known when it is
+        layers = self.layers
+        pipeline = self.pipeline
+        if pipeline.deadline_max_s < pipeline.deadline_min_s:
+            raise ValueError(
+                f"pipeline.deadline_max_s = {pipeline.deadline_max_s} is less than "
+                f"pipeline.deadline_min_s = {pipeline.deadline_min_s}"
+            )
+        if self.training.eval_every_steps and not self.data.validation_ratio:
+            raise ValueError(
+                f"training.eval_every_steps = {self.training.eval_every_steps} has nothing to evaluate: "
+                "set data.validation_ratio, for example to 0.05"
+            )
+        if pipeline.stages != "auto" and pipeline.stages > layers:
+            raise ValueError(
+                f"pipeline.stages = {pipeline.stages} is more than the model's {layers} decoder layers: "
+                f"use at most {layers} stages"
+            )
+        if pipeline.split != "auto":
+            if sum(pipeline.split) != layers:
+                raise ValueError(
+                    f"pipeline.split = {list(pipeline.split)} adds up to {sum(pipeline.split)} layers, "
+                    f"the model has {layers}: correct the split"
+                )
+            if pipeline.stages not in ("auto", len(pipeline.split)):
+                raise ValueError(
+                    f"pipeline.split names {len(pipeline.split)} stages, pipeline.stages = {pipeline.stages}: "
+                    "drop one of the two"
+                )
+        return self
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers of the model."""
+        config = self.model.config
+        value = config.get("num_hidden_layers", config.get("n_layer"))  # n_layer: the name in GPT-2's configs
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(
+                "model.config.num_hidden_layers must be a whole number of at least 1: set it in [model.config]"
+            )
+        if value > LAYERS_MAX:
+            raise ValueError(f"model.config.num_hidden_layers = {value} is too many: at most {LAYERS_MAX}")
+        return value
+
+    @property
+    def tied(self) -> bool:
+        """Whether embedding and head share their weights, once the spec is resolved: families differ in the default."""
+        return bool(self.model.config.get("tie_word_embeddings", False))
+
+
+_SEE = "see: swarm submit --example"
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?\s*$")
+_FACTOR = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "64MiB"; ValueError if it is none."""
+    match = _SIZE.match(text)
+    if match is None:
+        raise ValueError(f'"{text}" is not a size: write bytes or a number with KiB, MiB or GiB, such as "64MiB"')
+    return int(float(match.group(1)) * _FACTOR[match.group(2)])
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job spec in `path`, with `overrides` ("training.steps=20") on top.
+
+    Raises InvalidConfig (file missing, not TOML, unknown key, wrong type, contradiction) or UsageError (an override
+    that is no KEY=VALUE).
+    """
+    try:
+        # utf-8-sig: editors on Windows put a byte-order mark in front.
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InvalidConfig(
+            f"job file {path} does not exist", hint="write one with: swarm submit --example > job.toml"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"job file {path} cannot be read: {error}", hint="it must be a UTF-8 text file") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(
+            f"job file {path} is not TOML: {error}", hint="compare with: swarm submit --example"
+        ) from error
+    return parse_job(apply_overrides(values, overrides), where=str(path))
+
+
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The values with each KEY=VALUE on top; changes `values`. UsageError for what is no KEY=VALUE."""
+    for override in overrides:
+        _apply_override(values, override)
+    return values
+
+
+def parse_job(values: dict[str, Any], where: str = "job spec") -> JobSpec:
+    """Check plain values; InvalidConfig names the first fault, its key and the nearest known key."""
+    try:
+        return JobSpec.model_validate(values)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        keys = list(dict.fromkeys(_key(fault) for fault in faults))
+        same_key = [fault for fault in faults if _key(fault) == keys[0]]  # one fault per member of a union
+        message, hint = _explain(same_key)
+        more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
+        raise InvalidConfig(f"{where}: {message}{more}", hint=hint) from None
+
+
+def spec_from_json(text: str) -> JobSpec:
+    """The inverse of `spec.model_dump_json()`; InvalidConfig if a peer sent something else."""
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise InvalidConfig(f"job spec is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise InvalidConfig("job spec is not a JSON object")
+    return parse_job(values)
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise UsageError(f'--set needs KEY=VALUE, got "{override}"', hint="for example: --set training.steps=100")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    target = values
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise InvalidConfig(f'--set {key}: "{part}" is a value, not a section', hint="see: swarm submit --example")
+    target[parts[-1]] = value
+
+
+def _key(fault: ErrorDetails) -> str:
+    branches = ("literal[", "constrained-", "tuple[", "function-")
+    return ".".join(str(part) for part in fault["loc"] if not str(part).startswith(branches) and part != "int")
+
+
+def _explain(faults: list[ErrorDetails]) -> tuple[str, str]:
+    """Message and hint for the faults of one key; several are the alternatives of a union."""
+    fault, key = faults[0], _key(faults[0])
+    match fault["type"]:
+        case "extra_forbidden":
+            *section, name = (str(part) for part in fault["loc"])
+            known = _known_keys(section)
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+            return f"unknown key {key}", hint
+        case "missing":
+            return f"{key} is required", "see: swarm submit --example"
+        case "value_error":
+            text = str(fault["ctx"]["error"]) if "ctx" in fault else fault["msg"]
+            message, _, hint = text.partition(": ")
+            return (f"{key}: {message}" if key else message), hint
+        case _:
+            expected = [fault["msg"].removeprefix("Input should be ") for fault in faults]
+            if expected[0] == fault["msg"]:  # such as "String should match pattern ..."
+                return f"{key} = {fault['input']!r}: {expected[0][0].lower()}{expected[0][1:]}", _SEE
+            return f"{key} = {fault['input']!r}: should be {' or '.join(expected)}", _SEE
+
+
+def _known_keys(section: list[str]) -> list[str]:
+    model: type[BaseModel] = JobSpec
+    for part in section:
+        annotation = model.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)

@@ -1,0 +1,205 @@
+"""How a long-running process of ours begins and ends: flags, readiness, signals, exit codes, errors for a person."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import gc
+import ipaddress
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn, cast
+
+import typer
+
+from swarm.errors import InvalidConfig, NotAllowed, SwarmError, UsageError
+from swarm.process.logs import LogFormat
+
+
+def run_cli(app: typer.Typer, name: str) -> NoReturn:
+    """Run a command; wrong flags and our errors are one line and a hint, never a traceback."""
+    try:
+        app(auto_envvar_prefix="SWARM", prog_name=name, standalone_mode=False)
+    except typer.TyperException as error:
+        message = " ".join(error.format_message().split()).replace("Value error, ", "")
+        print_error(UsageError(message[:1].lower() + message[1:], hint=f"see: {name} --help"))
+        sys.exit(UsageError.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except SwarmError as error:
+        print_error(error)
+        sys.exit(error.exit_code)
+    sys.exit(0)
+
+
+def say_ready(role: str, **facts: str) -> None:
+    """One JSON line on stdout, for whoever started this process."""
+    print(json.dumps({"schema": "swarm.ready/1", "role": role, **facts}), flush=True)
+
+
+def check_loopback(listen: str, insecure: bool) -> None:
+    """InvalidConfig for an address that others can reach without TLS, unless --insecure says that this is meant."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise InvalidConfig(f"--listen {listen} is not HOST:PORT", hint="for example --listen 127.0.0.1:7950")
+    _refuse_unless_private(f"--listen {listen}", host, insecure)
+
+
+def check_http_host(host: str, port: int | None, insecure: bool) -> None:
+    """InvalidConfig if /metrics and /healthz would be open to others, unless --insecure says that this is meant."""
+    if port is not None:
+        _refuse_unless_private(f"--http-host {host}", host, insecure)
+
+
+def _refuse_unless_private(flag: str, host: str, insecure: bool) -> None:
+    host = host.strip("[]")
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback and not insecure:
+        raise InvalidConfig(
+            f"{flag} would take plaintext connections from other machines",
+            hint="listen on 127.0.0.1, or add --insecure if the network is private",
+        )
+
+
+def lock_folder(folder: Path) -> IO[str]:
+    """Make the folder and keep other processes of ours out of it: until this process ends, or the lock is closed.
+
+    NotAllowed if another process holds it, InvalidConfig if it cannot be written. The lock is the kernel's, on a file
+    that stays: a process that is killed leaves nothing to clean up. Children do not inherit it.
+    """
+    hint = "choose another --data-dir"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("a+")
+    except OSError as error:
+        raise InvalidConfig(f"{folder} cannot be used: {error.strerror or error}", hint=hint) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read(32).strip()
+        lock.close()
+        raise NotAllowed(
+            f"another process{f' (pid {holder})' if holder.isdecimal() else ''} is using {folder}",
+            hint=f"stop it, or {hint}",
+        ) from None
+    except OSError as error:
+        lock.close()
+        raise InvalidConfig(f"{folder} cannot be locked: {error.strerror or error}", hint=hint) from None
+    return lock
+
+
+def lock_first(folders: Sequence[Path]) -> tuple[Path, IO[str]]:
+    """The first of the folders that no other process uses, locked; errors as `lock_folder`."""
+    for folder in folders[:-1]:
+        try:
+            return folder, lock_folder(folder)
+        except NotAllowed:
+            continue
+    return folders[-1], lock_folder(folders[-1])
+
+
+def auto_int(flag: str, text: str, *, auto: int, least: int) -> int:
+    """The number of a flag that also takes "auto"."""
+    if text == "auto":
+        return auto
+    if not text.isdigit() or int(text) < least:
+        raise UsageError(f'{flag} is auto or a whole number from {least} on, not "{text}"', hint=f"{flag} auto")
+    return int(text)
+
+
+def http_port_of(text: str) -> int | None:
+    """The port of --http-port; None for "none"."""
+    if text == "none":
+        return None
+    if not text.isdigit() or int(text) > 65535:
+        raise UsageError(f'--http-port is none or a port up to 65535, not "{text}"', hint="--http-port 0 takes any")
+    return int(text)
+
+
+def log_format_of(text: str) -> LogFormat:
+    """The value of --log-format."""
+    if text not in ("auto", "json", "text"):
+        raise UsageError(f'--log-format is auto, json or text, not "{text}"', hint="--log-format auto")
+    return cast(LogFormat, text)
+
+
+@dataclass(slots=True)
+class Farewell:
+    """What a process does at the first signal instead of ending: `begin` is given what ends it, and says whether there
+    is anything to do first."""
+
+    begin: Callable[[Callable[[], object]], bool] = lambda end: False
+
+
+def run_process(main: Coroutine[Any, Any, None], farewell: Farewell | None = None) -> NoReturn:
+    """Run `main` until it ends or a signal comes, and exit.
+
+    SIGINT and SIGTERM cancel `main`, which cleans up (exit 130, 143), at once or after the `farewell`; the same signal
+    again ends that, and once more the process. A SwarmError becomes two lines on stderr and its exit code. Anything
+    else leaves with its traceback.
+    """
+    received: list[signal.Signals] = []
+
+    async def supervised() -> None:
+        task = asyncio.ensure_future(main)
+        loop = asyncio.get_running_loop()
+
+        def stop(number: signal.Signals) -> None:
+            received.append(number)
+            if farewell is not None and len(received) == 1 and farewell.begin(task.cancel):
+                return
+            loop.remove_signal_handler(number)  # again: the default action
+            signal.signal(number, signal.SIG_DFL)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        await task
+
+    try:
+        asyncio.run(supervised())
+    except asyncio.CancelledError:
+        sys.exit(128 + received[0] if received else 1)
+    except BaseExceptionGroup as group:
+        error = first_of_ours(group)
+        if error is None:
+            raise
+        print_error(error)
+        sys.exit(error.exit_code)
+    except SwarmError as error:
+        print_error(error)
+        sys.exit(error.exit_code)
+    finally:
+        gc.freeze()  # or the interpreter walks all of torch several times before it ends: seconds
+    sys.exit(0)
+
+
+def print_error(error: SwarmError) -> None:
+    """The two lines that a person sees of an error."""
+    print(f"error[{error.code}]: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+
+
+def first_of_ours(group: BaseExceptionGroup[BaseException]) -> SwarmError | None:
+    """The error of a group that is all SwarmErrors; None if there is anything else in it."""
+    _, rest = group.split(SwarmError)
+    if rest is not None:
+        return None
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, SwarmError)
+    return error

@@ -1,0 +1,87 @@
+"""`python -m swarm.reference JOB.toml --out DIR`, also `swarm train-local`: the reference trainer as a command.
+
+Flags and the job file are checked before torch is loaded, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from swarm.process.startup import quiet_start
+
+with quiet_start():
+    import os
+    import sys
+    from pathlib import Path
+    from typing import Annotated
+
+    import typer
+
+    from swarm.checkpoint.writer import open_folder
+    from swarm.data import open_corpus
+    from swarm.errors import SwarmError, UsageError
+    from swarm.hf.model_folder import check_out_dir
+    from swarm.hf.pretrained import ground, weight_files
+    from swarm.job.spec import load_job
+    from swarm.process.lifecycle import print_error
+
+
+def train_local(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Job file (TOML).")],
+    out: Annotated[Path | None, typer.Option(help="Where the model folder goes; the job's name if left out.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
+    ] = None,
+    threads: Annotated[
+        str, typer.Option(metavar="N|auto", help="torch threads; bits agree between equal numbers only.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or mps.")] = "auto",
+    resume_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Go on from a checkpoint: a step-… folder, or a folder of them (the newest that verifies). "
+            "Checkpoints of a swarm fit too.",
+        ),
+    ] = None,
+) -> None:
+    """Train a job in this one process and write the model folder; prints the sha256 of its weights.
+
+    Checkpoints (checkpoint.every_steps, every_s) go to checkpoint.dir, or to OUT-checkpoints.
+    """
+    threads_if_given = _threads(threads)
+    job = ground(load_job(file, overrides or ()))
+    weight_files(job)  # for its checks, before time is spent on the data
+    corpus = open_corpus(job)
+    spec = corpus.resolve(job)
+    out_dir = out or Path(spec.name)
+    check_out_dir(out_dir)
+    folder = resume_from or (Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None)
+    start = open_folder(folder) if folder is not None else None
+    # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with quiet_start():
+        from swarm.reference.trainer import train_and_save  # noqa: PLC0415  # loads torch: errors above must not wait for it
+    sha256 = train_and_save(spec, corpus, out_dir, device=device, threads=threads_if_given, start=start)
+    print(f"weights_sha256 {sha256}")
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+    app.command()(train_local)
+    try:
+        app(prog_name="swarm train-local")  # exits: 0, 2 (usage) or 130 (interrupted)
+    except SwarmError as error:
+        print_error(error)
+        sys.exit(error.exit_code)
+
+
+def _threads(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if text.isdecimal() and 1 <= int(text) <= 1024:
+        return int(text)
+    raise UsageError(f'--threads {text}: give a number of at least 1, or "auto"')
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Checkpoints of the one-process trainer, in the same layout: a swarm goes on from them, and the other way round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from swarm.checkpoint.storage import LocalStorage, Storage
+from swarm.checkpoint.writer import (
+    Checkpoint,
+    CheckpointFailed,
+    CheckpointWriter,
+    Facts,
+    fault_of,
+    list_checkpoints,
+    prune,
+)
+from swarm.errors import InvalidConfig, SwarmError
+from swarm.hf.pretrained import WeightFile
+from swarm.job.changes import check_state, check_steps
+from swarm.job.spec import JobSpec
+from swarm.model.stage import Stage
+from swarm.model.state import read_files
+from swarm.model.state_files import files_of, parameter_hashes
+from swarm.types import JobId
+
+
+class LocalCheckpoints:
+    """Writes a checkpoint after a step when one is due, and removes old ones; `say` hears of both.
+
+    A checkpoint that cannot be written is said and training goes on.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        spec: JobSpec,
+        tokenizer_files: dict[str, bytes],
+        say: Callable[[str], None],
+        *,
+        start: Checkpoint | None = None,
+    ) -> None:
+        self._storage = storage
+        self._spec = spec
+        self._job = JobId(spec.name)
+        self._tokenizer_files = tokenizer_files
+        self._say = say
+        storage.clean()
+        found, _ = list_checkpoints(storage, self._job)
+        before = [*found, *([start] if start is not None else [])]
+        self._timeline = max((one.timeline + 1 for one in before), default=0)
+        self._last_s = time.monotonic()
+        self._tokens = 0
+
+    def after(
+        self, stages: Sequence[Stage], step: int, loss: float, tokens: int, *, at_once: bool = False
+    ) -> Checkpoint | None:
+        """The stages hold version `step`, made with `tokens` tokens; gives the checkpoint if one was written.
+
+        One is written when it is due, or `at_once`; none after the last step, whose weights are the model folder.
+        """
+        self._tokens += tokens
+        rules = self._spec.checkpoint
+        by_time = rules.every_s > 0 and time.monotonic() - self._last_s >= rules.every_s
+        by_steps = rules.every_steps > 0 and step % rules.every_steps == 0
+        if step == self._spec.training.steps or not (at_once or by_steps or by_time):
+            return None
+        try:
+            return self.write(stages, step, loss)
+        except SwarmError as error:
+            self._say(f"no checkpoint at step {step}: {error}")
+            return None
+
+    def write(self, stages: Sequence[Stage], step: int, loss: float) -> Checkpoint:
+        """Write a checkpoint now, read it back, remove old ones. CheckpointFailed, StorageError."""
+        self._last_s = time.monotonic()
+        rules = self._spec.checkpoint
+        writer = CheckpointWriter(self._storage, self._spec, step, f"{self._timeline}")
+        try:
+            parameters = {}
+            for stage in stages:
+                state = stage.capture(optimizer=rules.optimizer)
+                parameters[stage.stage] = parameter_hashes(state)
+                for path, content in files_of(self._spec, stage.stage, state, optimizer=rules.optimizer):
+                    writer.put(path, content)
+            facts = Facts(
+                job=self._job,
+                timeline=self._timeline,
+                step=step,
+                created_unix_s=time.time(),
+                product=metadata.version("swarm-stages"),
+                loss=loss,
+                tokens=self._tokens,
+                optimizer=rules.optimizer,
+            )
+            made = writer.publish(facts, parameters, self._tokenizer_files)
+        except BaseException:
+            writer.discard()
+            raise
+        if fault := fault_of(made):
+            raise CheckpointFailed(f"the checkpoint at step {step} does not read back: {fault}", hint="check the disk")
+        prune(self._storage, self._job, made, keep_last=rules.keep_last, keep_every_steps=rules.keep_every_steps)
+        self._say(f"checkpoint {self._storage.where}/{made.name}")
+        return made
+
+
+def stages_from(checkpoint: Checkpoint, spec: JobSpec, device: torch.device) -> list[Stage]:
+    """All stages of a resolved spec as the checkpoint has them, whatever number of stages wrote it.
+
+    InvalidConfig if the job cannot go on from it, InvalidModel if it is of another model.
+    """
+    check_state(checkpoint.trainer_state(), spec)
+    check_steps(spec, checkpoint.step)
+    if not isinstance(checkpoint.storage, LocalStorage):
+        raise InvalidConfig(f"{checkpoint.storage.where} is no folder of this machine", hint="copy the checkpoint here")
+    home: Path = checkpoint.storage.root / checkpoint.name
+    files = [
+        WeightFile(file.path, home / file.path, file.size_bytes)
+        for file in checkpoint.files
+        if file.path.endswith(".safetensors")
+    ]
+    assert spec.pipeline.split != "auto", "resolve the spec first"
+    return [
+        Stage(spec, stage, device, read_files(spec, stage, files, checkpoint.step))
+        for stage in range(len(spec.pipeline.split))
+    ]

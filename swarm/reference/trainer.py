@@ -1,0 +1,358 @@
+"""The one-process trainer: the twin that every claim about a swarm is compared with.
+
+It trains a job here and now (`swarm train-local`): the same stages, the wire codec at the same cuts, the same data,
+sums, clipping, schedule and optimizer, one microbatch after the other. There is no network, no replica and no recovery
+in it, so it is short enough to be believed; with `training.reproducible` the swarm must end with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from swarm.checkpoint.storage import open_storage
+from swarm.checkpoint.writer import Checkpoint
+from swarm.data import Batches, ByteTokenizer, Corpus, TokenData, TokenManifest, tokenise
+from swarm.errors import JobFailed, OutOfMemory
+from swarm.hf.model_folder import (
+    INDEX_NAME,
+    cannot_write,
+    check_out_dir,
+    model_folder_files,
+    safetensors_index,
+    shard_name,
+    weights_sha256,
+)
+from swarm.job.partition import unit_names
+from swarm.job.schedule import clip, evaluation_due, learning_rate, perplexity
+from swarm.job.spec import JobSpec
+from swarm.model.codec import round_trip
+from swarm.model.exact_sums import mean_of_parts
+from swarm.model.runtime import choose_device, configure
+from swarm.model.stage import Stage
+from swarm.model.state import read_initial
+from swarm.reference.checkpoints import LocalCheckpoints, stages_from
+from swarm.types import Microbatch, UnitName
+
+TOKENISE_LINE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One committed step. `loss` is nats per token, `norm` the global gradient norm before clipping (skipped: NaN)."""
+
+    step: int
+    loss: float
+    norm: float
+    scale: float
+    learning_rate: float
+    skipped: bool
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationReport:
+    """The validation loss of weights `version`, in nats per token."""
+
+    version: int
+    loss: float
+
+
+OnStep: TypeAlias = Callable[[StepReport], None]
+OnCommit: TypeAlias = Callable[[Sequence[Stage], StepReport], None]
+OnEvaluation: TypeAlias = Callable[[EvaluationReport], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The end of a run: loss per step, the stages with the final weights, their sha256."""
+
+    losses: tuple[float, ...]
+    stages: tuple[Stage, ...]
+    sha256: str
+    evaluations: tuple[EvaluationReport, ...] = ()
+
+
+def train_local(
+    spec: JobSpec,
+    batches: Batches,
+    *,
+    device: torch.device | None = None,
+    on_step: OnStep | None = None,
+    on_evaluation: OnEvaluation | None = None,
+    on_commit: OnCommit | None = None,
+    start: Checkpoint | None = None,
+) -> Trained:
+    """Train all steps of a resolved spec in this thread, or those after the checkpoint `start`.
+
+    `on_commit` may look at the stages after each step. JobFailed if a step is not finite and `limits.on_nonfinite` is
+    "fail"; with "pause" after `on_commit`.
+    """
+    device = device or torch.device("cpu")
+    stages = build_stages(spec, device) if start is None else stages_from(start, spec, device)
+    losses, evaluations = [], []
+    for step in range(0 if start is None else start.step, spec.training.steps):
+        report = train_step(stages, spec, batches, step)
+        losses.append(report.loss)
+        if on_step is not None:
+            on_step(report)
+        if on_commit is not None:
+            on_commit(stages, report)
+        if report.skipped and spec.limits.on_nonfinite == "pause":
+            raise JobFailed(
+                f'the gradient of step {step} is not finite, and limits.on_nonfinite = "pause"',
+                hint="go on from the last checkpoint with: swarm train-local FILE --resume-from FOLDER",
+            )
+        if (
+            evaluation_due(step + 1, spec.training.eval_every_steps, spec.training.steps)
+            and batches.evaluation_microbatches
+        ):
+            evaluations.append(evaluate(stages, spec, batches, step + 1))
+            if on_evaluation is not None:
+                on_evaluation(evaluations[-1])
+    return Trained(tuple(losses), tuple(stages), sha256_of(stages), tuple(evaluations))
+
+
+def build_stages(spec: JobSpec, device: torch.device) -> list[Stage]:
+    """All stages of a resolved spec with their initial weights: drawn from the seed, or read from folder or hub."""
+    assert spec.pipeline.split != "auto", "resolve the spec first"
+    return [Stage(spec, stage, device, read_initial(spec, stage)) for stage in range(len(spec.pipeline.split))]
+
+
+def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, step: int) -> StepReport:
+    """Compute, average and apply one step on all stages."""
+    training = spec.training
+    loss, finite = 0.0, True
+    for index in range(training.microbatches):
+        microbatch_loss, microbatch_finite = _run(stages, spec, batches, Microbatch(0, step, index))
+        loss += microbatch_loss
+        finite = finite and microbatch_finite
+    tokens = batches.tokens_of(step)
+
+    means = _means(stages, spec, step, tokens) if finite else {}
+    norms = [
+        parameter.squared_norm
+        for unit, members in unit_names(len(stages), spec.tied).items()
+        if finite
+        for parameter in stages[members[0]].squared_norms(unit, means[unit])
+    ]
+    norm, scale = clip(norms, training.grad_clip_norm) if finite else (math.nan, 1.0)
+    skip = not math.isfinite(norm)  # finite float32 contributions may still add up to infinity
+    if skip and spec.limits.on_nonfinite == "fail":
+        raise JobFailed(
+            f"the gradient of step {step} is not finite",
+            hint='lower training.learning_rate, or set limits.on_nonfinite = "skip"',
+        )
+    rate = learning_rate(training, step)
+    for stage in stages:
+        stage.apply(step, means, learning_rate=rate, scale=scale, skip=skip)
+    return StepReport(step, loss / tokens, norm, scale, rate, skip, tokens)
+
+
+def evaluate(stages: Sequence[Stage], spec: JobSpec, batches: Batches, version: int) -> EvaluationReport:
+    """The loss of the validation data with weights `version`."""
+    loss = 0.0
+    for index in range(batches.evaluation_microbatches):
+        tokens, targets = (torch.from_numpy(array) for array in batches.evaluation(index))
+        x: Tensor | None = None
+        for stage in stages:
+            y, microbatch_loss = stage.evaluate(version, x=x, tokens=tokens, targets=targets)
+            x = None if y is None else round_trip(y, spec.pipeline.compression)
+        loss += microbatch_loss
+    return EvaluationReport(version, loss / batches.evaluation_tokens)
+
+
+def sha256_of(stages: Sequence[Stage]) -> str:
+    """The hash that names the weights of these stages, whatever their number."""
+    return weights_sha256(parameter for stage in stages for parameter in stage.parameter_hashes())
+
+
+def save_folder(
+    stages: Sequence[Stage], spec: JobSpec, out_dir: Path, tokenizer_files: Mapping[str, bytes] | None = None
+) -> None:
+    """Write a folder that `from_pretrained` loads; it appears whole or not at all.
+
+    Without `tokenizer_files` it holds the byte tokenizer. NotAllowed if `out_dir` exists and is not an empty folder.
+    """
+    check_out_dir(out_dir)
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    part = out_dir.parent / f".{out_dir.name}.part-{os.getpid()}"
+    part.mkdir()
+    try:
+        files = model_folder_files(spec)
+        files |= ByteTokenizer().tokenizer_files() if tokenizer_files is None else tokenizer_files
+        hashes = {shard_name(stage.stage, len(stages)): stage.parameter_hashes() for stage in stages}
+        if len(stages) > 1:
+            files[INDEX_NAME] = safetensors_index(hashes)
+        for stage in stages:
+            _write(part / shard_name(stage.stage, len(stages)), stage.export())
+        for name, content in files.items():
+            _write(part / name, content)
+        part.replace(out_dir)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _run(stages: Sequence[Stage], spec: JobSpec, batches: Batches, microbatch: Microbatch) -> tuple[float, bool]:
+    """One microbatch through all stages and back: (sum of token losses, whether all gradients were finite)."""
+    version = max(0, microbatch.step - spec.pipeline.staleness)
+    codec = spec.pipeline.compression
+    tokens, targets = (torch.from_numpy(array) for array in batches.microbatch(microbatch.step, microbatch.index))
+    x: Tensor | None = None
+    loss = 0.0
+    for stage in stages:
+        y, loss = stage.forward(microbatch, version, x=x, tokens=tokens, targets=targets)
+        x = None if y is None else round_trip(y, codec)
+    g: Tensor | None = None
+    finite = True
+    for stage in reversed(stages):
+        dx, stage_finite = stage.backward(microbatch, g)
+        g = None if dx is None else round_trip(dx, codec)
+        finite = finite and stage_finite
+    return loss, finite
+
+
+def _means(stages: Sequence[Stage], spec: JobSpec, step: int, tokens: int) -> dict[UnitName, Tensor]:
+    """The averaged gradient of every unit; one process is the only replica of all stages."""
+    bits = spec.training.fixed_point_bits if spec.training.reproducible else None
+    return {
+        unit: mean_of_parts([stages[member].part(step, unit) for member in members], tokens, bits)
+        for unit, members in unit_names(len(stages), spec.tied).items()
+    }
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+
+def train_and_save(
+    spec: JobSpec,
+    corpus: Corpus,
+    out_dir: Path,
+    *,
+    device: str,
+    threads: int | None,
+    start: Checkpoint | None = None,
+) -> str:
+    """Tokenise, train (on from `start`), write the model folder, and say so on stderr; gives the weights' sha256.
+
+    Checkpoints go to checkpoint.dir, or beside `out_dir`. OutOfMemory if the model or a microbatch does not fit the
+    device, InvalidConfig if the folder cannot be written.
+    """
+    where = choose_device(device)
+    configure(where, threads=threads, reproducible=spec.training.reproducible)
+    with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
+        manifest = tokenise(spec, Path(folder), _TokeniseProgress(), corpus)
+        data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
+        batches = Batches.of_job(spec, data, manifest.end_of_text)
+        _say(_opening(spec, manifest, batches))
+        progress = _Progress(spec.training.steps, start.step if start is not None else 0)
+        storage = open_storage(_checkpoint_dir(spec, out_dir))
+        kept = LocalCheckpoints(storage, spec, corpus.tokenizer.tokenizer_files(), _say, start=start)
+
+        def keep(stages: Sequence[Stage], report: StepReport) -> None:
+            at_once = report.skipped and spec.limits.on_nonfinite == "pause"
+            kept.after(stages, report.step + 1, report.loss, report.tokens, at_once=at_once)
+
+        try:
+            trained = train_local(
+                spec,
+                batches,
+                device=where,
+                on_step=progress,
+                on_evaluation=_say_evaluation,
+                on_commit=keep,
+                start=start,
+            )
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
+                raise
+            hint = "lower training.microbatch_sequences or data.sequence_length, or set model.recompute = true"
+            raise OutOfMemory("the model or a microbatch does not fit the device", hint=hint) from error
+    try:
+        save_folder(trained.stages, spec, out_dir, corpus.tokenizer.tokenizer_files())
+    except OSError as error:
+        raise cannot_write(out_dir, error) from error
+    _say(f"model written to {out_dir}")
+    return trained.sha256
+
+
+def _checkpoint_dir(spec: JobSpec, out_dir: Path) -> str:
+    if spec.checkpoint.dir:
+        return f"{spec.checkpoint.dir.rstrip('/')}/{spec.name}"
+    return str(out_dir.absolute().with_name(f"{out_dir.absolute().name}-checkpoints"))
+
+
+def _opening(spec: JobSpec, manifest: TokenManifest, batches: Batches) -> str:
+    assert spec.pipeline.split != "auto", "resolve the spec first"
+    passes = spec.training.steps * spec.training.global_batch_sequences / batches.samples
+    split = "+".join(str(layers) for layers in spec.pipeline.split)
+    return (
+        f"{manifest.tokens} tokens, {passes:.2f} passes; split {split} layers; "
+        f"{spec.training.microbatches} microbatches of {spec.training.microbatch_sequences} sequences; "
+        f"unigram entropy {manifest.unigram_entropy:.3f} nats"
+    )
+
+
+class _TokeniseProgress:
+    """A line every few seconds, none if it does not take so long."""
+
+    def __init__(self) -> None:
+        self._said_s = time.monotonic()
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_s >= TOKENISE_LINE_S:
+            self._said_s = now_s
+            _say(f"tokenised {done_bytes / 2**20:.0f} of {total_bytes / 2**20:.0f} MiB")
+
+
+class _Progress:
+    """A line per second at most, and one for the last step."""
+
+    def __init__(self, steps: int, first_step: int) -> None:
+        self._steps = steps
+        self._first_step = first_step
+        self._start_s = self._said_s = time.monotonic()
+        self._tokens = 0
+
+    def __call__(self, report: StepReport) -> None:
+        now_s = time.monotonic()
+        self._tokens += report.tokens
+        done = report.step + 1
+        if now_s - self._said_s < 1.0 and done not in (self._first_step + 1, self._steps):
+            return
+        self._said_s = now_s
+        elapsed_s = max(now_s - self._start_s, 1e-9)
+        skipped = "  skipped: not finite" if report.skipped else ""
+        _say(
+            f"step {done}/{self._steps}  loss {report.loss:.4f}  norm {report.norm:.3f}  "
+            f"lr {report.learning_rate:.2e}  {self._tokens / elapsed_s:.0f} tokens/s  "
+            f"ETA {elapsed_s / (done - self._first_step) * (self._steps - done):.0f} s{skipped}"
+        )
+
+
+def _say_evaluation(report: EvaluationReport) -> None:
+    _say(f"evaluation after step {report.version}: loss {report.loss:.4f}, perplexity {perplexity(report.loss):.4g}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,187 @@
+"""The claim: who drains a stage server is told what it waits for, and `explain` says what is so while a job runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from scheduler.api.drain import drain
+from scheduler.brain.explain.facts import explain_job, explain_peer
+from swarm.errors import NotAllowed, NotFound
+from swarm.types import JobState, PeerId, PeerState
+from tests.simulation.test_joining import add_peer, serves
+from tests.simulation.test_recovery import Run, Task, replayed, train
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+async def drained(run: Run, peer: str) -> list[str]:
+    """What is told until the peer serves no job."""
+    said = []
+    async for known, waits_for in drain(run.rig.jobs, run.rig.membership, peer, "test"):
+        said.append(waits_for)
+        if not waits_for:
+            assert not known.job
+    return said
+
+
+def about_job(run: Run) -> dict[str, str]:
+    assert run.job.driver is not None
+    now_s = asyncio.get_running_loop().time()
+    situation = run.job.driver.brain.situation(now_s)
+    facts = explain_job(run.rig.jobs.standing(run.job), situation, run.rig.jobs.idle(), now_s)
+    return {fact.topic: fact.text for fact in facts}
+
+
+def about_peer(run: Run, peer: PeerId) -> dict[str, str]:
+    known, now_s = run.rig.membership.find(peer), asyncio.get_running_loop().time()
+    idle = next((one for one in run.rig.jobs.idle() if one.peer == peer), None)
+    assert run.job.driver is not None
+    situation = run.job.driver.brain.situation(now_s) if known.job else None
+    return {fact.topic: fact.text for fact in explain_peer(known, situation, idle, {}, now_s)}
+
+
+def test_the_last_of_a_stage_is_drained_once_another_has_joined_and_both_are_explained(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=24)
+
+    async def drain_the_last(run: Run) -> None:
+        await run.until_step(2)
+        says = about_job(run)
+        assert says["state"].startswith("running for")
+        assert "1 replica does" in says["stage 0"]
+        (old,) = run.job.stages[0]
+        assert "100%, it is the only replica" in about_peer(run, old)["work"]
+        assert "s per microbatch" in about_peer(run, old)["pace"]
+        waits = [asyncio.create_task(drained(run, old)) for _ in range(2)]  # asking twice is the same as once
+        await asyncio.sleep(1.0)
+        assert run.job.stages[0] == [old]
+        assert "it is the last of stage 0 and stays until" in about_job(run)["leaving"]
+        assert "no one joins" in about_peer(run, old)["leaving"]
+        small = add_peer(run, "small", memory_bytes=1)
+        await asyncio.sleep(0.5)
+        assert about_job(run)["idle"].startswith("small is not used: no stage fits")
+        assert "no stage fits" in about_peer(run, small)["not used"]
+        assert await drained(run, small) == [""]
+        assert about_peer(run, small)["not used"].startswith("it is drained")
+        new = add_peer(run, "new", stage=0)
+        while new not in {one.replica.peer for one in run.job.driver.brain._joining}:  # type: ignore[union-attr]
+            await asyncio.sleep(0.001)
+        assert about_job(run)["joining"].startswith("new joins stage 0 since")
+        assert "new joins" in about_job(run)["leaving"]
+        await serves(run, new)
+        for said in await asyncio.gather(*waits):
+            assert "no one joins" in said[0]
+            assert said[-1] == ""
+        assert run.job.stages[0] == [new]
+        assert about_peer(run, old)["not used"].startswith("it is drained")
+        known = run.rig.membership.find(old)
+        assert (known.state, known.reason) == (PeerState.DRAINING, "test")
+        run.rig.kill(old)
+        while run.rig.membership.find(old).state is not PeerState.GONE:
+            await asyncio.sleep(0.1)
+        with pytest.raises(NotAllowed, match="is gone: session broke"):
+            await drained(run, old)
+        with pytest.raises(NotFound, match="nobody"):
+            await drained(run, "nobody")
+
+    assert replayed(train(task, 2, 2, drain_the_last)) == 0
+
+
+def test_one_that_is_drained_while_it_loads_serves_until_the_job_runs(tmp_path: Path) -> None:
+    """A job with a peer that is to leave stayed `loading` for ever: it waited to see all of them serving."""
+    task = Task.make(tmp_path, training__steps=6)
+
+    async def drain_early(run: Run) -> None:
+        while not run.job.stages:
+            await asyncio.sleep(0.001)
+        assert run.job.record.state in (JobState.QUEUED, JobState.PLACING, JobState.LOADING)
+        peer = run.job.stages[1][0]
+        said = await drained(run, peer)
+        assert said[-1] == ""
+        assert run.job.progress.steps_done < 6, "it went while the job ran"
+        await run.until_step(3)
+        assert run.job.record.state is JobState.RUNNING
+        assert peer not in run.job.stages[1]
+
+    assert replayed(train(task, 4, 3, drain_early)) == 0
+
+
+async def restart(run: Run) -> None:
+    await run.rig.kill_scheduler()
+    await run.rig.start_scheduler()
+    run.job = run.rig.jobs.find(run.job.record.id)
+
+
+def test_a_restarted_scheduler_gives_a_drained_peer_no_work_until_its_stage_server_starts_anew(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=14)
+
+    async def drain_idle(run: Run) -> None:
+        rig = run.rig
+        await run.until_step(1)
+        rig.slowness = dict.fromkeys((*rig.servers, PeerId("spare")), 10.0)
+        spare = add_peer(run, "spare", memory_bytes=1)  # too small for any stage
+        while rig.membership.get(spare) is None:
+            await asyncio.sleep(0.001)
+        assert await drained(run, spare) == [""]
+        await restart(run)
+        while (known := rig.membership.get(spare)) is None:
+            await asyncio.sleep(0.001)
+        assert (known.state, known.reason) == (PeerState.DRAINING, "test")
+        assert about_peer(run, spare)["not used"].startswith("it is drained")
+        rig.network.cut(f"address-of-{spare}", "scheduler")
+        await run.until_step(run.job.progress.steps_done + 1)
+        assert known.state is PeerState.DRAINING, "a new session changes nothing"
+
+        rig.kill(spare)
+        add_peer(run, "spare", incarnation=2, stage=0)
+        await serves(run, spare)
+        assert spare in run.job.stages[0]
+        assert await rig.store.drains() == {}
+        await restart(run)
+        await run.until_step(run.job.progress.steps_done + 1)
+        assert spare in run.job.stages[0]
+
+    train(task, 2, 5, drain_idle)
+
+
+def test_a_hand_over_goes_on_after_a_restart_of_the_scheduler(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=10)
+
+    async def drain_the_last(run: Run) -> None:
+        await run.until_step(1)
+        run.rig.slowness = dict.fromkeys((*run.rig.servers, PeerId("new")), 10.0)
+        (old,) = run.job.stages[1]
+        waits = asyncio.create_task(drained(run, old))
+        await asyncio.sleep(1.0)
+        waits.cancel()
+        await restart(run)
+        await run.until_step(run.job.progress.steps_done + 1)
+        assert run.job.stages[1] == [old], "it is the last of its stage"
+        assert run.rig.membership.find(old).state is PeerState.DRAINING
+        new = add_peer(run, "new")
+        await serves(run, new)
+        assert (await drained(run, old))[-1] == ""
+        assert run.job.stages[1] == [new]
+
+    assert replayed(train(task, 2, 6, drain_the_last)) == 0
+
+
+def test_one_that_has_just_come_is_drained_at_once_and_joins_nothing(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=8)
+
+    async def drain_idle(run: Run) -> None:
+        await run.until_step(1)
+        spare = add_peer(run, "spare")
+        while run.rig.membership.get(spare) is None:
+            await asyncio.sleep(0.001)
+        assert (await drained(run, "spa"))[-1] == ""
+        await run.until_step(7)
+        assert all(spare not in pool for pool in run.job.stages.values())
+
+    train(task, 2, 4, drain_idle)

@@ -1,0 +1,49 @@
+"""Masks are the same at every replica, however often and wherever a microbatch is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarm.data import ByteTokenizer
+from swarm.job.partition import resolve
+from swarm.reference.trainer import train_local
+from tests.simulation.test_bitwise import run_swarm
+from tests.support.simulated import Tokens, small_spec, write_text
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(("stages", "recompute"), [(2, True)])
+def test_the_swarm_with_dropout_ends_with_the_weights_of_one_process(
+    tmp_path: Path, stages: int, recompute: bool
+) -> None:
+    source = write_text(tmp_path)
+    config = {"n_layer": 3, "n_embd": 32, "n_head": 4, "n_positions": 16}
+    dropout = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.1)
+    hashes = []
+    for fields in (config, config | dropout):
+        spec = resolve(
+            small_spec(
+                source,
+                model__family="gpt2",
+                model__config=fields,
+                model__recompute=recompute,
+                pipeline__stages=stages,
+                training__steps=3,
+            ),
+            vocabulary_size=ByteTokenizer.vocabulary_size,
+            stages_if_auto=1,
+        )
+        tokens = Tokens.make(tmp_path, spec)
+        hashes.append(train_local(spec, tokens.batches(spec)).sha256)
+    run = run_swarm(spec, tokens, 2 * stages, seed=stages)
+    assert run.sha256 == hashes[1] != hashes[0]
+    if stages > 1:
+        assert run.counts.duplicated > 0
+        assert run.counts.reordered > 0

@@ -1,0 +1,105 @@
+"""The claim: the validation losses of a swarm are those of one process, to the last bit, and cost no exactness."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from scheduler.brain.routing.evaluation import EvaluationRow
+from swarm.data import ByteTokenizer
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.reference.trainer import EvaluationReport, train_local
+from swarm.sim import loop as sim
+from swarm.types import JobState
+from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> tuple[str, list[EvaluationRow], list[str]]:
+    """Train in simulation: hash of the weights, stored evaluations, the job's log."""
+
+    async def main() -> tuple[str, list[EvaluationRow], list[str]]:
+        result = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, peers, tasks, Random(seed))
+                while len(rig.membership.idle_peers()) < peers:
+                    await asyncio.sleep(0.1)
+                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+                await rig.finished(job)
+                assert job.record.state is JobState.SUCCEEDED, job.record.reason
+                rows = await rig.store.evaluations(job.record.id)
+                assert (job.progress.evaluation_loss, job.progress.evaluation_step) == (rows[-1].loss, rows[-1].version)
+                lines = [line.message for line in rig.jobs.logs.of(job.record.id).kept()[0]]
+                result = job.record.weights_sha256, rows, lines
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+        assert result is not None
+        return result
+
+    return sim.run(main(), seed=seed, limit_s=3600.0)
+
+
+def spec_with_validation(folder: Path, **changes: object) -> JobSpec:
+    values = {"data__validation_ratio": 0.01, "training__eval_every_steps": 2, "training__steps": 3} | changes
+    spec = small_spec(write_text(folder), **values)
+    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+
+
+def test_validation_losses_are_those_of_one_process_at_every_number_of_stages(tmp_path: Path) -> None:
+    seen: set[tuple[EvaluationReport, ...]] = set()
+    for stages in (1, 2, 3):
+        spec = spec_with_validation(tmp_path, pipeline__stages=stages, config__tie_word_embeddings=True)
+        tokens = Tokens.make(tmp_path, spec)
+        batches = tokens.batches(spec)
+        assert batches.evaluation_microbatches > 2
+        expected = train_local(spec, batches)
+        sha256, rows, lines = run_swarm(spec, tokens, 2 * stages, seed=stages)
+        assert sha256 == expected.sha256
+        assert [EvaluationReport(row.version, row.loss) for row in rows] == list(expected.evaluations)
+        assert [row.version for row in rows] == [2, 3]
+        assert rows[-1].loss < rows[0].loss
+        assert sum(line.startswith("evaluation after step ") for line in lines) == 2
+        seen.add(expected.evaluations)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("staleness", "compression", "every"), [(0, "none", 1), (1, "bfloat16", 1), (1, "int8", 3), (0, "float16", 9)]
+)
+def test_validation_losses_are_those_of_one_process_in_every_mode(
+    tmp_path: Path, staleness: int, compression: str, every: int
+) -> None:
+    spec = spec_with_validation(
+        tmp_path,
+        pipeline__stages=2,
+        pipeline__staleness=staleness,
+        pipeline__compression=compression,
+        pipeline__max_in_flight=3,
+        training__eval_every_steps=every,
+        training__microbatch_sequences=3,
+    )
+    tokens = Tokens.make(tmp_path, spec)
+    expected = train_local(spec, tokens.batches(spec))
+    sha256, rows, _ = run_swarm(spec, tokens, 3, seed=every)
+    assert sha256 == expected.sha256
+    assert [EvaluationReport(row.version, row.loss) for row in rows] == list(expected.evaluations)
+
+
+def test_evaluating_changes_no_weight(tmp_path: Path) -> None:
+    spec = spec_with_validation(tmp_path)
+    batches = Tokens.make(tmp_path, spec).batches(spec)
+    silent = spec.model_copy(update={"training": spec.training.model_copy(update={"eval_every_steps": 0})})
+    assert train_local(silent, batches).sha256 == train_local(spec, batches).sha256
+    assert train_local(silent, batches).evaluations == ()

@@ -1,0 +1,150 @@
+"""The claim: who waits to start, who is at work and who moves get idle peers in an order that starves nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scheduler.jobs.job import Job
+from swarm.data import ByteTokenizer
+from swarm.job.partition import resolve
+from swarm.types import JobState, PeerId
+from tests.simulation.test_draining import about_peer, drained
+from tests.simulation.test_joining import add_peer, serves
+from tests.simulation.test_recovery import Run, Task, replayed, train
+from tests.support.simulated import small_spec
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+async def submit_another(run: Run, **changes: Any) -> Job:
+    """A second job on the same text, which waits; the first one computes slowly, so that it is at work for a while."""
+    names = [*run.rig.servers, *map(PeerId, ("first", "second", "new"))]
+    run.rig.slowness = dict.fromkeys(names, 20.0)
+    root = run.rig.tokens.root
+    spec = small_spec(root / "text.txt", training__steps=2, **changes)
+    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    other = await run.rig.jobs.submit(spec, run.rig.tokens.of_job(), {})
+    async for _ in run.rig.jobs.watch(other):
+        if other.record.state is JobState.PLACING:
+            return other
+    raise AssertionError(other.record.reason)
+
+
+def test_a_replica_that_moves_arrives_although_another_job_waits(tmp_path: Path) -> None:
+    """Between its stages it is idle, and whoever waited took it: the move cost the job a replica instead."""
+    task = Task.make(
+        tmp_path, training__steps=10, pipeline__rebalance_interval_s=1.0, pipeline__rebalance_cooldown_s=1.0
+    )
+    others: list[Job] = []
+
+    async def unbalance(run: Run) -> None:
+        await run.until_step(1)
+        others.append(await submit_another(run, pipeline__stages=1))
+        for peer in list(run.job.stages[1])[1:]:
+            run.rig.kill(peer)
+        while sorted(map(len, run.job.stages.values())) != [2, 2]:
+            assert not run.job.record.state.is_final, "nobody arrived"
+            await asyncio.sleep(0.05)
+        assert others[0].record.state is JobState.PLACING
+        await run.rig.finished(run.job)
+        await run.rig.finished(others[0])
+
+    run = train(task, 6, 7, unbalance)
+    assert others[0].record.state is JobState.SUCCEEDED
+    samples = [sample for metric in run.rig.metrics.registry.collect() for sample in metric.samples]
+    assert sum(sample.value for sample in samples if sample.name == "swarm_rebalances_total") == 1
+
+
+def test_a_job_that_can_never_start_keeps_nobody_from_one_at_work(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=10)
+
+    async def wait_beside(run: Run) -> None:
+        await run.until_step(1)
+        other = await submit_another(run, pipeline__stages=1, limits__min_replicas=50)
+        (old,) = run.job.stages[0]
+        leaves = asyncio.create_task(drained(run, old))
+        await asyncio.sleep(0.5)
+        first = add_peer(run, "first")
+        await serves(run, first)
+        assert await leaves
+        assert run.job.stages[0] == [first], "the last of its stage could leave"
+        second = add_peer(run, "second")
+        await serves(run, second)
+        assert sorted(map(len, run.job.stages.values())) == [1, 2]
+        assert other.record.state is JobState.PLACING
+        assert "50 needed" in other.record.reason
+
+    assert replayed(train(task, 2, 2, wait_beside)) == 0
+
+
+def test_what_a_job_at_work_does_not_need_is_kept_for_the_one_that_waits(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=12)
+
+    async def wait_beside(run: Run) -> None:
+        await run.until_step(1)
+        other = await submit_another(run, pipeline__stages=2)
+        first = add_peer(run, "first")
+        await asyncio.sleep(8.0)
+        assert other.record.reason == "stage 1 needs 1 replica more (1 idle, 2 needed)"
+        assert f"kept for {other.record.id}, which waits for peers" in about_peer(run, first)["not used"]
+        add_peer(run, "second")
+        await run.rig.finished(other)
+        assert other.record.state is JobState.SUCCEEDED
+        assert not run.job.record.state.is_final, "it had to wait until the other one was over"
+
+    train(task, 2, 3, wait_beside)
+
+
+def test_a_lost_replica_is_replaced_although_another_job_waits(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=10)
+
+    async def lose_one(run: Run) -> None:
+        await run.until_step(1)
+        other = await submit_another(run, pipeline__stages=2)
+        lost = run.job.stages[1][0]
+        run.rig.kill(lost)
+        while lost in run.job.stages[1]:
+            await asyncio.sleep(0.1)
+        new = add_peer(run, "new")
+        await serves(run, new)
+        assert new in run.job.stages[1]
+        assert other.record.state is JobState.PLACING
+
+    train(task, 4, 4, lose_one)
+
+
+def test_a_replica_that_is_lost_between_its_stages_is_waited_for_no_longer(tmp_path: Path) -> None:
+    task = Task.make(
+        tmp_path, training__steps=10, pipeline__rebalance_interval_s=1.0, pipeline__rebalance_cooldown_s=1.0
+    )
+    moved: list[PeerId] = []
+
+    async def lose_the_mover(run: Run) -> None:
+        await run.until_step(1)
+        other = await submit_another(run, pipeline__stages=1)
+        reservations = run.rig.jobs._peers.reservations
+        for peer in list(run.job.stages[1])[1:]:
+            run.rig.kill(peer)
+        loop = asyncio.get_running_loop()
+        while not (reserved := reservations.now(loop.time())):
+            assert not run.job.record.state.is_final, "nobody moved"
+            await asyncio.sleep(0.001)
+        ((peer, held),) = reserved.items()
+        moved.append(peer)
+        assert (held.job, held.stage) == (run.job.record.id, 1)
+        run.rig.kill(peer)
+        while reservations.now(loop.time()):
+            await asyncio.sleep(0.1)
+        assert loop.time() < held.until_s
+        assert other.record.state is JobState.PLACING
+
+    train(task, 6, 7, lose_the_mover)
+    assert moved

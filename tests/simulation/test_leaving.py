@@ -1,0 +1,130 @@
+"""The claim: whoever leaves its stage in order loses no work, and moves go where they help; bitwise."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.types import PeerId, PeerState
+from tests.simulation.test_joining import add_peer
+from tests.simulation.test_recovery import Run, Task, replayed, train
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+SHAPES = [
+    {"pipeline__staleness": 0},
+    {"pipeline__staleness": 1},
+    {"pipeline__staleness": 1, "config__tie_word_embeddings": True, "pipeline__stages": 3},
+]
+
+
+def drain(run: Run, peer: PeerId) -> None:
+    """What the scheduler does when a stage server says that it is leaving."""
+    for transition in run.rig.membership.leaving(peer, asyncio.get_running_loop().time(), "test"):
+        run.rig.jobs.on_transition(transition)
+
+
+async def left(run: Run, peer: PeerId) -> None:
+    while not run.job.record.state.is_final:
+        known = run.rig.membership.get(peer)
+        assert known is not None
+        if not known.job:
+            return
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_drained_replicas_hand_their_work_over_without_any_being_done_again(
+    tmp_path: Path, shape: dict[str, Any]
+) -> None:
+    task = Task.make(tmp_path, **{"training__steps": 8, **shape})
+    stages = len(task.spec.pipeline.split)
+    released: list[int] = []
+
+    async def drain_one_of_each(run: Run) -> None:
+        for stage in range(stages):
+            await run.until_step(stage + 1)
+            peer = run.rng.choice(run.job.stages[stage])
+            drain(run, peer)
+            await left(run, peer)
+            assert not run.job.record.state.is_final
+            assert peer not in run.job.stages[stage]
+            released.append(run.job.progress.steps_done)
+            known = run.rig.membership.get(peer)
+            assert known is not None
+            assert known.state is PeerState.DRAINING, "it is not given another stage"
+
+    run = train(task, 2 * stages, 1, drain_one_of_each)
+    assert len(released) == stages
+    assert replayed(run) == 0
+
+
+def test_the_last_of_a_stage_stays_until_another_has_joined(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=12)
+
+    async def drain_the_last(run: Run) -> None:
+        await run.until_step(1)
+        (old,) = run.job.stages[0]
+        drain(run, old)
+        await run.until_step(3)
+        assert run.job.stages[0] == [old]
+        new = add_peer(run, "new", stage=0)
+        await left(run, old)
+        assert run.job.stages[0] == [new]
+
+    assert replayed(train(task, 2, 2, drain_the_last)) == 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_drains_deaths_and_joins_at_random(tmp_path: Path, seed: int) -> None:
+    task = Task.make(tmp_path, training__steps=9, pipeline__staleness=seed % 2)
+
+    async def churn(run: Run) -> None:
+        number = 0
+        await run.until_step(0)
+        while not run.job.record.state.is_final:
+            number += 1
+            add_peer(run, f"new-{number}")
+            await asyncio.sleep(run.rng.uniform(0.1, 3.0))
+            spare = run.spare()
+            if spare and not run.job.record.state.is_final:
+                chosen = run.rng.choice(spare)
+                if run.rng.random() < 0.6:
+                    drain(run, chosen)
+                else:
+                    run.rig.kill(chosen)
+
+    train(task, 4, seed, churn)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_replica_moves_to_the_stage_that_limits(tmp_path: Path, staleness: int) -> None:
+    task = Task.make(
+        tmp_path,
+        training__steps=20,
+        pipeline__staleness=staleness,
+        pipeline__rebalance_interval_s=1.0,
+        pipeline__rebalance_cooldown_s=1.0,
+    )
+
+    async def unbalance(run: Run) -> None:
+        await run.until_step(1)
+        for peer in list(run.job.stages[1])[1:]:
+            run.rig.kill(peer)
+        while not run.job.record.state.is_final:
+            if sorted(map(len, run.job.stages.values())) == [2, 2]:
+                return
+            await asyncio.sleep(0.05)
+
+    run = train(task, 6, 7, unbalance)
+    samples = [sample for metric in run.rig.metrics.registry.collect() for sample in metric.samples]
+    moves = sum(sample.value for sample in samples if sample.name == "swarm_rebalances_total")
+    assert moves == 1

@@ -1,0 +1,62 @@
+"""The claim: a scheduler that was killed between two writes of a job's state goes on with what the rows say."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+import torch
+
+from scheduler.jobs.runner import RESUMED
+from swarm.types import JobState
+from tests.simulation.test_recovery import Run, Task, replayed, train
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+async def restart(run: Run, stored: JobState) -> None:
+    """Kill the scheduler when the database had only that state of the job, and start one on it."""
+    await run.rig.kill_scheduler()
+    with sa.create_engine(run.rig.database).begin() as connection:
+        connection.execute(sa.text("UPDATE jobs SET state = :state"), {"state": stored.value})
+    await run.rig.start_scheduler()
+    run.job = run.rig.jobs.find(run.job.record.id)
+
+
+def test_a_job_that_runs_although_its_row_says_that_it_loads_goes_on(tmp_path: Path) -> None:
+    """It was placed anew: its stage servers were told to load the start, and what was committed was lost to them."""
+    task = Task.make(tmp_path)
+
+    async def lose_the_state(run: Run) -> None:
+        await run.until_step(2)
+        peers = {peer for pool in run.job.stages.values() for peer in pool}
+        await restart(run, JobState.LOADING)
+        assert run.job.record.state is JobState.RUNNING
+        assert run.job.progress.steps_done >= 2
+        async for _ in run.rig.jobs.watch(run.job):
+            if run.job.record.reason == RESUMED:
+                break
+        assert {peer for pool in run.job.stages.values() for peer in pool} == peers
+        assert run.job.record.timeline == 0
+
+    assert replayed(train(task, 4, 1, lose_the_state)) == 0
+
+
+def test_a_job_that_had_committed_nothing_is_placed_again(tmp_path: Path) -> None:
+    task = Task.make(tmp_path)
+
+    async def kill_while_it_loads(run: Run) -> None:
+        while run.job.record.state is not JobState.LOADING:
+            await asyncio.sleep(0.001)
+        await restart(run, JobState.LOADING)
+        assert run.job.record.state is JobState.PLACING
+        said = [line.message for line in run.rig.jobs.logs.of(run.job.record.id).kept()[0]]
+        assert "job is placing: the scheduler was restarted before the job ran" in said
+        assert run.job.record.peers == {}
+
+    train(task, 4, 1, kill_while_it_loads)

@@ -1,0 +1,69 @@
+"""The claim: a replica that became ten times as slow is routed around within a step, and used again when it is fast."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+
+from swarm.types import PeerId
+from tests.simulation.test_recovery import Run, Task, train
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+async def step_s(run: Run, steps: int) -> list[float]:
+    """How long each of the next steps takes."""
+    loop, took_s = asyncio.get_running_loop(), []
+    for _ in range(steps):
+        before, began_s = run.job.progress.steps_done, loop.time()
+        while run.job.progress.steps_done == before and not run.job.record.state.is_final:
+            await asyncio.sleep(0.001)
+        took_s.append(loop.time() - began_s)
+    return took_s
+
+
+def total(run: Run, name: str, **labels: str) -> float:
+    """The sum of a counter's series with these labels."""
+    samples = [sample for metric in run.rig.metrics.registry.collect() for sample in metric.samples]
+    return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+
+
+def given(run: Run, peer: PeerId) -> float:
+    """Hops that the peer was given so far."""
+    return total(run, "swarm_route_decisions_total", stage="0", peer=peer)
+
+
+def test_a_slow_replica_is_routed_around_and_used_again(tmp_path: Path) -> None:
+    task = Task.make(
+        tmp_path,
+        training__steps=40,
+        training__global_batch_sequences=24,
+        pipeline__staleness=0,
+        pipeline__deadline_min_s=0.1,
+    )
+    figures: dict[str, float] = {}
+
+    async def slow_one_down(run: Run) -> None:
+        await run.until_step(5)
+        figures["healthy"] = median(await step_s(run, 6))
+        peer = run.job.stages[0][0]
+        run.rig.slowness[peer] = 10.0
+        await step_s(run, 1)
+        figures["slow"] = median(await step_s(run, 8))
+        run.rig.slowness.clear()
+        before = given(run, peer)
+        await step_s(run, 12)
+        figures["after"] = given(run, peer) - before
+        figures["late"] = total(run, "swarm_reroutes_total", reason="timeout")
+
+    train(task, 6, 4, slow_one_down)
+    assert figures["slow"] <= 1.3 * figures["healthy"], figures
+    assert figures["late"] > 0, "what it had begun was given to others"
+    assert figures["after"] > 0, "it is used again"

@@ -1,0 +1,567 @@
+"""The claim: a job that lost a whole stage waits, goes on by itself when it has peers, and ends with the same bits.
+
+Real flows, brain and torch on virtual time: whatever of the abandoned timeline counted would change the hash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from scheduler.brain.job import Mode
+from scheduler.jobs.driver import JobDriver
+from scheduler.jobs.job import Job
+from swarm.checkpoint.storage import StorageError
+from swarm.checkpoint.writer import Checkpoint, list_checkpoints
+from swarm.data import ByteTokenizer
+from swarm.errors import PeerUnavailable
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.messages import StoreHeader
+from swarm.reference.trainer import train_local
+from swarm.sim import loop as sim
+from swarm.types import JobState, PeerId
+from tests.support.simulated import SCHEDULER, Done, Rig, Tokens, small_spec, write_text
+
+CPU = torch.device("cpu")
+STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job and the weights that it must end with."""
+
+    spec: JobSpec
+    tokens: Tokens
+    sha256: str
+
+    @classmethod
+    def make(cls, folder: Path, **changes: Any) -> Task:
+        values: dict[str, Any] = {
+            "pipeline__stages": 2,
+            "training__steps": STEPS,
+            "training__global_batch_sequences": 6,
+            "checkpoint__every_steps": 2,
+            **changes,
+        }
+        spec = small_spec(write_text(folder), **values)
+        spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+        tokens = Tokens.make(folder, spec)
+        return cls(spec, tokens, train_local(spec, tokens.batches(spec), device=CPU).sha256)
+
+
+@dataclass(slots=True)
+class Scene:
+    """A job at work, for whoever breaks things."""
+
+    rig: Rig
+    task: Task
+    job: Job
+    rng: Random
+
+    async def until_step(self, step: int) -> None:
+        while self.job.progress.steps_done < step or self.job.record.state is not JobState.RUNNING:
+            assert not self.job.record.state.is_final, self.job.record.reason
+            await asyncio.sleep(0.005)
+
+    async def until(self, *states: JobState) -> None:
+        async for _ in self.rig.jobs.watch(self.job):
+            if self.job.record.state in states:
+                return
+        assert self.job.record.state in states, self.job.record.reason
+
+    async def until_reason(self, text: str) -> None:
+        async for _ in self.rig.jobs.watch(self.job):
+            if text in self.job.record.reason:
+                return
+        raise AssertionError(self.job.record.reason)
+
+    async def until_kept(self, step: int) -> None:
+        """Return when a checkpoint at this step or a later one is there."""
+        while not any(one.step >= step for one in self.checkpoints()):
+            await asyncio.sleep(0.005)
+
+    def kill_stage(self, stage: int) -> list[PeerId]:
+        """Kill -9 of all that serve the stage."""
+        victims = list(self.job.stages[stage])
+        for peer in victims:
+            self.rig.kill(peer)
+        return victims
+
+    def add_peer(self, name: str) -> None:
+        self.rig.add_peer(PeerId(name), self.rig.tasks, Random(self.rng.random()))
+
+    def checkpoints(self) -> list[Checkpoint]:
+        return list_checkpoints(self.rig.jobs.keeping.storage(self.job.spec, self.job.record.id), self.job.record.id)[0]
+
+    def damage(self, checkpoint: Checkpoint) -> None:
+        folder = self.task.tokens.root / "jobs" / self.job.record.id / "checkpoints" / checkpoint.name
+        path = folder / "optimizer" / "embed.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+
+    def said(self) -> str:
+        return "\n".join(line.message for line in self.rig.jobs.logs.of(self.job.record.id).kept()[0])
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        return self.rig.metrics.registry.get_sample_value(name, {"job_id": self.job.record.id, **labels})
+
+    async def succeeds(self, *, may_stand_still: bool = False) -> None:
+        """The job ends with the right weights, and each of its steps counts once."""
+        await self.rig.finished(self.job, may_stand_still=may_stand_still)
+        assert self.job.record.state is JobState.SUCCEEDED, self.job.record.reason
+        assert self.job.record.weights_sha256 == self.task.sha256
+        assert self.job.record.hint == ""
+        batches = self.task.tokens.batches(self.task.spec)
+        assert self.job.progress.steps_done == STEPS
+        assert self.job.progress.tokens == sum(batches.tokens_of(step) for step in range(STEPS))
+
+
+def play(task: Task, peers: int, act: Callable[[Scene], Awaitable[None]], *, seed: int = 1) -> None:
+    async def main() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                database = f"sqlite:///{task.tokens.root / 'jobs.db'}"
+                rig = await Rig.start(task.tokens, peers, tasks, Random(seed), database=database)
+                while len(rig.membership.idle_peers()) < peers:
+                    await asyncio.sleep(0.1)
+                job = await rig.jobs.submit(task.spec, task.tokens.of_job(), ByteTokenizer().tokenizer_files())
+                await act(Scene(rig, task, job, Random(f"{seed} breaks")))
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+
+    sim.run(main(), seed=seed, limit_s=7200.0)
+
+
+@pytest.mark.parametrize(
+    ("stages", "lost", "staleness", "tied", "seed"),
+    [(2, 0, 1, True, 1), (2, 1, 0, False, 2), (3, 1, 1, False, 3), (3, 2, 0, True, 4)],
+)
+def test_a_job_whose_stage_is_lost_waits_and_goes_on_with_a_new_peer_bitwise(
+    tmp_path: Path, stages: int, lost: int, staleness: int, tied: bool, seed: int
+) -> None:
+    task = Task.make(tmp_path, pipeline__stages=stages, pipeline__staleness=staleness, config__tie_word_embeddings=tied)
+
+    async def act(scene: Scene) -> None:
+        job = scene.job
+        await scene.until_kept(2)
+        await scene.until_step(3)
+        await asyncio.sleep(scene.rng.uniform(0.0, 0.2))
+        (victim,) = scene.kill_stage(lost)
+        await scene.until(JobState.STALLED)
+        seen = job.progress.steps_done
+        assert f"stage server {victim} (stage {lost}) is gone: " in job.record.reason
+        assert "grace_s = 5" in job.record.reason
+        assert scene.sample("swarm_job_state", state="stalled") == 1.0
+        await scene.until_reason("needs 1 replica more")
+        assert f"goes on at step {job.start.step if job.start else None} from checkpoint step-" in job.record.reason
+        assert "start stage servers" in job.record.hint
+        assert f"swarm cancel {job.record.id}" in job.record.hint
+        assert (job.record.timeline, job.stages, job.record.peers) == (1, {}, {})
+        assert 2 <= job.progress.steps_done <= seen, "what is not in the checkpoint does not count"
+        assert scene.sample("swarm_job_step") == job.progress.steps_done
+        assert scene.sample("swarm_train_loss") == job.progress.loss
+        left = sorted(peer.hello.peer for peer in scene.rig.membership.idle_peers())
+        assert left == sorted(scene.rig.servers), "all that are left were released"
+
+        await asyncio.sleep(2 * task.spec.limits.no_progress_s)
+        assert job.record.state is JobState.STALLED, "it waits for as long as it takes"
+        scene.add_peer("new")
+        await scene.until(JobState.LOADING)
+        assert job.record.hint == ""
+        await scene.succeeds()
+        assert job.record.timeline == 1
+        assert {one.timeline for one in scene.checkpoints()} == {0, 1}
+
+    play(task, stages, act, seed=seed)
+
+
+def test_those_that_are_left_are_enough_if_they_can_serve_all_stages(tmp_path: Path) -> None:
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        await scene.until_kept(2)
+        await scene.until_step(3)
+        assert len(scene.kill_stage(1)) == 2
+        await scene.until(JobState.STALLED)
+        await scene.succeeds()
+
+    play(task, 4, act)
+
+
+def test_a_damaged_newest_checkpoint_is_skipped_and_named(tmp_path: Path) -> None:
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        await scene.until_kept(4)
+        scene.kill_stage(1)
+        await asyncio.sleep(1.0)  # what was on its way is kept or given up
+        older, newest = scene.checkpoints()[-2:]
+        scene.damage(newest)
+        await scene.until_reason("needs 1 replica more")
+        assert f"goes on at step {older.step} from checkpoint {older.name} ({newest.name} was skipped" in (
+            scene.job.record.reason
+        )
+        assert f"{newest.name} was skipped" in scene.said()
+        scene.add_peer("new")
+        await scene.succeeds()
+
+    play(task, 2, act)
+
+
+def test_without_a_checkpoint_it_begins_again_at_its_start(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, checkpoint__every_steps=0, checkpoint__every_s=0.0)
+
+    async def act(scene: Scene) -> None:
+        await scene.until_step(3)
+        scene.kill_stage(0)
+        await scene.until_reason("needs 1 replica more")
+        assert "goes on at step 0 from the beginning" in scene.job.record.reason
+        assert (scene.job.progress.steps_done, scene.job.progress.tokens) == (0, 0)
+        assert scene.sample("swarm_job_step") == 0.0
+        assert scene.sample("swarm_train_loss") is None
+        scene.add_peer("new")
+        await scene.succeeds()
+
+    play(task, 2, act)
+
+
+def test_a_job_that_started_from_another_goes_back_to_where_it_started(tmp_path: Path) -> None:
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        await scene.succeeds()
+        first = scene.job.record.id
+        start = scene.checkpoints()[0].step
+        section = {"every_steps": 0, "every_s": 0.0, "resume_from": f"{first}:{start}"}
+        spec = task.spec.model_copy(update={"checkpoint": task.spec.checkpoint.model_copy(update=section)})
+        scene.job = await scene.rig.jobs.submit(spec, task.tokens.of_job(), {})
+        await scene.until_step(start + 1)
+        scene.kill_stage(1)
+        await scene.until_reason("needs 1 replica more")
+        assert f"goes on at step {start} from checkpoint step-" in scene.job.record.reason
+        scene.add_peer("new")
+        await scene.rig.finished(scene.job)
+        assert scene.job.record.weights_sha256 == task.sha256
+
+    play(task, 2, act)
+
+
+def test_checkpoints_of_which_none_verifies_are_left_to_a_person(tmp_path: Path) -> None:
+    """Going back to the start would abandon them, and a disk that comes back has them still."""
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        await scene.until_kept(2)
+        scene.kill_stage(1)
+        await asyncio.sleep(1.0)
+        for checkpoint in scene.checkpoints():
+            scene.damage(checkpoint)
+        await scene.until(JobState.PAUSED)
+        assert "no checkpoint of the job verifies: step-" in scene.job.record.reason
+        assert f"swarm resume {scene.job.record.id} --from 0" in scene.job.record.hint
+        scene.add_peer("new")
+        await scene.rig.jobs.resume(scene.job, "0", None)
+        await scene.succeeds()
+
+    play(task, 2, act)
+
+
+def test_a_storage_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        keeping = scene.rig.jobs.keeping
+        real, asked = keeping.choose, 0
+
+        async def away(*arguments: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            if asked < 4:
+                raise StorageError("the bucket does not answer")
+            return await real(*arguments)
+
+        monkeypatch.setattr(keeping, "choose", away)
+        await scene.until_kept(2)
+        scene.kill_stage(1)
+        scene.add_peer("new")
+        await scene.until_reason("looks for the newest checkpoint that verifies: the bucket does not answer")
+        await scene.succeeds()
+        assert asked == 4
+
+    play(task, 2, act)
+
+
+def test_a_job_stalls_twice_and_once_more_while_it_loads(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, pipeline__stages=3)
+
+    async def act(scene: Scene) -> None:
+        await scene.until_kept(2)
+        scene.kill_stage(2)
+        await scene.until(JobState.STALLED)
+        scene.add_peer("new-1")
+        await scene.until(JobState.LOADING)
+        scene.kill_stage(0)
+        await scene.until(JobState.STALLED)
+        assert "(stage 0) is gone" in scene.job.record.reason
+        scene.add_peer("new-2")
+        await scene.until_step(5)
+        scene.kill_stage(1)
+        await scene.until(JobState.STALLED)
+        scene.add_peer("new-3")
+        await scene.succeeds()
+        assert scene.job.record.timeline == 3
+
+    play(task, 3, act)
+
+
+def test_a_job_that_fails_whenever_it_loads_rests_longer_each_time(tmp_path: Path) -> None:
+    """A stage that does not fit ended one stage server after the other, as fast as they were started again."""
+    task = Task.make(tmp_path)
+    tried_s: list[float] = []
+
+    async def act(scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def fail(failure: int) -> None:
+            await scene.until(JobState.LOADING)
+            tried_s.append(loop.time())
+            scene.kill_stage(1)
+            scene.add_peer(f"new-{failure}-{len(tried_s)}")
+            await scene.until_reason(f"tries again in {2 ** (failure - 1)} s, failure {failure}")
+            tried_s[-1] = loop.time() - tried_s[-1]
+            assert "goes on at step 0 from the beginning" in scene.job.record.reason
+            assert ("too little memory" in scene.job.record.hint) == (failure > 1)
+            rests_s = loop.time()
+            await scene.until(JobState.LOADING)
+            assert loop.time() - rests_s == pytest.approx(max(2.0, 2.0 ** (failure - 1)), abs=0.6), "2 s: it settles"
+
+        for failure in range(1, 6):
+            await fail(failure)
+        await scene.until_step(1)
+        scene.kill_stage(0)
+        scene.add_peer("another")
+        await scene.until(JobState.STALLED)
+        await scene.until(JobState.LOADING)
+        assert scene.job.stalls.count == 0, "it had trained"
+        scene.kill_stage(1)
+        scene.add_peer("one-more")
+        await scene.until_reason("failure 1")
+        await scene.succeeds()
+
+    play(task, 2, act)
+
+
+@pytest.mark.parametrize("version", [4, STEPS])
+def test_a_stage_that_is_lost_while_it_hands_over_a_checkpoint_costs_that_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    task = Task.make(tmp_path, pipeline__staleness=0)
+
+    async def act(scene: Scene) -> None:
+        real, killed = scene.rig.jobs.store_stage, asyncio.Event()
+
+        async def store(header: StoreHeader, chunks: Any) -> str:
+            if (header.version, header.stage) == (version, 1) and not killed.is_set():
+                killed.set()
+                scene.kill_stage(1)
+                await asyncio.sleep(3600.0)
+            return await real(header, chunks)
+
+        monkeypatch.setattr(scene.rig.sessions, "_sink", store)
+        await killed.wait()
+        await scene.until_reason("needs 1 replica more")
+        assert version not in [one.step for one in scene.checkpoints()]
+        assert not list(task.tokens.root.glob("jobs/*/checkpoints/*.tmp-*")), "half a checkpoint was left behind"
+        scene.add_peer("new")
+        await scene.succeeds()
+
+    play(task, 2, act)
+
+
+def test_a_job_whose_last_checkpoint_is_there_has_succeeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage is lost between the last checkpoint and the word that it is kept: nothing is left to train."""
+    task = Task.make(tmp_path)
+    real = JobDriver.checkpoint_written
+
+    async def act(scene: Scene) -> None:
+        def unheard(driver: JobDriver, version: int, reason: str = "", fault: str = "") -> None:
+            if version == STEPS:
+                scene.kill_stage(0)
+            else:
+                real(driver, version, reason, fault)
+
+        monkeypatch.setattr(JobDriver, "checkpoint_written", unheard)
+        await scene.succeeds()
+        assert scene.job.record.timeline == 0
+        assert "job is stalled: " in scene.said()
+
+    play(task, 2, act)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 30.0])
+def test_a_scheduler_that_is_killed_while_a_job_is_stalled_takes_it_up_again(tmp_path: Path, after_s: float) -> None:
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        await scene.until_kept(2)
+        (victim,) = scene.kill_stage(1)
+        await scene.until(JobState.STALLED)
+        await asyncio.sleep(after_s)
+        await scene.rig.kill_scheduler()
+        await asyncio.sleep(3.0)
+        await scene.rig.start_scheduler()
+        scene.job = scene.rig.jobs.find(scene.job.record.id)
+        assert scene.job.record.state is JobState.STALLED
+        await scene.until_reason("needs 1 replica more")
+        assert scene.job.record.reason.count("goes on at step") == 1
+        assert f"stage server {victim} (stage 1) is gone" in scene.job.record.reason, "what was lost is still said"
+        scene.add_peer("new")
+        await scene.succeeds()
+
+    play(task, 2, act)
+
+
+def test_a_stage_of_which_nobody_comes_back_after_a_restart_is_lost(tmp_path: Path) -> None:
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        await scene.until_kept(2)
+        await scene.until_step(3)
+        await scene.rig.kill_scheduler()
+        (victim,) = scene.kill_stage(1)
+        await scene.rig.start_scheduler()
+        scene.job = scene.rig.jobs.find(scene.job.record.id)
+        assert scene.job.record.state is JobState.RUNNING
+        restarted_s = asyncio.get_running_loop().time()
+        await scene.until(JobState.STALLED)
+        assert asyncio.get_running_loop().time() - restarted_s == pytest.approx(5.0, abs=0.5)
+        assert f"stage 1 has no replica: {victim} did not come back" in scene.job.record.reason
+        scene.add_peer("new")
+        await scene.succeeds()
+
+    play(task, 2, act)
+
+
+@pytest.mark.parametrize("on_stall", ["pause", "fail"])
+def test_on_stall_pauses_or_fails_the_job(tmp_path: Path, on_stall: str) -> None:
+    task = Task.make(tmp_path, limits__on_stall=on_stall)
+
+    async def act(scene: Scene) -> None:
+        await scene.until_kept(2)
+        (victim,) = scene.kill_stage(1)
+        await scene.until(JobState.PAUSED if on_stall == "pause" else JobState.FAILED)
+        record = scene.job.record
+        assert f"stage server {victim} (stage 1) is gone" in record.reason
+        assert f"go on from step {scene.checkpoints()[-1].step} with: swarm resume {record.id}" in record.hint
+        assert record.error_code == ("" if on_stall == "pause" else PeerUnavailable.code)
+        scene.add_peer("new")
+        await asyncio.sleep(60.0)
+        assert scene.job.record is record, "it does not go on by itself"
+        await scene.rig.jobs.resume(scene.job, "latest", None)
+        await scene.succeeds()
+
+    play(task, 2, act)
+
+
+def test_a_stalled_job_is_paused_or_cancelled_at_once_and_resumed(tmp_path: Path) -> None:
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        jobs = scene.rig.jobs
+        await scene.until_kept(2)
+        scene.kill_stage(1)
+        await scene.until_reason("needs 1 replica more")
+        await jobs.pause(scene.job, "paused by its user")
+        assert (scene.job.record.state, scene.job.record.reason) == (JobState.PAUSED, "paused by its user")
+        assert f"swarm resume {scene.job.record.id}" in scene.job.record.hint
+        await jobs.resume(scene.job, "latest", None)
+        scene.add_peer("new-1")
+        await scene.until_step(scene.job.progress.steps_done + 1)
+        scene.kill_stage(0)
+        await scene.until(JobState.STALLED)  # at once: it may not have gone back yet
+        await jobs.cancel(scene.job, "cancelled by its user")
+        await asyncio.sleep(60.0)
+        assert scene.job.record.state is JobState.CANCELLED
+        scene.add_peer("new-2")
+        await jobs.resume(scene.job, "latest", None)
+        await scene.succeeds()
+
+    play(task, 2, act)
+
+
+@pytest.mark.parametrize("word", ["cancel", "pause"])
+def test_a_job_that_is_being_stopped_stops_when_a_stage_is_lost(tmp_path: Path, word: str) -> None:
+    """A cancel waited out the grace period of the only replica of a stage, then the job had failed."""
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        await scene.until_kept(2)
+        (victim,) = scene.kill_stage(1)
+        if word == "cancel":
+            await scene.rig.jobs.cancel(scene.job, "cancelled by its user")
+        else:
+            await scene.rig.jobs.pause(scene.job, "paused by its user")
+        await scene.until(JobState.CANCELLED, JobState.PAUSED, JobState.FAILED)
+        record = scene.job.record
+        assert record.state is (JobState.CANCELLED if word == "cancel" else JobState.PAUSED)
+        assert record.reason.startswith(f"{'cancelled' if word == 'cancel' else 'paused'} by its user; stage server")
+        assert f"{victim} (stage 1) is gone" in record.reason
+        assert "what was trained after the newest checkpoint is lost" in record.reason
+        assert f"swarm resume {record.id}" in record.hint
+        scene.add_peer("new")
+        await scene.rig.jobs.resume(scene.job, "latest", None)
+        await scene.succeeds()
+
+    play(task, 2, act)
+
+
+def test_a_first_load_that_loses_a_stage_begins_again(tmp_path: Path) -> None:
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        await scene.until(JobState.LOADING)
+        assert scene.job.driver is not None
+        assert scene.job.driver.brain.mode is Mode.WAITING or scene.job.driver.brain.mode is Mode.LOADING
+        scene.kill_stage(0)
+        await scene.until_reason("needs 1 replica more")
+        assert scene.job.record.state is JobState.STALLED
+        scene.add_peer("new")
+        await scene.succeeds()
+
+    play(task, 2, act)
+
+
+def test_a_peer_of_the_abandoned_timeline_that_comes_back_is_one_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was cut off, not dead: it comes back with a stage, with weights and with work that count no more."""
+    task = Task.make(tmp_path)
+
+    async def act(scene: Scene) -> None:
+        network = scene.rig.network
+        await scene.until_kept(2)
+        await scene.until_step(3)
+        (victim,) = scene.job.stages[1]
+        with monkeypatch.context() as nobody_dials:
+            nobody_dials.setattr(network, "handler_at", lambda _address: None)
+            network.cut(f"address-of-{victim}", SCHEDULER)
+            await scene.until(JobState.STALLED)
+        await scene.succeeds()
+        assert victim in {peer for pool in scene.job.stages.values() for peer in pool}
+        assert scene.job.record.timeline == 1
+
+    play(task, 2, act)

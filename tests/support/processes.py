@@ -1,0 +1,208 @@
+"""Real processes on loopback: a scheduler, stage servers, and a client that speaks to them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+
+from swarm.data import ByteTokenizer, TokenManifest
+from swarm.job.spec import JobSpec
+from swarm.process.children import dying_with_parent
+from swarm.rpc.channel import connect_sync
+from swarm.wire import jobs_pb2 as pb
+from swarm.wire import jobs_pb2_grpc
+
+READY_S_MAX = 120.0
+JOB_S_MAX = 180.0
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class Process:
+    """One process of ours with its log; ended by its id."""
+
+    child: subprocess.Popen[str]
+    log: Path
+    ready: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, log: Path, module: str, *flags: str, before: Sequence[str] = ()) -> Process:
+        """Run `python -m module`; `before` is a command that runs it. A log that is there is gone on with."""
+        with log.open("a") as err:
+            child = subprocess.Popen(
+                dying_with_parent([*before, sys.executable, "-m", *module.split(), *flags]),
+                stdout=subprocess.PIPE,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+            )
+        return cls(child, log)
+
+    def wait_ready(self) -> dict[str, Any]:
+        """The line that the process prints when it can be used."""
+        assert self.child.stdout is not None
+        line = self.child.stdout.readline()
+        assert line, f"{self.child.args} ended with {self.child.wait()}:\n{self.log.read_text()[-4000:]}"
+        self.ready = json.loads(line)
+        return self.ready
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.child.pid, number)
+
+    def stop(self) -> int:
+        """End the process as an operator would; gives its exit code."""
+        with contextlib.suppress(ProcessLookupError):
+            self.child.terminate()
+        try:
+            code = self.child.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            code = self.child.wait()
+        if self.child.stdout is not None:
+            self.child.stdout.close()
+        return code
+
+
+class Cluster:
+    """A scheduler and its stage servers; use as a context manager."""
+
+    def __init__(self, folder: Path, *scheduler_flags: str, broker: str = "none") -> None:
+        self.folder = folder
+        self.scheduler_flags = scheduler_flags
+        self.broker = broker
+        self.servers: dict[str, Process] = {}
+        self.before_scheduler: Sequence[str] = ()
+        self.before_servers: Sequence[Sequence[str]] = ()  # commands that run them, by number
+        self.scheduler_host = "127.0.0.1"
+        self.server_hosts: Sequence[str] = ()  # by number; the rest on loopback
+
+    def __enter__(self) -> Self:
+        self._start_scheduler(f"{self.scheduler_host}:0")
+        return self
+
+    def _start_scheduler(self, listen: str, module: str = "scheduler") -> None:
+        self.scheduler = Process.start(
+            self.folder / "scheduler.log",
+            module,
+            *("--listen", listen, "--http-port", "0", "--broker", self.broker),
+            *("--data-dir", str(self.folder / "scheduler")),
+            *self.scheduler_flags,
+            before=self.before_scheduler,
+        )
+        self.address = self.scheduler.wait_ready()["address"]
+        self.channel = connect_sync(self.address)
+        self.jobs = jobs_pb2_grpc.JobsStub(self.channel)  # type: ignore[no-untyped-call]
+
+    def restart_scheduler(self, module: str = "scheduler") -> None:
+        """Kill the scheduler and start it again at the same address, on the same data."""
+        self.channel.close()
+        with contextlib.suppress(ProcessLookupError):
+            self.scheduler.kill()
+        self.scheduler.stop()
+        self._start_scheduler(self.address, module)
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+        for process in [*self.servers.values(), self.scheduler]:
+            process.stop()
+
+    def add_servers(self, count: int, *flags: str) -> list[str]:
+        """Start stage servers, wait until the scheduler lists them, and give their ids."""
+        first = len(self.servers)
+        started = [self.start_server(number, *flags) for number in range(first, first + count)]
+        peers = [process.wait_ready()["peer"] for process in started]
+        self.servers |= dict(zip(peers, started, strict=True))
+        deadline_s = time.monotonic() + READY_S_MAX
+        while not set(peers) <= {peer.id for peer in self.peers() if peer.state == "idle"}:
+            assert time.monotonic() < deadline_s, [(peer.id, peer.state) for peer in self.peers()]
+            time.sleep(0.1)
+        return peers
+
+    def start_server(self, number: int, *flags: str, module: str = "stage_server") -> Process:
+        """Start stage server `number` (again), without waiting for it."""
+        where = ("--scheduler", self.address) if self.broker == "none" else ("--broker", self.scheduler.ready["broker"])
+        host = self.server_hosts[number] if number < len(self.server_hosts) else "127.0.0.1"
+        return Process.start(
+            self.folder / f"server-{number}.log",
+            module,
+            *where,
+            *("--listen", f"{host}:0", "--http-port", "0", "--threads", "1", "--device", "cpu"),
+            *("--data-dir", str(self.folder / f"server-{number}"), "--drain-timeout", "0"),
+            *flags,
+            before=self.before_servers[number] if number < len(self.before_servers) else (),
+        )
+
+    def peers(self) -> list[Any]:
+        return list(self.jobs.Peers(pb.PeersRequest(stage=-1), timeout=10).peers)
+
+    def upload(self, manifest: TokenManifest) -> None:
+        def chunks(sha256: str, path: Path) -> Iterator[pb.ShardChunk]:
+            content = path.read_bytes()
+            yield pb.ShardChunk(shard=pb.Shard(sha256=sha256, size_bytes=len(content)))
+            for start in range(0, len(content), CHUNK_BYTES):
+                yield pb.ShardChunk(payload=content[start : start + CHUNK_BYTES])
+
+        for shard in manifest.shards:
+            self.jobs.PutShard(chunks(shard.sha256, shard.path), timeout=60)
+
+    def submit(self, spec: JobSpec, manifest: TokenManifest) -> Any:
+        self.upload(manifest)
+        return self.jobs.Submit(
+            pb.SubmitRequest(
+                spec_json=spec.model_dump_json(),
+                shards=[pb.Shard(sha256=shard.sha256) for shard in manifest.shards],
+                token_dtype=manifest.token_dtype,
+                vocabulary_size=manifest.vocabulary_size,
+                unigram_entropy=manifest.unigram_entropy,
+                end_of_text=manifest.end_of_text,
+                tokenizer_files=ByteTokenizer().tokenizer_files(),
+            ),
+            timeout=60,
+        )
+
+    def wait(self, job: str, timeout_s: float = JOB_S_MAX) -> Any:
+        """The job's last view, once it has ended."""
+        return deque(self.jobs.Watch(pb.JobRequest(job=job), timeout=timeout_s), maxlen=1).pop()
+
+    def wait_for_step(self, job: str, step: int) -> None:
+        """Return when the job has committed so many steps."""
+        call = self.jobs.Watch(pb.JobRequest(job=job), timeout=JOB_S_MAX)
+        for view in call:
+            if view.step >= step:
+                break
+        call.cancel()
+
+    def pull(self, job: str, folder: Path) -> None:
+        """Write the job's model folder, checking every file."""
+        folder.mkdir()
+        files: list[tuple[pb.FileHeader, bytes]] = []
+        for chunk in self.jobs.Pull(pb.PullRequest(job=job), timeout=60):
+            if chunk.HasField("header"):
+                files.append((chunk.header, b""))
+            else:
+                header, content = files[-1]
+                files[-1] = (header, content + chunk.payload)
+        for header, content in files:
+            assert hashlib.sha256(content).hexdigest() == header.sha256
+            (folder / header.path).write_bytes(content)
+
+    def tails(self) -> str:
+        """The ends of all logs, for a failing test."""
+        return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log")))
+
+
+RpcError = grpc.RpcError

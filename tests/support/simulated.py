@@ -1,0 +1,275 @@
+"""The whole system in one process: real brain, flows and torch; simulated time, network and sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from scheduler.api.announcer import NoAnnouncer
+from scheduler.api.sessions import Sessions
+from scheduler.brain.fleet.membership import Membership
+from scheduler.jobs.commands import Jobs
+from scheduler.jobs.job import Job
+from scheduler.storage.database import JobTokens, Store
+from stage_server.device import InlineDevice
+from stage_server.replica.replica import BuildStage
+from stage_server.session.server import Identity, StageServer
+from swarm.data import Batches, ByteTokenizer, TokenData, TokenManifest, tokenise
+from swarm.job.spec import JobSpec
+from swarm.messages import PROTOCOL_VERSION
+from swarm.model.stage import Stage
+from swarm.process.logs import get_logger
+from swarm.process.metrics import SchedulerMetrics, StageServerMetrics
+from swarm.sim import loop as sim
+from swarm.sim.network import Counts, SimNetwork
+from swarm.types import JobState, PeerId
+
+SCHEDULER = "scheduler"
+WALL_START_UNIX_S = 1_700_000_000.0
+
+
+def small_spec(source: Path, **changes: object) -> JobSpec:
+    """A tiny Llama job on the text in `source`; changes are "section__key" values."""
+    values: dict[str, dict[str, object]] = {
+        "model": {
+            "config": {
+                "num_hidden_layers": 3,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+            },
+            "dtype": "float32",
+        },
+        "data": {"source": str(source), "sequence_length": 16},
+        "training": {
+            "steps": 4,
+            "global_batch_sequences": 12,
+            "microbatch_sequences": 2,
+            "warmup_steps": 1,
+            "learning_rate": 1e-2,
+            "reproducible": True,
+            "fixed_point_bits": 24,
+        },
+        "pipeline": {"compression": "none"},
+        "checkpoint": {},
+        "limits": {},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if section == "config":
+            values["model"]["config"][name] = value  # type: ignore[index]
+        else:
+            values[section][name] = value
+    return JobSpec.model_validate({"name": "rig", **values})
+
+
+def write_text(folder: Path) -> Path:
+    """Text with structure, so that training has something to learn."""
+    path = folder / "text.txt"
+    path.write_text("".join(f"line {n}: the square of {n} is {n * n}.\n" for n in range(400)))
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokenised data in a scheduler's data folder."""
+
+    root: Path
+    manifest: TokenManifest
+
+    @classmethod
+    def make(cls, root: Path, spec: JobSpec) -> Tokens:
+        made = cls(root, tokenise(spec, root / "tokens"))
+        (root / "shards").mkdir(exist_ok=True)
+        for shard in made.manifest.shards:
+            shutil.copy(shard.path, root / "shards" / f"{shard.sha256}.bin")
+        return made
+
+    def batches(self, spec: JobSpec) -> Batches:
+        paths = [shard.path for shard in self.manifest.shards]
+        data = TokenData.open(paths, self.manifest.token_dtype)
+        return Batches.of_job(spec, data, self.manifest.end_of_text)
+
+    def of_job(self) -> JobTokens:
+        return JobTokens(
+            tuple(shard.sha256 for shard in self.manifest.shards),
+            self.manifest.token_dtype,
+            self.manifest.vocabulary_size,
+            self.manifest.unigram_entropy,
+            self.manifest.end_of_text,
+        )
+
+
+@dataclass(slots=True)
+class Rig:
+    """A running system; made by `start`, within a TaskGroup of the caller."""
+
+    network: SimNetwork
+    tokens: Tokens
+    tasks: asyncio.TaskGroup
+    rng: Random
+    database: str
+    hold_bytes: int
+    jobs: Jobs = field(init=False)
+    membership: Membership = field(init=False)
+    sessions: Sessions = field(init=False)
+    store: Store = field(init=False)
+    metrics: SchedulerMetrics = field(init=False)
+    scheduler: asyncio.Task[None] = field(init=False)
+    servers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
+    server_metrics: list[StageServerMetrics] = field(default_factory=list)
+    build: BuildStage = Stage
+    slowness: dict[PeerId, float] = field(default_factory=dict)  # how many times as long a peer computes
+
+    @classmethod
+    async def start(
+        cls,
+        tokens: Tokens,
+        peers: int,
+        tasks: asyncio.TaskGroup,
+        rng: Random,
+        *,
+        duplicate_ratio: float = 0.2,
+        database: str = "sqlite://",
+        hold_bytes: int = 1 << 30,
+    ) -> Rig:
+        """`database` is a URL; one in memory ends with the scheduler."""
+        rig = cls(SimNetwork(rng, duplicate_ratio=duplicate_ratio), tokens, tasks, rng, database, hold_bytes)
+        await rig.start_scheduler()
+        for number in range(peers):
+            rig.add_peer(PeerId(f"peer-{number}"), tasks, Random(rng.random()))
+        return rig
+
+    async def start_scheduler(self) -> None:
+        """Start a scheduler on the database, at the address that stage servers dial."""
+        started = asyncio.Event()
+        self.scheduler = self.tasks.create_task(self._run_scheduler(started))
+        await started.wait()
+
+    async def _run_scheduler(self, started: asyncio.Event) -> None:
+        log, loop = get_logger("rig"), asyncio.get_running_loop()
+        self.store = await Store.open(self.database, None)
+        self.membership = membership = Membership()
+        self.metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
+        async with asyncio.TaskGroup() as tasks:
+            sessions: Sessions
+            self.jobs = jobs = Jobs(
+                self.store,
+                membership,
+                self.tokens.root,
+                None,
+                lambda peer, command: sessions.send(peer, command),
+                NoAnnouncer(),
+                self.metrics,
+                tasks,
+                Random(self.rng.random()),
+                lambda: WALL_START_UNIX_S + loop.time(),
+                log,
+            )
+            self.sessions = sessions = Sessions(
+                self.store.epoch, membership, jobs, jobs.store_stage, jobs.fetch, tasks, log
+            )
+            await jobs.load()
+            self.network.add_handler(SCHEDULER, sessions)
+            tasks.create_task(jobs.dispatch())
+            tasks.create_task(sessions.watch())
+            started.set()
+
+    async def kill_scheduler(self) -> None:
+        """The scheduler is gone, as with kill -9: nothing more is written, no connection is closed in order."""
+        self.jobs.stop()
+        self.network.kill(SCHEDULER)
+        self.scheduler.cancel()
+        await asyncio.wait({self.scheduler})
+
+    def add_peer(
+        self,
+        peer: PeerId,
+        tasks: asyncio.TaskGroup,
+        rng: Random,
+        *,
+        incarnation: int = 1,
+        stage: int = -1,
+        device_name: str = "cpu",
+        memory_bytes: int = 1 << 30,
+        device_type: type[InlineDevice] = InlineDevice,
+    ) -> None:
+        """Start a stage server whose computations take a random while; what it says of itself need not be true."""
+        device = device_type(lambda: rng.uniform(0.001, 0.03) * self.slowness.get(peer, 1.0))
+        identity = Identity(peer, incarnation, "0", f"address-of-{peer}", "", device_name, 1, memory_bytes, stage)
+
+        async def find() -> str:
+            return SCHEDULER
+
+        self.server_metrics.append(StageServerMetrics("0", PROTOCOL_VERSION))
+        server = StageServer(
+            identity,
+            device,
+            self.network.peer_links(identity.address),
+            find,
+            lambda address: self.network.scheduler_link(identity.address, address),
+            tasks,
+            self.server_metrics[-1],
+            get_logger("rig"),
+            build=self.build,
+            hold_bytes=self.hold_bytes,
+        )
+        self.network.add_receiver(identity.address, server, donor=server)
+        self.servers[peer] = tasks.create_task(server.serve())
+
+    def kill(self, peer: PeerId) -> None:
+        """The process is gone, as with kill -9."""
+        self.servers.pop(peer).cancel()
+        self.network.kill(f"address-of-{peer}")
+
+    async def finished(self, job: Job, *, may_stand_still: bool = False) -> None:
+        """Wait until the job has ended; that nothing moved is a bug, although the job gets over it."""
+        async for _ in self.jobs.watch(job):
+            still = job.record.reason.startswith("no step was committed for")
+            assert may_stand_still or not still, job.record.reason
+
+
+class Done(Exception):
+    """Ends the rig's TaskGroup when the test has what it wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A simulated training: its weights, what was done to the traffic, and the virtual seconds that it took."""
+
+    sha256: str
+    counts: Counts
+    training_s: float
+
+
+def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> Run:
+    """Train in simulation."""
+
+    async def main() -> Run:
+        result: Run | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, peers, tasks, Random(seed))
+                while len(rig.membership.idle_peers()) < peers:
+                    await asyncio.sleep(0.1)
+                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+                loop = asyncio.get_running_loop()
+                started_s = 0.0
+                async for view in rig.jobs.watch(job):
+                    if view.record.state is JobState.RUNNING and not started_s:
+                        started_s = loop.time()
+                assert job.record.state is JobState.SUCCEEDED, job.record.reason
+                assert job.record.timeline == 0, "it was taken back"
+                result = Run(job.record.weights_sha256, rig.network.counts, loop.time() - started_s)
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+        assert result is not None
+        return result
+
+    return sim.run(main(), seed=seed, limit_s=3600.0)

@@ -1,0 +1,78 @@
+"""How a job looks to people and programs."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from client.shell import Shell
+from client.verbs.explain import explain, explanation_table, explanation_values
+from client.verbs.follow import progress_line
+from client.verbs.peers import drained_text
+from client.views import job_table, job_values
+from swarm.errors import UsageError
+from swarm.wire import jobs_pb2 as pb
+
+
+def view(**facts: object) -> pb.JobView:
+    return pb.JobView(id="j", state="running", step=4, steps=9, loss=2.0, tokens_per_s=10.0, eta_s=3.0, **facts)
+
+
+def shown(job: pb.JobView) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(job_table(job))
+    return capture.get()
+
+
+def test_validation_loss_and_perplexity_are_shown_once_there_is_an_evaluation() -> None:
+    evaluated = view(evaluation_loss=math.log(10.0), evaluation_step=4)
+    assert "validation 2.3026 (perplexity 10.00)" in progress_line(evaluated)
+    assert "validation loss" in shown(evaluated)
+    assert "2.3026 (perplexity 10.00) after step 4" in shown(evaluated)
+    values = job_values(evaluated)["evaluation"]
+    assert (values["step"], round(values["perplexity"], 6)) == (4, 10.0)
+    never = view(evaluation_loss=math.nan)
+    assert "validation" not in progress_line(never) + shown(never)
+    assert job_values(never)["evaluation"] is None
+
+
+def test_a_validation_loss_that_is_not_finite_is_a_dash_and_null() -> None:
+    broken = view(evaluation_loss=math.nan, evaluation_step=2)
+    assert "validation - (perplexity -)" in progress_line(broken)
+    assert job_values(broken)["evaluation"] == {"step": 2, "loss": None, "perplexity": None}
+    assert job_values(view(evaluation_loss=1e9, evaluation_step=2))["evaluation"]["perplexity"] > 1e300
+
+
+def test_an_explanation_names_a_topic_once_and_is_json_with_its_numbers() -> None:
+    facts = [
+        pb.Fact(topic="stage 0", text="2 replicas do 5 microbatches/s", numbers={"replicas": 2.0, "rate": math.inf}),
+        pb.Fact(topic="idle", text="a is not used: [no] room"),
+        pb.Fact(topic="idle", text="b is not used: no room"),
+    ]
+    found = pb.Explanation(kind="job", id="j", facts=facts)
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(explanation_table(found))
+    lines = [line.split() for line in capture.get().splitlines()]
+    assert lines[0] == ["job", "j"]
+    assert [line[0] for line in lines[2:]] == ["idle", "b"]
+    assert "[no] room" in capture.get(), "a text is no markup"
+    values = explanation_values(found)
+    assert (values["kind"], values["id"]) == ("job", "j")
+    assert values["facts"][0]["numbers"] == {"rate": None, "replicas": 2.0}
+    json.dumps(values, allow_nan=False)
+
+
+def test_what_became_of_a_drained_stage_server_is_told() -> None:
+    assert "can be stopped" in drained_text(pb.PeerView(id="p", state="draining"))
+    assert "p is gone: silent" in drained_text(pb.PeerView(id="p", state="gone", reason="silent"))
+
+
+@pytest.mark.parametrize("microbatch", ["3", "3:", ":1", "-1:0", "a:b", "1:2:3"])
+def test_a_microbatch_is_named_by_step_and_index(microbatch: str) -> None:
+    with pytest.raises(UsageError, match="STEP:INDEX"):
+        explain(Shell(), "job", microbatch)

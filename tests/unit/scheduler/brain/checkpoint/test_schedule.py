@@ -1,0 +1,321 @@
+"""When a checkpoint is due, who hands over what, and what a failure means for the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler.brain.checkpoint.collection import CHECKPOINT_FAILED
+from scheduler.brain.checkpoint.schedule import (
+    SAVING_S_MAX,
+    UNHEALING_MAX,
+    BeginCheckpoint,
+    DropCheckpoint,
+    PublishCheckpoint,
+    Saving,
+    SavingRules,
+    Stopped,
+    Turned,
+)
+from scheduler.brain.job import Fail, Finish, Mode, Note
+from scheduler.brain.lineage import checkpoint_counts, resumed, row_counts
+from swarm.checkpoint.writer import CheckpointFailed
+from swarm.messages import Average, Commit, LoadStage, Release, Route, Saved, SaveStage
+from swarm.types import JobId, JobState
+from tests.unit.scheduler.brain.test_job import A, B, C, D, Swarm, sends
+
+RULES = SavingRules(every_steps=2, optimizer=True)
+
+
+def train_a_step(swarm: Swarm, *, commit: bool = True) -> list[Any]:
+    while swarm.brain.in_flight:
+        swarm.answer(Route)
+    swarm.answer(Average)
+    outputs = swarm.write()
+    if commit:
+        swarm.answer(Commit)
+    return outputs
+
+
+def started(**changes: Any) -> Swarm:
+    swarm = Swarm(**{"steps": 6, "saving": RULES, **changes})
+    swarm.answer(LoadStage)
+    return swarm
+
+
+def of(outputs: list[Any], kind: type) -> list[Any]:
+    return [one for one in outputs if isinstance(one, kind)]
+
+
+def test_a_checkpoint_is_asked_for_right_after_the_commit_and_written_once_all_agree() -> None:
+    swarm = started()
+    train_a_step(swarm)
+    assert swarm.pop(SaveStage) == []
+    outputs = train_a_step(swarm, commit=False)
+    commits = [number for number, one in enumerate(outputs) if one in sends(outputs, Commit)]
+    (begin,) = [number for number, one in enumerate(outputs) if one == BeginCheckpoint(2)]
+    saves = [number for number, one in enumerate(outputs) if one in sends(outputs, SaveStage)]
+    assert max(commits) < begin < min(saves)
+    asked = swarm.pop(SaveStage)
+    assert [swarm.stage_of[peer] for peer, _ in asked] == [0, 1]
+    assert asked[0][1] == SaveStage(JobId("job"), 0, 2, True)
+    for peer, command in asked:
+        saved = swarm.reply(peer, command)
+        assert saved is not None
+        assert of(swarm.hear(peer, saved), PublishCheckpoint) == []
+    commits_left = swarm.pop(Commit)
+    for peer, command in commits_left:
+        committed = swarm.reply(peer, command)
+        assert committed is not None
+        outputs = swarm.hear(peer, committed)
+    assert [one.version for one in of(outputs, PublishCheckpoint)] == [2], "not before all replicas agree on it"
+    assert of(swarm.take(swarm.brain.checkpoint_kept(2, 1.0)), Finish) == []
+
+
+def test_the_steps_never_wait_for_a_checkpoint_and_a_second_one_is_skipped_with_a_note() -> None:
+    swarm = started()
+    for _ in range(4):
+        train_a_step(swarm)
+    assert len(swarm.pop(SaveStage)) == 2
+    assert swarm.brain.committed_steps == 4
+    notes = [one.message for one in of(swarm.outputs, Note)]
+    assert "no checkpoint at step 4: the one at step 2 is still being written" in notes
+    for _ in range(2):
+        train_a_step(swarm)
+    assert swarm.brain.mode is Mode.SAVING
+    assert swarm.pop(SaveStage) == [], "the last one waits for the one before"
+    swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "full", 1.0))
+    assert [command.version for _, command in swarm.pop(SaveStage)] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("version", "now_s", "due"), [(1, 5.0, False), (1, 10.0, True), (3, 0.0, True), (4, 9.0, False), (12, 99.0, False)]
+)
+def test_whichever_comes_first(version: int, now_s: float, due: bool) -> None:
+    saving = Saving(SavingRules(every_steps=3, every_s=10.0), stages=1, first_step=0, steps=12)
+    assert saving.due(0, 0.0).plan == 0  # a multiple; sets the clock
+    assert (saving.due(version, now_s).plan == version) is due
+
+
+def test_one_that_takes_too_long_is_given_up_for_the_next() -> None:
+    swarm = started()
+    for _ in range(2):
+        train_a_step(swarm)
+    swarm.pop(SaveStage)
+    train_a_step(swarm)
+    while swarm.brain.in_flight:
+        swarm.answer(Route)
+    swarm.answer(Average)
+    outputs = swarm.take(swarm.brain.row_written(swarm.rows[-1].step, 2.0 + SAVING_S_MAX))
+    assert [(one.version, one.reason) for one in of(outputs, DropCheckpoint)] == [(2, "timeout")]
+    assert of(outputs, BeginCheckpoint) == [BeginCheckpoint(4)]
+    before = swarm.brain.duplicates
+    swarm.hear(A, Saved(JobId("job"), 0, 2, 0, ()))
+    assert swarm.brain.duplicates == before + 1
+
+
+def test_a_peer_that_cannot_hand_over_costs_the_checkpoint_and_not_the_job() -> None:
+    swarm = started()
+    for _ in range(2):
+        train_a_step(swarm)
+    peer, command = swarm.pop(SaveStage)[0]
+    outputs = swarm.hear(peer, Saved(JobId("job"), 0, command.version, 0, (), "no memory"))
+    (drop,) = of(outputs, DropCheckpoint)
+    assert (drop.version, drop.reason) == (2, "peer")
+    assert "no memory" in drop.fault
+    assert swarm.brain.mode is Mode.RUNNING
+
+
+def test_final_weights_are_saved_again_until_they_are_kept_at_growing_intervals() -> None:
+    swarm = started(steps=1, saving=SavingRules())
+    train_a_step(swarm)
+    now_s, pauses_s = 1.0, []
+    for _ in range(8):
+        swarm.answer(SaveStage)
+        outputs = swarm.take(swarm.brain.checkpoint_failed(1, "disk_full", "the disk is full", now_s))
+        (turned,) = of(outputs, Turned)
+        assert turned.state is JobState.RUNNING
+        assert "the final weights (step 1) could not be saved: the disk is full; tries again in" in turned.reason
+        assert not of(outputs, Fail)
+        assert not swarm.take(swarm.brain.tick(now_s))
+        pauses_s.append(swarm.brain.due_s - now_s)
+        now_s = swarm.brain.due_s
+        assert of(swarm.take(swarm.brain.tick(now_s)), BeginCheckpoint)
+    assert pauses_s == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    swarm.answer(SaveStage)
+    assert of(swarm.take(swarm.brain.checkpoint_kept(1, now_s)), Finish)
+
+
+def test_final_weights_that_no_stage_server_hands_over_fail_the_job_and_say_what_to_do() -> None:
+    for kept in (False, True):
+        swarm = started(steps=3)
+        for step in range(3):
+            train_a_step(swarm)
+            if step == 1:
+                swarm.answer(SaveStage)
+                if kept:
+                    swarm.take(swarm.brain.checkpoint_kept(2, 1.0))
+                else:
+                    swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "the disk is full", 1.0))
+        now_s, outputs = 1.0, []
+        for _ in range(UNHEALING_MAX):
+            assert not of(outputs, Fail)
+            swarm.answer(SaveStage)
+            outputs = swarm.take(swarm.brain.checkpoint_failed(3, "peer", "hashes contradict each other", now_s))
+            now_s = swarm.brain.due_s
+            outputs += swarm.take(swarm.brain.tick(now_s))
+        (fail,) = of(outputs, Fail)
+        assert fail.code == CHECKPOINT_FAILED == CheckpointFailed.code
+        assert "the final weights (step 3) could not be saved: hashes contradict each other" in fail.message
+        assert ("checkpoint is that of step 2" if kept else "no earlier checkpoint") in fail.message
+        assert ("swarm resume job" if kept else "submit the job again") in fail.hint
+
+
+def test_a_job_whose_final_weights_cannot_be_saved_can_be_cancelled() -> None:
+    swarm = started(steps=1, saving=SavingRules())
+    train_a_step(swarm)
+    swarm.answer(SaveStage)
+    swarm.take(swarm.brain.checkpoint_failed(1, "disk_full", "the disk is full", 1.0))
+    assert of(swarm.take(swarm.brain.stop(JobState.CANCELLED, "enough", 1.5)), BeginCheckpoint)  # once more, at once
+    swarm.answer(SaveStage)
+    (stopped,) = of(swarm.take(swarm.brain.checkpoint_failed(1, "disk_full", "the disk is full", 1.6)), Stopped)
+    assert stopped.state is JobState.CANCELLED
+    assert "no earlier checkpoint" in stopped.reason
+
+
+def test_a_lost_saver_is_replaced_while_others_hold_the_version() -> None:
+    swarm = started(recover=True, staleness=1, steps=2, saving=SavingRules())
+    for _ in range(2):
+        train_a_step(swarm)
+    assert swarm.brain.mode is Mode.SAVING
+    (saver, _), *_ = swarm.pop(SaveStage)
+    outputs = swarm.take(swarm.brain.peer_gone(saver, "kill -9", 1.0))
+    (again,) = sends(outputs, SaveStage)
+    assert swarm.stage_of[again.peer] == swarm.stage_of[saver]
+
+
+def test_a_lost_saver_of_an_older_version_ends_the_checkpoint_only() -> None:
+    swarm = started(recover=True)
+    for _ in range(3):
+        train_a_step(swarm)
+    (saver, _), *_ = swarm.pop(SaveStage)
+    outputs = swarm.take(swarm.brain.peer_gone(saver, "kill -9", 1.0))
+    assert [one.reason for one in of(outputs, DropCheckpoint)] == ["peer"]
+    assert of(outputs, Fail) == []
+
+
+def stop(swarm: Swarm, state: JobState) -> list[Any]:
+    return swarm.take(swarm.brain.stop(state, "because", 1.0))
+
+
+@pytest.mark.parametrize("state", [JobState.PAUSED, JobState.CANCELLED])
+def test_a_job_that_shall_stop_commits_what_runs_saves_it_and_lets_the_peers_go(state: JobState) -> None:
+    swarm = started(staleness=1, saving=SavingRules())
+    train_a_step(swarm)
+    assert stop(swarm, state) == []
+    open_steps = {route.microbatch.step for _, route in swarm.inbox if isinstance(route, Route)}
+    while swarm.brain.committed_steps <= max(open_steps, default=0):
+        train_a_step(swarm)
+    newest = swarm.brain.committed_steps
+    assert [command.version for _, command in swarm.inbox if isinstance(command, SaveStage)] == [newest] * 2
+    assert [one for one in swarm.inbox if isinstance(one[1], Route)] == []
+    swarm.answer(SaveStage)
+    outputs = swarm.take(swarm.brain.checkpoint_kept(newest, 1.0))
+    assert of(outputs, Stopped) == [Stopped(state, "because")]
+    assert [one.peer for one in sends(outputs, Release)] == [A, B, C, D]
+    assert swarm.brain.mode is Mode.ENDED
+
+
+def test_a_job_that_has_not_trained_just_stops() -> None:
+    loading = Swarm(saving=RULES)
+    assert of(stop(loading, JobState.PAUSED), Stopped) != []
+    swarm = started()
+    assert of(stop(swarm, JobState.CANCELLED), Stopped) != []
+    assert swarm.pop(SaveStage) == []
+
+
+def test_a_pause_that_cannot_be_saved_is_given_up_and_a_cancel_says_what_is_lost() -> None:
+    swarm = started(saving=SavingRules())
+    train_a_step(swarm)
+    stop(swarm, JobState.PAUSED)
+    train_a_step(swarm)
+    outputs = swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "full", 1.0))
+    (turned,) = of(outputs, Turned)
+    assert turned.state is JobState.RUNNING
+    assert sends(outputs, Route) != []
+    stop(swarm, JobState.CANCELLED)
+    train_a_step(swarm)
+    outputs = swarm.take(swarm.brain.checkpoint_failed(3, "disk_full", "full", 1.0))
+    (stopped,) = of(outputs, Stopped)
+    assert "the checkpoint at step 3 could not be written: full; there is no earlier checkpoint" in stopped.reason
+
+
+def test_a_checkpoint_on_the_way_that_fails_costs_neither_the_pause_nor_what_a_cancel_saves() -> None:
+    for state in (JobState.PAUSED, JobState.CANCELLED):
+        swarm = started(staleness=1)
+        for _ in range(3):
+            train_a_step(swarm)
+        stop(swarm, state)
+        outputs = swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "full", 1.0))
+        assert of(outputs, Stopped) == of(outputs, Turned) == []
+        swarm.pop(SaveStage)
+        while swarm.brain.in_flight or swarm.brain.committed_steps < 5:
+            train_a_step(swarm)
+        asked = {command.version for _, command in swarm.inbox if isinstance(command, SaveStage)}
+        assert asked == {swarm.brain.committed_steps}, "all that was trained is saved"
+        swarm.answer(SaveStage)
+        outputs = swarm.take(swarm.brain.checkpoint_kept(swarm.brain.committed_steps, 1.0))
+        assert of(outputs, Stopped) == [Stopped(state, "because")]
+
+
+def test_a_resumed_job_begins_at_its_step_and_needs_no_checkpoint_of_it() -> None:
+    swarm = Swarm(first_step=4, steps=6, saving=SavingRules())
+    assert {command.version for _, command in swarm.inbox if isinstance(command, LoadStage)} == {4}
+    for peer, command in swarm.pop(LoadStage):
+        loaded = swarm.reply(peer, command)
+        assert loaded is not None
+        swarm.hear(peer, loaded)
+    routes = [route for _, route in swarm.inbox if isinstance(route, Route)]
+    assert {(route.microbatch.step, route.version) for route in routes} == {(4, 4)}
+    for _ in range(2):
+        train_a_step(swarm)
+    assert [row.step for row in swarm.rows] == [4, 5]
+
+
+def test_what_came_after_a_resume_s_step_does_not_count() -> None:
+    first_steps = (0, 5, 3)
+    assert [step for step in range(9) if row_counts(0, step, first_steps)] == [0, 1, 2]
+    assert [step for step in range(5, 9) if row_counts(1, step, first_steps)] == []
+    assert row_counts(2, 3, first_steps)
+    assert [step for step in range(9) if checkpoint_counts(0, step, first_steps)] == [0, 1, 2, 3]
+    assert not checkpoint_counts(1, 5, first_steps)
+
+
+def test_a_future_that_was_left_counts_again_once_it_is_taken_up() -> None:
+    """Timeline 0 ran to 9, timeline 1 went from 2 to 5, timeline 2 goes on from step 9 of timeline 0."""
+    assert resumed((0,), 0, 2) == (0, 2)
+    first_steps = resumed((0, 2), 0, 9)
+    assert [step for step in range(12) if row_counts(0, step, first_steps)] == list(range(9))
+    assert [step for step in range(2, 12) if row_counts(1, step, first_steps)] == []
+    assert row_counts(2, 9, first_steps)
+    assert [step for step in range(1, 12) if checkpoint_counts(0, step, first_steps)] == list(range(1, 10))
+    assert [step for step in range(2, 12) if checkpoint_counts(1, step, first_steps)] == []
+    assert [step for step in range(9, 12) if checkpoint_counts(2, step, first_steps)] == [9, 10, 11]
+    assert resumed(first_steps, 2, 11)[-2:] == (9, 11)
+
+
+def test_a_stage_is_taken_from_the_one_who_was_asked_for_it_and_once() -> None:
+    saving = Saving(RULES, 2, 0, 6)
+    saving.begin(2, [A, C], 0.0)
+
+    def saved(stage: int, version: int = 2) -> Saved:
+        return Saved(JobId("job"), 0, version, stage, ())
+
+    for peer, event in ((B, saved(0)), (A, saved(1)), (C, saved(0)), (A, saved(0, version=1))):
+        assert not saving.saved(peer, event)
+    assert saving.saved(A, saved(0))
+    assert not saving.saved(A, saved(0))
+    assert saving.next(2, 0.0, idle=False) is None
+    assert saving.saved(C, saved(1))
+    assert saving.next(2, 0.0, idle=False) == PublishCheckpoint(2, {0: (), 1: ()})

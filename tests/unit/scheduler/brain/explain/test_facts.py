@@ -1,0 +1,245 @@
+"""What a person is told of a job that waits or is slow, and of a peer that gets little work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import nan
+from typing import Any
+
+import pytest
+
+from scheduler.brain.checkpoint.schedule import Collection
+from scheduler.brain.explain.facts import (
+    Fact,
+    IdlePeer,
+    JobStanding,
+    JoinerStanding,
+    MoveMade,
+    ReplicaStanding,
+    Situation,
+    explain_job,
+    explain_microbatch,
+    explain_peer,
+    why_it_stays,
+)
+from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Peer
+from scheduler.brain.state.leaves import Leave
+from swarm.messages import Hello
+from swarm.types import JobId, JobState, PeerId, PeerState
+
+JOB = JobId("job")
+A, B, C, D = (PeerId(name) for name in "abcd")  # a and b serve stage 0, c stage 1
+NOW_S = 100.0
+
+
+def standing(**changes: Any) -> JobStanding:
+    job = JobStanding(
+        JOB, JobState.RUNNING, "all 3 replicas are loaded", 65.0, "", 4, 9, 12, 2.0, (1 << 30, 1 << 20), 1
+    )
+    return replace(job, **changes)
+
+
+def situation(**changes: Any) -> Situation:
+    replicas = (
+        ReplicaStanding(A, 0, 0.25, 2, 18),
+        ReplicaStanding(B, 0, 1.0, 1, 6),
+        ReplicaStanding(C, 1, 0.4, 3, 24),
+    )
+    return replace(Situation(True, 2, 4, "step 4: 3 microbatches in flight", "one stage", replicas), **changes)
+
+
+def changed(peer: PeerId, **changes: Any) -> tuple[ReplicaStanding, ...]:
+    return tuple(replace(one, **changes) if one.peer == peer else one for one in situation().replicas)
+
+
+def peer(name: PeerId = B, state: PeerState = PeerState.SERVING, job: JobId = JOB, stage: int = 0) -> Peer:
+    hello = Hello(name, 1, 1, "0", "", "", "cpu", 1, 1 << 30, -1, NO_JOB, 0, 0)
+    return Peer(hello, state, "stage 0 of job", 90.0, 98.0, job, stage)
+
+
+def idle_peer(state: PeerState = PeerState.IDLE) -> Peer:
+    return peer(D, state, NO_JOB, NO_STAGE)
+
+
+def told(facts: list[Fact]) -> dict[str, str]:
+    return {fact.topic: fact.text for fact in facts}
+
+
+def numbers(facts: list[Fact], topic: str) -> dict[str, float]:
+    (found,) = [dict(fact.numbers) for fact in facts if fact.topic == topic]
+    return found
+
+
+def test_the_stage_that_limits_is_named_with_capacities() -> None:
+    facts = explain_job(standing(), situation(), [], NOW_S)
+    says = told(facts)
+    assert says["state"] == "running for 1 min 05 s: all 3 replicas are loaded"
+    assert says["progress"] == "step 4 of 9; 2 s per step of 12 microbatches, 6 microbatches/s"
+    assert says["waits for"] == "step 4: 3 microbatches in flight"
+    assert says["stage 0"] == "2 replicas do 5 microbatches/s; a 0.25 s, b 1 s"
+    assert says["stage 1"] == "1 replica does 2.5 microbatches/s: it limits the job (the next one does 5); c 0.4 s"
+    assert numbers(facts, "stage 1")["microbatches_per_s"] == 2.5
+    assert numbers(facts, "progress") == {"step": 4.0, "steps": 9.0, "step_s": 2.0, "microbatches_per_s": 6.0}
+    assert says["rebalancing"] == "one stage"
+    assert {"joining", "leaving", "suspect", "moves", "link", "checkpoint", "idle"}.isdisjoint(says)
+
+
+def test_suspects_and_leavers_are_no_capacity() -> None:
+    suspect = situation(replicas=changed(A, suspect=True))
+    assert suspect.capacity(0) == 1.0
+    assert suspect.limiting() == 0
+    says = told(explain_job(standing(), suspect, [], NOW_S))
+    assert says["stage 0"].startswith("2 replicas, of which 1 gets work, do 1 microbatches/s: it limits the job")
+    assert says["suspect"] == "a (stage 0) gets no work until it is heard again"
+    assert situation(replicas=changed(A, leave=Leave("drained", until=7))).capacity(0) == 1.0
+    assert situation(replicas=changed(A, leave=Leave("drained"))).capacity(0) == 5.0, "it stays, and works"
+    assert situation(replicas=changed(C, suspect=True)).capacity(1) == 0.0
+
+
+def test_nothing_is_claimed_of_what_was_never_measured() -> None:
+    one = situation(replicas=changed(B, pace_s=0.0))
+    assert one.capacity(0) == 8.0, "taken to be as fast as the fastest"
+    assert "(estimated)" in told(explain_job(standing(), one, [], NOW_S))["stage 0"]
+    nobody = situation(replicas=changed(C, pace_s=0.0))
+    assert nobody.capacity(1) is None
+    assert nobody.limiting() is None
+    says = told(explain_job(standing(step_s=nan), nobody, [], NOW_S))
+    assert says["stage 1"] == "1 replica, not measured yet; c not measured"
+    assert says["progress"] == "step 4 of 9"
+    assert told(explain_peer(peer(C, stage=1), nobody, None, {}, NOW_S))["pace"].startswith("not measured yet")
+
+
+def test_stages_that_are_alike_and_single_ones_limit_nothing() -> None:
+    assert situation(replicas=changed(C, pace_s=0.2)).limiting() is None
+    assert situation(stages=1).limiting() is None
+
+
+def test_who_joins_moves_leaves_what_fails_and_what_is_saved_is_told() -> None:
+    facts = explain_job(
+        standing(),
+        situation(
+            joiners=(JoinerStanding(D, 1, 88.0, False),),
+            moves=2,
+            newest_move=MoveMade(A, 0, "stage 0 limits", 40.0),
+            links={(A, C): 104.0},
+            checkpoint=Collection(4, 97.0, {C: 1}),
+            replicas=changed(B, leave=Leave("drained by its user", until=6), asked_s=99.0),
+        ),
+        [IdlePeer(PeerId("e"), 1, {JOB: "no stage fits its memory"}), IdlePeer(PeerId("f"), 1)],
+        NOW_S,
+    )
+    says = told(facts)
+    assert says["joining"] == "d joins stage 1 since 12.0 s: it fetches the stage's state"
+    assert says["moves"] == "2 so far; the newest 1 min 00 s ago: a to stage 0: stage 0 limits"
+    assert says["link"] == "a and c cannot reach each other; avoided for 4.0 s more"
+    assert says["checkpoint"] == "that of step 4 is under way since 3.0 s: waits for stage 1 (c)"
+    assert says["leaving"] == (
+        "b leaves since 1.0 s (drained by its user): it takes no new work; 2 steps to finish, 1 microbatch outstanding"
+    )
+    assert [fact.text for fact in facts if fact.topic == "idle"] == ["e is not used: no stage fits its memory"]
+
+
+@pytest.mark.parametrize(
+    ("job", "leave", "stays"),
+    [
+        (
+            situation(),
+            Leave("x"),
+            "it is the last of stage 1 and stays until another one has joined; no one joins: start",
+        ),
+        (situation(joiners=(JoinerStanding(D, 1, 90.0, True),)), Leave("x"), "until another one has joined; d joins"),
+        (situation(is_running=False, waiting_for="waits for c to load"), Leave("x"), "it stays until the job runs"),
+        (
+            situation(agreed=5),
+            Leave("x", until=6),
+            "it takes no new work; 1 step to finish, 3 microbatches outstanding",
+        ),
+        (
+            situation(checkpoint=Collection(4, 0.0, {C: 1})),
+            Leave("x", until=4),
+            "hands over stage 1 for the checkpoint",
+        ),
+        (situation(), Leave("x", until=4), "it is about to be released"),
+    ],
+    ids=["last", "successor", "loading", "steps", "saver", "due"],
+)
+def test_why_a_peer_that_is_to_leave_stays(job: Situation, leave: Leave, stays: str) -> None:
+    replicas = tuple(replace(one, leave=leave) if one.peer == C else one for one in job.replicas)
+    assert stays in why_it_stays(replace(job, replicas=replicas), C)
+
+
+def test_a_peer_that_is_no_replica_waits_for_nothing_and_a_suspect_to_be_heard() -> None:
+    assert why_it_stays(situation(), D) == ""
+    assert why_it_stays(situation(), A) == "it was asked to leave"
+    assert "heard again" in why_it_stays(situation(replicas=changed(A, suspect=True)), A)
+
+
+def test_a_job_that_waits_says_what_it_needs_and_what_is_there() -> None:
+    waiting = standing(state=JobState.PLACING, reason="1 idle peer for 4", min_replicas=2, hint="start more")
+    says = told(explain_job(waiting, None, [IdlePeer(D, 3 << 29)], NOW_S))
+    assert says["state"] == "placing for 1 min 05 s: 1 idle peer for 4"
+    assert says["hint"] == "start more"
+    assert says["needs"] == "4 stage servers (2 stages x 2 replicas); memory: stage 0 1.0 GiB, stage 1 1 MiB"
+    assert says["idle"] == "1: d (1.5 GiB)"
+    assert told(explain_job(waiting, None, [], NOW_S))["idle"] == "0: nobody"
+    assert "needs" not in told(explain_job(standing(state=JobState.SUCCEEDED), None, [], NOW_S))
+
+
+def test_a_slow_replica_gets_little_work_and_the_numbers_say_so() -> None:
+    facts = explain_peer(peer(), situation(), None, {}, NOW_S)
+    says = told(facts)
+    assert says["state"] == "serving for 10.0 s: stage 0 of job"
+    assert says["serves"] == "stage 0 of job"
+    assert says["work"] == (
+        "did 6 of 24 microbatches of the newest steps at stage 0: 25%; an equal share of 2 replicas is 50%; "
+        "1 microbatch outstanding of the stage's 3"
+    )
+    assert says["pace"] == "1 s per microbatch (slow), the median of stage 0 is 0.625 s"
+    assert numbers(facts, "work")["share"] == 0.25
+    assert "(fast)" in told(explain_peer(peer(A), situation(), None, {}, NOW_S))["pace"]
+    alone = told(explain_peer(peer(C, stage=1), situation(), None, {}, NOW_S))
+    assert "it is the only replica" in alone["work"]
+    none_yet = situation(replicas=tuple(replace(one, contributions=0) for one in situation().replicas))
+    assert told(explain_peer(peer(), none_yet, None, {}, NOW_S))["work"].startswith("nothing of the newest steps")
+
+
+def test_a_peer_says_that_it_is_suspect_joins_leaves_or_has_broken_links() -> None:
+    suspect = told(explain_peer(peer(state=PeerState.SUSPECT), situation(links={(B, C): 101.0}), None, {}, NOW_S))
+    assert suspect["suspect"] == "not heard for 2.0 s: it gets no work"
+    assert suspect["link"] == "b and c cannot reach each other; avoided for 1.0 s more"
+    joiner = situation(joiners=(JoinerStanding(D, 1, 88.0, True),))
+    joining = told(explain_peer(peer(D, PeerState.LOADING, stage=1), joiner, None, {}, NOW_S))
+    assert joining["joining"] == "d joins stage 1 since 12.0 s: its state is complete and is compared"
+    assert "work" not in joining
+    admitted = situation(replicas=changed(B, leans=True))
+    leaning = told(explain_peer(peer(B, PeerState.LOADING), admitted, None, {}, NOW_S))
+    assert leaning["joining"].startswith("it computes")
+    assert "work" in leaning
+    moving = situation(replicas=changed(B, leave=Leave("stage 1 limits", 1, 5)))
+    assert told(explain_peer(peer(), moving, None, {}, NOW_S))["leaving"].startswith("moves from stage 0 to 1 (stage 1")
+
+
+def test_an_idle_peer_says_why_each_job_does_not_use_it() -> None:
+    refused = IdlePeer(D, 1, {JOB: "no stage fits its memory", JobId("other"): "the job takes nobody in now"})
+    facts = explain_peer(idle_peer(), None, refused, {}, NOW_S)
+    assert [fact.text for fact in facts if fact.topic == "not used"] == [
+        "job: no stage fits its memory",
+        "other: the job takes nobody in now",
+    ]
+    facts = explain_peer(idle_peer(), None, refused, {JobId("new"): "1 idle peer for 2 stages"}, NOW_S)
+    assert [fact.text for fact in facts if fact.topic == "not used"] == [
+        "new waits: 1 idle peer for 2 stages",
+        "job: no stage fits its memory",
+        "other: the job takes nobody in now",
+    ]
+    assert told(explain_peer(idle_peer(), None, None, {}, NOW_S))["not used"] == "no job is at work that could use it"
+    drained = told(explain_peer(idle_peer(PeerState.DRAINING), None, None, {JOB: "waits"}, NOW_S))
+    assert drained["not used"].startswith("it is drained")
+    assert "not used" not in told(explain_peer(idle_peer(PeerState.GONE), None, None, {}, NOW_S))
+
+
+def test_a_story_is_told_line_by_line() -> None:
+    assert [(fact.topic, fact.text) for fact in explain_microbatch(["fed", "done"])] == [
+        ("story", "fed"),
+        ("story", "done"),
+    ]

@@ -1,0 +1,262 @@
+"""Who is here, suspect, draining, gone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Membership, Transition
+from swarm.errors import NotAllowed, NotFound, StaleMessage
+from swarm.messages import Hello
+from swarm.types import JobId, PeerId, PeerState
+
+A, JOB = PeerId("a"), JobId("job")
+IDLE, LOADING, SERVING, SUSPECT, GONE = (
+    PeerState.IDLE,
+    PeerState.LOADING,
+    PeerState.SERVING,
+    PeerState.SUSPECT,
+    PeerState.GONE,
+)
+
+
+def hello(peer: str = "a", incarnation: int = 1, job: JobId = NO_JOB) -> Hello:
+    return Hello(PeerId(peer), incarnation, 1, "0.1", "addr", "http", "cpu", 1, 1 << 30, -1, job, 0, 0)
+
+
+def pool() -> Membership:
+    return Membership(suspect_after_s=3.0, grace_s=10.0, forget_after_s=100.0)
+
+
+def moves(transitions: list[Transition]) -> list[tuple[PeerState | None, PeerState]]:
+    return [(one.before, one.after) for one in transitions]
+
+
+def serving(members: Membership) -> None:
+    members.hello(hello(), 0.0)
+    members.assign(A, JOB, 1, 0.0)
+    members.serving(A, 0.0)
+
+
+def test_a_peer_joins_loads_serves_and_is_idle_again() -> None:
+    members = pool()
+    assert moves(members.hello(hello(), 0.0)) == [(None, IDLE)]
+    assert [peer.hello.peer for peer in members.idle_peers()] == ["a"]
+    assert moves(members.assign(A, JOB, 1, 1.0)) == [(IDLE, LOADING)]
+    assert members.idle_peers() == []
+    assert moves(members.serving(A, 2.0)) == [(LOADING, SERVING)]
+    known = members.get(A)
+    assert known is not None
+    assert (known.job, known.stage, known.since_s) == (JOB, 1, 2.0)
+    assert moves(members.release(A, 3.0, "job is over")) == [(SERVING, IDLE)]
+    assert (known.job, known.stage, known.reason) == (NO_JOB, NO_STAGE, "job is over")
+
+
+def test_silence_makes_suspect_and_grace_makes_gone_with_job_and_stage_named() -> None:
+    members = pool()
+    serving(members)
+    assert members.tick(2.9) == []
+    (suspect,) = members.tick(3.0)
+    assert (suspect.before, suspect.after, suspect.reason) == (SERVING, SUSPECT, "silent for 3.0 s")
+    assert not suspect.session_lost
+    assert members.tick(12.9) == []
+    (gone,) = members.tick(13.0)
+    assert (gone.before, gone.after, gone.job, gone.stage) == (SUSPECT, GONE, JOB, 1)
+    assert gone.reason == "silent for 3.0 s; not heard for 13.0 s (grace_s = 10)"
+    assert members.heard(A, 13.5) == [], "gone is gone until it dials again"
+
+
+def test_while_the_scheduler_itself_stood_still_nobody_was_silent() -> None:
+    """Stopped (SIGSTOP) for longer than the grace just after sessions broke, it took all its peers for gone."""
+    members = pool()
+    serving(members)
+    members.disconnected(A, 1, 1.0)
+    members.stood_still(20.0, 21.1)
+    assert members.tick(21.1) == []
+    assert members.tick(30.9) == []
+    assert moves(members.tick(31.0)) == [(SUSPECT, GONE)], "its own grace is not longer for that"
+    members.hello(hello("b"), 31.0)
+    members.stood_still(5.0, 32.0)
+    assert members.tick(34.9) == []
+    assert moves(members.tick(35.0)) == [(IDLE, SUSPECT)], "nobody is heard in the future"
+
+
+def test_a_suspect_that_is_heard_is_back_where_it_was() -> None:
+    members = pool()
+    serving(members)
+    (suspect,) = members.disconnected(A, 1, 1.0, "connection reset")
+    assert (suspect.before, suspect.after, suspect.session_lost) == (SERVING, SUSPECT, True)
+    assert moves(members.hello(hello(job=JOB), 2.0)) == [(SUSPECT, SERVING)]
+    known = members.get(A)
+    assert known is not None
+    assert (known.job, known.stage) == (JOB, 1)
+
+
+def test_a_peer_that_dials_again_without_its_job_is_lost_to_the_job_and_idle() -> None:
+    members = pool()
+    serving(members)
+    members.disconnected(A, 1, 1.0, "connection reset")
+    gone, idle = members.hello(hello(), 2.0)
+    assert (gone.before, gone.after, gone.job, gone.stage) == (SUSPECT, GONE, JOB, 1)
+    assert "lost its session" in gone.reason
+    assert (idle.before, idle.after) == (GONE, IDLE)
+    assert [peer.hello.peer for peer in members.idle_peers()] == ["a"]
+    members.validate()
+
+
+def test_an_older_incarnation_is_refused_and_changes_nothing() -> None:
+    members = pool()
+    members.hello(hello(incarnation=5), 0.0)
+    with pytest.raises(StaleMessage, match="incarnation 4, incarnation 5 is known"):
+        members.hello(hello(incarnation=4), 1.0)
+    assert members.disconnected(A, 4, 1.0) == []
+    assert members.get(A) is not None
+    assert members.get(A).state is IDLE  # type: ignore[union-attr]  # asserted above
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+@pytest.mark.parametrize("job", [NO_JOB, JOB])
+def test_a_newer_incarnation_replaces_the_older_which_is_gone_at_once(loaded: bool, job: JobId) -> None:
+    """Whatever it says that it holds: the process that held it has ended."""
+    members = pool()
+    members.hello(hello(), 0.0)
+    members.assign(A, JOB, 1, 0.0)
+    if loaded:
+        members.serving(A, 0.0)
+    gone, joined = members.hello(hello(incarnation=2, job=job), 1.0)
+    assert (gone.incarnation, gone.after, gone.stage) == (1, GONE, 1)
+    assert gone.before is (SERVING if loaded else LOADING)
+    assert (joined.incarnation, joined.after) == (2, IDLE)
+    assert len(members.idle_peers()) == 1
+
+
+def test_a_peer_that_was_gone_comes_back_with_nothing() -> None:
+    members = pool()
+    serving(members)
+    members.disconnected(A, 1, 0.0)
+    members.tick(10.0)
+    (back,) = members.hello(hello(), 11.0)
+    assert (back.before, back.after) == (GONE, IDLE)
+    assert members.get(A).job == NO_JOB  # type: ignore[union-attr]  # it just joined
+
+
+def test_a_gone_peer_is_forgotten_in_the_end() -> None:
+    members = pool()
+    members.hello(hello(), 0.0)
+    members.disconnected(A, 1, 0.0)
+    members.tick(10.0)
+    members.tick(109.0)
+    assert members.get(A) is not None
+    members.tick(110.0)
+    assert members.get(A) is None
+
+
+def test_a_job_that_ends_while_its_peer_is_suspect_leaves_it_idle() -> None:
+    members = pool()
+    serving(members)
+    members.disconnected(A, 1, 0.0)
+    assert members.release(A, 1.0) == []
+    assert moves(members.heard(A, 2.0)) == [(SUSPECT, IDLE)]
+    members.validate()
+
+
+def test_loading_can_end_while_the_peer_is_suspect() -> None:
+    members = pool()
+    members.hello(hello(), 0.0)
+    members.assign(A, JOB, 0, 0.0)
+    members.disconnected(A, 1, 0.0)
+    assert members.serving(A, 1.0) == []
+    assert moves(members.heard(A, 1.0)) == [(SUSPECT, SERVING)]
+
+
+def test_only_an_idle_peer_can_be_given_a_stage() -> None:
+    members = pool()
+    serving(members)
+    with pytest.raises(NotAllowed, match="a is serving"):
+        members.assign(A, JOB, 0, 1.0)
+    with pytest.raises(NotAllowed, match="unknown"):
+        members.assign(PeerId("x"), JOB, 0, 1.0)
+
+
+def test_a_leaving_peer_drains_and_gets_nothing_new() -> None:
+    members = pool()
+    members.hello(hello(), 0.0)
+    assert moves(members.leaving(A, 1.0, "SIGTERM")) == [(IDLE, PeerState.DRAINING)]
+    assert members.idle_peers() == []
+
+
+ACTS = st.sampled_from(["hello", "newer", "older", "heard", "lost", "assign", "serving", "release", "leaving", "tick"])
+
+
+@given(st.lists(st.tuples(ACTS, st.floats(0, 8))))
+def test_whatever_happens_states_jobs_and_transitions_fit_together(acts: list[tuple[str, float]]) -> None:
+    members, now_s, incarnation, shown = pool(), 0.0, 1, None
+    for act, wait_s in acts:
+        now_s += wait_s
+        known = members.get(A)
+        transitions: list[Transition] = []
+        match act:
+            case "hello":
+                transitions = members.hello(hello(incarnation=incarnation), now_s)
+            case "newer":
+                incarnation += 1
+                transitions = members.hello(hello(incarnation=incarnation), now_s)
+            case "older" if known is not None:
+                with pytest.raises(StaleMessage):
+                    members.hello(hello(incarnation=known.hello.incarnation - 1), now_s)
+            case "heard":
+                transitions = members.heard(A, now_s)
+            case "lost":
+                transitions = members.disconnected(A, incarnation, now_s)
+            case "assign" if known is not None and known.state is IDLE:
+                transitions = members.assign(A, JOB, 0, now_s)
+            case "serving":
+                transitions = members.serving(A, now_s)
+            case "release":
+                transitions = members.release(A, now_s)
+            case "leaving":
+                transitions = members.leaving(A, now_s)
+            case "tick":
+                transitions = members.tick(now_s)
+        members.validate()
+        for one in transitions:
+            assert one.before is shown, "transitions are a chain without gaps"
+            assert one.before is not one.after
+            shown = one.after
+        present = members.get(A)
+        if present is None:
+            shown = None
+        else:
+            assert present.state is shown
+            assert present.reason
+
+
+def test_a_peer_is_found_by_its_id_or_a_beginning_that_fits_one() -> None:
+    members = pool()
+    for name in ("ab", "abc", "abd", "x"):
+        members.hello(hello(name), 0.0)
+    assert members.find("ab").hello.peer == "ab"
+    assert members.find("x").hello.peer == "x"
+    for reference in ("", "y"):
+        with pytest.raises(NotFound, match="there is no stage server"):
+            members.find(reference)
+    with pytest.raises(NotFound, match="abc, abd"):
+        members.find("a")
+    for name in ("ab", "abc"):
+        members.disconnected(PeerId(name), 1, 0.0)
+    members.tick(10.0)
+    for name in ("abd", "x"):
+        members.heard(PeerId(name), 10.0)
+    assert members.find("a").hello.peer == "abd", "those that are gone come last"
+    assert members.find("abc").state is GONE
+
+
+def test_a_suspect_that_is_drained_says_why_once_it_is_heard() -> None:
+    members = pool()
+    serving(members)
+    members.disconnected(A, 1, 1.0)
+    assert members.leaving(A, 1.0, "drained by its user") == []
+    (back,) = members.heard(A, 2.0)
+    assert (back.after, back.reason) == (PeerState.DRAINING, "drained by its user")
+    assert members.leaving(A, 2.0, "again") == []

@@ -1,0 +1,133 @@
+"""Where to cut so that the pool's memory holds the model, and who then serves which stage."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from random import Random
+
+import pytest
+
+from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
+from scheduler.brain.fleet.placement import Candidate, place
+from swarm.errors import OutOfMemory
+from swarm.job.footprint import stage_footprint
+from swarm.job.partition import balanced_split, flops_per_token, resolve
+from swarm.job.spec import JobSpec, parse_job
+from swarm.types import PeerId
+
+MIB = 1 << 20
+
+
+def spec_of(layers: int = 8, *, min_replicas: int = 1, vocabulary: int = 2000) -> JobSpec:
+    values = {
+        "name": "x",
+        "model": {"config": {"hidden_size": 128, "num_hidden_layers": layers, "num_attention_heads": 4}},
+        "data": {"source": "x", "sequence_length": 64},
+        "training": {"global_batch_sequences": 16, "microbatch_sequences": 2},
+        "pipeline": {"max_in_flight": 1},
+        "limits": {"min_replicas": min_replicas},
+    }
+    return resolve(parse_job(values), vocabulary_size=vocabulary, stages_if_auto=1)
+
+
+def bytes_of(spec: JobSpec, layers: int, stage: int, stages: int) -> int:
+    return stage_footprint(spec, layers, stage, stages).total_bytes
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
+def test_with_memory_enough_the_cut_is_the_balanced_one(stages: int) -> None:
+    spec = spec_of()
+    for memories in ([1 << 40] * stages, [0] * stages, [1 << 40, 1 << 41] * stages):
+        assert fit(spec, memories, [stages]).plan == balanced_split(spec, stages)
+
+
+def test_a_small_peer_gets_a_small_stage() -> None:
+    spec = spec_of()
+    small, large = bytes_of(spec, 2, 1, 2), bytes_of(spec, 8, 0, 2)
+    assert fit(spec, [small, large], [2]).plan == (6, 2)
+    assert fit(spec, [small, small], [2]).plan is None
+
+
+def test_replicas_that_a_stage_must_have_all_hold_it() -> None:
+    spec = spec_of(min_replicas=2)
+    two, many = bytes_of(spec, 2, 1, 2), 1 << 40
+    assert fit(spec, [many, two, many, many], [2]).plan == (6, 2)
+    assert fit(spec, [many, two, many, two], [2]).plan == (6, 2)
+    assert fit(spec, [many, two, two, two], [2]).plan is None
+
+
+def test_more_stages_are_tried_where_fewer_do_not_fit() -> None:
+    spec = spec_of()
+    size = max(bytes_of(spec, 3, 0, 4), bytes_of(spec, 3, 3, 4))
+    counts = stage_counts(spec, 2, 6, fixed=False)
+    assert counts == [2, 3, 4, 5, 6]
+    found = fit(spec, [size] * 6, counts).plan
+    assert found is not None
+    assert len(found) > 2
+    assert stage_counts(spec, 2, 6, fixed=True) == [2]
+
+
+def test_the_cut_is_the_cheapest_of_all_that_fit() -> None:
+    """Against every cut and every assignment of peers, on random pools."""
+    rng = Random(5)
+    spec = spec_of(6)
+    layer, head = flops_per_token(spec)
+    cuts = [(a, b, 6 - a - b) for a in range(1, 5) for b in range(1, 6 - a)]
+    feasible = 0
+    for _ in range(40):
+        memories = [bytes_of(spec, rng.randint(1, 6), rng.randrange(3), 3) for _ in range(3)]
+
+        def fits(cut: tuple[int, ...], memories: list[int] = memories) -> bool:
+            sizes = [bytes_of(spec, layers, stage, 3) for stage, layers in enumerate(cut)]
+            return any(all(a <= b for a, b in zip(sizes, order, strict=True)) for order in permutations(memories))
+
+        costs = [max(a, b, c + head / layer) for a, b, c in cuts if fits((a, b, c))]
+        plan = fit(spec, memories, [3]).plan
+        assert (plan is None) == (not costs)
+        if plan is not None:
+            feasible += 1
+            assert fits(plan)
+            assert max(plan[0], plan[1], plan[2] + head / layer) == min(costs)
+            peers = [Candidate(PeerId(f"p{n}"), memory_bytes=size) for n, size in enumerate(memories)]
+            assert place(peers, 3, 1, needs(spec, plan, 3)).plan is not None
+    assert feasible > 10
+
+
+def test_what_no_peer_can_hold_is_impossible_only_if_that_is_known() -> None:
+    spec = spec_of()
+    counts = range(1, 9)
+    with pytest.raises(OutOfMemory, match="one decoder layer with embedding or head needs about") as caught:
+        check_possible(spec, [1 * MIB, 2 * MIB], counts)
+    assert "2 MiB" in caught.value.message
+    assert "recompute" in caught.value.hint
+    check_possible(spec, [], counts)
+    check_possible(spec, [1 * MIB, 0], counts)
+    check_possible(spec, [1 << 40], counts)
+
+
+def test_big_stages_go_to_big_peers_and_small_peers_are_not_wasted() -> None:
+    peers = [Candidate(PeerId(name), memory_bytes=size) for name, size in {"a": 4, "b": 1, "c": 4, "d": 2}.items()]
+    assert place(peers, 2, 2, (3, 1)).plan == {"a": 0, "c": 0, "b": 1, "d": 1}
+    assert place(peers, 3, 1, (2, 1, 3)).plan == {"a": 2, "d": 0, "b": 1, "c": 0}
+
+
+def test_the_reason_names_stage_need_and_the_largest_peer() -> None:
+    peers = [Candidate(PeerId("a"), memory_bytes=5 * MIB), Candidate(PeerId("b"), memory_bytes=9 * MIB)]
+    decision = place(peers, 2, 1, (4 * MIB, 3 << 30))
+    assert decision.plan is None
+    assert decision.reason == (
+        "stage 1 needs 1 replica more (2 idle, 2 needed); a replica there takes about 3.0 GiB, "
+        "the largest idle peer is b with 9 MiB"
+    )
+
+
+def test_a_pin_to_a_stage_that_does_not_fit_leaves_the_peer_idle() -> None:
+    peers = [
+        Candidate(PeerId("a"), pinned_stage=0, memory_bytes=1),
+        Candidate(PeerId("b"), memory_bytes=5),
+        Candidate(PeerId("c"), memory_bytes=5),
+        Candidate(PeerId("d"), memory_bytes=1),
+    ]
+    decision = place(peers, 2, 1, (4, 3))
+    assert decision.plan == {"b": 0, "c": 1}
+    assert "a is pinned to stage 0, which does not fit it; no stage fits d" in decision.reason

@@ -1,0 +1,94 @@
+"""The claim: the loads that are kept are those that would be found anew, whatever happened since."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler.brain.routing.loads import Loads
+from scheduler.brain.routing.pace import UNKNOWN_S
+from scheduler.brain.settings import BrainSettings
+from scheduler.brain.state.brain_state import Books
+from scheduler.brain.state.leaves import Leave
+from scheduler.brain.state.pool import Replica, Trust
+from swarm.types import Hop, JobId, PeerId
+
+A, B, C = (PeerId(name) for name in "abc")
+
+
+@pytest.fixture
+def books() -> Books:
+    values: dict[str, Any] = {
+        "job": JobId("job"), "epoch": 1, "timeline": 0, "steps": 2, "microbatches": 4, "split": (1, 1), "spec_json": "",
+        "staleness": 0, "max_in_flight": None, "units": {}, "grad_clip_norm": 0.0, "averaging_timeout_s": 1.0,
+        "fail_on_nonfinite": False, "learning_rate": lambda step: 0.1, "tokens_of": lambda step: 8,
+    }  # fmt: skip
+    made = Books.of(BrainSettings(**values))
+    for peer, stage in ((A, 0), (B, 0), (C, 1)):
+        made.pool.add(Replica(peer, 1, "", stage))
+    return made
+
+
+@pytest.fixture
+def loads(books: Books) -> Loads:
+    made = Loads(books)
+    for peer in books.pool:
+        made.add(peer)
+    return made
+
+
+def test_who_was_never_measured_is_believed_to_be_as_fast_as_the_best(books: Books, loads: Loads) -> None:
+    assert loads.pace_s(A, 0) == UNKNOWN_S
+    loads.measured(A, 0.5)
+    assert [one.pace_s for one in loads.by_stage()[0]] == [0.5, 0.5]
+    assert (loads.measured_s(A), loads.measured_s(B)) == (0.5, 0.0)
+    loads.measured(B, 0.25)
+    assert [one.pace_s for one in loads.by_stage()[0]] == [0.5, 0.25]
+    assert loads.best_s(0) == 0.25
+    loads.validate()
+
+
+def test_what_a_replica_was_given_counts_at_once(books: Books, loads: Loads) -> None:
+    loads.by_stage()
+    books.ledger.open(0)
+    books.ledger.feed(0, [Hop(A, 1, 1, ""), Hop(C, 1, 1, "")])
+    loads.validate()
+    assert [[one.outstanding for one in stage] for stage in loads.by_stage()] == [[1, 0], [1]]
+
+
+def test_suspects_and_who_leaves_have_no_credit(books: Books, loads: Loads) -> None:
+    books.pool[A].trust = Trust.SUSPECT
+    loads.changed(A)
+    assert [one.has_credit for one in loads.by_stage()[0]] == [False, True]
+    assert not loads.load(A, keep=True).has_credit
+    books.pool[A].trust = Trust.TRUSTED
+    books.pool.leaves.ask(A, Leave("drained"))
+    books.pool.leaves.begin(books.pool.by_stage[0], [], 0)
+    loads.changed(A)
+    assert [one.has_credit for one in loads.by_stage()[0]] == [False, True]
+    assert loads.load(A, keep=True).has_credit, "it keeps what it has"
+    loads.validate()
+
+
+def test_who_is_gone_is_measured_anew(books: Books, loads: Loads) -> None:
+    loads.measured(A, 0.5)
+    loads.by_stage()
+    books.pool.remove(A)
+    loads.remove(A, 0)
+    loads.validate()
+    assert [[one.peer for one in stage] for stage in loads.by_stage()] == [[B], [C]]
+    books.pool.add(Replica(A, 2, "", 0))
+    loads.add(A)
+    assert not loads.is_measured(A)
+    assert loads.by_stage()[0][0].pace_s == UNKNOWN_S
+
+
+def test_who_was_slow_and_has_no_work_is_tried_again(loads: Loads) -> None:
+    loads.measured(A, 1.0)
+    loads.measured(B, 0.2)
+    assert loads.relax()
+    assert loads.by_stage()[0][0].pace_s == pytest.approx(0.6)
+    for _ in range(8):
+        loads.relax()
+    assert not loads.relax(), "as good as equal"

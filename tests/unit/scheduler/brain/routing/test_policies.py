@@ -1,0 +1,262 @@
+"""Which replica takes each hop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise, product
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.brain.routing.policies import (
+    AS_GOOD,
+    WIRINGS,
+    Iwrr,
+    LeastCompletion,
+    ReplicaLoad,
+    StageLoad,
+    Uniform,
+    Wiring,
+    choose_route,
+)
+from swarm.types import Decision, PeerId, Routing
+
+A, B, C, D = (PeerId(name) for name in "abcd")
+
+
+def stage(number: int, *replicas: ReplicaLoad) -> StageLoad:
+    return StageLoad(number, replicas)
+
+
+def nearest(loads: Sequence[StageLoad], rng: Random | None = None) -> Decision[tuple[PeerId, ...]]:
+    """The first choice of `least_completion`."""
+    return LeastCompletion().choose(loads, 0.0, rng or Random(0))
+
+
+def test_the_replica_that_would_finish_first_is_chosen_not_the_idle_one() -> None:
+    fast_but_busy, slow_and_idle = ReplicaLoad(A, 3, 1.0), ReplicaLoad(B, 0, 5.0)
+    decision = nearest([stage(0, fast_but_busy, slow_and_idle)], Random(0))
+    assert decision.plan == (A,)
+    assert nearest([stage(0, ReplicaLoad(A, 5, 1.0), slow_and_idle)], Random(0)).plan == (B,)
+
+
+def test_a_link_can_cost_more_than_a_slower_replica() -> None:
+    loads = [stage(0, ReplicaLoad(A, 0, 1.0)), stage(1, ReplicaLoad(B, 0, 1.0), ReplicaLoad(C, 0, 2.0))]
+    links = {(A, B): 3.0, (A, C): 0.5}
+    assert nearest(loads, Random(0)).plan == (A, B)
+    assert choose_route(loads, 0.0, Random(0), lambda x, y: links[x, y]).plan == (A, C)
+
+
+def test_there_is_no_plan_if_a_stage_has_no_replica_with_credit_and_the_reason_names_it() -> None:
+    loads = [stage(0, ReplicaLoad(A, 0, 1.0)), stage(1, ReplicaLoad(B, 0, 1.0, has_credit=False))]
+    decision = nearest(loads, Random(0))
+    assert decision.plan is None
+    assert decision.reason == "stage 1: none of 1 replicas has credit"
+    assert nearest([stage(3)], Random(0)).reason == "stage 3: no replica"
+
+
+def test_a_replica_without_credit_is_never_chosen() -> None:
+    loads = [stage(0, ReplicaLoad(A, 0, 0.1, has_credit=False), ReplicaLoad(B, 9, 9.0))]
+    assert nearest(loads, Random(0)).plan == (B,)
+
+
+def test_ties_are_broken_by_the_given_dice_alone() -> None:
+    loads = [stage(0, *(ReplicaLoad(peer, 0, 1.0) for peer in (A, B, C, D)))]
+    first = [nearest(loads, Random(seed)).plan for seed in range(40)]
+    assert first == [LeastCompletion().choose(loads, 9.0, Random(seed)).plan for seed in range(40)]
+    assert set(first) == {(A,), (B,), (C,), (D,)}
+
+
+def test_shares_follow_speed() -> None:
+    """Closed loop with perfect feedback: a replica three times as fast gets about three times the work."""
+    rng, outstanding, done = Random(0), {A: 0.0, B: 0.0}, Counter[PeerId]()
+    pace_s = {A: 1.0, B: 3.0}
+    for _ in range(4000):
+        loads = [stage(0, *(ReplicaLoad(peer, int(outstanding[peer]), pace_s[peer]) for peer in (A, B)))]
+        (chosen,) = nearest(loads, rng).plan or ()
+        outstanding[chosen] += 1
+        done[chosen] += 1
+        for peer in (A, B):  # time passes until one microbatch of the whole stage is done
+            outstanding[peer] = max(0.0, outstanding[peer] - 0.75 / pace_s[peer])
+    assert 2.5 < done[A] / done[B] < 3.5
+
+
+@given(st.data())
+def test_the_path_is_the_cheapest_of_all(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    costs = st.integers(0, 5)
+    loads = [
+        stage(s, *(ReplicaLoad(PeerId(f"{s}.{r}"), data.draw(costs), 1.0 + data.draw(costs)) for r in range(size)))
+        for s, size in enumerate(sizes)
+    ]
+    pairs = [(x.peer, y.peer) for a, b in pairwise(loads) for x in a.replicas for y in b.replicas]
+    links = {pair: float(data.draw(costs)) for pair in pairs}
+
+    def cost(path: tuple[ReplicaLoad, ...], use_links: bool) -> float:
+        return sum(one.completion_s for one in path) + (
+            sum(links[x.peer, y.peer] for x, y in pairwise(path)) if use_links else 0
+        )
+
+    by_peer = {replica.peer: replica for load in loads for replica in load.replicas}
+    for use_links in (False, True):
+        plan = (choose_route(loads, 0.0, Random(1), lambda x, y: links[x, y]) if use_links else nearest(loads)).plan
+        assert plan is not None
+        best = min(cost(path, use_links) for path in product(*(load.replicas for load in loads)))
+        found = cost(tuple(by_peer[peer] for peer in plan), use_links)
+        assert found == best if use_links else best <= found <= AS_GOOD * best
+
+
+def test_of_those_that_are_as_good_the_one_that_waited_longest_is_next() -> None:
+    wiring = LeastCompletion()
+    paces_s = {A: 1.0, B: 1.05, C: 1.09, D: 1.2}  # D is slower by more than measurements tell
+    loads = [stage(0, *(ReplicaLoad(peer, 0, pace_s) for peer, pace_s in paces_s.items()))]
+    turns = []
+    for seed in range(9):
+        (chosen,) = wiring.choose(loads, 0.0, Random(seed)).plan or ()
+        wiring.given(chosen)
+        turns.append(chosen)
+    assert set(turns[:3]) == {A, B, C}
+    assert turns == turns[:3] * 3
+    wiring.remove(turns[2])  # it was gone, and is new: first
+    assert wiring.choose(loads, 0.0, Random(1)).plan == (turns[2],)
+
+
+# iwrr and uniform ------------------------------------------------------------------------------------------------
+
+
+def loads_of(*peers: PeerId, banned: frozenset[PeerId] = frozenset()) -> list[StageLoad]:
+    return [stage(0, *(ReplicaLoad(peer, 0, 1.0, peer not in banned) for peer in peers))]
+
+
+def serve(wiring: Wiring, rng: Random, pace_s: dict[PeerId, float], count: int) -> list[PeerId]:
+    """Route `count` microbatches that take as long as their replica's pace."""
+    chosen = []
+    for _ in range(count):
+        (peer,) = wiring.choose(loads_of(*pace_s), 0.0, rng).plan or ()
+        wiring.given(peer)
+        wiring.done(peer, pace_s[peer])
+        chosen.append(peer)
+    return chosen
+
+
+def iwrr_of(*peers: PeerId) -> Iwrr:
+    made = Iwrr()
+    for peer in peers:
+        made.add(peer, 0)
+    return made
+
+
+@given(st.lists(st.floats(0.05, 5.0), min_size=2, max_size=6), st.integers(0, 1000))
+def test_iwrr_shares_are_inverse_to_the_measured_seconds(paces: list[float], seed: int) -> None:
+    pace_s = {PeerId(str(number)): pace for number, pace in enumerate(paces)}
+    wiring, rng = iwrr_of(*pace_s), Random(seed)
+    serve(wiring, rng, pace_s, 50)  # everyone is measured
+    count = 2000
+    counts = Counter(serve(wiring, rng, pace_s, count))
+    for peer, pace in pace_s.items():
+        assert wiring.unit_s(peer) == pytest.approx(pace)
+        share = count / pace / sum(1 / other for other in paces)
+        # Tags differ by at most one unit of the slowest: that many microbatches of the peer, and one of its own.
+        assert abs(counts[peer] - share) <= 1 + max(paces) / pace
+
+
+def test_iwrr_interleaves() -> None:
+    """A replica twice as fast is not given its work in one block."""
+    pace_s = {A: 1.0, B: 2.0}
+    wiring = iwrr_of(A, B)
+    turns = "".join(serve(wiring, Random(0), pace_s, 60)[30:])
+    assert "aaaa" not in turns
+    assert "bb" not in turns
+
+
+def test_iwrr_keeps_whom_a_route_must_keep_though_it_gets_no_new_turn() -> None:
+    """A replica that leaves is the one that has what its neighbours need: routing ended the job with a KeyError."""
+    wiring = iwrr_of(A, B)
+    wiring.remove(A)
+    assert wiring.choose(loads_of(A), 0.0, Random(0)).plan == (A,)
+
+
+def test_iwrr_mean_is_that_of_its_samples_from_the_first_on() -> None:
+    wiring = iwrr_of(A)
+    assert wiring.unit_s(A) == 1.0
+    wiring.done(A, 4.0)
+    assert wiring.unit_s(A) == pytest.approx(4.0)
+    wiring.done(A, 5.0, units=2.5)  # 2 s per unit
+    assert wiring.unit_s(A) == pytest.approx((0.1 * 2.0 + 0.09 * 4.0) / 0.19)
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        wiring.done(A, seconds)
+    assert wiring.unit_s(A) == pytest.approx((0.1 * 2.0 + 0.09 * 4.0) / 0.19)
+
+
+def test_iwrr_charges_before_the_answer_and_by_units() -> None:
+    wiring = iwrr_of(A, B)
+    wiring.given(A)
+    assert [wiring.choose(loads_of(A, B), 0.0, Random(seed)).plan for seed in range(5)] == [(B,)] * 5
+    wiring.given(B, units=2.5)
+    wiring.given(A)
+    assert wiring.choose(loads_of(A, B), 0.0, Random(0)).plan == (A,)
+
+
+def test_iwrr_tries_a_newcomer_soon_and_does_not_flood_it() -> None:
+    pace_s = {A: 1.0, B: 1.0}
+    wiring, rng = iwrr_of(A, B), Random(0)
+    serve(wiring, rng, pace_s, 1000)
+    wiring.add(C, 0)
+    wiring.add(D, 1)  # of another stage: its tag is of no concern
+    chosen = serve(wiring, rng, pace_s | {C: 1.0}, 30)
+    assert C in chosen[:3]
+    assert 9 <= chosen.count(C) <= 11
+
+
+def test_iwrr_forgets_a_suspect_that_comes_back() -> None:
+    pace_s = {A: 1.0, B: 9.0}
+    wiring, rng = iwrr_of(A, B), Random(0)
+    serve(wiring, rng, pace_s, 50)
+    wiring.remove(B)
+    wiring.done(B, 9.0)  # late words of one that is not there change nothing
+    wiring.given(B)
+    serve(wiring, rng, {A: 1.0}, 100)
+    wiring.add(B, 0)
+    assert wiring.unit_s(B) == 1.0
+    assert 9 <= serve(wiring, rng, {A: 1.0, B: 1.0}, 20).count(B) <= 11
+
+
+def test_uniform_gives_equal_shares_whatever_the_speed() -> None:
+    counts = Counter(serve(Uniform(), Random(0), {A: 0.1, B: 1.0, C: 9.0}, 6000))
+    assert all(abs(counts[peer] - 2000) < 200 for peer in (A, B, C))
+
+
+def made(routing: Routing) -> Wiring:
+    wiring = WIRINGS[routing]()
+    for peer in (A, B, C):
+        wiring.add(peer, 0)
+    return wiring
+
+
+@pytest.mark.parametrize("routing", WIRINGS)
+def test_no_wiring_chooses_a_replica_without_credit(routing: Routing) -> None:
+    rng = Random(0)
+    for _ in range(50):
+        assert made(routing).choose(loads_of(A, B, C, banned=frozenset((A, C))), 0.0, rng).plan == (B,)
+    decision = made(routing).choose(loads_of(A, B, banned=frozenset((A, B))), 0.0, rng)
+    assert (decision.plan, decision.reason) == (None, "stage 0: none of 2 replicas has credit")
+    assert made(routing).choose([stage(2)], 0.0, rng).reason == "stage 2: no replica"
+
+
+@pytest.mark.parametrize("routing", WIRINGS)
+def test_equal_seeds_give_equal_routes(routing: Routing) -> None:
+    runs = [serve(made(routing), Random(seed), {A: 1.0, B: 1.0, C: 3.0}, 100) for seed in (1, 1, 2)]
+    assert runs[0] == runs[1]
+    if routing != "least_completion":  # which asks the dice for the first of all alone
+        assert runs[0] != runs[2]
+
+
+@pytest.mark.parametrize("routing", WIRINGS)
+def test_asking_changes_nothing(routing: Routing) -> None:
+    wiring = made(routing)
+    wiring.given(A)
+    plans = [wiring.choose(loads_of(A, B, C), 0.0, Random(7)).plan for _ in range(3)]
+    assert plans[0] == plans[1] == plans[2]

@@ -1,0 +1,915 @@
+"""One job's decisions: an event in, outputs out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from scheduler.brain.checkpoint.schedule import PublishCheckpoint, Stopped
+from scheduler.brain.commit.slices import ROUNDS_MAX
+from scheduler.brain.job import (
+    BrainSettings,
+    CommitRow,
+    Fail,
+    Finish,
+    JobBrain,
+    Mode,
+    Note,
+    Output,
+    Replica,
+    Send,
+    WriteCommit,
+)
+from scheduler.brain.replicas.admission import JOIN_S_MIN
+from scheduler.brain.routing.policies import WIRINGS
+from scheduler.brain.state.restart import Resumed
+from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
+from swarm.messages import (
+    AbortRound,
+    Accumulated,
+    Admit,
+    Average,
+    Averaged,
+    Command,
+    Commit,
+    Committed,
+    Event,
+    Failed,
+    Heartbeat,
+    Hello,
+    Leaving,
+    Loaded,
+    LoadStage,
+    ParameterHash,
+    ParameterNorm,
+    Release,
+    RoundFailed,
+    Route,
+    Saved,
+    SaveStage,
+    UnitRound,
+    UnitSize,
+    Void,
+)
+from swarm.types import JobId, JobState, PeerId, Round, Routing, UnitName, set_digest
+
+JOB = JobId("job")
+A, B, C, D = (PeerId(name) for name in "abcd")  # a and b serve stage 0, c and d stage 1
+S0, S1 = UnitName("stage-0"), UnitName("stage-1")
+
+
+class Swarm:
+    """A brain with obedient replicas that a test can make answer one command at a time."""
+
+    def __init__(self, peers: dict[PeerId, int] | None = None, **changes: Any) -> None:
+        self.stage_of = peers or {A: 0, B: 0, C: 1, D: 1}
+        stages = 1 + max(self.stage_of.values())
+        values: dict[str, Any] = {
+            "job": JOB,
+            "epoch": 3,
+            "timeline": 0,
+            "steps": 2,
+            "microbatches": 4,
+            "split": (1,) * stages,
+            "spec_json": "{}",
+            "staleness": 0,
+            "max_in_flight": None,
+            "units": {UnitName(f"stage-{stage}"): (stage,) for stage in range(stages)},
+            "grad_clip_norm": 1.0,
+            "averaging_timeout_s": 5.0,
+            "fail_on_nonfinite": False,
+            "learning_rate": lambda step: 0.5 - 0.1 * step,
+            "tokens_of": lambda step: 8,
+        }
+        self.brain = JobBrain(BrainSettings(**{**values, **changes}), Random(0))
+        self.outputs: list[Output] = []  # all that was decided, in order
+        self.inbox: list[tuple[PeerId, Command]] = []  # commands that no replica has answered
+        self.rows: list[CommitRow] = []
+        self.loss = 1.0
+        replicas = [Replica(peer, 1, f"at {peer}", stage) for peer, stage in self.stage_of.items()]
+        self.take(self.brain.start(replicas, 0.0))
+
+    def take(self, outputs: list[Output]) -> list[Output]:
+        self.outputs += outputs
+        self.inbox += [(one.peer, one.command) for one in outputs if isinstance(one, Send)]
+        self.rows += [one.row for one in outputs if isinstance(one, WriteCommit)]
+        self.brain.validate()
+        return outputs
+
+    def hear(self, peer: PeerId, event: Event) -> list[Output]:
+        return self.take(self.brain.handle(peer, event, 1.0))
+
+    def write(self) -> list[Output]:
+        return self.take(self.brain.row_written(self.rows[-1].step, 1.0))
+
+    def pop(self, *kinds: type[Command], peer: PeerId | None = None) -> list[tuple[PeerId, Any]]:
+        """Take the unanswered commands of these kinds out of the inbox."""
+        found = [one for one in self.inbox if isinstance(one[1], kinds) and peer in (None, one[0])]
+        self.inbox = [one for one in self.inbox if one not in found]
+        return found
+
+    def answer(self, *kinds: type[Command], peer: PeerId | None = None) -> None:
+        for to, command in self.pop(*kinds, peer=peer):
+            event = self.reply(to, command)
+            if event is not None:
+                self.hear(to, event)
+
+    def reply(self, peer: PeerId, command: Command, **changes: Any) -> Event | None:
+        """What an obedient replica says to a command."""
+        stage = self.stage_of[peer]
+        match command:
+            case LoadStage():
+                units = [unit for unit, stages in self.brain.settings.units.items() if stage in stages]
+                sizes = tuple(UnitSize(unit, 1000) for unit in units)
+                return Loaded(JOB, 0, stage, command.version, changes.get("digest", "start"), sizes)
+            case Route(microbatch=microbatch, hops=hops) if hops[stage].peer == peer:
+                loss = self.loss + microbatch.index if stage == len(hops) - 1 else 0.0
+                return Accumulated(
+                    microbatch, stage, hops[stage].attempt, changes.get("finite", True), loss, 0.1, 0.2, 0.0
+                )
+            case Average():
+                norms = (ParameterNorm(f"w of {command.unit}", changes.get("squared_norm", 4.0)),)
+                digest = changes.get("digest", "mean")
+                return Averaged(0, command.step, command.unit, command.round, digest, norms, 0.1)
+            case Commit():
+                return Committed(0, command.step, command.version, stage, changes.get("digest", "after"))
+            case SaveStage():
+                return Saved(JOB, 0, command.version, stage, (ParameterHash(f"w{stage}", "float32", (1,), "00"),))
+        return None
+
+    def until_averaging(self) -> None:
+        self.answer(LoadStage)
+        while self.brain.in_flight:
+            self.answer(Route)
+
+    def until_written(self) -> None:
+        self.until_averaging()
+        self.answer(Average)
+
+    @property
+    def failure(self) -> Fail:
+        found = [one for one in self.outputs if isinstance(one, Fail)]
+        assert len(found) == 1
+        return found[0]
+
+
+def sends(outputs: list[Output], *kinds: type[Command]) -> list[Send]:
+    return [one for one in outputs if isinstance(one, Send) and isinstance(one.command, kinds)]
+
+
+def routes_in(outputs: list[Output]) -> list[tuple[PeerId, Route]]:
+    sent = [(one.peer, one.command) for one in outputs if isinstance(one, Send)]
+    return [(peer, command) for peer, command in sent if isinstance(command, Route)]
+
+
+def test_a_job_runs_from_loading_to_saved() -> None:
+    swarm = Swarm()
+    swarm.answer(LoadStage)
+    for step in range(2):
+        while swarm.brain.in_flight:
+            swarm.answer(Route)
+        swarm.answer(Average)
+        assert swarm.rows[-1].step == step
+        swarm.write()
+        swarm.answer(Commit)
+    assert swarm.brain.mode is Mode.SAVING
+    savers = swarm.pop(SaveStage)
+    assert [(swarm.stage_of[peer], command.version) for peer, command in savers] == [(0, 2), (1, 2)]
+    for peer, command in savers:
+        event = swarm.reply(peer, command)
+        assert event is not None
+        outputs = swarm.hear(peer, event)
+    move = outputs[-1]
+    assert isinstance(move, PublishCheckpoint)
+    assert {stage: hashes[0].name for stage, hashes in move.parameters.items()} == {0: "w0", 1: "w1"}
+    assert swarm.brain.waiting_for() == "waits until the checkpoint at step 2 is written"
+    outputs = swarm.take(swarm.brain.checkpoint_kept(2, 1.0))
+    assert isinstance(outputs[-1], Finish)
+    assert [one.peer for one in sends(outputs, Release)] == [A, B, C, D]
+    assert swarm.brain.stage_microbatches == (8, 8)
+    assert swarm.brain.committed_steps == 2
+    assert (swarm.brain.replayed, swarm.brain.duplicates, swarm.brain.violations) == (0, 0, 0)
+    assert swarm.hear(A, Heartbeat(1)) == swarm.take(swarm.brain.cancel(2.0)) == []
+
+
+def test_nothing_is_fed_before_every_replica_has_loaded() -> None:
+    swarm = Swarm()
+    assert swarm.brain.waiting_for() == "waits for a, b, c, d to load"
+    for peer in (A, B, C):
+        swarm.answer(LoadStage, peer=peer)
+    assert swarm.brain.in_flight == 0
+    swarm.answer(LoadStage)
+    assert swarm.brain.in_flight == 4
+
+
+def test_replicas_that_load_other_weights_fail_the_job_and_are_named() -> None:
+    swarm = Swarm({A: 0, B: 0, C: 0})
+    for peer, command in swarm.pop(LoadStage):
+        event = swarm.reply(peer, command, digest="odd" if peer == B else "start")
+        assert event is not None
+        swarm.hear(peer, event)
+    assert swarm.failure.code == ReplicaDiverged.code
+    assert "replicas differ in the bytes of stage 0 after loading: a, b" in swarm.failure.message
+
+
+def test_a_replica_that_loads_something_else_fails_the_job() -> None:
+    swarm = Swarm()
+    swarm.hear(A, Loaded(JOB, 0, 1, 0, "x", (UnitSize(S1, 10),)))
+    assert "a (stage 0) loaded stage 1, version 0, units stage-1 instead of stage 0" in swarm.failure.message
+
+
+def test_replicas_that_disagree_about_the_size_of_a_unit_fail_the_job() -> None:
+    swarm = Swarm()
+    swarm.hear(A, Loaded(JOB, 0, 0, 0, "x", (UnitSize(S0, 10),)))
+    swarm.hear(B, Loaded(JOB, 0, 0, 0, "x", (UnitSize(S0, 11),)))
+    assert "b (stage 0) has 11 elements in unit stage-0, others 10" in swarm.failure.message
+
+
+def test_microbatches_are_fed_in_order_to_every_hop_and_bounded_in_flight() -> None:
+    swarm = Swarm(max_in_flight=2)
+    swarm.answer(LoadStage)
+    routes = swarm.pop(Route)
+    assert [route.microbatch.index for _, route in routes] == [0, 0, 1, 1]
+    assert [peer for peer, _ in routes] == [hop.peer for _, route in routes[::2] for hop in route.hops]
+    assert routes[0][1].version == 0
+    assert routes[0][1].tokens == b""
+    peer, route = routes[1]
+    first = swarm.reply(peer, route)
+    assert first is not None
+    assert sends(swarm.hear(peer, first), Route) == [], "one stage has it, not all"
+    peer, route = routes[0]
+    second = swarm.reply(peer, route)
+    assert second is not None
+    fed = sends(swarm.hear(peer, second), Route)
+    assert {one.command.microbatch.index for one in fed if isinstance(one.command, Route)} == {2}
+    assert swarm.brain.in_flight == 2
+
+
+def test_in_flight_covers_two_microbatches_per_replica_of_the_largest_pool_and_stage() -> None:
+    swarm = Swarm({A: 0, C: 1, D: 1}, microbatches=100)
+    swarm.answer(LoadStage)
+    assert swarm.brain.in_flight == 2 * 2 * 2
+    assert swarm.brain.outstanding(A) == 8
+    assert swarm.brain.outstanding(C) + swarm.brain.outstanding(D) == 8
+
+
+def test_the_faster_replica_gets_more_work() -> None:
+    swarm = Swarm({A: 0, B: 0}, microbatches=40, max_in_flight=4)
+    swarm.answer(LoadStage)
+    given = {A: 0, B: 0}
+    while swarm.brain.in_flight:
+        for peer, route in swarm.pop(Route):
+            given[peer] += 1
+            attempt, seconds = route.hops[0].attempt, 0.1 if peer == A else 0.9
+            swarm.hear(peer, Accumulated(route.microbatch, 0, attempt, True, 0.0, seconds, 0.0, 0.0))
+    assert given[A] > 2 * given[B]
+    assert swarm.brain.pace_s(A) == pytest.approx(0.1)
+
+
+def test_a_full_step_is_averaged_with_the_sets_that_the_ledger_expects() -> None:
+    swarm = Swarm()
+    swarm.answer(LoadStage)
+    held: dict[PeerId, list[int]] = {peer: [] for peer in (A, B, C, D)}
+    for peer, route in list(swarm.inbox):
+        if isinstance(route, Route):
+            held[peer].append(route.microbatch.index)
+    swarm.answer(Route)
+    averages = swarm.pop(Average)
+    assert [(peer, average.unit) for peer, average in averages] == [(A, S0), (B, S0), (C, S1), (D, S1)]
+    for _, average in averages:
+        assert average.round.epoch == 3
+        assert average.tokens == 8
+        assert [(m.start, m.stop) for m in average.members] == [(0, 512), (512, 1000)]
+        for member in average.members:
+            assert member.digest == set_digest(held[member.peer])
+
+
+def test_every_step_is_divided_by_the_number_of_its_own_targets() -> None:
+    swarm = Swarm(tokens_of=lambda step: 8 + step)
+    for step in range(2):
+        swarm.until_averaging()
+        averages = [command for _, command in swarm.inbox if isinstance(command, Average)]
+        assert {(command.step, command.tokens) for command in averages} == {(step, 8 + step)}
+        swarm.answer(Average)
+        assert swarm.rows[-1].tokens == 8 + step
+        swarm.write()
+        swarm.answer(Commit)
+
+
+def test_a_tied_unit_is_averaged_by_the_replicas_of_both_its_stages() -> None:
+    tied = UnitName("tied")
+    swarm = Swarm({A: 0, B: 1, C: 2}, units={S0: (0,), S1: (1,), UnitName("stage-2"): (2,), tied: (0, 2)})
+    swarm.until_averaging()
+    members = {average.unit: [m.peer for m in average.members] for _, average in swarm.pop(Average)}
+    assert members == {S0: [A], S1: [B], "stage-2": [C], tied: [A, C]}
+
+
+def test_the_row_holds_loss_norm_scale_and_rounds_and_is_written_before_any_commit() -> None:
+    swarm = Swarm()
+    swarm.until_written()
+    (row,) = swarm.rows
+    assert row == CommitRow(
+        timeline=0,
+        step=0,
+        rounds={S0: Round(3, 1), S1: Round(3, 2)},
+        loss=(1.0 + 2.0 + 3.0 + 4.0) / 8,
+        norm=math.sqrt(8.0),
+        scale=1.0 / (math.sqrt(8.0) + 1e-6),
+        learning_rate=0.5,
+        skip=False,
+        tokens=8,
+    )
+    assert swarm.pop(Commit) == []
+    commits = sends(swarm.write(), Commit)
+    assert [one.peer for one in commits] == [A, B, C, D]
+    assert commits[0].command == Commit(0, 0, 1, (UnitRound(S0, Round(3, 1)),), 0.5, row.scale, False)
+    assert swarm.take(swarm.brain.row_written(0, 1.0)) == [], "a repeat"
+
+
+def test_with_staleness_zero_the_next_step_is_fed_once_the_commit_was_sent() -> None:
+    swarm = Swarm()
+    swarm.until_written()
+    assert swarm.brain.in_flight == 0
+    outputs = swarm.write()
+    first_route = next(n for n, one in enumerate(outputs) if one in sends(outputs, Route))
+    last_commit = max(n for n, one in enumerate(outputs) if one in sends(outputs, Commit))
+    assert last_commit < first_route
+    assert {one.command.version for one in sends(outputs, Route) if isinstance(one.command, Route)} == {1}
+
+
+def test_with_staleness_one_the_next_step_flows_while_this_one_averages() -> None:
+    swarm = Swarm(staleness=1, steps=3, max_in_flight=100)
+    swarm.answer(LoadStage)
+    steps = [(route.microbatch.step, route.version) for _, route in swarm.inbox if isinstance(route, Route)]
+    assert set(steps) == {(0, 0), (1, 0)}, "step 2 needs the commit of step 0"
+    swarm.answer(Route)
+    swarm.answer(Average)
+    assert [row.step for row in swarm.rows] == [0], "the row of step 1 waits for that of step 0"
+    swarm.write()
+    assert [row.step for row in swarm.rows] == [0, 1]
+    assert {route.microbatch.step for _, route in swarm.pop(Route)} == {2}
+
+
+def test_the_last_step_is_agreed_by_all_before_anything_is_saved() -> None:
+    swarm = Swarm(steps=1)
+    swarm.until_written()
+    swarm.write()
+    for peer in (A, B, C):
+        swarm.answer(Commit, peer=peer)
+    assert swarm.brain.waiting_for() == "step 0: waits for d to commit"
+    assert swarm.pop(SaveStage) == []
+    swarm.answer(Commit)
+    assert len(swarm.pop(SaveStage)) == 2
+
+
+def test_replicas_that_differ_after_a_commit_fail_the_job_loudly() -> None:
+    swarm = Swarm({A: 0, B: 0, C: 0})
+    swarm.until_written()
+    swarm.write()
+    for peer, command in swarm.pop(Commit):
+        event = swarm.reply(peer, command, digest="odd" if peer == C else "after")
+        assert event is not None
+        outputs = swarm.hear(peer, event)
+    assert swarm.failure.code == ReplicaDiverged.code
+    assert "replicas differ in the bytes of stage 0 after step 0: c (" in swarm.failure.message
+    assert [one.peer for one in sends(outputs, Release)] == [A, B, C]
+    assert swarm.brain.violations == 1
+
+
+def test_equal_stages_may_hold_different_weights_than_other_stages() -> None:
+    swarm = Swarm()
+    swarm.until_written()
+    swarm.write()
+    for peer, command in swarm.pop(Commit):
+        event = swarm.reply(peer, command, digest=f"stage {swarm.stage_of[peer]}")
+        assert event is not None
+        swarm.hear(peer, event)
+    assert swarm.brain.violations == 0
+
+
+def test_members_that_averaged_different_bytes_fail_the_job() -> None:
+    swarm = Swarm()
+    swarm.until_averaging()
+    for peer, command in swarm.pop(Average):
+        event = swarm.reply(peer, command, digest=f"by {peer}")
+        assert event is not None
+        swarm.hear(peer, event)
+    assert "of the averaged gradient of unit stage-0, step 0: a, b" in swarm.failure.message
+
+
+# What is not finite -------------------------------------------------------------------------------------------------
+
+
+def go_not_finite(swarm: Swarm) -> None:
+    swarm.answer(LoadStage)
+    for peer, route in swarm.pop(Route):
+        bad = route.microbatch.index == 2 and swarm.stage_of[peer] == 1
+        event = swarm.reply(peer, route, finite=not bad)
+        assert event is not None
+        swarm.hear(peer, event)
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step_on_all_stages_without_a_round() -> None:
+    swarm = Swarm()
+    go_not_finite(swarm)
+    assert swarm.pop(Average) == []
+    (row,) = swarm.rows
+    assert (row.skip, row.rounds, row.norm, row.scale, row.loss) == (True, {}, 0.0, 0.0, 10.0 / 8)
+    commits = sends(swarm.write(), Commit)
+    assert [one.peer for one in commits] == [A, B, C, D]
+    assert all(isinstance(one.command, Commit) and one.command.skip for one in commits)
+    assert any(isinstance(one, Note) and "changes no weight" in one.message for one in swarm.outputs)
+
+
+def test_a_gradient_that_is_not_finite_fails_the_job_if_it_shall() -> None:
+    swarm = Swarm(fail_on_nonfinite=True)
+    go_not_finite(swarm)
+    assert swarm.failure.code == GradientRange.code
+    assert "the gradient of step 0 is not finite" in swarm.failure.message
+    assert swarm.rows == []
+
+
+def test_a_mean_whose_norm_is_not_finite_skips_the_step() -> None:
+    swarm = Swarm()
+    swarm.until_averaging()
+    for peer, command in swarm.pop(Average):
+        event = swarm.reply(peer, command, squared_norm=math.inf)
+        assert event is not None
+        swarm.hear(peer, event)
+    assert [row.skip for row in swarm.rows] == [True]
+
+
+# What goes wrong -----------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_server_that_is_gone_fails_the_job_and_is_named() -> None:
+    swarm = Swarm()
+    swarm.answer(LoadStage)
+    outputs = swarm.take(swarm.brain.peer_gone(C, "session broke", 1.0))
+    assert swarm.failure.code == PeerUnavailable.code
+    assert swarm.failure.message == "stage server c (stage 1) is gone: session broke"
+    assert [one.peer for one in sends(outputs, Release)] == [A, B, D]
+    assert swarm.take(swarm.brain.peer_gone(A, "session broke", 2.0)) == []
+    assert swarm.hear(A, Heartbeat(1)) == []
+
+
+def test_a_stage_server_that_fails_fails_the_job_with_its_own_words() -> None:
+    swarm = Swarm()
+    swarm.hear(B, Failed(JOB, OutOfMemory.code, "needs 9 GiB, has 8", "use more stages"))
+    wanted = Fail(OutOfMemory.code, "stage server b (stage 0) cannot go on: needs 9 GiB, has 8", "use more stages")
+    assert swarm.failure == wanted
+
+
+def test_cancel_releases_everybody_and_ends_the_brain() -> None:
+    swarm = Swarm()
+    swarm.until_written()
+    outputs = swarm.take(swarm.brain.cancel(2.0))
+    assert [one.peer for one in sends(outputs, Release)] == [A, B, C, D]
+    assert swarm.write() == [], "the row that was being written changes nothing any more"
+    assert swarm.brain.mode is Mode.ENDED
+
+
+def test_a_leaving_peer_is_noted() -> None:
+    swarm = Swarm()
+    (note,) = swarm.hear(A, Leaving("SIGTERM"))
+    assert note == Note("warning", "stage server a (stage 0) wants to leave: SIGTERM")
+
+
+def test_repeated_and_foreign_events_change_nothing() -> None:
+    swarm = Swarm()
+    swarm.answer(LoadStage)
+    routes = swarm.pop(Route)
+    for _ in range(2):
+        for peer, route in routes:
+            event = swarm.reply(peer, route)
+            assert event is not None
+            swarm.hear(peer, event)
+            assert swarm.hear(PeerId("stranger"), event) == []
+    averages = swarm.pop(Average)
+    assert len(averages) == 4
+    for peer, average in averages * 2:
+        event = swarm.reply(peer, average)
+        assert event is not None
+        swarm.hear(peer, event)
+    assert len(swarm.rows) == 1
+    assert swarm.brain.duplicates == 8 + 4
+    assert swarm.brain.violations == 0
+
+
+def test_a_round_that_fails_on_a_link_is_run_again_under_the_next_number() -> None:
+    swarm = Swarm()
+    swarm.until_averaging()
+    average = next(command for peer, command in swarm.pop(Average) if peer == A)
+    failed = RoundFailed(0, 0, S0, average.round, f"{PeerUnavailable.code}: no answer", "b")
+    outputs = swarm.hear(A, failed)
+    assert [(one.peer, type(one.command)) for one in outputs if isinstance(one, Send)] == [
+        (A, AbortRound),
+        (B, AbortRound),
+        (A, Average),
+        (B, Average),
+    ]
+    again = sends(outputs, Average)[0].command
+    assert isinstance(again, Average)
+    assert again.round > average.round
+    assert again.members == average.members
+    late = swarm.reply(A, average)
+    assert late is not None
+    assert swarm.hear(A, late) == [], "the old round is over"
+    assert swarm.hear(B, failed) == [], "and so is its failure"
+
+
+def test_of_a_pair_that_keeps_failing_one_leaves_and_its_work_is_done_again() -> None:
+    swarm = Swarm(recover=True)
+    swarm.until_averaging()
+    for number in range(ROUNDS_MAX):
+        assert not swarm.pop(Release), number
+        swarm.take(swarm.brain.tick(10.0 * number))
+        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
+        swarm.take(swarm.brain.handle(A, RoundFailed(0, 0, S0, average.round, "E1101: no answer", "b"), 10.0 * number))
+        if number in range(1, ROUNDS_MAX - 1):
+            assert swarm.brain.due_s > 10.0 * number, "it is not repeated at once"
+    ((leaver, _),) = swarm.pop(Release)
+    assert leaver in (A, B)
+    assert any("cannot average with the others" in one.message for one in swarm.outputs if isinstance(one, Note))
+    swarm.answer(Route)
+    assert {peer for peer, _ in swarm.pop(Average)} == {A, B, C, D} - {leaver}
+
+
+def test_two_that_cannot_reach_each_other_average_through_a_third() -> None:
+    third = PeerId("a3")
+    swarm = Swarm({A: 0, B: 0, third: 0, C: 1}, recover=True)
+    swarm.until_averaging()
+    average = next(command for peer, command in swarm.pop(Average) if peer == A)
+    swarm.hear(A, RoundFailed(0, 0, S0, average.round, "E1302: b took no part", "b"))
+    (again, *_) = (command for peer, command in swarm.pop(Average) if peer == A)
+    assert [(member.peer, member.stop > member.start) for member in again.members] == [
+        (A, False),
+        (third, True),
+        (B, False),
+    ]
+
+
+def test_a_round_that_fails_for_no_ones_link_fails_the_job_where_no_replica_can_be_spared() -> None:
+    swarm = Swarm({A: 0, C: 1}, recover=True)
+    swarm.until_averaging()
+    for number in range(ROUNDS_MAX):
+        swarm.take(swarm.brain.tick(10.0 * number))
+        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
+        swarm.take(swarm.brain.handle(A, RoundFailed(0, 0, S0, average.round, "E1200: sizes", ""), 10.0 * number))
+    assert "unit stage-0, step 0, failed: stage server a (stage 0) says E1200: sizes, 4 times" in swarm.failure.message
+
+
+def test_a_member_that_refuses_its_set_is_void_and_its_work_is_done_again() -> None:
+    swarm = Swarm()
+    swarm.until_averaging()
+    average = next(command for peer, command in swarm.pop(Average) if peer == A)
+    outputs = swarm.hear(A, RoundFailed(0, 0, S0, average.round, f"{SetMismatch.code}: holds nothing", ""))
+    kinds = [type(one.command) for one in outputs if isinstance(one, Send) and one.peer == A]
+    assert kinds[:2] == [AbortRound, Void], "the seal is lifted, then the sums go, then new work comes"
+    assert set(kinds[2:]) <= {Route}
+    assert {one.peer for one in sends(outputs, AbortRound)} == {A, B, C, D}
+    (void,) = sends(outputs, Void)
+    assert void.command == Void(0, 0, 1)
+    for one in sends(outputs, Route):
+        assert isinstance(one.command, Route)
+        assert one.command.hops[0].attempt > 1
+        assert one.command.hops[1].attempt == 1, "the other stage keeps what it has"
+    assert swarm.brain.violations == 1
+    assert swarm.brain.replayed == 2
+    swarm.answer(Route)
+    swarm.answer(Average)
+    assert [row.step for row in swarm.rows] == [0]
+
+
+# With recovery -----------------------------------------------------------------------------------------------------
+
+
+def test_with_recovery_only_the_lost_work_is_done_again_and_only_at_its_stage() -> None:
+    swarm = Swarm(recover=True)
+    swarm.answer(LoadStage)
+    lost = [route.microbatch.index for peer, route in swarm.inbox if peer == A and isinstance(route, Route)]
+    swarm.answer(Route, peer=A)
+    outputs = swarm.take(swarm.brain.peer_gone(A, "killed", 2.0))
+    assert sends(outputs, Void, AbortRound) == []
+    again = {
+        one.command.microbatch.index: one.command for one in sends(outputs, Route) if isinstance(one.command, Route)
+    }
+    assert sorted(again) == lost
+    for route in again.values():
+        assert (route.hops[0].peer, route.hops[0].attempt) == (B, 3)
+        assert route.hops[1].attempt == 1
+    assert swarm.brain.replayed == len(lost)
+    swarm.answer(Route)
+    swarm.answer(Average)
+    assert len(swarm.rows) == 1
+
+
+def test_with_recovery_a_member_lost_in_a_round_reopens_the_step() -> None:
+    swarm = Swarm(recover=True)
+    swarm.until_averaging()
+    swarm.pop(Average)
+    outputs = swarm.take(swarm.brain.peer_gone(D, "killed", 2.0))
+    assert {one.peer for one in sends(outputs, AbortRound)} == {A, B, C}
+    swarm.answer(Route)
+    members = {
+        average.unit: [m.peer for m in average.members] for _, average in swarm.inbox if isinstance(average, Average)
+    }
+    assert members == {S0: [A, B], S1: [C]}
+
+
+def test_with_recovery_a_decided_step_survives_the_loss_of_a_member() -> None:
+    swarm = Swarm(recover=True)
+    swarm.until_written()
+    outputs = swarm.take(swarm.brain.peer_gone(A, "killed", 2.0))
+    assert sends(outputs, AbortRound, Void, Route) == []
+    assert [one.peer for one in sends(swarm.write(), Commit)] == [B, C, D]
+    swarm.answer(Commit)
+    assert swarm.brain.committed_steps == 1
+    assert swarm.brain.replayed == 0
+
+
+def test_a_decided_step_is_done_again_if_all_of_a_stage_are_lost_who_hold_its_average() -> None:
+    swarm = Swarm(staleness=1, steps=3, max_in_flight=100, recover=True)
+    swarm.answer(LoadStage)
+    swarm.answer(Route)
+    for peer, command in [one for one in swarm.pop(Average) if one[1].step == 1]:
+        event = swarm.reply(peer, command)
+        assert event is not None
+        swarm.hear(peer, event)
+    assert swarm.rows == [], "step 0 has not been averaged"
+    new = PeerId("new")
+    swarm.stage_of[new] = 0
+    swarm.take(swarm.brain.join(Replica(new, 1, "at new", 0), 2.0))
+    ((_, load),) = swarm.pop(LoadStage)
+    loaded = swarm.reply(new, load)
+    assert isinstance(loaded, Loaded)
+    swarm.hear(new, replace(loaded, join=load.join))
+    assert [one.peer for one in sends(swarm.outputs, Admit)] == [new]
+    swarm.take(swarm.brain.peer_gone(A, "killed", 2.0))
+    assert swarm.brain.reroutes == {(0, "gone"): 2}, "B holds the average of step 1"
+    outputs = swarm.take(swarm.brain.peer_gone(B, "killed", 2.0))
+    aborted = {
+        (one.peer, one.command.step) for one in sends(outputs, AbortRound) if isinstance(one.command, AbortRound)
+    }
+    assert {(C, 1), (D, 1)} <= aborted
+    while swarm.brain.mode.value != "saving":
+        swarm.answer(Route)
+        swarm.answer(Average)
+        if len(swarm.rows) > swarm.brain.committed_steps:
+            swarm.write()
+        swarm.answer(Commit)
+    assert [row.step for row in swarm.rows] == [0, 1, 2]
+
+
+def test_a_joiner_that_never_heard_that_it_was_admitted_is_told_again() -> None:
+    swarm = Swarm(recover=True)
+    swarm.answer(LoadStage)
+    new = PeerId("new")
+    swarm.stage_of[new] = 0
+    swarm.take(swarm.brain.join(Replica(new, 1, "at new", 0), 2.0))
+    ((_, load),) = swarm.pop(LoadStage)
+    loaded = swarm.reply(new, load)
+    assert isinstance(loaded, Loaded)
+    outputs = swarm.hear(new, replace(loaded, join=load.join))
+    (admitted,) = sends(outputs, Admit)
+    hello = Hello(new, 1, 1, "0", "", "", "cpu", 1, 1 << 30, -1, JOB, 0, 0, stage=0, join=load.join)
+    assert [one.command for one in sends(swarm.hear(new, hello), Admit, Release)] == [admitted.command]
+    (released,) = sends(swarm.hear(new, replace(hello, join=load.join + 1)), Admit, Release)
+    assert isinstance(released.command, Release), "that is another attempt"
+
+
+def test_a_joiner_that_fetches_for_ever_is_given_up() -> None:
+    swarm = Swarm(recover=True)
+    swarm.answer(LoadStage)
+    swarm.take(swarm.brain.join(Replica(PeerId("new"), 1, "at new", 0), 2.0))
+    assert sends(swarm.take(swarm.brain.tick(JOIN_S_MIN)), Release) == []
+    assert [one.peer for one in sends(swarm.take(swarm.brain.tick(JOIN_S_MIN + 2.0)), Release)] == ["new"]
+
+
+def test_the_last_replica_of_a_stage_fails_the_job_if_it_says_so() -> None:
+    swarm = Swarm({A: 0, C: 1}, recover=True, on_stall="fail")
+    swarm.take(swarm.brain.peer_gone(C, "killed", 1.0))
+    assert swarm.failure.message.endswith("killed; the stage has no other replica")
+
+
+@pytest.mark.parametrize(("on_stall", "state"), [("wait", JobState.STALLED), ("pause", JobState.PAUSED)])
+def test_a_lost_stage_stalls_the_job_and_frees_all_that_are_left(on_stall: str, state: JobState) -> None:
+    swarm = Swarm({A: 0, B: 0, C: 1}, recover=True, on_stall=on_stall)
+    swarm.answer(LoadStage)
+    *released, stopped = swarm.take(swarm.brain.peer_gone(C, "killed", 1.0))
+    assert [(one.peer, type(one.command)) for one in released if isinstance(one, Send)] == [(A, Release), (B, Release)]
+    assert isinstance(stopped, Stopped)
+    assert stopped.state is state
+    assert stopped.reason.startswith("stage server c (stage 1) is gone: killed; the stage has no other replica")
+    assert stopped.hint
+    assert swarm.brain.is_over
+    assert swarm.take(swarm.brain.peer_gone(A, "killed", 2.0)) == []
+
+
+def test_a_stage_that_is_expelled_is_lost_too() -> None:
+    """It dials again with a version that nobody can go on from."""
+    swarm = Swarm({A: 0, C: 1}, recover=True)
+    swarm.answer(LoadStage)
+    hello = Hello(C, 1, 1, "0", "at c", "", "cpu", 1, 0, -1, JOB, 0, 7, (), 1, 0)
+    *_, stopped = swarm.hear(C, hello)
+    assert isinstance(stopped, Stopped)
+    assert "stage server c (stage 1) is gone: it holds version 7" in stopped.reason
+
+
+@pytest.mark.parametrize("mode", [Mode.LOADING, Mode.RUNNING])
+def test_a_lost_stage_ends_what_was_to_be_stopped_as_it_was_told(mode: Mode) -> None:
+    swarm = Swarm({A: 0, C: 1}, recover=True, on_stall="fail")
+    if mode is Mode.RUNNING:
+        swarm.until_written()
+        swarm.write()
+    assert swarm.brain.mode is mode
+    outputs = swarm.take(swarm.brain.stop(JobState.CANCELLED, "enough", 2.0))
+    outputs += swarm.take(swarm.brain.peer_gone(C, "killed", 3.0))
+    (stopped,) = [one for one in outputs if isinstance(one, Stopped)]
+    assert stopped.state is JobState.CANCELLED
+    assert stopped.reason.startswith("enough")
+    assert ("stage server c (stage 1) is gone: killed" in stopped.reason) == (mode is Mode.RUNNING)
+
+
+def test_a_stage_of_which_nobody_is_back_when_grace_is_over_is_lost() -> None:
+    swarm = Swarm()
+    brain = JobBrain(replace(swarm.brain.settings, recover=True), Random(0))
+    assert brain.resume(Resumed({A: 0, C: 1, D: 1}, 0, (), (), 5.0), 10.0) == []
+    assert brain.handle(A, Hello(A, 1, 1, "0", "at a", "", "cpu", 1, 0, -1, JOB, 0, 0, (), 0, 0), 11.0) == []
+    assert brain.due_s == 15.0
+    assert brain.tick(14.9) == []
+    release, stopped = brain.tick(15.0)
+    assert release == Send(A, Release(JOB, stopped.reason))  # type: ignore[union-attr]
+    assert isinstance(stopped, Stopped)
+    assert stopped.state is JobState.STALLED
+    assert "stage 1 has no replica: c, d did not come back" in stopped.reason
+
+
+def test_a_peer_that_is_gone_while_others_load_after_a_restart_is_not_compared_with() -> None:
+    """Its `Loaded` stayed behind, and the next was compared with a replica that nobody knew: the scheduler ended."""
+    swarm = Swarm({A: 0, B: 0, C: 1, D: 1}, recover=True)
+    loaded = {peer: swarm.reply(peer, load) for peer, load in swarm.pop(LoadStage)}
+    brain = JobBrain(swarm.brain.settings, Random(0))
+    brain.resume(Resumed(swarm.stage_of, 0, (), (), 5.0), 0.0)
+    for peer, stage in swarm.stage_of.items():
+        brain.handle(peer, Hello(peer, 1, 1, "0", "", "", "cpu", 1, 1 << 30, -1, JOB, 0, 0, stage=stage), 1.0)
+    assert isinstance(loaded[A], Loaded)
+    brain.handle(A, replace(loaded[A], probe="other bits"), 1.0)
+    brain.peer_gone(A, "killed", 2.0)
+    outputs = [one for peer in (B, C, D) for one in brain.handle(peer, loaded[peer], 3.0)]
+    brain.validate()
+    assert not [one for one in outputs if isinstance(one, Fail)]
+    assert brain.mode is Mode.RUNNING
+
+
+def test_after_a_restart_nobody_waits_for_commits_that_were_made_before_a_replica_joined() -> None:
+    """It never makes them: the job waited for ever for it to say so."""
+    swarm = Swarm(recover=True, steps=3)
+    loaded = {peer: swarm.reply(peer, load) for peer, load in swarm.pop(LoadStage)}
+    swarm.take([one for peer in (A, B, C, D) for one in swarm.brain.handle(peer, loaded[peer], 1.0)])  # type: ignore[arg-type]
+    for _ in range(2):
+        swarm.answer(Route)
+        swarm.answer(Average)
+        swarm.write()
+        swarm.answer(Commit)
+    brain = JobBrain(replace(swarm.brain.settings, epoch=4), Random(0))
+    brain.resume(Resumed(swarm.stage_of, 2, tuple(swarm.rows), (), 5.0), 0.0)
+    for peer, stage in swarm.stage_of.items():
+        brain.handle(peer, Hello(peer, 1, 1, "0", "", "", "cpu", 1, 1 << 30, -1, JOB, 0, 2, stage=stage), 1.0)
+        event = loaded[peer]
+        assert isinstance(event, Loaded)
+        if peer == D:
+            brain.handle(peer, replace(event, version=2, digest="after", join=1), 1.0)
+            continue
+        brain.handle(peer, event, 1.0)
+        for step in (0, 1):
+            brain.handle(peer, Committed(0, step, step + 1, stage, "after"), 1.0)
+    brain.validate()
+    assert "to commit" not in brain.waiting_for()
+    assert "step 2" in brain.waiting_for()
+
+
+def test_with_recovery_a_lost_saver_is_replaced() -> None:
+    swarm = Swarm(steps=1, recover=True)
+    swarm.until_written()
+    swarm.write()
+    swarm.answer(Commit)
+    assert [peer for peer, _ in swarm.pop(SaveStage)] == [A, C]
+    outputs = swarm.take(swarm.brain.peer_gone(A, "killed", 2.0))
+    assert [one.peer for one in sends(outputs, SaveStage)] == [B]
+
+
+def test_a_suspect_loses_its_unfinished_hops_and_hears_of_it() -> None:
+    swarm = Swarm(recover=True)
+    swarm.answer(LoadStage)
+    open_at_a = [route.microbatch.index for peer, route in swarm.inbox if peer == A and isinstance(route, Route)]
+    routes = routes_in(swarm.take(swarm.brain.peer_suspect(A, "silent for 3 s", 2.0)))
+    assert [route.microbatch.index for peer, route in routes if peer == A] == open_at_a
+    assert all(route.hops[0].peer == B and route.hops[0].attempt == 2 for _, route in routes)
+    assert swarm.brain.outstanding(A) == 0
+    assert "stage 0 taken from a: suspect, silent for 3 s" in swarm.brain.story(0, open_at_a[0])[1]
+
+
+def test_a_late_word_about_a_decided_step_changes_nothing() -> None:
+    """A wrongly suspected replica says that it accumulated when its step is averaged without it."""
+    swarm = Swarm({A: 0, B: 0}, microbatches=1, recover=True)
+    swarm.answer(LoadStage)
+    ((first, route),) = swarm.pop(Route)
+    swarm.take(swarm.brain.peer_suspect(first, "silent", 2.0))
+    swarm.answer(Route)
+    swarm.answer(Average)
+    late = swarm.reply(first, route)
+    assert late is not None
+    assert swarm.hear(first, late) == []
+    assert (swarm.brain.duplicates, swarm.brain.violations, len(swarm.rows)) == (1, 0, 1)
+
+
+def test_a_stage_of_suspects_only_waits_and_says_so() -> None:
+    swarm = Swarm({A: 0, C: 1}, recover=True)
+    swarm.answer(LoadStage)
+    swarm.take(swarm.brain.peer_suspect(A, "silent", 2.0))
+    assert swarm.brain.waiting_for() == "step 0: 4 microbatches in flight; stage 0: none of 1 replicas has credit"
+    outputs = swarm.take(swarm.brain.peer_back(A, 3.0))
+    assert {one.peer for one in sends(outputs, Route)} == {A, C}
+
+
+@pytest.mark.parametrize("routing", WIRINGS)
+def test_no_wiring_gives_work_to_a_suspect_until_it_is_heard_again(routing: Routing) -> None:
+    swarm = Swarm(recover=True, steps=1, microbatches=24, max_in_flight=4, routing=routing)
+    swarm.answer(LoadStage)
+    swarm.take(swarm.brain.peer_suspect(A, "silent", 2.0))
+    swarm.take(swarm.brain.peer_back(C, 2.0))  # was no suspect
+    swarm.pop(Route, peer=A)
+    for _ in range(3):
+        swarm.answer(Route)
+        assert swarm.brain.outstanding(A) == 0
+    swarm.take(swarm.brain.peer_back(A, 3.0))
+    given = 0
+    while swarm.brain.in_flight:
+        given += len([route for peer, route in swarm.inbox if peer == A and isinstance(route, Route)])
+        swarm.answer(Route)
+    assert given > 0
+    swarm.answer(Average)
+    assert len(swarm.rows) == 1
+
+
+def test_iwrr_gives_a_slow_replica_its_share() -> None:
+    """Device seconds and waiting both count; a replica that needs three times as long gets a third of the work."""
+    swarm = Swarm({A: 0, B: 0}, steps=1, microbatches=400, max_in_flight=1, routing="iwrr")
+    swarm.answer(LoadStage)
+    counts = {A: 0, B: 0}
+    while swarm.brain.in_flight:
+        ((peer, route),) = swarm.pop(Route)
+        counts[peer] += 1
+        event = swarm.reply(peer, route)
+        assert isinstance(event, Accumulated)
+        swarm.hear(peer, replace(event, wait_s=0.6 if peer == A else 0.0))  # of 0.3 s on the device
+    assert counts[B] / counts[A] == pytest.approx(3.0, rel=0.1)
+
+
+def test_without_recovery_a_suspect_is_only_noted() -> None:
+    swarm = Swarm()
+    swarm.answer(LoadStage)
+    (note,) = swarm.take(swarm.brain.peer_suspect(A, "silent", 2.0))
+    assert note == Note("warning", "stage server a (stage 0) is suspect: silent")
+
+
+def test_without_recovery_a_lost_session_ends_the_job_with_recovery_it_does_not() -> None:
+    swarm = Swarm()
+    swarm.answer(LoadStage)
+    swarm.take(swarm.brain.peer_suspect(A, "session broke", 2.0, session_lost=True))
+    assert swarm.failure.message == "stage server a (stage 0) is gone: session broke"
+    swarm = Swarm(recover=True)
+    swarm.answer(LoadStage)
+    swarm.take(swarm.brain.peer_suspect(A, "session broke", 2.0, session_lost=True))
+    assert swarm.brain.mode is Mode.RUNNING
+
+
+def test_replicas_not_yet_measured_are_not_flooded_once_their_stage_is() -> None:
+    swarm = Swarm({A: 0, B: 0, C: 0}, microbatches=60, max_in_flight=6)
+    swarm.answer(LoadStage)
+    given = {A: 0, B: 0, C: 0}
+    for _ in range(60):  # c never answers, and must not be believed to be a hundred times as fast as the others
+        for peer, route in swarm.pop(Route):
+            given[peer] += 1
+            if peer != C:
+                attempt = route.hops[0].attempt
+                swarm.hear(peer, Accumulated(route.microbatch, 0, attempt, True, 0.0, 10.0, 0.0, 0.0))
+    assert given[C] <= 3
+    assert given[A] + given[B] == 60 - given[C]
+
+
+def test_the_story_of_a_microbatch_names_every_transition() -> None:
+    swarm = Swarm({A: 0}, microbatches=1)
+    swarm.until_written()
+    assert swarm.brain.story(0, 0) == [
+        "1.000 s fed: stage 0 to a",
+        "1.000 s stage 0 accumulated at a (attempt 1)",
+        "step 0 full: averaging",
+        "step 0 averaged: decided",
+        "step 0 row handed to the store: writing",
+    ]

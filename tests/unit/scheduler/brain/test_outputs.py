@@ -1,0 +1,28 @@
+"""The claim: outputs come out once, in the order in which they were decided; commands go to replicas only."""
+
+from __future__ import annotations
+
+from scheduler.brain.outputs import Note, Outbox, Send, listed
+from swarm.messages import Release
+from swarm.types import JobId, PeerId
+
+A, B = PeerId("a"), PeerId("b")
+RELEASE = Release(JobId("job"), "over")
+
+
+def test_outputs_come_out_once_and_in_order() -> None:
+    replicas = {A}
+    outbox = Outbox(replicas)
+    outbox.send(A, RELEASE)
+    outbox.note("info", "now")
+    outbox.send(B, RELEASE)
+    outbox.put(Send(B, RELEASE))
+    replicas.clear()
+    outbox.send(A, RELEASE)
+    assert outbox.take() == [Send(A, RELEASE), Note("info", "now"), Send(B, RELEASE)]
+    assert outbox.take() == []
+
+
+def test_names_are_listed_in_order() -> None:
+    assert listed({"b", "a"}) == "a, b"
+    assert listed([]) == "nobody"

@@ -1,0 +1,136 @@
+"""What becomes of a job that lost a stage: every case by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler.brain.checkpoint.schedule import Stopped
+from scheduler.brain.stall import (
+    Stalls,
+    Way,
+    going_on,
+    lost_in,
+    nobody_back,
+    pause_s,
+    pausing,
+    resume_hint,
+    seeking,
+    stalled_hint,
+    stopped_by_loss,
+    stuck,
+    waiting,
+    way_on,
+)
+from swarm.types import JobId, JobState, OnStall, PeerId
+
+JOB = JobId("demo-1")
+LOST = "stage server c (stage 1) is gone: killed; the stage has no other replica"
+
+
+@pytest.mark.parametrize(
+    ("on_stall", "state"), [("wait", JobState.STALLED), ("pause", JobState.PAUSED), ("fail", None)]
+)
+def test_a_lost_stage_does_what_on_stall_says(on_stall: OnStall, state: JobState | None) -> None:
+    stopped = stopped_by_loss(LOST, on_stall, None)
+    assert (stopped.state if stopped else None) is state
+    if stopped is not None:
+        assert stopped.reason.startswith(LOST)
+        assert "start a stage server" in stopped.hint
+
+
+@pytest.mark.parametrize("on_stall", ["wait", "pause", "fail"])
+@pytest.mark.parametrize("state", [JobState.PAUSED, JobState.CANCELLED])
+def test_a_job_that_was_told_to_stop_stops(on_stall: OnStall, state: JobState) -> None:
+    stopped = stopped_by_loss(LOST, on_stall, Stopped(state, "enough"))
+    assert stopped is not None
+    assert stopped.state is state
+    assert stopped.reason == f"enough; {LOST}: what was trained after the newest checkpoint is lost"
+
+
+@pytest.mark.parametrize(
+    ("found_of", "skipped", "way"),
+    [
+        (JOB, False, Way.FROM_CHECKPOINT),
+        (JOB, True, Way.FROM_CHECKPOINT),
+        ("other-1", False, Way.FROM_CHECKPOINT),  # nothing of its own was written: back to what it started from
+        (None, False, Way.ANEW),
+        ("other-1", True, Way.BY_HAND),
+        (None, True, Way.BY_HAND),
+    ],
+)
+def test_only_a_job_that_wrote_no_checkpoint_goes_back_to_its_start(
+    found_of: str | None, skipped: bool, way: Way
+) -> None:
+    assert way_on(JOB, found_of, skipped=skipped) is way
+
+
+def test_reasons_keep_what_was_lost() -> None:
+    back = going_on(LOST, 4, "from checkpoint step-00000004", "step-00000006 was skipped: it ends early")
+    assert back == f"{LOST}; goes on at step 4 from checkpoint step-00000004 (step-00000006 was skipped: it ends early)"
+    waits = waiting(back, "stage 1 needs 1 replica more")
+    assert waits == f"{back} once it has peers: stage 1 needs 1 replica more"
+    assert seeking(LOST) == f"{LOST}; looks for the newest checkpoint that verifies"
+    assert seeking(LOST, "no answer").endswith("that verifies: no answer")
+    pauses = pausing(back, Stalls(count=4))
+    assert pauses == f"{back}; tries again in 8 s, failure 4"
+    assert pausing(back, Stalls()) == back
+    for reason in (LOST, seeking(LOST), seeking(LOST, "no answer"), back, waits, pauses):
+        assert lost_in(reason) == LOST
+
+
+def test_stages_of_which_nobody_came_back_are_named_with_those_who_served_them() -> None:
+    known = {PeerId("a"): 0, PeerId("d"): 1, PeerId("c"): 1}
+    assert nobody_back([1, 2], known) == (
+        "after the restart of the scheduler stage 1 has no replica: c, d did not come back; "
+        "stage 2 has no replica: it had none"
+    )
+
+
+def test_the_pause_doubles_with_every_failure_up_to_a_minute() -> None:
+    pauses_s = [pause_s(Stalls(count=count)) for count in range(9)]
+    assert pauses_s == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert pause_s(Stalls(count=100_000)) == 60.0
+
+
+def test_a_job_that_got_further_than_ever_begins_to_count_anew() -> None:
+    stalls = Stalls().after(10, 0, stood_still=False)
+    assert stalls == Stalls(10, 0)
+    stalls = stalls.after(9, 5, stood_still=False)
+    assert stalls == Stalls(10, 1)
+    stalls = stalls.after(10, 8, stood_still=False)
+    assert stalls == Stalls(10, 2)
+    assert stalls.after(11, 8, stood_still=False) == Stalls(11, 0)
+    assert Stalls().after(500, 500, stood_still=False) == Stalls(500, 1), "it began there"
+
+
+def test_only_standing_still_three_times_in_a_row_is_too_often() -> None:
+    stalls = Stalls(10)
+    for stood_still in (False, False, True, True, False, True, True):
+        stalls = stalls.after(9, 5, stood_still=stood_still)
+        assert not stalls.are_too_many
+    assert stalls.after(9, 5, stood_still=True).are_too_many
+    assert not stalls.after(11, 5, stood_still=True).are_too_many
+
+
+@pytest.mark.parametrize(
+    ("on_stall", "state"), [("wait", JobState.STALLED), ("pause", JobState.PAUSED), ("fail", None)]
+)
+def test_a_job_at_which_nothing_moves_ends_as_on_stall_says(on_stall: OnStall, state: JobState | None) -> None:
+    end = stuck(JOB, 300.0, "waits for a to commit", on_stall, None)
+    assert (end.state if isinstance(end, Stopped) else None) is state
+    told = end.reason if isinstance(end, Stopped) else end.message
+    assert told.startswith("no step was committed for 300 s: waits for a to commit")
+    assert "raise limits.no_progress_s" in end.hint
+    asked = Stopped(JobState.CANCELLED, "cancelled by its user")
+    cancelled = stuck(JOB, 300.0, "waits for a to commit", on_stall, asked)
+    assert isinstance(cancelled, Stopped)
+    assert cancelled.state is JobState.CANCELLED
+
+
+def test_hints_are_commands() -> None:
+    assert "swarm cancel demo-1" in stalled_hint(JOB)
+    assert "swarm cancel demo-1" in stalled_hint(JOB, Stalls(count=2))
+    assert "too little memory" in stalled_hint(JOB, Stalls(count=2))
+    assert "swarm logs demo-1" in stalled_hint(JOB, Stalls(count=2, standstills=1))
+    assert resume_hint(JOB, 4) == "go on from step 4 with: swarm resume demo-1"
+    assert resume_hint(JOB, None).endswith("swarm resume demo-1 --from 0")

@@ -1,0 +1,87 @@
+"""Who is drained: until its stage server starts anew, whatever the scheduler and the database do meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler.storage.database import Drain, Store, StoreUnavailable
+from scheduler.storage.drains import Drained
+from swarm.messages import Hello
+from swarm.process.logs import get_logger
+from swarm.types import JobId, PeerId
+
+A = PeerId("a")
+LOG = get_logger("test")
+
+
+def hello(incarnation: int, peer: PeerId = A) -> Hello:
+    return Hello(peer, incarnation, 1, "0", f"address-of-{peer}", "", "cpu", 1, 0, -1, JobId(""), 0, 0)
+
+
+async def test_a_drain_is_of_one_process_and_outlives_the_scheduler(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    drained = Drained(store := await Store.open(url, None), LOG)
+    await drained.load()
+    assert drained.reason(hello(5)) == ""
+    await drained.keep(hello(5), "too hot")
+    await drained.keep(hello(5), "asked twice")
+    await store.close()
+
+    drained = Drained(store := await Store.open(url, None), LOG)
+    await drained.load()
+    assert drained.reason(hello(5)) == "too hot"
+    assert drained.reason(hello(4)) == "too hot", "an older process does not free it"
+    assert drained.reason(hello(5, PeerId("b"))) == ""
+    assert not drained.is_over(hello(5))
+    assert drained.is_over(hello(6))
+    assert drained.reason(hello(6)) == ""
+    await drained.forget(A)
+    await drained.forget(A)
+    assert not drained.is_over(hello(6))
+    assert await store.drains() == {}
+    await store.close()
+
+
+async def test_a_drain_that_the_database_does_not_take_is_known_until_the_scheduler_ends(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    store = await Store.open(url, None)
+    drained = Drained(store, LOG, patience_s=0.0)
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.text("ALTER TABLE drains RENAME TO away"))
+    await drained.keep(hello(5), "too hot")
+    assert drained.reason(hello(5)) == "too hot"
+    await drained.forget(A)
+    assert drained.reason(hello(5)) == ""
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.text("ALTER TABLE away RENAME TO drains"))
+    await drained.keep(hello(6), "again")
+    assert await store.drains() == {A: Drain(6, "again")}
+    await store.close()
+
+
+async def test_an_older_drain_that_was_written_late_does_not_replace_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(f"sqlite:///{tmp_path}/a.db", None)
+    real, is_locked = store.put_drain, True
+
+    async def put_drain(peer: PeerId, drain: Drain) -> None:
+        if is_locked or (drain.reason == "old" and await store.drains() == {}):  # the old one comes last
+            raise StoreUnavailable("database is locked")
+        await real(peer, drain)
+
+    monkeypatch.setattr(store, "put_drain", put_drain)
+    drained = Drained(store, LOG)
+    async with asyncio.timeout(20.0), asyncio.TaskGroup() as tasks:
+        tasks.create_task(drained.keep(hello(5), "old"))
+        await asyncio.sleep(0.05)
+        await drained.forget(A)
+        tasks.create_task(drained.keep(hello(6), "new"))
+        await asyncio.sleep(0.05)
+        is_locked = False
+    assert await store.drains() == {A: Drain(6, "new")}
+    await store.close()

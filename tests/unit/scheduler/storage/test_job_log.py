@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import asyncio
+import weakref
+from pathlib import Path
+
+import pytest
+
+from scheduler.storage import job_log
+from scheduler.storage.job_log import JobLog, JobLogs, LogLine
+from swarm.types import JobId
+
+JOB = JobId("demo-1")
+
+
+def line(number: int) -> LogLine:
+    return LogLine(float(number), "info", "peer-a", 0, f"line {number}")
+
+
+def _open(root: Path) -> JobLog:
+    logs = JobLogs(root)
+    logs.open(JOB)
+    return logs.of(JOB)
+
+
+async def test_lines_are_kept_across_a_restart(tmp_path: Path) -> None:
+    log = _open(tmp_path)
+    for number in range(3):
+        log.append(line(number))
+    assert _open(tmp_path).kept()[0] == [line(0), line(1), line(2)]
+
+
+async def test_a_follower_gets_every_line_once_and_ends_with_the_job(tmp_path: Path) -> None:
+    log = _open(tmp_path)
+    log.append(line(0))
+    kept, position = log.kept()
+    seen: list[LogLine] = list(kept)
+
+    async def follow() -> None:
+        async for new in log.after(position):
+            seen.append(new)
+
+    task = asyncio.create_task(follow())
+    for number in range(1, 50):
+        log.append(line(number))
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+    log.close()
+    await asyncio.wait_for(task, 5)
+    assert seen == [line(number) for number in range(50)]
+
+
+async def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = _open(tmp_path)
+    monkeypatch.setattr(job_log, "FILE_BYTES_MAX", 1000)
+    for number in range(200):
+        log.append(line(number))
+    assert sum(path.stat().st_size for path in (tmp_path / JOB).iterdir()) < 3000
+    assert log.kept()[0][-1] == line(199)
+
+
+async def test_a_log_that_cannot_be_written_is_still_shown(tmp_path: Path) -> None:
+    log = _open(tmp_path)
+    (tmp_path / JOB / "log.jsonl").mkdir()
+    log.append(line(0))
+    assert log.kept()[0] == [line(0)]
+
+
+async def test_an_ended_jobs_lines_leave_the_memory_and_are_read_from_disk(tmp_path: Path) -> None:
+    """Ten thousand lines of every job that ever ran stayed in the scheduler's memory."""
+    logs = JobLogs(tmp_path)
+    logs.open(JOB)
+    logs.append(JOB, line(0))
+    following = logs.of(JOB)
+    in_memory = weakref.ref(following)
+    logs.close(JOB)
+    assert [new async for new in following.after(0)] == [line(0)]
+    del following
+    assert in_memory() is None
+    logs.append(JOB, line(1))  # a peer says late that it let go
+    ended = logs.of(JOB)
+    assert ended is not logs.of(JOB)
+    lines, position = ended.kept()
+    assert lines == [line(0), line(1)]
+    assert [new async for new in ended.after(position)] == []
+    assert JobLogs(tmp_path).of(JobId("unheard-of")).kept()[0] == []
+
+
+async def test_a_file_that_was_turned_over_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = _open(tmp_path)
+    monkeypatch.setattr(job_log, "FILE_BYTES_MAX", 200)
+    for number in range(4):
+        log.append(line(number))
+    assert (tmp_path / JOB / "log.1.jsonl").exists()
+    assert JobLogs(tmp_path).of(JOB).kept()[0] == [line(number) for number in range(4)]

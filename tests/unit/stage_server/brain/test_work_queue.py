@@ -1,0 +1,74 @@
+"""Which ready computation runs next."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stage_server.brain.cell import Compute
+from stage_server.brain.work_queue import Intake
+from swarm.types import Direction, Microbatch
+
+F, B = Direction.FORWARD, Direction.BACKWARD
+
+
+def order(step: int, index: int, direction: Direction = F, ticket: int = 0) -> Compute:
+    return Compute(
+        Microbatch(0, step, index), direction, step, False, ticket or 1 + 100 * step + 2 * index + (direction is B)
+    )
+
+
+def drain(intake: Intake) -> list[Compute]:
+    return [work for work in iter(intake.take, None) if work is not None]
+
+
+def test_backward_comes_before_forward_then_older_step_then_lower_index() -> None:
+    intake = Intake()
+    wanted = [order(0, 5, B), order(1, 0, B), order(0, 1), order(0, 3), order(1, 2)]
+    for work in reversed(wanted):
+        assert intake.put(work)
+    assert (len(intake), intake.waiting(F), intake.waiting(B)) == (5, 3, 2)
+    assert drain(intake) == wanted
+    assert intake.take() is None
+
+
+def test_a_newer_order_of_a_microbatch_replaces_the_older() -> None:
+    intake = Intake()
+    intake.put(order(0, 0, ticket=1))
+    intake.put(order(0, 0, ticket=2))
+    assert [work.ticket for work in drain(intake)] == [2]
+
+
+def test_a_discarded_order_is_never_taken() -> None:
+    intake = Intake()
+    intake.put(order(0, 0))
+    intake.put(order(0, 1))
+    assert intake.discard(Microbatch(0, 0, 0))
+    assert not intake.discard(Microbatch(0, 0, 0))
+    assert [work.microbatch.index for work in drain(intake)] == [1]
+
+
+def test_a_full_intake_refuses_but_still_replaces() -> None:
+    intake = Intake(limit=1)
+    assert intake.put(order(0, 0, ticket=1))
+    assert not intake.put(order(0, 1))
+    assert intake.put(order(0, 0, B, ticket=7))
+    assert [work.ticket for work in drain(intake)] == [7]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from(Direction), st.booleans()), max_size=300)
+)
+def test_it_holds_what_a_plain_dictionary_would(acts: list[tuple[int, int, Direction, bool]]) -> None:
+    intake, plain = Intake(), dict[Microbatch, Compute]()
+    for ticket, (step, index, direction, put) in enumerate(acts, start=1):
+        work = order(step, index, direction, ticket)
+        if put:
+            intake.put(work)
+            plain[work.microbatch] = work
+        else:
+            assert intake.discard(work.microbatch) == (plain.pop(work.microbatch, None) is not None)
+    assert len(intake) == len(plain)
+    key = {F: 1, B: 0}
+    expected = sorted(plain.values(), key=lambda w: (key[w.direction], w.microbatch.step, w.microbatch.index))
+    assert drain(intake) == expected

@@ -1,0 +1,133 @@
+"""Replica.admit: a tensor that cannot belong here is refused by its header, before anything is allocated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from stage_server.device import InlineDevice
+from stage_server.replica.averaging import Self
+from stage_server.replica.packing import SLICE_CODEC
+from stage_server.replica.replica import Replica
+from swarm.errors import CorruptFrame, Refused, StaleMessage
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec, parse_job
+from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, LoadStage, StoreHeader, TensorHeader
+from swarm.process.logs import get_logger
+from swarm.process.metrics import StageServerMetrics
+from swarm.sim.network import SimNetwork
+from swarm.types import JobId, PeerId, UnitName
+
+JOB = JobId("job")
+SHAPE = (2, 16, 24)
+ELEMENTS = 2 * 16 * 24
+
+
+def spec_of(compression: str) -> JobSpec:
+    config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    values: dict[str, Any] = {
+        "name": "t",
+        "model": {"config": config, "dtype": "float32"},
+        "data": {"source": "x", "sequence_length": 16},
+        "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
+        "pipeline": {"stages": 2, "compression": compression},
+    }
+    return resolve(parse_job(values), vocabulary_size=257, stages_if_auto=2)
+
+
+@asynccontextmanager
+async def replica_of(compression: str) -> AsyncIterator[Replica]:
+    """Stage 1 of 2, loaded."""
+    threads = torch.get_num_threads()
+    spec = spec_of(compression)
+    events: list[Event] = []
+
+    async def store(header: StoreHeader, payload: bytes) -> str:
+        raise AssertionError("nothing is stored here")
+
+    def fetch(request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        raise AssertionError("nothing is fetched here")
+
+    async with asyncio.TaskGroup() as tasks:
+        replica = await Replica.load(
+            LoadStage(JOB, 0, 1, (1, 1), 0, spec.model_dump_json()),
+            spec,
+            Self(JOB, PeerId("b"), 1, 1),
+            InlineDevice(lambda: 0.0),
+            SimNetwork(Random(0)).peer_links("b"),
+            events.append,
+            store,
+            fetch,
+            tasks,
+            StageServerMetrics("0", PROTOCOL_VERSION),
+            get_logger("test"),
+        )
+        yield replica
+        await replica.close()
+    torch.set_num_threads(threads)
+
+
+BOUNDARY = TensorHeader(JOB, "activation", 0, 0, 0, 1, 1, PeerId("a"), 1, "float32", SHAPE, "none", 4 * ELEMENTS)
+ON_THE_WIRE = {
+    "none": ("float32", 4 * ELEMENTS),
+    "bfloat16": ("bfloat16", 2 * ELEMENTS),
+    "int8": ("int8", ELEMENTS + 4 * 3),  # 768 values are three blocks
+}
+
+
+@pytest.mark.parametrize("compression", ON_THE_WIRE)
+async def test_a_boundary_tensor_has_the_dtype_and_the_bytes_of_the_jobs_codec(compression: str) -> None:
+    dtype, size = ON_THE_WIRE[compression]
+    header = replace(BOUNDARY, codec=compression, dtype=dtype, total_bytes=size)
+    async with replica_of(compression) as replica:
+        replica.admit(header)
+        for wrong in (size - 1, size + 1, ELEMENTS, 0, 1 << 50):
+            with pytest.raises(CorruptFrame, match=f"has {size} bytes, not {wrong}"):
+                replica.admit(replace(header, total_bytes=wrong))
+        for other, (other_dtype, other_size) in ON_THE_WIRE.items():
+            if other != compression:
+                with pytest.raises(CorruptFrame, match="this job sends boundary tensors as"):
+                    replica.admit(replace(header, codec=other, dtype=other_dtype, total_bytes=other_size))
+                with pytest.raises(CorruptFrame, match="the header says"):
+                    replica.admit(replace(header, dtype=other_dtype, total_bytes=other_size))
+        with pytest.raises(CorruptFrame, match="boundary tensors are"):
+            replica.admit(replace(header, shape=(ELEMENTS,)))
+
+
+async def test_a_slice_is_a_float_within_its_unit() -> None:
+    async with replica_of("int8") as replica:
+        unit = UnitName("stage-1")
+        header = replace(
+            BOUNDARY, kind="part", codec=SLICE_CODEC, unit=unit, shape=(10,), dtype="float64", total_bytes=80
+        )
+        replica.admit(header)
+        replica.admit(replace(header, dtype="float32", total_bytes=40))
+        for change in ({"dtype": "int8", "total_bytes": 10}, {"total_bytes": 79}, {"codec": "int8"}, {"shape": (0,)}):
+            with pytest.raises(CorruptFrame):
+                replica.admit(replace(header, **change))
+        with pytest.raises(Refused, match="leaves unit"):
+            replica.admit(replace(header, start=1 << 40))
+
+
+async def test_what_is_meant_for_another_job_timeline_or_stage_is_refused() -> None:
+    async with replica_of("none") as replica:
+        replica.admit(BOUNDARY)
+        for change in ({"job": JobId("other")}, {"timeline": 1}):
+            with pytest.raises(StaleMessage, match="this replica serves job job, timeline 0"):
+                replica.admit(replace(BOUNDARY, **change))
+        for kind in ("activation", "gradient", "evaluation"):
+            with pytest.raises(Refused, match="a tensor for stage 0 came to stage 1"):
+                replica.admit(replace(BOUNDARY, kind=kind, stage=0))
+        question = replace(BOUNDARY, kind="need", wanted="gradient", shape=(), dtype="", total_bytes=0)
+        replica.admit(question)
+        with pytest.raises(Refused, match="a question to stage 0 came to stage 1"):
+            replica.admit(replace(question, stage=0))
+        with pytest.raises(Refused, match="has no unit"):
+            replica.admit(replace(BOUNDARY, kind="part", codec=SLICE_CODEC, unit=UnitName("stage-0")))

@@ -1,0 +1,210 @@
+"""What a member does with a round: which one counts, what it must hold, when it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stage_server.device import InlineDevice
+from stage_server.replica.averaging import MAILBOX_BYTES_MAX, Mailbox, Self, SliceKey
+from stage_server.replica.rounds import Rounds
+from swarm.errors import Refused, SetMismatch, StaleMessage, SwarmError
+from swarm.messages import (
+    PROTOCOL_VERSION,
+    AbortRound,
+    Average,
+    Averaged,
+    Commit,
+    Member,
+    ParameterNorm,
+    RoundFailed,
+    TensorHeader,
+    UnitRound,
+)
+from swarm.process.logs import get_logger
+from swarm.process.metrics import StageServerMetrics
+from swarm.sim import loop as sim
+from swarm.sim.network import SimNetwork
+from swarm.types import JobId, PeerId, Round, UnitName
+
+UNIT = UnitName("stage-0")
+ME = Self(JobId("job"), PeerId("a"), 1, 0)
+ELEMENTS = 4
+
+
+class Numbers:
+    """A stage whose sums are one number."""
+
+    def part(self, step: int, unit: UnitName) -> Tensor:
+        return torch.full((ELEMENTS,), 6.0)
+
+    def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
+        return ()
+
+
+@dataclass
+class Table:
+    """Rounds of one member, and what it told."""
+
+    rounds: Rounds
+    told: list[Averaged | RoundFailed] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def table() -> AsyncIterator[Table]:
+    def fail(error: SwarmError) -> None:
+        raise AssertionError(error)
+
+    async with asyncio.TaskGroup() as tasks:
+        told: list[Averaged | RoundFailed] = []
+        network = SimNetwork(Random(0))
+        stage: Any = Numbers()
+        rounds = Rounds(
+            ME,
+            stage,
+            None,
+            InlineDevice(lambda: 0.0),
+            network.peer_links("at a"),
+            told.append,
+            fail,
+            tasks.create_task,
+            StageServerMetrics("0", PROTOCOL_VERSION),
+            get_logger("test"),
+        )
+        yield Table(rounds, told)
+        rounds.abort_all()
+        await network.close()
+
+
+def average(number: int = 1, step: int = 0, others: tuple[str, ...] = ()) -> Average:
+    """A round in which we own nothing that others have, and others own nothing."""
+    members = (Member(ME.peer, 1, "at a", 0, ELEMENTS, "mine"),)
+    members += tuple(Member(PeerId(other), 1, f"at {other}", ELEMENTS, ELEMENTS, "theirs") for other in others)
+    return Average(0, step, UNIT, Round(1, number), members, 2, 3.0)
+
+
+def commit(number: int, step: int = 0) -> Commit:
+    return Commit(0, step, step + 1, (UnitRound(UNIT, Round(1, number)),), 0.1, 1.0, False)
+
+
+def in_simulation(act: Any) -> None:
+    async def main() -> None:
+        async with table() as made:
+            await act(made)
+
+    sim.run(main(), seed=1, limit_s=60.0)
+
+
+def test_the_sum_is_divided_and_held_for_the_commit_that_names_the_round() -> None:
+    async def act(made: Table) -> None:
+        assert made.rounds.take(average())
+        made.rounds.sealed(0, "mine")
+        await asyncio.sleep(1.0)
+        (told,) = made.told
+        assert isinstance(told, Averaged)
+        assert made.rounds.means(commit(2)) is None, "the mean of another round must not be taken for it"
+        means = made.rounds.means(commit(1))
+        assert means is not None
+        assert means[UNIT].gradient.tolist() == [3.0] * ELEMENTS
+        assert means[UNIT].digest == told.digest
+        made.rounds.close(0)
+        assert made.rounds.means(commit(1)) is None
+
+    in_simulation(act)
+
+
+def test_the_digest_tells_the_bytes_of_means_apart() -> None:
+    async def act(made: Table) -> None:
+        for step, tokens in enumerate((2, 3, 2)):
+            made.rounds.take(replace(average(step=step), tokens=tokens))
+            made.rounds.sealed(step, "mine")
+        await asyncio.sleep(1.0)
+        first, second, third = [told.digest for told in made.told if isinstance(told, Averaged)]
+        assert first == third != second
+
+    in_simulation(act)
+
+
+def test_a_member_that_holds_another_set_says_so_and_sums_nothing() -> None:
+    async def act(made: Table) -> None:
+        assert made.rounds.take(average())
+        made.rounds.sealed(0, "another")
+        await asyncio.sleep(1.0)
+        (told,) = made.told
+        assert isinstance(told, RoundFailed)
+        assert SetMismatch.code in told.reason
+        assert made.rounds.means(commit(1)) is None
+
+    in_simulation(act)
+
+
+def test_only_the_newest_round_of_a_unit_counts() -> None:
+    async def act(made: Table) -> None:
+        assert made.rounds.take(average(2))
+        assert not made.rounds.take(average(1))
+        assert not made.rounds.take(average(2))
+        made.rounds.sealed(0, "mine")
+        await asyncio.sleep(1.0)
+        assert [told.round for told in made.told] == [Round(1, 2)]
+        assert not made.rounds.abort(AbortRound(0, 0, UNIT, Round(1, 1))), "an older round is not the one under way"
+        assert made.rounds.take(average(3))
+        assert made.rounds.means(commit(2)) is None, "a newer round says that no row has the older"
+
+    in_simulation(act)
+
+
+def test_a_member_that_sends_nothing_is_accused_when_the_time_is_over() -> None:
+    async def act(made: Table) -> None:
+        made.rounds.take(average(others=("b",)))
+        made.rounds.sealed(0, "mine")
+        await asyncio.sleep(2.9)
+        assert made.told == []
+        await asyncio.sleep(0.2)
+        (told,) = made.told
+        assert isinstance(told, RoundFailed)
+        assert told.accused == "b"
+
+    in_simulation(act)
+
+
+# Slices that wait -------------------------------------------------------------------------------------------------
+
+
+PART = TensorHeader(
+    ME.job, "part", 0, 0, 0, 0, 0, PeerId("b"), 1, "float32", (1,), "slice", 4, unit=UNIT, round=Round(1, 1), start=0
+)
+ONE = memoryview(torch.ones(1).numpy()).cast("B")
+
+
+async def test_a_slice_is_for_its_own_round_only() -> None:
+    mailbox = Mailbox()
+    mailbox.begin(0, UNIT, Round(1, 2))
+    for number in (1, 3):
+        mailbox.put(replace(PART, round=Round(1, number)), ONE)
+    wanted = asyncio.ensure_future(mailbox.get(SliceKey(0, 0, UNIT, Round(1, 2), "part", PeerId("b"), 0)))
+    await asyncio.sleep(0)
+    assert not wanted.done()
+    mailbox.put(replace(PART, round=Round(1, 2)), ONE)
+    assert (await wanted).tolist() == [1.0]
+
+
+async def test_slices_of_committed_steps_and_too_many_bytes_are_refused() -> None:
+    mailbox = Mailbox()
+    mailbox.admit(PART)
+    with pytest.raises(Refused, match="bytes of slices wait"):
+        mailbox.admit(replace(PART, total_bytes=MAILBOX_BYTES_MAX + 1))
+    mailbox.put(PART, ONE)
+    with pytest.raises(Refused, match="4 bytes of slices wait"):
+        mailbox.admit(replace(PART, total_bytes=MAILBOX_BYTES_MAX))
+    mailbox.close(0)
+    with pytest.raises(StaleMessage, match="step 0 is committed"):
+        mailbox.admit(PART)
+    mailbox.admit(replace(PART, step=1, total_bytes=MAILBOX_BYTES_MAX))

@@ -1,0 +1,217 @@
+"""Whom a stage server obeys, and when it gives a job up: a scheduler that says what the test wants, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+import torch
+
+from stage_server.device import InlineDevice
+from stage_server.session.server import Identity, StageServer
+from swarm.job.partition import resolve
+from swarm.job.spec import parse_job
+from swarm.messages import (
+    PROTOCOL_VERSION,
+    Command,
+    Event,
+    Failed,
+    FetchRequest,
+    Hello,
+    Loaded,
+    LoadStage,
+    Release,
+    StoreHeader,
+    Welcome,
+)
+from swarm.process.logs import get_logger
+from swarm.process.metrics import StageServerMetrics
+from swarm.sim import loop as sim
+from swarm.sim.network import SimNetwork
+from swarm.types import JobId, PeerId
+
+JOB = JobId("job")
+ADDRESS = "scheduler"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def load(job: JobId = JOB, spec_json: str = "") -> LoadStage:
+    config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    values = {
+        "name": "t",
+        "model": {"config": config, "dtype": "float32"},
+        "data": {"source": "x", "sequence_length": 16},
+        "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
+        "pipeline": {"stages": 2},
+    }
+    spec = resolve(parse_job(values), vocabulary_size=257, stages_if_auto=2)
+    return LoadStage(job, 0, 1, (1, 1), 0, spec_json or spec.model_dump_json())
+
+
+Script = Callable[["Session"], Awaitable[None]]
+
+
+@dataclass
+class Session:
+    """One session as the scheduler sees it; it ends when its script does."""
+
+    hello: Hello
+    events: list[Event] = field(default_factory=list)
+    _commands: asyncio.Queue[tuple[int, Command] | None] = field(default_factory=asyncio.Queue)
+
+    def send(self, epoch: int, command: Command) -> None:
+        self._commands.put_nowait((epoch, command))
+
+    async def heard(self, kind: type[Event]) -> list[Event]:
+        """The events of a kind, once there is one."""
+        while not any(isinstance(event, kind) for event in self.events):
+            await asyncio.sleep(0.01)
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+class Scheduler:
+    """Plays its scripts, one for each session."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self._scripts = list(scripts)
+        self.hellos: list[Hello] = []
+        self.over = asyncio.Event()
+        self.failures: list[Exception] = []  # of scripts
+
+    async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
+        hello = await anext(events)
+        assert isinstance(hello, Hello)
+        self.hellos.append(hello)
+        if not self._scripts:
+            self.over.set()
+            await asyncio.Event().wait()
+        session = Session(hello)
+        reading = asyncio.ensure_future(self._read(session, events))
+        playing = asyncio.ensure_future(self._play(session))
+        try:
+            while (command := await session._commands.get()) is not None:
+                yield command
+            await playing
+        finally:
+            reading.cancel()
+            playing.cancel()
+
+    async def _play(self, session: Session) -> None:
+        try:
+            await self._scripts.pop(0)(session)
+        except Exception as error:
+            self.failures.append(error)
+        finally:
+            session._commands.put_nowait(None)
+
+    async def _read(self, session: Session, events: AsyncIterator[Event]) -> None:
+        async for event in events:
+            session.events.append(event)
+
+    async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        raise AssertionError("nothing is stored here")
+
+    def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        raise AssertionError("nothing is fetched here")
+
+
+def play(*scripts: Script, orphan_timeout_s: float = 600.0) -> list[Hello]:
+    """What one stage server says of itself at the beginning of each session, and of the one after the last script."""
+
+    async def main() -> list[Hello]:
+        network = SimNetwork(Random(0))
+        scheduler = Scheduler(*scripts)
+        network.add_handler(ADDRESS, scheduler)
+
+        async def find() -> str:
+            return ADDRESS
+
+        async with asyncio.TaskGroup() as tasks:
+            server = StageServer(
+                Identity(PeerId("p"), 1, "0", "at p", "", "cpu", 1, 1 << 30, -1),
+                InlineDevice(lambda: 0.01),
+                network.peer_links("at p"),
+                find,
+                lambda address: network.scheduler_link("at p", address),
+                tasks,
+                StageServerMetrics("0", PROTOCOL_VERSION),
+                get_logger("test"),
+                connect_retry_s_max=0.5,
+                orphan_timeout_s=orphan_timeout_s,
+            )
+            serving = tasks.create_task(server.serve())
+            await scheduler.over.wait()
+            serving.cancel()
+            await asyncio.wait({serving})
+            await network.close()
+        for failure in scheduler.failures:
+            raise failure
+        return scheduler.hellos
+
+    return sim.run(main(), seed=1, limit_s=3600.0)
+
+
+async def loads(session: Session) -> None:
+    session.send(5, Welcome(PeerId("p"), 1.0))
+    session.send(5, load())
+    assert await session.heard(Loaded)
+
+
+def test_a_job_outlives_its_session() -> None:
+    assert [hello.job for hello in play(loads)] == ["", JOB]
+
+
+def test_commands_of_an_older_scheduler_are_refused() -> None:
+    async def older(session: Session) -> None:
+        session.send(5, Welcome(PeerId("p"), 1.0))
+        session.send(4, load(JobId("old"), spec_json="no spec"))
+        session.send(4, Release(JOB, "says the older"))
+        session.send(5, load(JobId("new"), spec_json="no spec"))
+        assert [event.job for event in await session.heard(Failed)] == ["new"]  # type: ignore[union-attr]
+
+    async def asleep(session: Session) -> None:
+        assert session.hello.job == JOB
+        session.send(4, Welcome(PeerId("p"), 1.0))
+        session.send(4, Release(JOB, "says the older"))
+        await asyncio.sleep(5.0)
+
+    assert [hello.job for hello in play(older)] == ["", ""]
+    assert [hello.job for hello in play(loads, asleep)] == ["", JOB, JOB]
+
+
+def test_only_the_job_that_is_meant_is_released() -> None:
+    async def other(session: Session) -> None:
+        session.send(5, Welcome(PeerId("p"), 1.0))
+        session.send(5, Release(JobId("other"), "it is over"))
+        await asyncio.sleep(1.0)
+
+    async def ours(session: Session) -> None:
+        session.send(5, Welcome(PeerId("p"), 1.0))
+        session.send(5, Release(JOB, "it is over"))
+        await asyncio.sleep(1.0)
+
+    assert [hello.job for hello in play(loads, other, ours)] == ["", JOB, JOB, ""]
+
+
+def test_a_job_is_given_up_when_no_scheduler_welcomes_its_holder_for_long() -> None:
+    async def silent(session: Session) -> None:
+        await asyncio.sleep(3.0)
+
+    async def late(session: Session) -> None:
+        """The job was given up after the Hello that told of it."""
+        assert session.hello.job == JOB
+        await asyncio.sleep(3.0)
+        session.send(5, Welcome(PeerId("p"), 1.0))
+        await asyncio.sleep(10.0)
+        assert not session.events, "a session that rests on a job which is gone has begun"
+
+    assert [hello.job for hello in play(loads, silent, orphan_timeout_s=10.0)] == ["", JOB, JOB]
+    assert [hello.job for hello in play(loads, silent, orphan_timeout_s=2.0)] == ["", JOB, ""]
+    assert [hello.job for hello in play(loads, late, orphan_timeout_s=2.0)] == ["", JOB, ""]

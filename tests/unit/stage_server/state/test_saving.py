@@ -1,0 +1,90 @@
+"""A stage's state on its way to the scheduler: of the version that was asked for, and as it was sent."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+from stage_server.device import ThreadDevice
+from stage_server.replica.averaging import Self
+from stage_server.state.saving import ATTEMPTS, capture, hand_over
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec, parse_job
+from swarm.messages import Saved, SaveStage, StoreHeader
+from swarm.model.stage import Stage
+from swarm.process.logs import get_logger
+from swarm.types import JobId, PeerId
+
+JOB = JobId("job")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def spec_of() -> JobSpec:
+    config = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    values = {
+        "name": "t",
+        "model": {"config": config, "dtype": "float32"},
+        "data": {"source": "x", "sequence_length": 16},
+        "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
+        "pipeline": {"stages": 1},
+    }
+    return resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
+
+
+class Disk:
+    """Stores files; the first `damaged` of them arrive with another byte."""
+
+    def __init__(self, damaged: int = 0) -> None:
+        self.headers: list[StoreHeader] = []
+        self.kept: dict[str, bytes] = {}
+        self._damaged = damaged
+
+    async def __call__(self, header: StoreHeader, payload: bytes) -> str:
+        self.headers.append(header)
+        if len(self.headers) <= self._damaged:
+            payload = payload[:-1] + bytes([payload[-1] ^ 1])
+        self.kept[header.path] = payload
+        return hashlib.sha256(payload).hexdigest()
+
+
+async def save(disk: Disk, version: int = 0) -> Saved:
+    spec, device = spec_of(), ThreadDevice(torch.device("cpu"), 1)
+    stage = Stage(spec, 0, device.name)
+    command = SaveStage(JOB, 0, version, optimizer=False)
+    me = Self(JOB, PeerId("p"), 1, 0)
+    try:
+        return await hand_over(command, capture(command, stage, device), spec, me, device, disk, get_logger("test"))
+    finally:
+        device.close()
+
+
+async def test_every_file_is_handed_over_and_named_with_its_hashes() -> None:
+    disk = Disk()
+    saved = await save(disk)
+    assert (saved.version, saved.stage, saved.fault) == (0, 0, "")
+    assert [header.path for header in disk.headers] == ["model/model.safetensors"]
+    assert [header.total_bytes for header in disk.headers] == [len(content) for content in disk.kept.values()]
+    assert len(saved.parameters) > 3
+
+
+async def test_a_file_that_arrived_damaged_is_sent_again_and_given_up_in_the_end() -> None:
+    whole, disk = Disk(), Disk(damaged=1)
+    await save(whole)
+    assert (await save(disk)).fault == ""
+    assert disk.kept == whole.kept
+    saved = await save(Disk(damaged=ATTEMPTS))
+    assert "arrived 2 times with another sha256" in saved.fault
+    assert saved.parameters == ()
+
+
+async def test_a_version_that_is_not_held_any_more_is_not_handed_over() -> None:
+    disk = Disk()
+    saved = await save(disk, version=1)
+    assert "asked for version 1, this replica holds 0" in saved.fault
+    assert disk.headers == []

@@ -1,0 +1,269 @@
+"""swarm.data.documents: the same texts from every kind of source, and where the fault is when there is one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from swarm.data.documents import find_sources, read_ids, read_texts
+from swarm.errors import InvalidConfig, InvalidData
+from swarm.job.spec import DataSection
+
+TEXTS = ["first\nwith two lines", "naïve 🙂 日本", " ", "the last"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    datasets.disable_progress_bars()
+
+
+def section(source: object, **values: Any) -> DataSection:
+    return DataSection.model_validate({"source": str(source), **values})
+
+
+def texts_of(source: object, **values: Any) -> list[str]:
+    """Whole texts, put together from their pieces."""
+    chosen = section(source, **values)
+    texts, held = [], ""
+    for found in find_sources(chosen):
+        for piece in read_texts(found, chosen):
+            held += piece.text
+            assert 0 <= piece.done_bytes <= max(found.size_bytes, piece.done_bytes * (found.size_bytes == 0))
+            if piece.ends:
+                texts.append(held)
+                held = ""
+    assert not held
+    return texts
+
+
+def json_lines(texts: list[str]) -> bytes:
+    return "".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts)).encode()
+
+
+def write_jsonl(folder: Path) -> Path:
+    (folder / "a.jsonl").write_bytes(json_lines(["", *TEXTS]))
+    return folder / "a.jsonl"
+
+
+def write_gzip(folder: Path) -> Path:
+    (folder / "a.ndjson.gz").write_bytes(gzip.compress(json_lines(TEXTS)))
+    return folder / "a.ndjson.gz"
+
+
+def write_zstd(folder: Path) -> Path:
+    with pa.CompressedOutputStream(str(folder / "a.jsonl.zst"), "zstd") as file:
+        file.write(json_lines(TEXTS))
+    return folder / "a.jsonl.zst"
+
+
+def write_parquet(folder: Path) -> Path:
+    table = pa.table({"id": list(range(5)), "text": [*TEXTS, ""]})
+    pq.write_table(table, folder / "a.parquet", row_group_size=2)
+    return folder / "a.parquet"
+
+
+def write_saved(folder: Path) -> Path:
+    datasets.Dataset.from_dict({"text": TEXTS, "id": [1, 2, 3, 4]}).save_to_disk(folder / "saved")
+    return folder / "saved"
+
+
+def write_splits(folder: Path) -> Path:
+    rows = {name: datasets.Dataset.from_dict({"text": texts}) for name, texts in (("train", TEXTS), ("test", ["t"]))}
+    datasets.DatasetDict(rows).save_to_disk(folder / "splits")
+    return folder / "splits"
+
+
+def write_texts(folder: Path) -> str:
+    for number, text in enumerate(TEXTS):
+        (folder / f"{number}.txt").write_text(text)
+    (folder / "empty.txt").write_text("")
+    return f"{folder}/*.txt"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [write_texts, write_jsonl, write_gzip, write_zstd, write_parquet, write_saved, write_splits],
+    ids=lambda write: write.__name__,
+)
+def test_every_format_gives_the_same_texts(tmp_path: Path, write: Callable[[Path], object]) -> None:
+    assert texts_of(write(tmp_path)) == TEXTS
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_parquet], ids=lambda write: write.__name__)
+def test_a_folder_of_files_is_a_data_set_if_the_job_says_so(tmp_path: Path, write: Callable[[Path], object]) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder)
+    assert texts_of(folder, format="hf") == TEXTS
+    assert texts_of(f"hf:{folder}") == TEXTS
+    assert texts_of(f"hf:{folder}", split="train[:2]")[-1] == TEXTS[0 if write is write_jsonl else 1]
+    with pytest.raises(InvalidData, match="cannot be loaded"):
+        texts_of(folder, format="hf", split="nothing")
+
+
+def test_a_split_is_chosen_and_another_is_named(tmp_path: Path) -> None:
+    folder = write_splits(tmp_path)
+    assert texts_of(folder, split="test") == ["t"]
+    with pytest.raises(InvalidData, match='no split "dev"') as caught:
+        texts_of(folder, split="dev")
+    assert "test, train" in caught.value.hint
+
+
+def test_code_in_a_data_set_never_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "evil"
+    folder.mkdir()
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(InvalidData, match="cannot be loaded"):
+        texts_of(folder, format="hf")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_hub_data_set_that_cannot_be_had_is_refused() -> None:
+    (source,) = find_sources(section("hf:nobody/nothing@main"))
+    assert (source.format, source.size_bytes) == ("hf", 0)
+    with pytest.raises(InvalidData, match=r'"hf:nobody/nothing@main".* cannot be loaded'):
+        texts_of("hf:nobody/nothing@main")
+    with pytest.raises(InvalidConfig, match="is a data set"):
+        find_sources(section("hf:nobody/nothing", format="jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "b"', "line 3 is not JSON"),
+        (b'{"body": "b"}', 'line 3 has no field "text"'),
+        (b'{"text": 7}', 'line 3: field "text" is 7, not text'),
+        (b'{"text": null}', 'line 3: field "text" is null, not text'),
+        (b'["text"]', "line 3 is no JSON object"),
+        (b'{"text": "\xff"}', "line 3 is not UTF-8: byte 10 of the line"),
+        (b'{"text": "a\\ud800"}', "line 3 is no valid Unicode: half a surrogate pair at character 1"),
+        (b'{"text": "a\tb"}', "line 3 is not JSON: Invalid control character at: character 12 of the line"),
+        (b"[" * 100_000, "line 3 is not JSON"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n\n' + line + b"\n")
+    with pytest.raises(InvalidData, match=f"a.jsonl, {message}"):
+        texts_of(tmp_path / "a.jsonl")
+
+
+def test_the_other_fields_are_named_when_the_text_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": 7, "body": "b", "title": "t"}\n')
+    pq.write_table(pa.table({"id": [7], "body": ["b"]}), tmp_path / "b.parquet")
+    for name, hint in (("a.jsonl", "body, title"), ("b.parquet", "body")):
+        with pytest.raises(InvalidData, match=r'no (field|column) "text"') as caught:
+            texts_of(tmp_path / name)
+        assert caught.value.hint == f"set data.text_field to one of: {hint}"
+        assert texts_of(tmp_path / name, text_field="body") == ["b"]
+
+
+def test_a_file_without_lines_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.data.documents.LINE_BYTES_MAX", 1000)
+    (tmp_path / "a.jsonl").write_bytes(b"x" * 5000)
+    with pytest.raises(InvalidData, match="a line of more than 1000 bytes"):
+        texts_of(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+def test_damaged_files_are_refused(tmp_path: Path, name: str) -> None:
+    writers = {"a.jsonl.gz": write_gzip, "a.jsonl.zst": write_zstd, "a.parquet": write_parquet}
+    whole = writers[name](tmp_path).read_bytes()
+    for content in (b"nothing like it", whole[:-10], whole[: len(whole) // 2]):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InvalidData, match=r"a\.(jsonl|parquet)"):
+            texts_of(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([1, 2]), 'column "text" holds int64, not text'),
+        (pa.array(["a", None]), 'row 1: column "text" is null, not text'),
+    ],
+)
+def test_columns_that_are_no_texts_are_refused(tmp_path: Path, column: pa.Array, message: str) -> None:
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(InvalidData, match=message):
+        texts_of(tmp_path / "a.parquet")
+
+
+def test_a_dictionary_of_texts_is_texts(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": pa.array(["a", "b", "a"]).dictionary_encode()}), tmp_path / "a.parquet")
+    assert texts_of(tmp_path / "a.parquet") == ["a", "b", "a"]
+
+
+def test_a_large_text_is_cut_in_front_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.data.documents.READ_BYTES", 64)
+    monkeypatch.setattr("swarm.data.documents.CUT_BYTES", 200)
+    text = "".join(f"def f{n}():\n    return {n}\n\n" for n in range(50)) + "x" * 1000
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
+    for name in ("a.txt", "a.jsonl"):
+        chosen = section(tmp_path / name)
+        pieces = [piece for source in find_sources(chosen) for piece in read_texts(source, chosen)]
+        assert "".join(piece.text for piece in pieces) == text
+        assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+        assert len(pieces) > 5
+        assert all(len(piece.text) <= 200 + 64 for piece in pieces)
+        assert all(piece.text.startswith("def") for piece in pieces[:4])
+
+
+def test_several_globs_name_a_file_once_and_a_saved_data_set_is_one_source(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "x.py").write_text("x")
+    (tmp_path / "y.txt").write_text("y")
+    found = find_sources(section(f"{tmp_path}/**/*.py, {tmp_path}/*.txt, {tmp_path}/y*"))
+    assert [(source.path.name, source.format) for source in found] == [("x.py", "text"), ("y.txt", "text")]
+    write_saved(tmp_path)
+    found = find_sources(section(f"{tmp_path}/**"))
+    assert [source.path.name for source in found] == ["x.py", "saved", "y.txt"]
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match="matches no file"):
+        find_sources(section(f"{tmp_path}/none/*.txt"))
+    with pytest.raises(InvalidData, match="matches no file") as caught:
+        find_sources(section(tmp_path))
+    assert "pattern" in caught.value.hint
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(InvalidData, match="matches only empty files"):
+        find_sources(section(f"{tmp_path}/*.txt"))
+
+
+def test_ids_are_taken_as_they_are_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    np.array([1, 2, 300], dtype="<u2").tofile(path)
+    (source,) = find_sources(section(path))
+    assert source.format == "bin"
+    assert [(ids.tolist(), done) for ids, done in read_ids(source, "uint16", 301)] == [([1, 2, 300], 6)]
+    with pytest.raises(InvalidData, match="holds id 300 at position 2, the vocabulary has 300"):
+        list(read_ids(source, "uint16", 300))
+    with pytest.raises(InvalidData, match="6 bytes, no whole number of uint32 ids"):
+        list(read_ids(source, "uint32", 301))
+    (tmp_path / "b.txt").write_text("x")
+    with pytest.raises(InvalidData, match="mixes files of token ids"):
+        find_sources(section(f"{tmp_path}/*"))
+
+
+@pytest.mark.parametrize(("name", "package"), [("a.parquet", "pyarrow"), ("saved", "datasets")])
+def test_a_missing_extra_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    write_parquet(tmp_path)
+    write_saved(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InvalidConfig, match=f"needs the Python package {package}") as caught:
+        texts_of(tmp_path / name)
+    assert "pip install 'swarm-stages[data]'" in caught.value.hint

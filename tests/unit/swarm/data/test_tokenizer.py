@@ -1,0 +1,155 @@
+"""swarm.data.tokenizer: the same ids as transformers on the same files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from swarm.data import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer
+from swarm.data.tokenizer import read_tokenizer_files
+from swarm.errors import InvalidConfig
+from swarm.job.spec import JobSpec, parse_job
+from tests.support.tokenizer import TEXT, write_tokenizer
+
+
+def spec(tokenizer: str, **data: Any) -> JobSpec:
+    return parse_job(
+        {
+            "name": "t",
+            "model": {"config": {"num_hidden_layers": 1}, "tokenizer": tokenizer},
+            "data": {"source": "x", **data},
+        }
+    )
+
+
+def test_bytes_are_tokens_and_come_back_as_text() -> None:
+    tokenizer = ByteTokenizer()
+    text = "naïve 🙂\n\t\0"
+    assert tokenizer.encode(text).tolist() == list(text.encode())
+    assert tokenizer.decode([*tokenizer.encode(text).tolist(), 256]) == text
+    assert tokenizer.decode([0xC3]) == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "def f():\n    return 1\n", "naïve 🙂 日本", " a  b", "x<|endoftext|>y", "\0\x7f\x80ÿ\r\n"]
+)
+def test_the_byte_tokenizers_file_gives_the_same_ids(text: str) -> None:
+    files = ByteTokenizer().tokenizer_files()
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    tokenizer.encode_special_tokens = json.loads(files["tokenizer_config.json"])["split_special_tokens"]
+    ids = tokenizer.encode(text).ids
+    assert ids == ByteTokenizer().encode(text).tolist()
+    assert tokenizer.decode(ids) == text
+    (encoded,) = HuggingFaceTokenizer(files, "here", True).encode_batch([text])
+    assert encoded.tolist() == ids
+
+
+@pytest.mark.parametrize("begin", [False, True])
+@pytest.mark.parametrize("split_special_tokens", [False, True])
+def test_ids_are_those_of_transformers(tmp_path: Path, begin: bool, split_special_tokens: bool) -> None:
+    """Truncation and padding that a tokenizer.json was saved with do not apply."""
+    folder = write_tokenizer(tmp_path, begin=begin, split_special_tokens=split_special_tokens)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    ours = load_tokenizer(spec(str(folder)))
+    texts = [TEXT, "x", " ", TEXT * 20]
+    for text, ids in zip(texts, ours.encode_batch(texts), strict=True):
+        assert [*ours.start.tolist(), *ids.tolist()] == theirs(text)["input_ids"]
+    assert ours.end_of_text == theirs.eos_token_id
+    assert ours.vocabulary_size == len(theirs)
+    assert ours.start.tolist() == ([theirs.convert_tokens_to_ids("<|begin|>")] if begin else [])
+
+
+def test_nothing_named_means_bytes_unless_the_data_are_ids() -> None:
+    assert isinstance(load_tokenizer(spec("")), ByteTokenizer)
+    assert isinstance(load_tokenizer(spec("byte"), ids_given=True), ByteTokenizer)
+    with pytest.raises(InvalidConfig, match="do not say how many") as caught:
+        load_tokenizer(spec(""), ids_given=True)
+    assert "vocab_size" in caught.value.hint
+
+
+def test_nothing_named_beside_a_model_means_its_own(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path / "model")
+    of_model = spec("").model_copy(update={"model": spec("").model.model_copy(update={"id": str(folder)})})
+    assert load_tokenizer(of_model).vocabulary_size == 321
+    assert load_tokenizer(of_model, ids_given=True).end_of_text == 0
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(InvalidConfig, match=r"the tokenizer of model\.id = .* has no tokenizer.json"):
+        load_tokenizer(of_model)
+    config = of_model.model.model_copy(update={"config": {"vocab_size": 999}})
+    ids_only = load_tokenizer(of_model.model_copy(update={"model": config}), ids_given=True)
+    assert (ids_only.vocabulary_size, ids_only.end_of_text) == (999, -1)
+
+
+def test_an_eos_token_may_stand_in_either_file_and_as_an_object(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path, eos_token={"content": "<|end|>", "lstrip": False})
+    assert load_tokenizer(spec(str(folder))).end_of_text == 0
+    folder = write_tokenizer(tmp_path, eos_token=None)
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "<|begin|>"}')
+    assert load_tokenizer(spec(str(folder))).end_of_text == 1
+    assert set(load_tokenizer(spec(str(folder))).tokenizer_files()) == {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    }
+
+
+def test_without_an_eos_token_only_padding_can_stand_in(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path, eos_token=None, pad_token="<|pad|>")
+    with pytest.raises(InvalidConfig, match="names no eos_token"):
+        load_tokenizer(spec(str(folder)))
+    assert load_tokenizer(spec(str(folder), packing=False)).end_of_text == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b"{}", "tokenizer.json cannot be used"),
+        ("tokenizer.json", b"\xff\xfe", "tokenizer.json cannot be used"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer_config.json", b"[", "tokenizer_config.json is not JSON"),
+        ("tokenizer_config.json", b"[]", "tokenizer_config.json is no JSON object"),
+        ("tokenizer_config.json", b'{"eos_token": "<|nowhere|>"}', "is not in tokenizer.json"),
+        ("tokenizer_config.json", b'{"eos_token": 7}', "is not in tokenizer.json"),
+    ],
+)
+def test_broken_tokenizers_are_refused(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    folder = write_tokenizer(tmp_path)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(InvalidConfig, match=message):
+        load_tokenizer(spec(str(folder)))
+
+
+def test_a_tokenizer_that_is_nowhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(InvalidConfig, match="there is no such folder"):
+        load_tokenizer(spec(f"{tmp_path}/none"))
+    with pytest.raises(InvalidConfig, match="cannot be had from the hub"):
+        load_tokenizer(spec("nobody/nothing"))
+
+
+def test_only_files_of_the_tokenizer_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tokenizer(tmp_path)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert set(read_tokenizer_files(folder)) == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    monkeypatch.setattr("swarm.data.tokenizer.TOKENIZER_FILE_BYTES_MAX", 100)
+    with pytest.raises(InvalidConfig, match="more than 100 bytes"):
+        read_tokenizer_files(folder)
+
+
+def test_a_missing_library_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tokenizer(tmp_path)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(InvalidConfig, match="needs the Python package tokenizers") as caught:
+        load_tokenizer(spec(str(folder)))
+    assert "pip install 'swarm-stages[data]'" in caught.value.hint

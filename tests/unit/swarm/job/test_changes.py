@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.storage.checkpoint_catalog import job_and_step
+from swarm.errors import InvalidConfig, UsageError
+from swarm.job.changes import changed_values, check_changes, check_state, check_steps
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec, apply_overrides, parse_job
+from tests.support.simulated import small_spec
+
+
+def spec() -> JobSpec:
+    return resolve(small_spec(Path("x"), pipeline__stages=3), vocabulary_size=257, stages_if_auto=1)
+
+
+def changed(*overrides: str) -> JobSpec:
+    values = changed_values(spec().model_dump(mode="json"), overrides)
+    return resolve(parse_job(apply_overrides(values, overrides)), vocabulary_size=257, stages_if_auto=2)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.steps=99",
+        "training.learning_rate=0.5",
+        'training.schedule="linear"',
+        "training.warmup_steps=0",
+        "training.grad_clip_norm=0.0",
+        "training.weight_decay=0.0",
+        "training.microbatch_sequences=3",
+        "pipeline.stages=2",
+        "pipeline.split=[1, 2]",
+        "pipeline.staleness=0",
+        'pipeline.compression="int8"',
+        "limits.max_runtime_s=5.0",
+        "checkpoint.every_steps=3",
+        "model.recompute=true",
+    ],
+)
+def test_how_it_is_done_may_change(override: str) -> None:
+    check_changes(spec(), changed(override))
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ('name="other"', "name"),
+        ("model.config.hidden_size=64", "model.config.hidden_size"),
+        ("data.sequence_length=8", "data.sequence_length"),
+        ('data.source="other"', "data.source"),
+        ("data.shuffle=false", "data.shuffle"),
+        ("training.global_batch_sequences=6", "training.global_batch_sequences"),
+        ("training.seed=3", "training.seed"),
+        ('training.optimizer="lamb"', "training.optimizer"),
+        ('checkpoint.resume_from="x:1"', "checkpoint.resume_from"),
+    ],
+)
+def test_what_is_trained_may_not(override: str, key: str) -> None:
+    with pytest.raises(InvalidConfig, match=re.escape(key)) as caught:
+        check_changes(spec(), changed(override))
+    assert "cannot change from" in caught.value.message
+
+
+def test_another_number_of_stages_cuts_anew() -> None:
+    assert changed("pipeline.stages=2").pipeline.split == (2, 1)
+    assert changed("pipeline.split=[1, 2]").pipeline.stages == 2
+    assert changed("training.steps=99").pipeline.split == spec().pipeline.split
+    with pytest.raises(UsageError):
+        changed("pipeline.stages")
+
+
+def test_nothing_left_to_train_is_said_with_what_to_do() -> None:
+    check_steps(spec(), 3)
+    with pytest.raises(InvalidConfig, match=r"training\.steps = 4 is reached") as caught:
+        check_steps(spec(), 4)
+    assert "--set training.steps=8" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("state", "key"),
+    [
+        ({"seeds": {"training": 4}}, "training.seed"),
+        ({"data": {"sequence_length": 32}}, "data.sequence_length"),
+        ({"data": {"shuffle": False}}, "data.shuffle"),
+        ({"data": {"validation_ratio": 0.5}}, "data.validation_ratio"),
+        ({"data": {"global_batch_sequences": 7}}, "training.global_batch_sequences"),
+        ({"optimizer": {"name": "lamb", "state": True}}, "training.optimizer"),
+        ({"optimizer": {"name": "lamb", "state": False}}, ""),
+        ({"data": [], "seeds": 3}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_new_job_fits_the_checkpoint_that_it_starts_from(state: dict[str, Any], key: str) -> None:
+    if not key:
+        check_state(state, spec())
+        return
+    with pytest.raises(InvalidConfig, match=re.escape(key)):
+        check_state(state, spec())
+
+
+@pytest.mark.parametrize("text", ["", "x", "x:", ":3", "a/b:3", "x:-1", "x:3.5", "C:\\x"])
+def test_a_start_is_a_job_and_a_step(text: str) -> None:
+    assert job_and_step("demo-1a:500") == ("demo-1a", "500")
+    assert job_and_step("demo:latest") == ("demo", "latest")
+    with pytest.raises(InvalidConfig, match="JOB:STEP"):
+        job_and_step(text)

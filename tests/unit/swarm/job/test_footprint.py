@@ -1,0 +1,118 @@
+"""The estimate of a stage's memory is held to what real stages keep: never too low, never far too high."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swarm.job.footprint import graph_bytes, stage_footprint, stage_parameters
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec, parse_job
+from swarm.model.stage import Stage
+from swarm.types import Microbatch
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox")
+
+
+def spec_of(family: str = "llama", dtype: str = "float32", **changes: dict[str, object]) -> JobSpec:
+    config: dict[str, object] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    if family == "gpt2":
+        config["n_inner"] = 160
+    else:
+        config["intermediate_size"] = 160
+    if family == "gemma2":
+        config["head_dim"] = 16
+    if family not in ("gpt2", "gpt_neox"):
+        config["num_key_value_heads"] = 2
+    values: dict[str, dict[str, object]] = {
+        "model": {"family": family, "config": config, "dtype": dtype},
+        "data": {"source": "x", "sequence_length": 64},
+        "training": {"global_batch_sequences": 64, "microbatch_sequences": 2},
+        "pipeline": {"split": (2, 1)},
+    }
+    for section, more in changes.items():
+        values[section] |= more
+    return resolve(parse_job({"name": "x", **values}), vocabulary_size=300, stages_if_auto=2)
+
+
+def kept_bytes(stage: Stage, vocabulary: int) -> int:
+    """Bytes that autograd saves of one microbatch, beside the parameters, each storage once."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in stage.module.parameters()}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage
+        return tensor
+
+    size, length, width = stage.boundary_shape()
+    ids = torch.randint(0, vocabulary, (size, length))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        stage.forward(Microbatch(0, 0, 0), 0, x=torch.randn(size, length, width), tokens=ids, targets=ids)
+    return sum(storage.nbytes() for storage in saved.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_are_estimated_a_little_too_high(family: str, dtype: str) -> None:
+    spec = spec_of(family, dtype)
+    for number, layers in enumerate((2, 1)):
+        stage = Stage(spec, number, torch.device("cpu"))
+        measured = kept_bytes(stage, 300)
+        assert 1.0 <= graph_bytes(spec, layers, last=number == 1) / measured < 1.6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_neox"])
+def test_graphs_with_dropout_are_estimated_a_little_too_high(family: str, dtype: str) -> None:
+    keys = {"gpt2": ["attn_pdrop", "resid_pdrop", "embd_pdrop"], "gpt_neox": ["attention_dropout", "hidden_dropout"]}
+    spec = spec_of(family, dtype)
+    config = spec.model.config | dict.fromkeys(keys.get(family, ["attention_dropout"]), 0.1)
+    dropping = spec.model_copy(update={"model": spec.model.model_copy(update={"config": config})})
+    for number, layers in enumerate((2, 1)):
+        measured = kept_bytes(Stage(dropping, number, torch.device("cpu")), 300)
+        assert measured > kept_bytes(Stage(spec, number, torch.device("cpu")), 300)
+        assert 1.0 <= graph_bytes(dropping, layers, last=number == 1) / measured < 1.7
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_counted(family: str) -> None:
+    spec = spec_of(family)
+    for number, layers in enumerate((2, 1)):
+        module = Stage(spec, number, torch.device("cpu")).module
+        held = sum(parameter.numel() for parameter in module.parameters())
+        assert held <= stage_parameters(spec, layers, first=number == 0, last=number == 1) < 1.03 * held
+
+
+def test_what_a_stage_holds_between_steps_is_within_the_estimate() -> None:
+    spec = spec_of(training={"optimizer": "adamw", "reproducible": True}, pipeline={"staleness": 1})
+    stage = Stage(spec, 0, torch.device("cpu"))
+    estimate = stage_footprint(spec, 2, 0, 2)
+    buffers = [buffer.module for buffer in stage._buffers]
+    weights = sum(parameter.nbytes for module in buffers for parameter in module.parameters())
+    state = sum(
+        tensor.nbytes
+        for name, _ in stage.module.named_parameters()
+        for tensor in stage._optimizer.state_of(name).values()
+    )
+    assert weights <= estimate.weights < 1.03 * weights
+    assert state <= 1.01 * estimate.optimizer
+
+
+def test_what_costs_memory_raises_the_estimate_and_what_saves_it_lowers_it() -> None:
+    plain = stage_footprint(spec_of(), 2, 0, 2).total_bytes
+
+    def of(replicas: int = 1, layers: int = 2, **changes: dict[str, object]) -> int:
+        return stage_footprint(spec_of(**changes), layers, 0, 2, replicas=replicas).total_bytes
+
+    assert of(layers=3) > plain
+    assert of(training={"reproducible": True}) > plain
+    assert of(training={"microbatch_sequences": 4}) > plain
+    assert of(pipeline={"max_in_flight": 64}) > plain > of(pipeline={"max_in_flight": 1})
+    assert of(model={"recompute": True}) < plain
+    assert of(pipeline={"staleness": 0}) < plain
+    assert of(training={"optimizer": "sgd"}) < plain
+    assert of(pipeline={"compression": "int8"}) < plain < of(pipeline={"compression": "none"})
+    assert of(replicas=4) < plain
+    assert stage_footprint(spec_of(), 2, 1, 2).graphs < stage_footprint(spec_of(), 2, 0, 2).graphs

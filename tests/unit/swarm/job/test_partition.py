@@ -1,0 +1,138 @@
+"""swarm.job.partition: every "auto" becomes a number, every impossible model an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swarm.errors import InvalidConfig
+from swarm.job.partition import (
+    auto_microbatch,
+    balanced_split,
+    flops_per_token,
+    hugging_face_config,
+    resolve,
+    unit_names,
+)
+from swarm.job.spec import JobSpec, parse_job
+
+
+def job(config: dict[str, Any] | None = None, **sections: dict[str, Any]) -> JobSpec:
+    base = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4}
+    return parse_job(
+        {
+            "name": "t",
+            "model": {"config": base | (config or {})},
+            "data": {"source": "x", "sequence_length": 32},
+            **sections,
+        }
+    )
+
+
+def resolved(spec: JobSpec, stages: int = 1) -> JobSpec:
+    return resolve(spec, vocabulary_size=257, stages_if_auto=stages)
+
+
+def test_resolving_fills_what_the_tokenizer_and_the_family_decide() -> None:
+    config = resolved(job()).model.config
+    assert config["vocab_size"] == 257
+    assert config["eos_token_id"] == 256
+    assert config["num_key_value_heads"] == 4
+    assert config["head_dim"] == 16
+    assert config["max_position_embeddings"] == 2048
+
+
+def test_special_tokens_of_the_model_are_the_tokenizers_unless_the_job_names_them() -> None:
+    def config_of(end_of_text: int, **config: Any) -> dict[str, Any]:
+        spec = resolve(job(config), vocabulary_size=50, stages_if_auto=1, end_of_text=end_of_text)
+        return hugging_face_config(spec)
+
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    assert [config_of(7)[name] for name in names] == [7, 7, None]
+    assert [config_of(7, bos_token_id=3)[name] for name in names] == [3, 7, None]
+    assert [config_of(-1)[name] for name in names] == [None, None, None]
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    once = resolved(job(), stages=3)
+    assert resolved(once, stages=2) == once
+    assert once.pipeline.stages == 3
+
+
+def test_given_stages_and_split_are_kept() -> None:
+    assert resolved(job(pipeline={"split": [1, 7]}), stages=5).pipeline.split == (1, 7)
+    assert len(resolved(job(pipeline={"stages": 4}), stages=5).pipeline.split) == 4
+
+
+def test_auto_stages_are_no_more_than_the_layers() -> None:
+    assert resolved(job(), stages=100).pipeline.stages == 8
+
+
+def test_a_heavy_head_takes_layers_from_the_last_stage() -> None:
+    light = resolved(job({"vocab_size": 257}))
+    assert balanced_split(light, 2) == (4, 4)
+    layer, _ = flops_per_token(light)
+    heavy = resolved(job({"vocab_size": 2 * layer // 64}))
+    assert balanced_split(heavy, 2) == (5, 3)
+
+
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_every_stage_has_a_layer_and_no_split_is_better(stages: int) -> None:
+    spec = resolved(job({"vocab_size": 4096}))
+    split = balanced_split(spec, stages)
+    assert sum(split) == 8
+    assert min(split) >= 1
+    layer, head = flops_per_token(spec)
+    cost = [layers * layer for layers in split]
+    cost[-1] += head
+    # The floor of the costliest stage: all work spread evenly, in whole layers.
+    for giver in range(stages):
+        for taker in range(stages):
+            if giver != taker and split[giver] > 1:
+                moved = list(cost)
+                moved[giver] -= layer
+                moved[taker] += layer
+                assert max(moved) >= max(cost)
+
+
+def test_microbatch_size_divides_the_batch_and_ignores_the_stages() -> None:
+    assert auto_microbatch(256, 1024) == 8
+    assert auto_microbatch(32, 128) == 2
+    assert auto_microbatch(7, 128) == 1
+    sizes = {resolved(job(), stages=stages).training.microbatch_sequences for stages in (1, 2, 4)}
+    assert sizes == {16}
+
+
+def test_units_are_the_stages_and_the_tied_weights() -> None:
+    assert unit_names(3, tied=False) == {"stage-0": (0,), "stage-1": (1,), "stage-2": (2,)}
+    assert unit_names(3, tied=True)["tied"] == (0, 2)  # type: ignore[index]
+    assert unit_names(1, tied=True)["tied"] == (0,)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"vocab_size": 256}, "vocab_size = 256 is less than the 257"),
+        ({"hiden_size": 64}, "unknown key model.config.hiden_size"),
+        ({"hidden_size": "64"}, "should be of type int"),
+        ({"hidden_size": True}, "should be of type int"),
+        ({"hidden_size": 0}, "at least 1"),
+        ({"hidden_size": 66}, "not a multiple"),
+        ({"head_dim": 5}, "odd"),
+        ({"num_key_value_heads": 3}, "does not divide"),
+        ({"max_position_embeddings": 16}, "less than data.sequence_length"),
+        ({"attention_dropout": 1.0}, "dropout"),
+        ({"hidden_act": "sine"}, "hidden_act"),
+        ({"eos_token_id": 300}, "no token"),
+    ],
+)
+def test_an_impossible_model_is_refused_with_its_field(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidConfig, match=words):
+        resolved(job(config))
+
+
+def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        resolved(job({"hiden_size": 64}))
+    assert caught.value.hint == "did you mean hidden_size?"

@@ -1,0 +1,85 @@
+"""swarm.model.exact_sums: exact sums. Order is in tests/property/test_exact_sums.py."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from swarm.model import exact_sums
+from swarm.model.exact_sums import accumulate, contribution_limit, in_range, mean_of_parts, squared_norm
+
+
+def test_a_sum_holds_the_rounded_multiples() -> None:
+    total = torch.zeros(4, dtype=torch.float64)
+    accumulate(total, torch.tensor([0.25, 0.1249, -3.0, 0.0]), 2)
+    assert total.tolist() == [1.0, 0.0, -12.0, 0.0]
+
+
+def test_tiles_cover_every_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient = torch.randn(1000)
+    whole, tiled = torch.zeros(1000, dtype=torch.float64), torch.zeros(1000, dtype=torch.float64)
+    accumulate(whole, gradient, 30)
+    monkeypatch.setattr(exact_sums, "TILE_ELEMENTS", 7)
+    accumulate(tiled, gradient, 30)
+    assert torch.equal(whole, tiled)
+
+
+def test_range_is_the_share_that_no_sum_of_all_contributions_can_leave() -> None:
+    limit = contribution_limit(8)
+    assert limit * 8 <= 2**53 < (limit + 1) * 8
+    edge = torch.tensor([limit / 2**16])
+    assert float(edge) * 2**16 == limit
+    assert in_range(edge, 16, limit)
+    assert in_range(-edge, 16, limit)
+    assert not in_range(torch.nextafter(edge, torch.tensor(torch.inf)), 16, limit)
+
+
+@pytest.mark.parametrize("bits", [None, 30])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_out_of_range(bits: int | None, bad: float) -> None:
+    gradient = torch.zeros(100)
+    assert in_range(gradient, bits, 1)
+    gradient[57] = bad
+    assert not in_range(gradient, bits, 2**53)
+
+
+def test_sums_stay_exact_up_to_the_limit_of_float64() -> None:
+    limit = contribution_limit(3)
+    total = torch.zeros(1, dtype=torch.float64)
+    for _ in range(3):
+        total += float(limit)
+    assert int(total) == 3 * limit
+
+
+def test_mean_divides_once_by_all_tokens() -> None:
+    parts = [torch.tensor([3.0, 8.0], dtype=torch.float64), torch.tensor([5.0, -8.0], dtype=torch.float64)]
+    assert mean_of_parts(parts, 2, 2).tolist() == [1.0, 0.0]
+    assert mean_of_parts([part.float() for part in parts], 2, None).tolist() == [4.0, 0.0]
+    assert parts[0].tolist() == [3.0, 8.0]
+
+
+@pytest.mark.parametrize("bits", [None, 30])
+def test_means_of_slices_are_slices_of_the_mean(bits: int | None) -> None:
+    dtype = exact_sums.sum_dtype(bits)
+    parts = [(torch.randn(1003) * 1e9).round().to(dtype) for _ in range(3)]
+    whole = mean_of_parts(parts, 4096, bits)
+    cuts = [0, 1, 130, 517, 1003]
+    slices = [mean_of_parts([p[a:b] for p in parts], 4096, bits) for a, b in pairwise(cuts)]
+    assert torch.equal(torch.cat(slices), whole)
+
+
+@pytest.mark.parametrize("elements", [1, 2, 3, 1000, 300_001])
+def test_squared_norm_is_right_and_ignores_the_number_of_threads(elements: int) -> None:
+    tensor = torch.randn(elements)
+    before = torch.get_num_threads()
+    try:
+        norms = set()
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            norms.add(squared_norm(tensor))
+    finally:
+        torch.set_num_threads(before)
+    assert len(norms) == 1
+    assert norms.pop() == pytest.approx(float(tensor.double().square().sum()), rel=1e-12)

@@ -1,0 +1,132 @@
+"""swarm.model.optimizers: state and steps of one parameter tensor. Equality with torch.optim is in test_stage.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from swarm.errors import InvalidConfig
+from swarm.job.spec import TrainingSection, parse_job
+from swarm.model.optimizers import OPTIMIZERS, Optimizer
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def training(optimizer: str, **values: Any) -> TrainingSection:
+    job = {"name": "t", "model": {"config": {"num_hidden_layers": 1}}, "data": {"source": "x"}}
+    return parse_job(job | {"training": {"optimizer": optimizer, **values}}).training
+
+
+def tensor(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "momentum", "names"),
+    [
+        ("adamw", 0.0, ["first_moment", "second_moment", "updates"]),
+        ("nadamw", 0.0, ["first_moment", "second_moment", "momentum_product", "updates"]),
+        ("lamb", 0.0, ["first_moment", "second_moment", "updates"]),
+        ("sgd", 0.0, []),
+        ("sgd", 0.9, ["momentum"]),
+    ],
+)
+def test_state_is_named_by_parameter(optimizer: str, momentum: float, names: list[str]) -> None:
+    parameters = {"a": tensor(3, 2, seed=0), "b": tensor(4, seed=1)}
+    made = Optimizer(training(optimizer, momentum=momentum), parameters.items())
+    for name, parameter in parameters.items():
+        state = made.state_of(name)
+        assert list(state) == names
+        assert all(one.shape in ((), parameter.shape) for one in state.values())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_parameter_does_not_feel_its_neighbours(optimizer: str) -> None:
+    alone, together = tensor(5, 7, seed=0), tensor(5, 7, seed=0)
+    other = tensor(9, seed=3)
+    one = Optimizer(training(optimizer), [("a", alone)])
+    two = Optimizer(training(optimizer), [("b", other), ("a", together)])
+    for step in range(3):
+        gradients = {"a": tensor(5, 7, seed=10 + step), "b": tensor(9, seed=20 + step)}
+        one.step([("a", alone)], gradients, 0.01)
+        two.step([("b", other), ("a", together)], gradients, 0.01)
+    assert torch.equal(alone, together)
+
+
+def test_lamb_follows_its_formula() -> None:
+    settings = training("lamb", betas=[0.9, 0.99], eps=1e-6, weight_decay=0.02)
+    parameter = tensor(6, 5, seed=0)
+    expected = parameter.double()
+    first, second = torch.zeros_like(expected), torch.zeros_like(expected)
+    made = Optimizer(settings, [("w", parameter)])
+    for step in range(1, 6):
+        gradient = tensor(6, 5, seed=step)
+        made.step([("w", parameter)], {"w": gradient}, 0.05)
+        first = 0.9 * first + 0.1 * gradient.double()
+        second = 0.99 * second + 0.01 * gradient.double() ** 2
+        direction = first / (1 - 0.9**step) / ((second / (1 - 0.99**step)).sqrt() + 1e-6) + 0.02 * expected
+        expected -= 0.05 * float(expected.norm() / direction.norm()) * direction
+        torch.testing.assert_close(parameter.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_lamb_step_is_as_long_as_the_learning_rate_times_the_norm_of_the_parameter() -> None:
+    before = tensor(40, 3, seed=0)
+    after = before.clone()
+    gradient = tensor(40, 3, seed=1) * 1e4
+    Optimizer(training("lamb"), [("w", after)]).step([("w", after)], {"w": gradient}, 0.01)
+    assert float((after - before).norm()) == pytest.approx(0.01 * float(before.norm()), rel=1e-4)
+
+
+def test_lamb_moves_a_parameter_that_starts_at_zero_and_keeps_one_without_gradient_finite() -> None:
+    parameter = torch.zeros(4)
+    made = Optimizer(training("lamb", weight_decay=0.0), [("w", parameter)])
+    made.step([("w", parameter)], {"w": torch.zeros(4)}, 0.01)
+    assert torch.equal(parameter, torch.zeros(4))
+    made.step([("w", parameter)], {"w": torch.ones(4)}, 0.01)
+    assert bool(parameter.isfinite().all())
+    assert float(parameter.max()) < 0.0
+
+
+def test_lamb_does_not_depend_on_the_number_of_threads() -> None:
+    results = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        parameter = tensor(700, 300, seed=0)
+        made = Optimizer(training("lamb"), [("w", parameter)])
+        for step in range(2):
+            made.step([("w", parameter)], {"w": tensor(700, 300, seed=step + 1)}, 0.01)
+        results.append(parameter)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_goes_downhill(optimizer: str) -> None:
+    parameter = torch.full((8,), 2.0)
+    made = Optimizer(training(optimizer, weight_decay=0.0), [("w", parameter)])
+    for _ in range(200):
+        made.step([("w", parameter)], {"w": 2 * parameter}, 0.02)
+    assert math.sqrt(float(parameter.square().mean())) < 0.2
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "nadamw", "lamb"])
+def test_momentum_is_refused_where_it_does_nothing(optimizer: str) -> None:
+    with pytest.raises(InvalidConfig, match=f'momentum = 0.9 does nothing for optimizer = "{optimizer}"') as caught:
+        training(optimizer, momentum=0.9)
+    assert "training.momentum" in caught.value.hint
+    assert training(optimizer, momentum=0.0).momentum == 0.0
+    assert training("sgd", momentum=0.9).momentum == 0.9
+
+
+def test_an_unknown_optimizer_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(InvalidConfig, match="'adamw', 'sgd', 'nadamw' or 'lamb'"):
+        training("adam")

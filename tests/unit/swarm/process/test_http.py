@@ -1,0 +1,125 @@
+"""The endpoint answers probes truthfully, survives bad clients, and never takes another's port."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from swarm.errors import InvalidConfig
+from swarm.process.http import HttpEndpoint
+
+
+@contextmanager
+def _serving(
+    loop: asyncio.AbstractEventLoop, readiness: Callable[[], Sequence[str]] = list
+) -> Iterator[tuple[HttpEndpoint, int]]:
+    registry = CollectorRegistry()
+    Gauge("swarm_test", "x", registry=registry).set(7)
+    endpoint = HttpEndpoint("127.0.0.1", 0, registry, readiness, loop, next_free=False)
+    port = endpoint.start()
+    try:
+        yield endpoint, port
+    finally:
+        endpoint.close()
+
+
+def _get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+async def test_metrics_are_served() -> None:
+    with _serving(asyncio.get_running_loop()) as (_, port):
+        status, text = await asyncio.to_thread(_get, port, "/metrics")
+    assert status == 200
+    assert "swarm_test 7.0" in text
+
+
+async def test_health_is_good_while_the_loop_turns() -> None:
+    with _serving(asyncio.get_running_loop()) as (_, port):
+        assert await asyncio.to_thread(_get, port, "/healthz") == (200, "ok\n")
+
+
+async def test_health_is_bad_while_the_loop_is_blocked() -> None:
+    with _serving(asyncio.get_running_loop()) as (_, port):
+        answers: list[tuple[int, str]] = []
+        probe = threading.Thread(target=lambda: answers.append(_get(port, "/healthz")))
+        probe.start()
+        probe.join()  # on the loop's own thread: this is what blocks it
+        assert answers[0][0] == 503
+        assert "does not turn" in answers[0][1]
+
+
+async def test_readiness_gives_its_reasons() -> None:
+    reasons = ["no scheduler", "no stage"]
+    with _serving(asyncio.get_running_loop(), lambda: reasons) as (_, port):
+        assert await asyncio.to_thread(_get, port, "/readyz") == (503, "no scheduler\nno stage\n")
+        reasons.clear()
+        assert await asyncio.to_thread(_get, port, "/readyz") == (200, "ready\n")
+
+
+async def test_a_readiness_that_raises_is_not_ready() -> None:
+    def broken() -> list[str]:
+        raise RuntimeError("lost count")
+
+    with _serving(asyncio.get_running_loop(), broken) as (_, port):
+        status, text = await asyncio.to_thread(_get, port, "/readyz")
+    assert status == 503
+    assert "lost count" in text
+
+
+async def test_other_paths_and_methods_are_refused() -> None:
+    with _serving(asyncio.get_running_loop()) as (_, port):
+        assert (await asyncio.to_thread(_get, port, "/"))[0] == 404
+        assert (await asyncio.to_thread(_get, port, "/metrics/../etc"))[0] == 404
+        assert (await asyncio.to_thread(_get, port, "/metrics", "POST"))[0] == 405
+
+
+async def test_a_client_that_says_nothing_holds_nobody_up() -> None:
+    with _serving(asyncio.get_running_loop()) as (_, port):
+        with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)) as rude:
+            rude.sendall(b"\x00\xff nonsense\r\n\r\n")
+            assert (await asyncio.to_thread(_get, port, "/healthz"))[0] == 200
+
+
+async def test_a_busy_port_is_an_error_that_names_the_flag() -> None:
+    loop = asyncio.get_running_loop()
+    with _serving(loop) as (_, port):
+        second = HttpEndpoint("127.0.0.1", port, CollectorRegistry(), list, loop, next_free=False)
+        with pytest.raises(InvalidConfig, match=str(port)) as caught:
+            second.start()
+        assert "--http-port" in caught.value.hint
+
+
+async def test_a_busy_port_is_passed_over_where_that_is_allowed() -> None:
+    loop = asyncio.get_running_loop()
+    with _serving(loop) as (_, port):
+        second = HttpEndpoint("127.0.0.1", port, CollectorRegistry(), list, loop, next_free=True)
+        try:
+            assert port < second.start() <= port + 100
+        finally:
+            second.close()
+
+
+async def test_a_foreign_address_is_an_error_that_names_the_flag() -> None:
+    endpoint = HttpEndpoint("192.0.2.1", 0, CollectorRegistry(), list, asyncio.get_running_loop(), next_free=True)
+    with pytest.raises(InvalidConfig) as caught:
+        endpoint.start()
+    assert "--http-host" in caught.value.hint
+
+
+async def test_closing_twice_is_the_same_as_once() -> None:
+    with _serving(asyncio.get_running_loop()) as (endpoint, _):
+        endpoint.close()

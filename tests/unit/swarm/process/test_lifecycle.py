@@ -1,0 +1,122 @@
+"""How processes begin: folders of their own, addresses that others cannot reach."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scheduler.app
+import stage_server.app
+from stage_server.options import MemoryShare, Options
+from swarm.errors import InvalidConfig, NotAllowed, UsageError
+from swarm.process.lifecycle import Farewell, check_http_host, lock_first, lock_folder
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from swarm.process.lifecycle import lock_folder
+lock = lock_folder(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_folder_has_one_process_until_that_is_killed(tmp_path: Path) -> None:
+    """Two stage servers with one identity pushed each other out for ever."""
+    folder = tmp_path / "new" / "folder"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(NotAllowed, match=rf"another process \(pid {holder.pid}\) is using .*/new/folder "):
+                lock_folder(folder)
+        finally:
+            holder.send_signal(signal.SIGKILL)
+    with lock_folder(folder):
+        assert (folder / "lock").read_text() == f"{os.getpid()}\n"
+    lock_folder(folder).close()
+
+
+def test_the_first_free_folder_is_taken(tmp_path: Path) -> None:
+    folders = tuple(tmp_path / str(number) for number in range(3))
+    with lock_folder(folders[0]):
+        first, lock = lock_first(folders)
+        second, other = lock_first(folders)
+        assert (first, second) == folders[1:]
+        with pytest.raises(NotAllowed, match=r"is using .*/2"):
+            lock_first(folders)
+        lock.close()
+        other.close()
+    first, lock = lock_first(folders)
+    lock.close()
+    assert first == folders[0]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidConfig, match=r"file/below cannot be used: Not a directory"):
+        lock_folder(tmp_path / "file" / "below")
+
+
+def _scheduler(folder: Path, http_host: str = "127.0.0.1") -> scheduler.app.Options:
+    return scheduler.app.Options("127.0.0.1:0", http_host, 0, "sqlite", "none", folder, insecure=False)
+
+
+def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> Options:
+    return Options(
+        broker="",
+        scheduler="127.0.0.1:1",
+        listen="127.0.0.1:0",
+        announce="",
+        device="cpu",
+        stage=-1,
+        threads=1,
+        max_memory=MemoryShare.parse("1GiB"),
+        http_host=http_host,
+        http_port=0,
+        data_dirs=(folder,),
+        connect_retry_s_max=1.0,
+        orphan_timeout_s=1.0,
+        drain_timeout_s=0.0,
+        insecure=False,
+        log_level="info",
+        log_format="json",
+        allow_chaos=False,
+    )
+
+
+async def test_a_second_scheduler_or_stage_server_on_one_folder_is_refused(tmp_path: Path) -> None:
+    with lock_folder(tmp_path):
+        async with asyncio.timeout(20):
+            with pytest.raises(NotAllowed, match="is using"):
+                await scheduler.app.serve(_scheduler(tmp_path))
+            with pytest.raises(NotAllowed, match="is using"):
+                await stage_server.app.serve(_stage_server(tmp_path), Farewell())
+
+
+async def test_metrics_are_not_shown_to_others_unless_that_is_meant(tmp_path: Path) -> None:
+    async with asyncio.timeout(20):
+        with pytest.raises(InvalidConfig, match=r"--http-host 0\.0\.0\.0 would take plaintext connections"):
+            await scheduler.app.serve(_scheduler(tmp_path, "0.0.0.0"))
+        with pytest.raises(InvalidConfig, match=r"--http-host 10\.0\.0\.7 would take plaintext connections"):
+            _stage_server(tmp_path, "10.0.0.7").check()
+    check_http_host("0.0.0.0", 9464, insecure=True)
+    check_http_host("0.0.0.0", None, insecure=False)
+    check_http_host("localhost", 9464, insecure=False)
+
+
+@pytest.mark.parametrize(("text", "offered"), [("90%", 900), ("12.5%", 125), ("100%", 1000), ("2KiB", 2048), ("7", 7)])
+def test_offered_memory_is_a_size_or_a_share_of_what_is_free(text: str, offered: int) -> None:
+    assert MemoryShare.parse(text).of(1000) == offered
+
+
+@pytest.mark.parametrize("text", ["", "0", "0%", "101%", "nan%", "much", "-1", "-5%", "%", "1GB"])
+def test_another_amount_of_memory_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="--max-memory is a size or a share"):
+        MemoryShare.parse(text)

@@ -1,0 +1,257 @@
+"""The series are those that the interface promises, and they go when what they describe is gone."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from swarm.process.metrics import PEERS_MAX, SECONDS_BUCKETS, SchedulerMetrics, StageServerMetrics
+from swarm.types import JobState
+
+EVERY_PROCESS = {
+    "swarm_build_info": {"version", "protocol"},
+    "swarm_mqtt_connected": set(),
+    "swarm_mqtt_reconnects_total": set(),
+}
+SCHEDULER = {
+    "swarm_job_info": {"job_id", "family"},
+    "swarm_job_state": {"job_id", "state"},
+    "swarm_job_step": {"job_id"},
+    "swarm_job_last_progress_timestamp_seconds": {"job_id"},
+    "swarm_job_tokens_total": {"job_id"},
+    "swarm_job_nonfinite_steps_total": {"job_id"},
+    "swarm_train_loss": {"job_id"},
+    "swarm_evaluation_loss": {"job_id"},
+    "swarm_evaluation_step": {"job_id"},
+    "swarm_learning_rate": {"job_id"},
+    "swarm_grad_norm": {"job_id"},
+    "swarm_step_duration_seconds": {"job_id"},
+    "swarm_microbatches_committed_total": {"job_id"},
+    "swarm_microbatches_in_flight": {"job_id"},
+    "swarm_ledger_violations_total": {"job_id"},
+    "swarm_checkpoint_duration_seconds": set(),
+    "swarm_checkpoint_last_success_timestamp_seconds": {"job_id"},
+    "swarm_checkpoint_failures_total": {"job_id", "reason"},
+    "swarm_checkpoint_size_bytes": {"job_id"},
+    "swarm_microbatches_replayed_total": {"job_id", "stage"},
+    "swarm_reroutes_total": {"job_id", "stage", "reason"},
+    "swarm_duplicates_discarded_total": {"job_id"},
+    "swarm_rebalances_total": {"job_id"},
+    "swarm_rebalance_duration_seconds": set(),
+    "swarm_route_decisions_total": {"stage", "peer"},
+    "swarm_peers": {"job_id", "stage", "state"},
+    "swarm_peer_info": {"peer", "version", "device"},
+    "swarm_peer_last_heartbeat_timestamp_seconds": {"peer"},
+}
+STAGE_SERVER = {
+    "swarm_stage_compute_seconds": {"stage", "direction"},
+    "swarm_queue_depth": {"stage", "direction"},
+    "swarm_queue_wait_seconds": {"stage", "direction"},
+    "swarm_device_busy_seconds_total": set(),
+    "swarm_device_memory_used_bytes": set(),
+    "swarm_device_memory_capacity_bytes": set(),
+    "swarm_oom_total": set(),
+    "swarm_network_bytes_total": {"direction", "kind"},
+    "swarm_network_uncompressed_bytes_total": {"direction", "kind"},
+    "swarm_averaging_duration_seconds": {"stage"},
+    "swarm_averaging_rounds_total": {"stage", "outcome"},
+    "swarm_outputs_evicted_total": {"stage"},
+}
+
+
+def _series(registry: CollectorRegistry) -> dict[str, set[str]]:
+    """Names as a person writes them in a query (histograms by their base name), with their labels."""
+    series: dict[str, set[str]] = {}
+    for family in registry.collect():
+        if family.name.startswith("swarm_"):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            series[name] = {label for sample in family.samples for label in sample.labels} - {"le"}
+    return series
+
+
+def _with_a_job() -> SchedulerMetrics:
+    metrics = SchedulerMetrics("0.1.0", 1)
+    metrics.job_opened("j1", "llama")
+    metrics.job_state("j1", JobState.RUNNING)
+    metrics.recovery("j1", (0, 2), {(1, "gone"): 3}, 1)
+    metrics.recovery("j1", (0, 2), {(1, "gone"): 3}, 1)
+    for step in (1, 2):
+        metrics.step_committed(
+            "j1",
+            step=step,
+            time_unix_s=1000.0 + step,
+            loss=2.5,
+            learning_rate=1e-3,
+            grad_norm=0.5,
+            tokens=100,
+            microbatches=4,
+        )
+    metrics.evaluated("j1", step=2, loss=2.25)
+    metrics.checkpoint_kept("j1", duration_s=2.0, time_unix_s=1002.0, size_bytes=100)
+    metrics.rebalanced("j1", duration_s=3.0)
+    metrics.checkpoint_failed("j1", "disk_full")
+    metrics.peer_attached("p1", "0.1.0", "cuda:0", 1000.0)
+    metrics.route_decided(1, "p1")
+    metrics.peers({("j1", 0, "serving"): 2, ("", None, "idle"): 1}, {"j1": 2})
+    metrics.in_flight("j1", 3)
+    return metrics
+
+
+def test_a_scheduler_serves_the_promised_series_and_labels() -> None:
+    assert _series(_with_a_job().registry) == EVERY_PROCESS | SCHEDULER
+
+
+def test_a_stage_server_serves_the_promised_series_and_labels() -> None:
+    metrics = StageServerMetrics("0.1.0", 1)
+    metrics.computed(0, "forward", 0.01)
+    metrics.queue_depth(0, forward=1, backward=2)
+    metrics.waited(0, "backward", 0.001)
+    metrics.transferred("sent", "activation", 100, 200)
+    metrics.round_finished(0, "averaged", 0.2)
+    metrics.output_evicted(0)
+    assert _series(metrics.registry) == EVERY_PROCESS | STAGE_SERVER
+
+
+def test_every_process_also_shows_itself() -> None:
+    text = generate_latest(StageServerMetrics("0.1.0", 1).registry).decode()
+    assert "process_resident_memory_bytes" in text
+    assert "python_info" in text
+    assert "_created" not in text
+
+
+def test_buckets_reach_from_a_millisecond_to_two_minutes() -> None:
+    assert SECONDS_BUCKETS[0] == 0.001
+    assert SECONDS_BUCKETS[-1] == 120.0
+    ratios = [larger / smaller for smaller, larger in pairwise(SECONDS_BUCKETS[:-1])]
+    assert ratios == pytest.approx([2.5] * len(ratios), rel=0.01)
+
+
+def test_exactly_one_job_state_is_one() -> None:
+    metrics = _with_a_job()
+    metrics.job_state("j1", JobState.FAILED)
+    samples = _samples(metrics.registry, "swarm_job_state")
+    assert [labels["state"] for labels, value in samples if value] == ["failed"]
+    assert len(samples) == len(JobState)
+
+
+def test_a_step_is_counted_from_commit_to_commit() -> None:
+    registry = _with_a_job().registry
+    assert registry.get_sample_value("swarm_step_duration_seconds_count", {"job_id": "j1"}) == 1
+    assert registry.get_sample_value("swarm_step_duration_seconds_sum", {"job_id": "j1"}) == 1.0
+    assert registry.get_sample_value("swarm_job_tokens_total", {"job_id": "j1"}) == 200
+    assert registry.get_sample_value("swarm_microbatches_committed_total", {"job_id": "j1"}) == 8
+
+
+def test_a_skipped_step_applies_no_tokens_and_leaves_the_loss() -> None:
+    metrics = _with_a_job()
+    metrics.step_committed(
+        "j1",
+        step=3,
+        time_unix_s=1003.0,
+        loss=float("nan"),
+        learning_rate=1e-3,
+        grad_norm=float("nan"),
+        tokens=100,
+        microbatches=4,
+        skipped=True,
+    )
+    assert metrics.registry.get_sample_value("swarm_job_nonfinite_steps_total", {"job_id": "j1"}) == 1
+    assert metrics.registry.get_sample_value("swarm_job_tokens_total", {"job_id": "j1"}) == 200
+    assert metrics.registry.get_sample_value("swarm_train_loss", {"job_id": "j1"}) == 2.5
+    assert metrics.registry.get_sample_value("swarm_job_step", {"job_id": "j1"}) == 3
+
+
+def test_nothing_of_a_forgotten_job_or_peer_is_left() -> None:
+    metrics = _with_a_job()
+    metrics.forget_job("j1")
+    metrics.forget_peer("p1")
+    text = generate_latest(metrics.registry).decode()
+    assert "j1" not in text
+    assert "p1" not in text
+    metrics.peers({("", None, "idle"): 1}, {})
+    assert _samples(metrics.registry, "swarm_peers")
+
+
+def test_an_empty_stage_is_shown_as_zero() -> None:
+    metrics = _with_a_job()
+    labels = {"job_id": "j1", "stage": "1", "state": "serving"}
+    assert metrics.registry.get_sample_value("swarm_peers", labels) == 0
+    metrics.peers({}, {})
+    assert metrics.registry.get_sample_value("swarm_peers", labels) is None
+
+
+def test_a_violation_is_counted_once_however_often_the_total_is_told() -> None:
+    metrics = _with_a_job()
+    for total in (0, 2, 2, 1, 3):
+        metrics.ledger_violations("j1", total)
+    assert metrics.registry.get_sample_value("swarm_ledger_violations_total", {"job_id": "j1"}) == 3
+
+
+def test_totals_of_recovery_are_counted_once() -> None:
+    value = _with_a_job().registry.get_sample_value
+    assert value("swarm_microbatches_replayed_total", {"job_id": "j1", "stage": "1"}) == 2
+    assert value("swarm_reroutes_total", {"job_id": "j1", "stage": "1", "reason": "gone"}) == 3
+    assert value("swarm_duplicates_discarded_total", {"job_id": "j1"}) == 1
+
+
+def test_peers_choose_no_label_value() -> None:
+    metrics = SchedulerMetrics("0.1.0", 1)
+    metrics.peer_attached("p1", '1.0"} evil 1\n', "toaster", 1.0)
+    labels = {"peer": "p1", "version": "other", "device": "other"}
+    assert metrics.registry.get_sample_value("swarm_peer_info", labels) == 1
+
+
+def test_peers_beyond_the_limit_share_one_label() -> None:
+    metrics = SchedulerMetrics("0.1.0", 1)
+    for number in range(PEERS_MAX + 5):
+        metrics.route_decided(0, f"p{number}")
+    samples = _samples(metrics.registry, "swarm_route_decisions", "swarm_route_decisions_total")
+    assert len(samples) == PEERS_MAX + 1
+    other = {"stage": "0", "peer": "other"}
+    assert metrics.registry.get_sample_value("swarm_route_decisions_total", other) == 5
+
+
+def test_the_first_link_to_the_broker_is_no_reconnection() -> None:
+    process = SchedulerMetrics("0.1.0", 1).process
+    for connected in (True, False, True):
+        process.mqtt_link(connected)
+    assert process.registry.get_sample_value("swarm_mqtt_connected") == 1
+    assert process.registry.get_sample_value("swarm_mqtt_reconnects_total") == 1
+
+
+def _samples(registry: CollectorRegistry, family: str, sample: str = "") -> list[tuple[dict[str, str], float]]:
+    return [
+        (s.labels, s.value)
+        for f in registry.collect()
+        if f.name == family
+        for s in f.samples
+        if s.name == (sample or family)
+    ]
+
+
+def test_a_job_that_went_back_shows_what_was_measured_there_and_counts_on() -> None:
+    """What an abandoned timeline reached is no longer to be seen; what is counted only rises."""
+    metrics = SchedulerMetrics("0.1.0", 1)
+    metrics.job_opened("j1", "llama")
+    value = metrics.registry.get_sample_value
+    step = {"time_unix_s": 1.0, "learning_rate": 0.2, "grad_norm": 3.0, "tokens": 10, "microbatches": 4}
+    metrics.step_committed("j1", step=5, loss=2.0, **step)
+    metrics.evaluated("j1", step=5, loss=2.5)
+    metrics.recovery("j1", [7], {}, 0)
+    metrics.job_opened("j1", "llama", 2)
+    metrics.job_went_back("j1", 4.0, 0.1, 1.0, 2)
+    metrics.evaluated("j1", step=2, loss=4.5)
+    job = {"job_id": "j1"}
+    assert [value(name, job) for name in ("swarm_job_step", "swarm_train_loss", "swarm_evaluation_loss")] == [2, 4, 4.5]
+    assert value("swarm_job_tokens_total", job) == 10
+    metrics.step_committed("j1", step=3, loss=3.0, **{**step, "time_unix_s": 900.0})
+    assert value("swarm_step_duration_seconds_sum", job) == 0.0, "the time that it was stalled is no step"
+    metrics.recovery("j1", [2], {}, 0)
+    assert value("swarm_microbatches_replayed_total", {**job, "stage": "0"}) == 9
+
+    metrics.job_opened("j1", "llama")
+    metrics.job_went_back("j1", math.nan, 0.0, 0.0, 0)
+    assert [value(name, job) for name in ("swarm_train_loss", "swarm_evaluation_loss")] == [None, None]

@@ -1,0 +1,113 @@
+"""The first seconds of our programs, in which they import: quiet when interrupted, quick to refuse."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[4]
+PROGRAMS = [
+    (("client", "ls"), "rich"),
+    (("scheduler",), "sqlalchemy"),
+    (("stage_server", "--scheduler", "127.0.0.1:1"), "torch"),
+    (("swarm.reference", "job.toml"), "torch"),
+]
+JOB = """
+name = "tiny"
+[model]
+config = {hidden_size = 32, intermediate_size = 48, num_hidden_layers = 2, num_attention_heads = 4}
+[data]
+source = "*.toml"
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "job.toml").write_text(JOB)
+    return tmp_path
+
+
+def _start(here: Path, library: str, body: str, *arguments: str) -> subprocess.Popen[str]:
+    """`python -m ARGUMENTS` in which `library` is a module with this body."""
+    (here / f"{library}.py").write_text(body)
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=here,
+        env=os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{REPOSITORY}", "SWARM_DATA_DIR": str(here)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize(("arguments", "library"), PROGRAMS)
+def test_ctrl_c_while_python_imports_is_no_traceback(here: Path, arguments: tuple[str, ...], library: str) -> None:
+    body = "import time\nprint('importing', flush=True)\ntime.sleep(30)\n"
+    with _start(here, library, body, *arguments) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("stage_server", "--nonsense"), 2, "error[E0200]: no such option: --nonsense"),
+        (("stage_server",), 3, "error[E0300]: give either --broker or --scheduler"),
+        (("stage_server", "--scheduler", "h:1", "--http-host", "0.0.0.0"), 3, "error[E0300]: --http-host 0.0.0.0"),
+        (("stage_server", "--scheduler", "h:1", "--threads", "many"), 2, "error[E0200]: --threads is auto or"),
+        (("swarm.reference", "nothing.toml"), 3, "error[E0300]: job file nothing.toml does not exist"),
+        (("swarm.reference", "job.toml", "--threads", "0"), 2, "error[E0200]: --threads 0"),
+        (("swarm.reference", "job.toml", "--set", "training.stepps=1"), 3, "error[E0300]: job.toml: unknown key"),
+        (("swarm.reference", "job.toml", "--out", "."), 10, "error[E1000]: . exists already"),
+        (("swarm.reference", "job.toml", "--out", "job.toml/x"), 3, "error[E0300]: job.toml/x cannot be written: "),
+    ],
+)
+def test_what_is_wrong_is_said_before_torch_is_loaded(
+    here: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    with _start(here, "torch", "raise SystemExit('torch was loaded')\n", *arguments) as process:
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (code, "")
+    assert err.startswith(message)
+
+
+def test_a_busy_port_is_one_error_without_grpcs_own_line(here: Path) -> None:
+    flags = ("--broker", "none", "--http-port", "none", "--data-dir", str(here / "data"))
+    busy = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); print(s.getsockname()[1])"
+    holder = subprocess.Popen(
+        [sys.executable, "-uc", f"{busy}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with holder:
+        assert holder.stdout is not None
+        address = f"127.0.0.1:{holder.stdout.readline().strip()}"
+        with _start(here, "unused", "", "scheduler", "--listen", address, *flags) as process:
+            _, err = process.communicate(timeout=30)
+        holder.communicate("\n")
+    assert process.returncode == 3
+    assert err.startswith(f"error[E0300]: cannot listen at {address}: ")
+    assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(("redirection", "code"), [(">&-", 0), ("> /dev/full", 3), ("-o json > /dev/full", 3)])
+def test_an_output_that_is_closed_or_full_is_no_traceback(here: Path, redirection: str, code: int) -> None:
+    """`swarm ls >&-` spoke of NoneType, a full disk ended in two tracebacks."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    command = f"{sys.executable} -m client submit --dry-run job.toml {redirection}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=here, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True
+    )
+    assert done.returncode == code, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"unexpected" not in done.stderr
+    assert b"Exception" not in done.stderr
+    assert code == 0 or b"error[E0300]: the disk is full" in done.stderr
