@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from client.cli import run
 from swarm.job.partition import resolve
-from swarm.reference import train_local as train_local_command
+from swarm.reference.__main__ import train_local as train_local_command
 from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb
 from tests.support.processes import Cluster

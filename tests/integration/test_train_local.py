@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from swarm.model.sample import sample
-from swarm.reference import main
+from swarm.reference.__main__ import main
 from tests.support.tokenizer import write_tokenizer
 
 JOB = """
