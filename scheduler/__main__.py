@@ -11,7 +11,7 @@ with quiet_start():
     import platformdirs
     import typer
 
-    from scheduler.app import Options, serve
+    from scheduler.app import SchedulerOptions, serve
     from swarm.process.lifecycle import http_port_of, log_format_of, run_cli, run_process
     from swarm.process.logs import configure
 
@@ -50,7 +50,9 @@ def scheduler(
 ) -> None:
     """Run the scheduler: it routes microbatches, counts gradients, commits steps and answers `swarm`."""
     configure(log_level, log_format_of(log_format))
-    options = Options(listen, http_host, http_port_of(http_port), db, broker, data_dir, insecure, grace, allow_chaos)
+    options = SchedulerOptions(
+        listen, http_host, http_port_of(http_port), db, broker, data_dir, insecure, grace, allow_chaos
+    )
     run_process(serve(options))
 
 

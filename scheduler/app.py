@@ -19,7 +19,7 @@ from scheduler.api.sessions import Sessions
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Announcer
-from scheduler.storage.database import Store
+from scheduler.storage.database import Database
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics
 from swarm.mqtt.broker import local_broker
@@ -39,7 +39,7 @@ STOP_S_MAX = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SchedulerOptions:
     """The scheduler's flags, checked."""
 
     listen: str
@@ -53,7 +53,7 @@ class Options:
     allow_chaos: bool = False
 
 
-async def serve(options: Options) -> None:
+async def serve(options: SchedulerOptions) -> None:
     """Run until cancelled.
 
     Raises InvalidConfig if an address, folder or database cannot be used, NotAllowed if the folder is in use.
@@ -68,7 +68,7 @@ async def serve(options: Options) -> None:
         # Of its own, so that no commit waits behind the files of a checkpoint.
         files_executor = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="files"))
         url = f"sqlite:///{options.data_dir / 'scheduler.db'}" if options.db == "sqlite" else options.db
-        store = await Store.open(url, executor)
+        store = await Database.open(url, executor)
         stack.push_async_callback(store.close)
         metrics = SchedulerMetrics(product, PROTOCOL_VERSION)
         membership = Membership(grace_s=options.grace_s)

@@ -13,7 +13,7 @@ with quiet_start():
     import typer
 
     from stage_server.lean_imports import lean_imports
-    from stage_server.options import DEFAULT_SHARE, MemoryShare, Options
+    from stage_server.options import DEFAULT_SHARE, MemoryShare, StageServerOptions
     from swarm.process.lifecycle import Farewell, auto_int, http_port_of, log_format_of, run_cli, run_process
     from swarm.process.logs import configure
 
@@ -76,7 +76,7 @@ def stage_server(
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     form = log_format_of(log_format)
     configure(log_level, form)
-    options = Options(
+    options = StageServerOptions(
         broker=broker,
         scheduler=scheduler,
         listen=listen,

@@ -18,7 +18,7 @@ import torch
 
 from stage_server.chaos import Harm, HarmedDevice, HarmedLinks, HarmedReceiver
 from stage_server.device import Device, ThreadDevice
-from stage_server.options import Options
+from stage_server.options import StageServerOptions
 from stage_server.session.server import Identity, StageServer
 from swarm.errors import InvalidConfig
 from swarm.messages import PROTOCOL_VERSION
@@ -44,7 +44,7 @@ HOLD_BYTES_MIN = 64 << 20
 _KIND = {"activation": "activation", "evaluation": "activation", "gradient": "gradient"}
 
 
-async def serve(options: Options, farewell: Farewell) -> None:
+async def serve(options: StageServerOptions, farewell: Farewell) -> None:
     """Run until cancelled; `farewell` is told how to leave in order.
 
     `options` have been checked. Raises InvalidConfig if an address, folder or device cannot be used, NotAllowed if the
@@ -193,7 +193,7 @@ class _Traffic:
         self._metrics.transferred("received", _KIND.get(kind, "state"), wire_bytes, tensor_bytes)
 
 
-def _finder(options: Options) -> Callable[[], Awaitable[str]]:
+def _finder(options: StageServerOptions) -> Callable[[], Awaitable[str]]:
     async def find() -> str:
         if options.scheduler:
             return options.scheduler

@@ -45,7 +45,7 @@ class MemoryShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class StageServerOptions:
     """The stage server's flags."""
 
     broker: str  # "" = none

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from benchmarks.measured.throughput import LOSS_TOLERANCE, Fleet, Swarm, Timed, job_of
 from scheduler.brain.state.step import CommitRow
-from scheduler.storage.database import JobRecord, JobTokens, Store
+from scheduler.storage.database import Database, JobRecord, JobTokens
 from swarm.model.stage import Stage
 from swarm.types import JobId, JobState, Microbatch, Round, UnitName, set_digest
 from tests.mutations.catalogue import FOLDER, ROOT, Mutant, apply, copy_tree, read
@@ -217,7 +217,7 @@ def _row_s(folder: Path) -> float:
     """Making one commit row durable: the median, on this machine's disk; the only part that is no processor time."""
 
     async def main() -> float:
-        store = await Store.open(f"sqlite:///{folder}/rows.db", None)
+        store = await Database.open(f"sqlite:///{folder}/rows.db", None)
         await store.put_job(
             JobRecord(JOB, "overhead", JobState.RUNNING, "", 0.0, 0.0, "{}", JobTokens(("a",), "uint16", 257, 1.0))
         )

@@ -34,7 +34,7 @@ from random import Random
 from statistics import mean
 
 from scheduler.brain.routing.pace import Pace
-from scheduler.brain.routing.policies import WIRINGS, ReplicaLoad, StageLoad, Wiring
+from scheduler.brain.routing.policies import POLICIES, ReplicaLoad, RoutingPolicy, StageLoad
 from swarm.types import PeerId, Routing
 
 STAGES = 4
@@ -99,7 +99,7 @@ class Simulation:
     def __init__(self, routing: Routing, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
         self.rng, self.dice = Random(seed), Random(seed + 1)
-        self.wiring: Wiring = WIRINGS[routing]()
+        self.wiring: RoutingPolicy = POLICIES[routing]()
         self.pace = Pace()
         self.now_s = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []

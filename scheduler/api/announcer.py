@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scheduler.jobs.job import Progress
+from scheduler.jobs.job import JobProgress
 from scheduler.storage.database import JobRecord
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
@@ -18,7 +18,7 @@ class BusAnnouncer:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    def job_changed(self, record: JobRecord, progress: Progress) -> None:
+    def job_changed(self, record: JobRecord, progress: JobProgress) -> None:
         self._bus.announce(
             topics.job(record.id),
             {
@@ -36,5 +36,5 @@ class BusAnnouncer:
 class NoAnnouncer:
     """For a scheduler without a broker."""
 
-    def job_changed(self, record: JobRecord, progress: Progress) -> None:
+    def job_changed(self, record: JobRecord, progress: JobProgress) -> None:
         pass

@@ -24,7 +24,7 @@ def job_is_over(record: JobRecord, now_unix_s: float) -> bool:
     return record.state.is_final and now_unix_s - record.since_unix_s >= JOB_KEPT_S
 
 
-class Absences:
+class MetricExpiry:
     """Since when each peer is away."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Absences:
 
 async def tidy(jobs: Jobs, membership: Membership, metrics: SchedulerMetrics, wall_s: Callable[[], float]) -> None:
     """Remove what is over, once a minute, for ever."""
-    absences = Absences()
+    absences = MetricExpiry()
     loop = asyncio.get_running_loop()
     while True:
         for job in jobs.all():

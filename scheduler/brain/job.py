@@ -27,21 +27,21 @@ from enum import StrEnum
 from random import Random
 from typing import assert_never
 
-from scheduler.brain.checkpoint.collection import Collecting
-from scheduler.brain.checkpoint.schedule import BeginCheckpoint, PublishCheckpoint, Saving, Stopped
+from scheduler.brain.checkpoint.collection import CheckpointCollector
+from scheduler.brain.checkpoint.schedule import BeginCheckpoint, CheckpointSchedule, PublishCheckpoint, Stopped
 from scheduler.brain.commit.commits import Commits
 from scheduler.brain.commit.rounds import Expel, Rounds
 from scheduler.brain.explain.facts import Situation
-from scheduler.brain.explain.situation import Telling
+from scheduler.brain.explain.situation import SituationView
 from scheduler.brain.outputs import (
     Admitted,
     Fail,
     Finish,
+    Independent,
     Left,
     Note,
     Output,
     Send,
-    StandsAlone,
     WriteCommit,
     WriteEvaluation,
     listed,
@@ -50,18 +50,18 @@ from scheduler.brain.replicas.admission import Admission
 from scheduler.brain.replicas.departures import Departures
 from scheduler.brain.replicas.loading import Loading
 from scheduler.brain.replicas.moves import Moves
-from scheduler.brain.replicas.reattach import Returning
+from scheduler.brain.replicas.reattach import Reattach
 from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.routing.loads import Loads
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.stall import FAILED_HINT, nobody_back, stopped_by_loss, stuck
-from scheduler.brain.state.brain_state import Books
-from scheduler.brain.state.joiners import Joiner, Joining
+from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.state.joiners import Joiner, Joiners
 from scheduler.brain.state.leaves import Leave
-from scheduler.brain.state.pool import Replica, Trust
-from scheduler.brain.state.restart import Census, Links, Resumed
-from scheduler.brain.state.step import CommitRow, Phase, StepRun, Turn
+from scheduler.brain.state.pool import ReplicaRecord, Trust
+from scheduler.brain.state.restart import Links, RestartCensus, Resumed
+from scheduler.brain.state.step import CommitRow, Phase, StepEvent, StepRun
 from swarm.errors import OutOfMemory, PeerUnavailable, StaleMessage
 from swarm.messages import (
     Accumulated,
@@ -91,14 +91,14 @@ __all__ = [
     "CommitRow",
     "Fail",
     "Finish",
+    "Independent",
     "JobBrain",
     "Left",
     "Mode",
     "Note",
     "Output",
-    "Replica",
+    "ReplicaRecord",
     "Send",
-    "StandsAlone",
     "WriteCommit",
     "WriteEvaluation",
 ]
@@ -122,13 +122,13 @@ class JobBrain:
         self.settings = settings
         self.stages = len(settings.split)
         self.mode = Mode.WAITING
-        self._census: Census | None = None  # while gathering
+        self._census: RestartCensus | None = None  # while gathering
         self._known: Mapping[PeerId, int] = {}  # who served which stage before a restart
 
-        books = Books.of(settings)
+        books = BrainState.of(settings)
         self._pool, self._progress, self._ledger, self._outbox = books.pool, books.progress, books.ledger, books.outbox
-        self._joining = joining = Joining()
-        self._saving = saving = Saving(settings.saving, self.stages, settings.first_step, settings.steps)
+        self._joining = joining = Joiners()
+        self._saving = saving = CheckpointSchedule(settings.saving, self.stages, settings.first_step, settings.steps)
         self._evaluations = evaluations = Evaluations(
             settings.timeline,
             every_steps=settings.eval_every_steps,
@@ -145,14 +145,14 @@ class JobBrain:
         self._commits = commits = Commits(books, evaluations, rng)
         self._admission = Admission(books, joining, loading, rng)
         self._moves = moves = Moves(books, joining, loads)
-        self._collecting = Collecting(books, saving)
+        self._collecting = CheckpointCollector(books, saving)
         self._departures = Departures(books, saving, dispatch, rounds, commits)
-        self._returning = Returning(books, evaluations, dispatch, rounds, commits)
-        self._telling = Telling(books, loads, links, joining, saving, moves)
+        self._returning = Reattach(books, evaluations, dispatch, rounds, commits)
+        self._telling = SituationView(books, loads, links, joining, saving, moves)
 
     # What happens ------------------------------------------------------------------------------------------------
 
-    def start(self, replicas: Sequence[Replica], now_s: float) -> list[Output]:
+    def start(self, replicas: Sequence[ReplicaRecord], now_s: float) -> list[Output]:
         """Load every replica's stage; each stage has at least one."""
         assert self.mode is Mode.WAITING
         self.mode = Mode.LOADING
@@ -168,7 +168,7 @@ class JobBrain:
         """Go on where an earlier scheduler start stopped, once the peers that it knew have come back with Hello."""
         assert self.mode is Mode.WAITING
         self.mode = Mode.GATHERING
-        self._census = Census(resumed.known, now_s + resumed.grace_s)
+        self._census = RestartCensus(resumed.known, now_s + resumed.grace_s)
         self._known = resumed.known
         self._returning.resume(resumed)
         return self._go_on(now_s)
@@ -244,7 +244,7 @@ class JobBrain:
         run = self._progress.runs.get(step)
         if self.mode is Mode.ENDED or run is None or run.row is None or run.phase is not Phase.WRITING:
             return []
-        run.turn(Turn.DURABLE)
+        run.turn(StepEvent.DURABLE)
         for peer in self._pool.members(step):
             self._commits.send(peer, run.row)
         self._dispatch.close(step)
@@ -309,7 +309,7 @@ class JobBrain:
             return Decision(None, barred)
         return self._moves.where_to_join(peer, pinned_stage, fitting, self._ledger.now_s, coming)
 
-    def join(self, replica: Replica, now_s: float) -> list[Output]:
+    def join(self, replica: ReplicaRecord, now_s: float) -> list[Output]:
         """Let an idle peer fetch the stage's state, to become a replica when it has it."""
         if self.mode is Mode.ENDED:
             return []
@@ -428,7 +428,7 @@ class JobBrain:
 
     def is_joining(self, peer: PeerId) -> bool:
         """Whether the peer fetches a stage's state, or still needs something that only the others of its stage have."""
-        return peer in self._joining or (peer in self._pool and self._pool[peer].leans)
+        return peer in self._joining or (peer in self._pool and self._pool[peer].needs_donors)
 
     @property
     def in_flight(self) -> int:
@@ -588,14 +588,14 @@ class JobBrain:
                 self._outbox.put(Send(peer, Release(self.settings.job, "the job went on without it")))
                 return
             pinned = hello.pinned_stage >= 0
-            self._enlist(Replica(peer, hello.incarnation, hello.address, hello.stage, hello.device, pinned))
+            self._enlist(ReplicaRecord(peer, hello.incarnation, hello.address, hello.stage, hello.device, pinned))
         self._returning.heard(hello)
         if self._census is not None:
             self._census.report(hello)
         elif self.mode is Mode.LOADING:
             if not self._returning.holds_stage(hello):
                 self._loading.send(self._pool.replica(peer))
-        elif self._returning.take_up(hello):
+        elif self._returning.reattach(hello):
             # Whether it was asked for its state, or has answered, is not known.
             self._conclude(self._collecting.saver_gone(peer, self._pool.stage_of(peer)))
         else:
@@ -605,7 +605,7 @@ class JobBrain:
 
     # Who is there ------------------------------------------------------------------------------------------------
 
-    def _enlist(self, replica: Replica) -> None:
+    def _enlist(self, replica: ReplicaRecord) -> None:
         self._pool.add(replica)
         self._dispatch.add(replica.peer)
 
@@ -689,7 +689,7 @@ class JobBrain:
             self._departures.begin()
             self._departures.release(now_s)
         if self.mode in (Mode.RUNNING, Mode.SAVING):
-            self._stand_alone()
+            self._report_independent()
             self._save()
         return self._outbox.take()
 
@@ -700,7 +700,7 @@ class JobBrain:
         stages = f"{self.stages} stage{'' if self.stages == 1 else 's'}"
         self._outbox.note("info", f"{len(self._pool)} replicas of {stages} loaded: training starts")
 
-    def _gather(self, census: Census) -> None:
+    def _gather(self, census: RestartCensus) -> None:
         """Go on after a restart as soon as all that can be expected are back."""
         empty, missing = self._pool.empty_stages(), census.missing()
         is_over = self._ledger.now_s >= census.deadline_s
@@ -709,7 +709,7 @@ class JobBrain:
         elif empty and is_over:
             self._stage_lost(nobody_back(empty, self._known))
 
-    def _begin_again(self, census: Census) -> None:
+    def _begin_again(self, census: RestartCensus) -> None:
         self._census = None
         self.mode = Mode.RUNNING
         self._pool.sort()
@@ -740,7 +740,7 @@ class JobBrain:
 
     def _advance_step(self, run: StepRun) -> None:
         if run.phase is Phase.FEEDING and self._ledger.is_full(run.step):
-            run.turn(Turn.FULL if self._ledger.is_finite(run.step) else Turn.NOT_FINITE)
+            run.turn(StepEvent.FULL if self._ledger.is_finite(run.step) else StepEvent.NOT_FINITE)
             if not run.skip:
                 self._rounds.start(run)
         self._rounds.repeat(run, self._ledger.now_s)
@@ -748,7 +748,7 @@ class JobBrain:
         self._conclude(self._commits.decide(run))
         is_oldest = run.step == self._progress.agreed
         if run.phase is Phase.COMMITTING and is_oldest and not self._commits.owing(run):
-            run.turn(Turn.AGREED)
+            run.turn(StepEvent.AGREED)
             self._progress.agree(run)
 
     def _settle_pairs(self, run: StepRun) -> None:
@@ -756,13 +756,13 @@ class JobBrain:
         while (peer := self._ledger.superfluous(run.step)) is not None:
             self._rounds.void(run, peer, "another replica holds a microbatch of its set")
 
-    def _stand_alone(self) -> None:
+    def _report_independent(self) -> None:
         """Say which of those who joined have all that their stage has."""
         for standing in self._pool.standings():
             replica = standing.replica
-            if standing.leans and not self._commits.leans(replica.peer):
-                standing.leans = False
-                self._outbox.put(StandsAlone(replica.peer, replica.incarnation))
+            if standing.needs_donors and not self._commits.needs_donors(replica.peer):
+                standing.needs_donors = False
+                self._outbox.put(Independent(replica.peer, replica.incarnation))
 
     def _rebalance(self) -> None:
         """Move a replica where that is worth it."""

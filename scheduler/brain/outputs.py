@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from scheduler.brain.checkpoint.schedule import BeginCheckpoint, DropCheckpoint, PublishCheckpoint, Stopped, Turned
+from scheduler.brain.checkpoint.schedule import BeginCheckpoint, DropCheckpoint, EnterState, PublishCheckpoint, Stopped
 from scheduler.brain.routing.evaluation import EvaluationRow
 from scheduler.brain.state.step import CommitRow
 from swarm.messages import Command
@@ -44,7 +44,7 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
-class StandsAlone:
+class Independent:
     """A replica that joined needs nothing of the others any more: the stage would live on with it alone."""
 
     peer: PeerId
@@ -88,7 +88,7 @@ Output: TypeAlias = (
     | WriteCommit
     | WriteEvaluation
     | Admitted
-    | StandsAlone
+    | Independent
     | Left
     | Note
     | Finish
@@ -97,7 +97,7 @@ Output: TypeAlias = (
     | PublishCheckpoint
     | DropCheckpoint
     | Stopped
-    | Turned
+    | EnterState
 )
 
 

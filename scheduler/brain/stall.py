@@ -47,7 +47,7 @@ class NoProgress(SwarmError):
     code = "E0101"
 
 
-class Way(StrEnum):
+class Recovery(StrEnum):
     """How a stalled job goes on."""
 
     FROM_CHECKPOINT = "from the checkpoint"
@@ -106,15 +106,15 @@ def nobody_back(stages: Iterable[int], known: Mapping[PeerId, int]) -> str:
     return f"after the restart of the scheduler {'; '.join(parts)}"
 
 
-def way_on(job: JobId, found_of: str | None, *, skipped: bool) -> Way:
+def recovery_for(job: JobId, found_of: str | None, *, skipped: bool) -> Recovery:
     """How a stalled job goes on.
 
     `found_of`: whose the newest checkpoint is that verifies, of those that it wrote and the one that it started from;
     None: there is none. `skipped`: newer ones do not verify.
     """
     if skipped and found_of != job:
-        return Way.BY_HAND
-    return Way.ANEW if found_of is None else Way.FROM_CHECKPOINT
+        return Recovery.BY_HAND
+    return Recovery.ANEW if found_of is None else Recovery.FROM_CHECKPOINT
 
 
 def seeking(lost: str, trouble: str = "") -> str:

@@ -22,7 +22,7 @@ class Over(StrEnum):
     STILL = "still"
 
 
-class Patience:
+class Watchdog:
     """The patience with one job; `runtime_s_max` 0 = it may run for as long as it takes."""
 
     def __init__(self, still_s_max: float, runtime_s_max: float) -> None:

@@ -9,17 +9,17 @@ from contextlib import suppress
 from itertools import takewhile
 
 from scheduler.brain.explain.facts import WAITING_STATES, IdlePeer
-from scheduler.brain.fleet.allocation import Running, Waiting, hand_out, start_with
+from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, allocate, start_with
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
-from scheduler.brain.job import Replica
+from scheduler.brain.job import ReplicaRecord
 from scheduler.brain.stall import waiting
 from scheduler.jobs.driver import JobDriver
 from scheduler.jobs.job import Job, now_s, split_of
 from scheduler.jobs.peers import Peers
-from scheduler.jobs.registry import JobBook
-from scheduler.jobs.runner import Runs
+from scheduler.jobs.registry import JobRegistry
+from scheduler.jobs.runner import JobRunner
 from scheduler.storage.job_files import JobFiles
 from swarm.errors import SwarmError
 from swarm.messages import Hello
@@ -31,11 +31,11 @@ SETTLE_S_MAX = 10.0  # where peers come and go all the time
 LOOK_AGAIN_S = 5.0  # for a place for idle peers: one that failed to join may try again
 
 
-class Assigning:
+class Allocator:
     """Starts jobs that wait and lets idle peers join those at work."""
 
     def __init__(
-        self, book: JobBook, peers: Peers, membership: Membership, files: JobFiles, runs: Runs, settle_s: float
+        self, book: JobRegistry, peers: Peers, membership: Membership, files: JobFiles, runs: JobRunner, settle_s: float
     ) -> None:
         self._book = book
         self._peers = peers
@@ -74,9 +74,9 @@ class Assigning:
         idle_s = [LOOK_AGAIN_S] if self._membership.idle_peers() else []
         return min((one for one in pauses_s + idle_s if one > 0.0), default=None)
 
-    def _waiting(self, job: Job, peers: int) -> Waiting:
+    def _waiting(self, job: Job, peers: int) -> PendingJob:
         """The job as `handing` sees it, where so many peers are there for it."""
-        return Waiting(
+        return PendingJob(
             job.record.id,
             needs(job.spec, split_of(job.spec), peers),
             job.spec.limits.min_replicas,
@@ -84,7 +84,7 @@ class Assigning:
             looks=_looks(job),
         )
 
-    def _running(self, job: Job, driver: JobDriver) -> Running:
+    def _running(self, job: Job, driver: JobDriver) -> ActiveJob:
         here = [peer for peer in self._membership.peers() if peer.job == job.record.id]
         staying = Counter(peer.stage for peer in here if not peer.leaving)
         # Its brain hears of them one after the other, and not before the hand-out is over.
@@ -95,7 +95,7 @@ class Assigning:
             return driver.brain.where_to_join(peer.peer, peer.pinned_stage, stages, now_s(), sent)
 
         split = split_of(job.spec)
-        return Running(
+        return ActiveJob(
             job.record.id,
             needs(job.spec, split, 1 + sum(map(len, job.stages.values()))),
             job.spec.limits.min_replicas,
@@ -111,7 +111,7 @@ class Assigning:
             return
         known = self._membership.peers()
         present = _candidates(one for one in known if one.state is not PeerState.GONE and not one.leaving)
-        handed = hand_out(
+        handed = allocate(
             idle,
             present,
             [self._waiting(job, len(present)) for job in self._book.waiting()],
@@ -178,8 +178,8 @@ def _candidates(peers: Iterable[Peer]) -> list[Candidate]:
     ]
 
 
-def _replica(hello: Hello, stage: int) -> Replica:
-    return Replica(hello.peer, hello.incarnation, hello.address, stage, hello.device, hello.pinned_stage >= 0)
+def _replica(hello: Hello, stage: int) -> ReplicaRecord:
+    return ReplicaRecord(hello.peer, hello.incarnation, hello.address, stage, hello.device, hello.pinned_stage >= 0)
 
 
 def _count(things: Sized, name: str) -> str:

@@ -5,9 +5,9 @@
                 │               └──── stalled ◀──┘  (a stage lost, or nothing moves: back to a checkpoint)
                 └──resume── failed | cancelled | paused ◀─ pausing
 
-`Jobs` is what people and stage servers talk to. Behind it: `JobBook` (the jobs, and every change of their state),
-`Peers` (the peers), `Assigning` (who gets idle peers), `Runs` (jobs at work), `Timelines` and `GoingBack` (where a job
-begins or goes on), `JobFiles`.
+`Jobs` is what people and stage servers talk to. Behind it: `JobRegistry` (the jobs, and every change of their state),
+`Peers` (the peers), `Allocator` (who gets idle peers), `JobRunner` (jobs at work), `Timelines` and `Rollback` (where a
+job begins or goes on), `JobFiles`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
 from scheduler.brain.fleet.placement import stages_for
 from scheduler.brain.stall import Stalls
-from scheduler.jobs.allocator import SETTLE_S, Assigning
-from scheduler.jobs.job import Announcer, Job, Progress, again, now_s, split_of
+from scheduler.jobs.allocator import SETTLE_S, Allocator
+from scheduler.jobs.job import Announcer, Job, JobProgress, again, now_s, split_of
 from scheduler.jobs.peers import Peers
-from scheduler.jobs.registry import JobBook
-from scheduler.jobs.rollback import GoingBack
-from scheduler.jobs.runner import Runs
+from scheduler.jobs.registry import JobRegistry
+from scheduler.jobs.rollback import Rollback
+from scheduler.jobs.runner import JobRunner
 from scheduler.jobs.timelines import Timelines, starting_at
-from scheduler.storage.checkpoint_catalog import LATEST, Keeping, uploaded_checkpoint
-from scheduler.storage.database import JobRecord, JobTokens, Store
-from scheduler.storage.drains import Drained
+from scheduler.storage.checkpoint_catalog import LATEST, CheckpointCatalog, uploaded_checkpoint
+from scheduler.storage.database import Database, JobRecord, JobTokens
+from scheduler.storage.drains import Drains
 from scheduler.storage.job_files import JobFiles
 from scheduler.storage.job_log import LogLine
 from scheduler.storage.state_files import check_uploaded
@@ -66,7 +66,7 @@ class Jobs:
 
     def __init__(
         self,
-        store: Store,
+        store: Database,
         membership: Membership,
         root: Path,
         executor: ThreadPoolExecutor | None,
@@ -80,7 +80,7 @@ class Jobs:
         *,
         settle_s: float = SETTLE_S,
         files_executor: ThreadPoolExecutor | None = None,
-        keeping: Keeping | None = None,
+        keeping: CheckpointCatalog | None = None,
         product: str = "",
     ) -> None:
         self._store = store
@@ -90,15 +90,15 @@ class Jobs:
         self._tasks = tasks
         self._rng = rng
         self._wall_s = wall_s
-        self.keeping = keeping or Keeping(root, files_executor)
-        self._drained = Drained(store, log)
+        self.keeping = keeping or CheckpointCatalog(root, files_executor)
+        self._drained = Drains(store, log)
         self._files = JobFiles(root, executor)
-        self._book = JobBook(store, root / "jobs", announcer, metrics, wall_s, log)
+        self._book = JobRegistry(store, root / "jobs", announcer, metrics, wall_s, log)
         self.logs = self._book.logs
         self._peers = Peers(self._book, membership, send, metrics, tasks, log)
         self._timelines = Timelines(store, self._book, self.keeping, metrics)
-        self._back = GoingBack(self._book, self._peers, self._timelines, self.keeping, log)
-        self._runs = Runs(
+        self._back = Rollback(self._book, self._peers, self._timelines, self.keeping, log)
+        self._runs = JobRunner(
             store,
             self._book,
             self._peers,
@@ -113,7 +113,7 @@ class Jobs:
             log,
             product,
         )
-        self._assigning = Assigning(self._book, self._peers, membership, self._files, self._runs, settle_s)
+        self._assigning = Allocator(self._book, self._peers, membership, self._files, self._runs, settle_s)
 
     async def load(self) -> None:
         """Read what an earlier start left; jobs that were running go on once their peers are back."""
@@ -174,7 +174,7 @@ class Jobs:
                 job, JobState.FAILED, error.message, error_code=error.code, hint=again(job) or error.hint
             )
             return
-        await self._runs.take_up(job, batches)
+        await self._runs.reattach(job, batches)
 
     # What clients ask --------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Jobs:
         )
         await self._files.put_tokenizer(job_id, tokenizer_files)
         await self._store.put_job(record)
-        job = Job(record, resolved, Progress(record.first_steps[-1]), start=start, waits_since_s=now_s())
+        job = Job(record, resolved, JobProgress(record.first_steps[-1]), start=start, waits_since_s=now_s())
         self._book.add(job)
         self.logs.open(job_id)
         self._metrics.job_opened(job_id, resolved.model.family)
@@ -323,7 +323,7 @@ class Jobs:
         found = await self.keeping.choose(record, job.spec, LATEST if anew else which)
         beginning = await self._timelines.beginning(job, found, anew=anew)
         check_steps(changed, beginning.step)
-        await self._timelines.turn_to(job, record, beginning, changed)
+        await self._timelines.switch_to(job, record, beginning, changed)
         self.logs.open(record.id)
         if beginning.skipped:
             self._book.say(job, "warning", beginning.skipped)
@@ -413,7 +413,7 @@ class Jobs:
                     return
                 if isinstance(event, Loaded) and event.job == known.job and not job.driver.brain.is_joining(peer):
                     self._peers.serving(peer)
-                    self._tasks.create_task(self._runs.perhaps_running(job))
+                    self._tasks.create_task(self._runs.note_if_running(job))
                 job.driver.on_event(peer, event)
 
     def on_transition(self, transition: Transition) -> None:

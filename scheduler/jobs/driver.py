@@ -12,26 +12,26 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, assert_never
 
-from scheduler.brain.checkpoint.schedule import BeginCheckpoint, DropCheckpoint, PublishCheckpoint, Stopped, Turned
+from scheduler.brain.checkpoint.schedule import BeginCheckpoint, DropCheckpoint, EnterState, PublishCheckpoint, Stopped
 from scheduler.brain.fleet.membership import Transition
 from scheduler.brain.job import (
     Admitted,
     CommitRow,
     Fail,
     Finish,
+    Independent,
     JobBrain,
     Left,
     Note,
     Output,
-    Replica,
+    ReplicaRecord,
     Send,
-    StandsAlone,
     WriteCommit,
     WriteEvaluation,
 )
 from scheduler.brain.routing.evaluation import EvaluationRow
 from scheduler.brain.state.restart import Resumed
-from scheduler.brain.watchdog import Over, Patience
+from scheduler.brain.watchdog import Over, Watchdog
 from swarm.data.batches import Batches
 from swarm.messages import (
     ChaosBegun,
@@ -73,7 +73,7 @@ class _Changed:
 
 @dataclass(frozen=True, slots=True)
 class _Joins:
-    replica: Replica
+    replica: ReplicaRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class EvaluationWriter(Protocol):
     async def __call__(self, row: EvaluationRow) -> None: ...
 
 
-class Keeper(Protocol):
+class Sink(Protocol):
     """Takes the files of a checkpoint and completes it; what became of it comes back by `checkpoint_written`."""
 
     def begin(self, version: int) -> None: ...
@@ -132,10 +132,10 @@ class JobDriver:
         write_commit: CommitWriter,
         on_commit: Callable[[CommitRow], None],
         say: Callable[[str, str], None],
-        on_turn: Callable[[Turned | DropCheckpoint | Admitted | StandsAlone | Left], None],
+        on_turn: Callable[[EnterState | DropCheckpoint | Admitted | Independent | Left], None],
         *,
         write_evaluation: EvaluationWriter,
-        patience: Patience,
+        patience: Watchdog,
     ) -> None:
         self.brain = brain
         self._batches = _Recent(batches)
@@ -145,7 +145,7 @@ class JobDriver:
         self._say = say
         self._write_evaluation = write_evaluation
         self._on_turn = on_turn
-        self.keeper: Keeper | None = None
+        self.keeper: Sink | None = None
         self._patience = patience
         self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
         self._cancelled = asyncio.Event()
@@ -166,7 +166,7 @@ class JobDriver:
         """One of the job's peers changed state."""
         self._inbox.put_nowait(_Changed(transition))
 
-    def join(self, replica: Replica) -> None:
+    def join(self, replica: ReplicaRecord) -> None:
         """An idle peer was given to the job: it fetches its stage's state."""
         self._inbox.put_nowait(_Joins(replica))
 
@@ -184,7 +184,7 @@ class JobDriver:
         self.made_progress()
         self._inbox.put_nowait(_Written(version, reason, fault))
 
-    async def run(self, begin: list[Replica] | Resumed) -> Outcome:
+    async def run(self, begin: list[ReplicaRecord] | Resumed) -> Outcome:
         """Train until the job succeeds, fails or is cancelled. StoreUnavailable and Fenced pass through.
 
         `begin` says with whom, or where an earlier scheduler start stopped.
@@ -278,10 +278,10 @@ class JobDriver:
                     return Outcome(JobState.FAILED, message, code, hint)
                 case BeginCheckpoint() | PublishCheckpoint() | DropCheckpoint():
                     self._keep(output)
-                case Turned(state=JobState.RUNNING):
+                case EnterState(state=JobState.RUNNING):
                     self._patience.goes_on(asyncio.get_running_loop().time())
                     self._on_turn(output)
-                case Turned() | Admitted() | StandsAlone() | Left():
+                case EnterState() | Admitted() | Independent() | Left():
                     self._on_turn(output)
                 case Stopped(state=state, reason=reason, hint=hint, error_code=error_code):
                     return Outcome(state, reason, error_code, hint)
@@ -331,7 +331,7 @@ class JobDriver:
             return []
         again = f"swarm resume {self.brain.settings.job} gives it as long again"
         reason = f"limits.max_runtime_s = {self._patience.runtime_s_max:g} has passed; {again}"
-        self._on_turn(Turned(JobState.PAUSING, reason))
+        self._on_turn(EnterState(JobState.PAUSING, reason))
         return self.brain.stop(JobState.PAUSED, reason, now_s)
 
 

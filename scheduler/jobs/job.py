@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from scheduler.brain.job import CommitRow
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.driver import JobDriver
-from scheduler.storage.checkpoint_sink import JobCheckpoints
+from scheduler.storage.checkpoint_sink import CheckpointSink
 from scheduler.storage.database import JobRecord
 from swarm.checkpoint.writer import Checkpoint
 from swarm.job.spec import JobSpec
@@ -24,11 +24,11 @@ SPEED_STEPS = 8
 class Announcer(Protocol):
     """Tells followers on the broker; a hint that may get lost."""
 
-    def job_changed(self, record: JobRecord, progress: Progress) -> None: ...
+    def job_changed(self, record: JobRecord, progress: JobProgress) -> None: ...
 
 
 @dataclass(slots=True)
-class Progress:
+class JobProgress:
     """How far a job is, from its commit rows."""
 
     steps_done: int = 0
@@ -66,9 +66,9 @@ class Job:
 
     record: JobRecord
     spec: JobSpec
-    progress: Progress = field(default_factory=Progress)
+    progress: JobProgress = field(default_factory=JobProgress)
     driver: JobDriver | None = None
-    keeper: JobCheckpoints | None = None
+    keeper: CheckpointSink | None = None
     start: Checkpoint | None = None  # what the present timeline starts from
     newest: Checkpoint | None = None
     gone_back: str = ""  # what a stalled job lost and where it goes on, once it is ready to be placed

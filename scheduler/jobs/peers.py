@@ -13,7 +13,7 @@ from dataclasses import replace
 from scheduler.brain.fleet.allocation import Reservations
 from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.jobs.job import Job, now_s, split_of
-from scheduler.jobs.registry import JobBook
+from scheduler.jobs.registry import JobRegistry
 from swarm.messages import Command, Release, Route
 from swarm.process.logs import Logger
 from swarm.process.metrics import SchedulerMetrics
@@ -25,7 +25,7 @@ class Peers:
 
     def __init__(
         self,
-        book: JobBook,
+        book: JobRegistry,
         membership: Membership,
         send: Callable[[PeerId, Command], None],
         metrics: SchedulerMetrics,

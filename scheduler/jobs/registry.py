@@ -12,7 +12,7 @@ from typing import Any
 
 from scheduler.brain.explain.facts import WAITING_STATES
 from scheduler.jobs.job import Announcer, Job, now_s
-from scheduler.storage.database import Store, StoreRejected, StoreUnavailable, patiently
+from scheduler.storage.database import Database, DatabaseRejected, DatabaseUnavailable, patiently
 from scheduler.storage.job_log import JobLogs, LogLine
 from swarm.errors import NotFound
 from swarm.process.logs import Logger
@@ -24,12 +24,12 @@ REASON_CHARACTERS_MAX = 4000
 STATE_PATIENCE_S = 10.0
 
 
-class JobBook:
+class JobRegistry:
     """All jobs that are known."""
 
     def __init__(
         self,
-        store: Store,
+        store: Database,
         logs: Path,
         announcer: Announcer,
         metrics: SchedulerMetrics,
@@ -100,7 +100,7 @@ class JobBook:
 
         try:
             await patiently(put, patience_s=STATE_PATIENCE_S)
-        except (StoreUnavailable, StoreRejected) as error:
+        except (DatabaseUnavailable, DatabaseRejected) as error:
             # Commits are what must be durable; a state that is only in memory is better than a scheduler that ends.
             record = job.record
             self._log.error("state of job not stored", job_id=record.id, state=record.state.value, reason=error.message)

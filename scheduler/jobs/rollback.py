@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 
-from scheduler.brain.stall import Way, going_on, lost_in, pause_s, pausing, resume_hint, seeking, stalled_hint, way_on
+from scheduler.brain.stall import (
+    Recovery,
+    going_on,
+    lost_in,
+    pause_s,
+    pausing,
+    recovery_for,
+    resume_hint,
+    seeking,
+    stalled_hint,
+)
 from scheduler.jobs.driver import SAVED
 from scheduler.jobs.job import Job, now_s
 from scheduler.jobs.peers import Peers
-from scheduler.jobs.registry import JobBook
+from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.timelines import Timelines
-from scheduler.storage.checkpoint_catalog import LATEST, Keeping
-from scheduler.storage.database import Fenced, JobRecord, StoreUnavailable
+from scheduler.storage.checkpoint_catalog import LATEST, CheckpointCatalog
+from scheduler.storage.database import DatabaseUnavailable, Fenced, JobRecord
 from swarm.checkpoint.storage import StorageError
 from swarm.errors import SwarmError
 from swarm.process.logs import Logger
@@ -21,10 +31,12 @@ from swarm.types import JobState
 CHECKPOINTS_RETRY_S = 10.0
 
 
-class GoingBack:
+class Rollback:
     """Takes stalled jobs to a new timeline."""
 
-    def __init__(self, book: JobBook, peers: Peers, timelines: Timelines, keeping: Keeping, log: Logger) -> None:
+    def __init__(
+        self, book: JobRegistry, peers: Peers, timelines: Timelines, keeping: CheckpointCatalog, log: Logger
+    ) -> None:
         self._book = book
         self._peers = peers
         self._timelines = timelines
@@ -40,7 +52,7 @@ class GoingBack:
         while (record := job.record).state is JobState.STALLED and record.timeline == timeline:
             try:
                 await self._try_to_go_back(job, record, lost)
-            except (StorageError, StoreUnavailable) as error:
+            except (StorageError, DatabaseUnavailable) as error:
                 reason = seeking(lost, str(error))
                 if job.record is record and reason != record.reason:
                     await self._book.enter(job, JobState.STALLED, reason)
@@ -59,19 +71,19 @@ class GoingBack:
         """NotAllowed if the job is no longer as in `record`; StorageError, StoreUnavailable: try again."""
         found = await self._keeping.choose(record, job.spec, LATEST)
         found_of = found.checkpoint.job if found.checkpoint is not None else None
-        way = way_on(record.id, found_of, skipped=bool(found.skipped))
-        if way is Way.BY_HAND:
+        way = recovery_for(record.id, found_of, skipped=bool(found.skipped))
+        if way is Recovery.BY_HAND:
             if job.record is record:
                 reason = f"{lost}; no checkpoint of the job verifies: {found.skipped_text()}"
                 await self._book.enter(job, JobState.PAUSED, reason, hint=resume_hint(record.id, None))
             return
-        beginning = await self._timelines.beginning(job, found, anew=way is Way.ANEW)
+        beginning = await self._timelines.beginning(job, found, anew=way is Recovery.ANEW)
         if beginning.start is not None and beginning.step >= job.spec.training.steps:
             if job.record is record:
                 sha256 = beginning.start.weights_sha256
                 await self._book.enter(job, JobState.SUCCEEDED, SAVED, hint="", weights_sha256=sha256)
             return
-        await self._timelines.turn_to(job, record, beginning, job.spec)
+        await self._timelines.switch_to(job, record, beginning, job.spec)
         if beginning.skipped:
             self._book.say(job, "warning", beginning.skipped)
         job.gone_back = going_on(lost, beginning.step, beginning.source, beginning.skipped)

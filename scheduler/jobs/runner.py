@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
-from scheduler.brain.checkpoint.schedule import DropCheckpoint, Turned
+from scheduler.brain.checkpoint.schedule import DropCheckpoint, EnterState
 from scheduler.brain.fleet.membership import Membership
-from scheduler.brain.job import Admitted, CommitRow, JobBrain, Left, Replica, StandsAlone
+from scheduler.brain.job import Admitted, CommitRow, Independent, JobBrain, Left, ReplicaRecord
 from scheduler.brain.routing.evaluation import EvaluationRow
 from scheduler.brain.stall import resume_hint, seeking, stalled_hint
 from scheduler.brain.state.restart import Resumed
-from scheduler.brain.watchdog import Patience
+from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import JobDriver, Outcome
 from scheduler.jobs.job import Job, again, now_s
 from scheduler.jobs.peers import Peers
-from scheduler.jobs.registry import JobBook
-from scheduler.jobs.rollback import GoingBack
+from scheduler.jobs.registry import JobRegistry
+from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.settings import brain_settings
-from scheduler.storage.checkpoint_catalog import Keeping
-from scheduler.storage.checkpoint_sink import JobCheckpoints
-from scheduler.storage.database import Fenced, Store, StoreUnavailable, patiently
+from scheduler.storage.checkpoint_catalog import CheckpointCatalog
+from scheduler.storage.checkpoint_sink import CheckpointSink
+from scheduler.storage.database import Database, DatabaseUnavailable, Fenced, patiently
 from scheduler.storage.job_files import JobFiles
 from swarm.checkpoint.writer import Checkpoint, CheckpointFailed, Facts
 from swarm.data.batches import Batches
@@ -39,18 +39,18 @@ RESUMED = "goes on after a restart of the scheduler"
 RESTARTED = "the scheduler was restarted: waits for the job's peers"
 
 
-class Runs:
+class JobRunner:
     """Starts jobs, takes them up again after a restart, and carries them to their end."""
 
     def __init__(
         self,
-        store: Store,
-        book: JobBook,
+        store: Database,
+        book: JobRegistry,
         peers: Peers,
         membership: Membership,
         files: JobFiles,
-        keeping: Keeping,
-        back: GoingBack,
+        keeping: CheckpointCatalog,
+        back: Rollback,
         metrics: SchedulerMetrics,
         tasks: asyncio.TaskGroup,
         rng: Random,
@@ -72,13 +72,13 @@ class Runs:
         self._log = log
         self._product = product
 
-    def begin(self, job: Job, batches: Batches, replicas: Sequence[Replica]) -> None:
+    def begin(self, job: Job, batches: Batches, replicas: Sequence[ReplicaRecord]) -> None:
         """Let the placed job load; a stalled one has trained before."""
         job.driver, job.at_start = self._make_driver(job, batches), len(replicas)
         trained = job.record.state is JobState.STALLED
         self._tasks.create_task(self._drive(job, job.driver, list(replicas), trained=trained))
 
-    async def take_up(self, job: Job, batches: Batches) -> None:
+    async def reattach(self, job: Job, batches: Batches) -> None:
         """Go on with a job that an earlier scheduler start left at work, once its peers are back."""
         record = job.record
         rows = await self._store.last_rows(record.id, record.timeline, count=2)
@@ -101,7 +101,7 @@ class Runs:
         async def until_written(what: str, write: Callable[[], Awaitable[None]]) -> None:
             """However long that takes: the replicas keep what they have meanwhile."""
 
-            def refused(error: StoreUnavailable) -> None:
+            def refused(error: DatabaseUnavailable) -> None:
                 again = "tries again, and nothing is lost meanwhile"
                 self._book.say(job, "error", f"{what} waits for its row: {error.message}; {again}")
 
@@ -156,11 +156,11 @@ class Runs:
             lambda level, text: self._book.say(job, level, text),
             lambda output: self._turned(job, output),
             write_evaluation=write_evaluation,
-            patience=Patience(spec.limits.no_progress_s, spec.limits.max_runtime_s),
+            patience=Watchdog(spec.limits.no_progress_s, spec.limits.max_runtime_s),
         )
 
     async def _drive(
-        self, job: Job, driver: JobDriver, begin: list[Replica] | Resumed, *, trained: bool = False
+        self, job: Job, driver: JobDriver, begin: list[ReplicaRecord] | Resumed, *, trained: bool = False
     ) -> None:
         sha256 = ""
         at_start = not trained and not isinstance(begin, Resumed)
@@ -211,10 +211,10 @@ class Runs:
             await keeper.close()  # a checkpoint that was handed over whole is one to go on from
         await self._back.go_back(job)
 
-    async def _make_keeper(self, job: Job, driver: JobDriver, *, at_start: bool) -> JobCheckpoints:
+    async def _make_keeper(self, job: Job, driver: JobDriver, *, at_start: bool) -> CheckpointSink:
         record, spec = job.record, job.spec
         storage = self._keeping.storage(spec, record.id)
-        keeper = JobCheckpoints(
+        keeper = CheckpointSink(
             storage,
             record.id,
             spec,
@@ -241,7 +241,7 @@ class Runs:
             optimizer=job.spec.checkpoint.optimizer,
         )
 
-    def _turned(self, job: Job, output: Turned | DropCheckpoint | Admitted | StandsAlone | Left) -> None:
+    def _turned(self, job: Job, output: EnterState | DropCheckpoint | Admitted | Independent | Left) -> None:
         """The brain gave a checkpoint up, decided to pause, gave a pause up, took a peer in or let one go."""
         if isinstance(output, Left):
             if output.target is not None:
@@ -250,7 +250,7 @@ class Runs:
             return
         if isinstance(output, Admitted):
             self._peers.has(job, output.peer, output.stage)
-        elif isinstance(output, StandsAlone):
+        elif isinstance(output, Independent):
             known = self._membership.get(output.peer)  # the output may have waited for a row
             if known is not None and (known.job, known.hello.incarnation) == (job.record.id, output.incarnation):
                 self._peers.serving(output.peer)
@@ -259,7 +259,7 @@ class Runs:
         else:
             self._tasks.create_task(self._turn(job, output))
 
-    async def _turn(self, job: Job, output: Turned) -> None:
+    async def _turn(self, job: Job, output: EnterState) -> None:
         if job.driver is not None and job.record.state in (JobState.RUNNING, JobState.PAUSING):
             await self._book.enter(job, output.state, output.reason)
 
@@ -270,7 +270,7 @@ class Runs:
         elif job.record.state is JobState.LOADING:  # one that is to leave was never seen serving
             await self._book.enter(job, JobState.RUNNING, "all replicas are loaded")
 
-    async def perhaps_running(self, job: Job) -> None:
+    async def note_if_running(self, job: Job) -> None:
         """One of the job's replicas has loaded; if all have, it runs."""
         peers = [self._membership.get(peer) for pool in job.stages.values() for peer in pool]
         all_serve = all(peer is not None and peer.state is PeerState.SERVING for peer in peers)

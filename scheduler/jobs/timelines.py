@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler.brain.lineage import checkpoint_counts, resumed, row_counts
-from scheduler.jobs.job import Job, Progress
-from scheduler.jobs.registry import JobBook
-from scheduler.storage.checkpoint_catalog import Beginning, Keeping, job_and_step, same_model
-from scheduler.storage.database import JobRecord, Store
+from scheduler.jobs.job import Job, JobProgress
+from scheduler.jobs.registry import JobRegistry
+from scheduler.storage.checkpoint_catalog import Beginning, CheckpointCatalog, job_and_step, same_model
+from scheduler.storage.database import Database, JobRecord
 from swarm.checkpoint.storage import MANIFEST
 from swarm.checkpoint.writer import Checkpoint, Found
 from swarm.errors import NotAllowed, NotFound
@@ -23,15 +23,17 @@ from swarm.process.metrics import SchedulerMetrics
 class Timelines:
     """Begins the timelines of all jobs."""
 
-    def __init__(self, store: Store, book: JobBook, keeping: Keeping, metrics: SchedulerMetrics) -> None:
+    def __init__(
+        self, store: Database, book: JobRegistry, keeping: CheckpointCatalog, metrics: SchedulerMetrics
+    ) -> None:
         self._store = store
         self._book = book
         self._keeping = keeping
         self._metrics = metrics
 
-    async def progress_of(self, record: JobRecord) -> Progress:
+    async def progress_of(self, record: JobRecord) -> JobProgress:
         """How far the job is by the rows that count: those of timelines that were left behind do not."""
-        progress = Progress(steps_done=record.first_steps[-1])
+        progress = JobProgress(steps_done=record.first_steps[-1])
         for row in await self._store.commits(record.id):
             if row_counts(row["timeline"], row["step"], record.first_steps):
                 progress.take(row)
@@ -69,7 +71,7 @@ class Timelines:
             start = (await self.start_from(job.spec, record.first_steps[0])).checkpoint
         return Beginning(start.step if start is not None else record.first_steps[0], start, skipped)
 
-    async def turn_to(self, job: Job, record: JobRecord, beginning: Beginning, spec: JobSpec) -> None:
+    async def switch_to(self, job: Job, record: JobRecord, beginning: Beginning, spec: JobSpec) -> None:
         """Begin a new timeline; what came after `beginning` counts no more. The caller enters a state next.
 
         NotAllowed, and nothing changes, if the job is no longer as in `record`.

@@ -63,7 +63,7 @@ class Beginning:
         return f"from checkpoint {self.start.name}" if self.start is not None else "from the beginning"
 
 
-class Keeping:
+class CheckpointCatalog:
     """Finds and reads checkpoints; `root` is the scheduler's data folder."""
 
     def __init__(self, root: Path, executor: ThreadPoolExecutor | None) -> None:

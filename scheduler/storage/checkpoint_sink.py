@@ -78,7 +78,7 @@ class _Open:
         return self.publishing is not None and not self.publishing.done()
 
 
-class JobCheckpoints:
+class CheckpointSink:
     """Collects and publishes the checkpoints of one job at work, on one timeline."""
 
     def __init__(

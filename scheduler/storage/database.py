@@ -87,13 +87,13 @@ _DRAINS = sa.Table(
 )
 
 
-class StoreUnavailable(SwarmError):
+class DatabaseUnavailable(SwarmError):
     """The database did not take a write, of which nothing was committed, or could not be read."""
 
     code = "E1400"
 
 
-class StoreRejected(SwarmError):
+class DatabaseRejected(SwarmError):
     """The database refuses the write itself; repeating it will not help."""
 
     code = "E1402"
@@ -151,7 +151,7 @@ class Drain:
     reason: str
 
 
-class Store:
+class Database:
     """The scheduler's database; `epoch` is this start's number."""
 
     def __init__(self, engine: sa.Engine, epoch: int, executor: ThreadPoolExecutor | None) -> None:
@@ -160,7 +160,7 @@ class Store:
         self.epoch = epoch
 
     @classmethod
-    async def open(cls, url: str, executor: ThreadPoolExecutor | None) -> Store:
+    async def open(cls, url: str, executor: ThreadPoolExecutor | None) -> Database:
         """Migrate the database at `url` and take the next epoch; InvalidConfig if it cannot be used."""
         try:
             engine = sa.create_engine(url)
@@ -331,11 +331,11 @@ class Store:
         try:
             await self._run(transaction)
         except (IntegrityError, ProgrammingError, DataError) as error:
-            raise StoreRejected(
+            raise DatabaseRejected(
                 f"the database refused a write: {_cause(error)}", hint="report this as a bug, with the scheduler's log"
             ) from error
         except SQLAlchemyError as error:
-            raise StoreUnavailable(
+            raise DatabaseUnavailable(
                 f"the database did not take a write: {_cause(error)}", hint="check disk space and the database's log"
             ) from error
 
@@ -343,7 +343,7 @@ class Store:
         try:
             return await self._run(work)
         except SQLAlchemyError as error:
-            raise StoreUnavailable(
+            raise DatabaseUnavailable(
                 f"the database could not be read: {_cause(error)}", hint="check the disk and the database's log"
             ) from error
 
@@ -354,7 +354,7 @@ class Store:
 async def patiently(
     write: Callable[[], Awaitable[None]],
     patience_s: float,
-    refused: Callable[[StoreUnavailable], None] = lambda error: None,
+    refused: Callable[[DatabaseUnavailable], None] = lambda error: None,
 ) -> None:
     """Repeat a write that the database could not take, for so long; then StoreUnavailable.
 
@@ -365,11 +365,11 @@ async def patiently(
 
     def before_sleep(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
-        if isinstance(error, StoreUnavailable) and state.attempt_number & (state.attempt_number - 1) == 0:
+        if isinstance(error, DatabaseUnavailable) and state.attempt_number & (state.attempt_number - 1) == 0:
             refused(error)
 
     retrying = AsyncRetrying(
-        retry=retry_if_exception_type(StoreUnavailable),
+        retry=retry_if_exception_type(DatabaseUnavailable),
         wait=wait_random_exponential(multiplier=0.1, max=5.0),
         stop=lambda _state: loop.time() >= deadline_s,  # its clock: simulated time counts
         before_sleep=before_sleep,

@@ -6,7 +6,7 @@ says that it may work again. One that is ended by a signal says so itself, in ev
 
 from __future__ import annotations
 
-from scheduler.storage.database import Drain, Store, StoreRejected, StoreUnavailable, patiently
+from scheduler.storage.database import Database, DatabaseRejected, DatabaseUnavailable, Drain, patiently
 from swarm.messages import Hello
 from swarm.process.logs import Logger
 from swarm.types import PeerId
@@ -15,10 +15,10 @@ from swarm.types import PeerId
 PATIENCE_S = 10.0
 
 
-class Drained:
+class Drains:
     """The drained ones, in memory and in the database."""
 
-    def __init__(self, store: Store, log: Logger, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, store: Database, log: Logger, *, patience_s: float = PATIENCE_S) -> None:
         self._store = store
         self._log = log
         self._patience_s = patience_s
@@ -51,7 +51,7 @@ class Drained:
 
         try:
             await patiently(put, patience_s=self._patience_s)
-        except (StoreUnavailable, StoreRejected) as error:
+        except (DatabaseUnavailable, DatabaseRejected) as error:
             self._log.error("drain not stored", peer=hello.peer, reason=error.message)
 
     async def forget(self, peer: PeerId) -> None:
@@ -61,5 +61,5 @@ class Drained:
             return
         try:
             await self._store.delete_drain(peer, drain.incarnation)
-        except (StoreUnavailable, StoreRejected) as error:
+        except (DatabaseUnavailable, DatabaseRejected) as error:
             self._log.warning("drain that is over not removed", peer=peer, reason=error.message)

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from swarm.types import Direction, Microbatch
 
-Output: TypeAlias = tuple[Microbatch, Direction]
+OutputKey: TypeAlias = tuple[Microbatch, Direction]
 
 
 class Sized(Protocol):
@@ -23,16 +23,16 @@ class Sized(Protocol):
 Held = TypeVar("Held", bound=Sized)
 
 
-class Hold(Generic[Held]):
+class HeldOutputs(Generic[Held]):
     """Outputs by microbatch and direction, at most `budget_bytes` of them but always the newest."""
 
     def __init__(self, budget_bytes: int) -> None:
         assert budget_bytes > 0
         self.budget_bytes = budget_bytes
         self.size_bytes = 0
-        self._held: OrderedDict[Output, Held] = OrderedDict()
+        self._held: OrderedDict[OutputKey, Held] = OrderedDict()
 
-    def put(self, key: Output, output: Held) -> list[Output]:
+    def put(self, key: OutputKey, output: Held) -> list[OutputKey]:
         """Hold an output; gives those that had to go for it, oldest first."""
         self.drop(key)
         self._held[key] = output
@@ -44,11 +44,11 @@ class Hold(Generic[Held]):
             evicted.append(oldest)
         return evicted
 
-    def get(self, key: Output) -> Held | None:
+    def get(self, key: OutputKey) -> Held | None:
         """The output, if it is held."""
         return self._held.get(key)
 
-    def drop(self, key: Output) -> None:
+    def drop(self, key: OutputKey) -> None:
         """Hold it no longer."""
         dropped = self._held.pop(key, None)
         if dropped is not None:

@@ -9,15 +9,14 @@ the donors' logs (the averaged gradient of a step, and its Commit), the same num
 saw, so the result is theirs bit for bit. A chunk is pulled again if no donor's log reaches back to it, or if that is
 fewer bytes than the records. A donor that dies or is busy costs only the chunks that were asked of it.
 
-Rules for the flow that carries the orders out
-----------------------------------------------
-1. `Store`, `Replay`, `Drop`, `Digest` and `Admit` are carried out in the order given, on one thread. `Store` and
+Rules for the flow that carries the orders out ---------------------------------------------- 1. `StoreChunk`, `Replay`,
+`Drop`, `Digest` and `ReadyToJoin` are carried out in the order given, on one thread. `StoreChunk` and
    `Replay` belong to the answer that was just handed in; an answer whose orders have neither is to be thrown away.
 2. Each ask ends in exactly one of `pulled`, `recorded`, `out_of_reach` and `failed`: the flow watches deadlines and
    checksums. Answers to asks that are not open any more are ignored.
 3. Between admission and the first round in which the replica is a member it goes on following: what comes then goes
-   into the buffer of the older version, and with the next `Admit` that is the newest one. A `Drop` after admission
-   means that this replica must leave its stage. Once it is a member, nothing is handed in any more.
+   into the buffer of the older version, and with the next `ReadyToJoin` that is the newest one. A `Drop` after
+   admission means that this replica must leave its stage. Once it is a member, nothing is handed in any more.
 4. When `due_s(now_s)` comes, `tick`.
 
 So that hundreds of joiners do not herd, each asks the donor that it asked least; ties, and the order of chunks, are by
@@ -71,7 +70,7 @@ class AskRecords:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreChunk:
     """Take over the state that was pulled."""
 
     chunk: int
@@ -100,7 +99,7 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
+class ReadyToJoin:
     """The state is that of the others: the replica may serve steps from `first_step` on. Comes again for each newer
     version that is reached."""
 
@@ -115,7 +114,7 @@ class GiveUp:
     reason: str
 
 
-Order: TypeAlias = AskChunk | AskRecords | Store | Replay | Drop | Digest | Admit | GiveUp
+Order: TypeAlias = AskChunk | AskRecords | StoreChunk | Replay | Drop | Digest | ReadyToJoin | GiveUp
 
 
 @dataclass(slots=True)
@@ -215,7 +214,7 @@ class Rejoin:
             return self._go_on(now_s)
         donor.failures, donor.resume_s = 0, 0.0
         held.version, held.previous = version, previous
-        return [Store(ask.chunk, version), *self._go_on(now_s)]
+        return [StoreChunk(ask.chunk, version), *self._go_on(now_s)]
 
     def recorded(self, ticket: int, stop: int, *, reach: int, now_s: float) -> list[Order]:
         """The records from the asked `start` up to `stop` came; none if the donor has not yet committed any."""
@@ -279,7 +278,7 @@ class Rejoin:
                 return self._start_over(version)
             if agreed is not None and version == self._newest and self._settled():
                 self._admitted, self._mismatches = version, 0
-                return [Admit(version, self._first_step())]
+                return [ReadyToJoin(version, self._first_step())]
         if self._announced == self._newest or not self._settled():
             return []
         self._announced = self._newest

@@ -14,7 +14,7 @@ from swarm.types import Direction, Microbatch
 ORDERS_MAX = 8192
 
 
-class Intake:
+class WorkQueue:
     """Orders that the device has not begun, at most one per microbatch: a newer one replaces the older."""
 
     def __init__(self, limit: int = ORDERS_MAX) -> None:

@@ -127,7 +127,7 @@ class Mailbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Self:
+class ReplicaId:
     """Who takes part: this peer, on behalf of which job and stage."""
 
     job: JobId
@@ -138,7 +138,7 @@ class Self:
 
 async def run_round(
     command: Average,
-    me: Self,
+    me: ReplicaId,
     stage: Stage,
     bits: int | None,
     device: Device,
@@ -207,7 +207,7 @@ def _key(command: Average, kind: str, sender: Member, owner: Member) -> SliceKey
     return SliceKey(command.timeline, command.step, command.unit, command.round, kind, sender.peer, owner.start)
 
 
-def _header(command: Average, me: Self, kind: str, start: int) -> TensorHeader:
+def _header(command: Average, me: ReplicaId, kind: str, start: int) -> TensorHeader:
     return TensorHeader(
         job=me.job,
         kind=kind,

@@ -32,16 +32,16 @@ from stage_server.brain.cell import (
     Sealed,
 )
 from stage_server.brain.evaluation import EmitEvaluation, EvaluationTable
-from stage_server.brain.held_outputs import Hold
-from stage_server.brain.work_queue import Intake
+from stage_server.brain.held_outputs import HeldOutputs
+from stage_server.brain.work_queue import WorkQueue
 from stage_server.device import Device
-from stage_server.replica.averaging import Self
+from stage_server.replica.averaging import ReplicaId
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
 from stage_server.replica.packing import NOTHING, SLICE_CODEC, Packed, pack
-from stage_server.replica.rounds import Rounds
+from stage_server.replica.rounds import RoundRunner
 from stage_server.state.donor import LOG_BYTES, Donor
-from stage_server.state.joiner import Joiner, missed_record
+from stage_server.state.joiner import JoinClient, missed_record
 from stage_server.state.loading import FetchCall, load_initial
 from stage_server.state.saving import StoreCall, capture, hand_over
 from swarm.errors import (
@@ -110,7 +110,7 @@ class Replica:
         command: LoadStage,
         spec: JobSpec,
         stage: Stage,
-        me: Self,
+        me: ReplicaId,
         device: Device,
         links: PeerLinks,
         emit: Callable[[Event], None],
@@ -145,7 +145,7 @@ class Replica:
             peer=me.peer,
             incarnation=me.incarnation,
         )
-        self._intake = Intake()
+        self._intake = WorkQueue()
         self._ready = asyncio.Event()
         table = EvaluationTable(
             command.stage,
@@ -162,10 +162,10 @@ class Replica:
         self._queued_s: dict[int, float] = {}
         self._batches: dict[Microbatch, _Batch] = {}
         self._inputs: dict[tuple[Microbatch, Direction], Tensor] = {}
-        self._outputs: Hold[Packed] = Hold(hold_bytes)
+        self._outputs: HeldOutputs[Packed] = HeldOutputs(hold_bytes)
         self._work: dict[asyncio.Task[None], None] = {}  # ordered, unlike a set
         self._deliveries = Deliveries(links, emit, self._start, log)
-        self._rounds = Rounds(me, stage, self._bits, device, links, emit, self.fail, self._start, metrics, log)
+        self._rounds = RoundRunner(me, stage, self._bits, device, links, emit, self.fail, self._start, metrics, log)
         self._loaded: Loaded | None = None
         self._donor = Donor(stage, device, min(LOG_BYTES, hold_bytes))
         self._committed: deque[Committed] = deque(maxlen=2)  # a commit is written when that of two steps ago is agreed
@@ -179,7 +179,7 @@ class Replica:
         cls,
         command: LoadStage,
         spec: JobSpec,
-        me: Self,
+        me: ReplicaId,
         device: Device,
         links: PeerLinks,
         emit: Callable[[Event], None],
@@ -211,9 +211,9 @@ class Replica:
     @classmethod
     def joined(
         cls,
-        joiner: Joiner,
+        joiner: JoinClient,
         spec: JobSpec,
-        me: Self,
+        me: ReplicaId,
         device: Device,
         links: PeerLinks,
         emit: Callable[[Event], None],

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from stage_server.device import Device
-from stage_server.replica.averaging import Mailbox, Mean, RoundBroken, Self, run_round
+from stage_server.replica.averaging import Mailbox, Mean, ReplicaId, RoundBroken, run_round
 from swarm.errors import OutOfMemory, SetMismatch, SwarmError
 from swarm.messages import AbortRound, Average, Averaged, Commit, RoundFailed
 from swarm.model.stage import Stage
@@ -33,12 +33,12 @@ class _UnderWay:
     given_up: bool = False
 
 
-class Rounds:
+class RoundRunner:
     """The rounds of all open steps."""
 
     def __init__(
         self,
-        me: Self,
+        me: ReplicaId,
         stage: Stage,
         bits: int | None,
         device: Device,

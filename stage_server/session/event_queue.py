@@ -15,7 +15,7 @@ from swarm.messages import Event, Logged
 LINES_WAITING_MAX = 1000
 
 
-class Outgoing:
+class EventQueue:
     """An endless queue of events with one reader."""
 
     def __init__(self) -> None:

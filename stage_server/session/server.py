@@ -17,10 +17,10 @@ from typing import assert_never
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from stage_server.device import Device
-from stage_server.replica.averaging import Self
+from stage_server.replica.averaging import ReplicaId
 from stage_server.replica.replica import HOLD_BYTES, BuildStage, Replica
-from stage_server.session.event_queue import Outgoing
-from stage_server.state.joiner import Joiner
+from stage_server.session.event_queue import EventQueue
+from stage_server.state.joiner import JoinClient
 from swarm.errors import IncompatibleVersion, OutOfMemory, SchedulerUnreachable, StaleMessage, SwarmError
 from swarm.job.spec import spec_from_json
 from swarm.messages import (
@@ -114,10 +114,10 @@ class StageServer:
         self._build = build
         self._orphan_timeout_s = orphan_timeout_s
         self._hold_bytes = hold_bytes
-        self._outgoing = Outgoing()
+        self._outgoing = EventQueue()
         self._link: SchedulerLink | None = None
         self._replica: Replica | None = None
-        self._joiner: Joiner | None = None
+        self._joiner: JoinClient | None = None
         self._load_stage: LoadStage | None = None  # loading or loaded
         self._reported = NO_JOB  # the job that the newest Hello told of
         self._leaving = ""  # why, once this stage server shall end
@@ -231,7 +231,7 @@ class StageServer:
         at_work = replica or self._joiner
         load = self._load_stage
         # What was not sent in the last session is in what Hello reports, made in the same breath.
-        self._outgoing, self._reported = Outgoing(), self._job
+        self._outgoing, self._reported = EventQueue(), self._job
         for event in () if at_work is None else at_work.attach():
             self._outgoing.put(event)
         yield Hello(
@@ -324,7 +324,7 @@ class StageServer:
             return
         log = self._log.bind(job_id=command.job, stage=command.stage)
         me, links = self._me(command), self._links
-        self._joiner = Joiner(command, spec, me, self._device, links, self.emit, self._tasks, log, self._build)
+        self._joiner = JoinClient(command, spec, me, self._device, links, self.emit, self._tasks, log, self._build)
 
     async def _admitted(self, command: Admit) -> None:
         """What was fetched and reported counts: go on as a replica."""
@@ -349,8 +349,8 @@ class StageServer:
             self._hold_bytes,
         )
 
-    def _me(self, command: LoadStage) -> Self:
-        return Self(command.job, self._identity.peer, self._identity.incarnation, command.stage)
+    def _me(self, command: LoadStage) -> ReplicaId:
+        return ReplicaId(command.job, self._identity.peer, self._identity.incarnation, command.stage)
 
     async def _load(self, command: LoadStage) -> None:
         me = self._me(command)

@@ -17,20 +17,20 @@ from torch import Tensor
 
 from stage_server.brain.chunks import Chunk
 from stage_server.brain.rejoin import (
-    Admit,
     AskChunk,
     AskRecords,
     Digest,
     Drop,
     GiveUp,
     Order,
+    ReadyToJoin,
     Rejoin,
     RejoinSettings,
     Replay,
-    Store,
+    StoreChunk,
 )
 from stage_server.device import Device
-from stage_server.replica.averaging import Self
+from stage_server.replica.averaging import ReplicaId
 from stage_server.state.donor import Record, chunks_of, names_of, records_bytes, unpack_records
 from swarm.errors import CorruptFrame, JobFailed, PeerUnavailable, SwarmError
 from swarm.job.spec import JobSpec
@@ -48,14 +48,14 @@ FOLLOW_S_MAX = 10.0  # until some donor has begun to give a chunk of the average
 PAUSE_S = (0.02, 0.5)
 
 
-class Joiner:
+class JoinClient:
     """One attempt to join; made by `build_stage`, ended by `close` or by taking over its `stage`."""
 
     def __init__(
         self,
         command: LoadStage,
         spec: JobSpec,
-        me: Self,
+        me: ReplicaId,
         device: Device,
         links: PeerLinks,
         emit: Callable[[Loaded | Failed], None],
@@ -162,7 +162,7 @@ class Joiner:
             match order:
                 case AskChunk() | AskRecords():
                     self._start(self._ask(order))
-                case Store(chunk=chunk, version=version):
+                case StoreChunk(chunk=chunk, version=version):
                     assert payload is not None, "a chunk that came"
                     names, raw = names_of(self._chunks[chunk]), payload
                     self._do(lambda names=names, version=version, raw=raw: stage.absorb(names, version, raw))  # type: ignore[misc]
@@ -171,7 +171,7 @@ class Joiner:
                     self._do(lambda names=names, step=step, record=record: _replay(stage, step, names, record))  # type: ignore[misc]
                 case Digest(ticket=ticket, version=version):
                     self._start(self._digest(ticket, device.run(lambda version=version: stage.settle(version))))  # type: ignore[misc]
-                case Admit(version=version):
+                case ReadyToJoin(version=version):
                     self._report(version)
                 case Drop():
                     self._log.warning("the state that was put together is not that of the replicas: fetched again")

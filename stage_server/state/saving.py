@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
 from stage_server.device import Device
-from stage_server.replica.averaging import Self
+from stage_server.replica.averaging import ReplicaId
 from swarm.errors import CorruptFrame, StaleMessage, SwarmError
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash, Saved, SaveStage, StoreHeader
@@ -47,7 +47,7 @@ async def hand_over(
     command: SaveStage,
     captured: Awaitable[InitialState],
     spec: JobSpec,
-    me: Self,
+    me: ReplicaId,
     device: Device,
     store: StoreCall,
     log: Logger,
@@ -76,7 +76,7 @@ async def hand_over(
     return Saved(command.job, command.timeline, command.version, me.stage, parameters, fault)
 
 
-async def _send(command: SaveStage, me: Self, path: str, payload: bytes, device: Device, store: StoreCall) -> None:
+async def _send(command: SaveStage, me: ReplicaId, path: str, payload: bytes, device: Device, store: StoreCall) -> None:
     sha256 = await device.aside(lambda: hashlib.sha256(payload).hexdigest())
     header = StoreHeader(
         job=command.job,

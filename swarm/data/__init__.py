@@ -19,7 +19,7 @@ from swarm.data.batches import (
     split_samples,
 )
 from swarm.data.documents import Source, find_sources
-from swarm.data.shards import Corpus, Progress, ShardInfo, TokenManifest, open_corpus, tokenise
+from swarm.data.shards import Corpus, ShardInfo, TokenisingProgress, TokenManifest, open_corpus, tokenise
 from swarm.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer, load_tokenizer
 
 __all__ = [
@@ -29,12 +29,12 @@ __all__ = [
     "ByteTokenizer",
     "Corpus",
     "HuggingFaceTokenizer",
-    "Progress",
     "ShardInfo",
     "Source",
     "TokenData",
     "TokenIds",
     "TokenManifest",
+    "TokenisingProgress",
     "Tokenizer",
     "find_sources",
     "load_tokenizer",

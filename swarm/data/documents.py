@@ -41,7 +41,7 @@ _COMPRESSED = (".gz", ".zst")
 _SAVED_MARKS = ("state.json", "dataset_dict.json")  # what save_to_disk writes
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A text or a part of one; `ends` closes the text, `done_bytes` is how much of the source has been read."""
 
     text: str
@@ -90,7 +90,7 @@ def find_sources(section: DataSection) -> list[Source]:
     return sources
 
 
-def read_texts(source: Source, section: DataSection) -> Iterator[Piece]:
+def read_texts(source: Source, section: DataSection) -> Iterator[TextPiece]:
     """The texts of a source that is not "bin"; InvalidData names what is wrong and where."""
     with _reading(source.path):
         match source.format:
@@ -191,7 +191,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise InvalidData(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _plain(path: Path) -> Iterator[Piece]:
+def _plain(path: Path) -> Iterator[TextPiece]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     position, held, held_bytes = 0, [], 0
     try:
@@ -204,7 +204,7 @@ def _plain(path: Path) -> Iterator[Piece]:
                 if held_bytes > CUT_BYTES:
                     text = "".join(held)
                     cut = _line_end(text, 0, len(text) - 1)
-                    yield Piece(text[:cut], False, position)
+                    yield TextPiece(text[:cut], False, position)
                     held, held_bytes = [text[cut:]], len(text) - cut
             held_back = len(decoder.getstate()[0])
             decoder.decode(b"", final=True)
@@ -213,10 +213,10 @@ def _plain(path: Path) -> Iterator[Piece]:
             f"{path} is not UTF-8: byte {position - held_back + error.start}",
             hint="convert the file to UTF-8, or choose data.source so that it is left out",
         ) from None
-    yield Piece("".join(held), True, position)
+    yield TextPiece("".join(held), True, position)
 
 
-def _json_lines(path: Path, text_field: str) -> Iterator[Piece]:
+def _json_lines(path: Path, text_field: str) -> Iterator[TextPiece]:
     with path.open("rb") as raw, _decompressed(path, raw) as file:
         for number, line in enumerate(_lines(path, file), start=1):
             if not line.strip():
@@ -268,7 +268,7 @@ def _decompressed(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
             yield raw
 
 
-def _parquet(source: Source, text_field: str) -> Iterator[Piece]:
+def _parquet(source: Source, text_field: str) -> Iterator[TextPiece]:
     arrow = load_extra("pyarrow", f"reading {source.path}")
     parquet = load_extra("pyarrow.parquet", f"reading {source.path}")
     try:
@@ -289,7 +289,7 @@ def _parquet(source: Source, text_field: str) -> Iterator[Piece]:
 # Hugging Face data sets ----------------------------------------------------------------------------------------------
 
 
-def _data_set(source: Source, section: DataSection) -> Iterator[Piece]:
+def _data_set(source: Source, section: DataSection) -> Iterator[TextPiece]:
     name = f'data.source = "{section.source}"'
     arrow = load_extra("pyarrow", name)
     rows = _load_data_set(source, section)
@@ -346,7 +346,7 @@ def _other_column(arrow: Any, schema: Any) -> str:
     return _other_field([field.name for field in schema if _is_text(arrow, field.type)])
 
 
-def _column(column: Any, where: str, text_field: str, first_row: int, done_bytes: int) -> Iterator[Piece]:
+def _column(column: Any, where: str, text_field: str, first_row: int, done_bytes: int) -> Iterator[TextPiece]:
     try:
         values = column.to_pylist()
     except UnicodeDecodeError:
@@ -360,15 +360,15 @@ def _column(column: Any, where: str, text_field: str, first_row: int, done_bytes
 # All -----------------------------------------------------------------------------------------------------------------
 
 
-def _whole(text: str, done_bytes: int) -> Iterator[Piece]:
+def _whole(text: str, done_bytes: int) -> Iterator[TextPiece]:
     """A text that is in memory already, cut if it is large; nothing if it is empty."""
     start = 0
     while len(text) - start > CUT_BYTES:
         cut = _line_end(text, start, start + CUT_BYTES)
-        yield Piece(text[start:cut], False, done_bytes)
+        yield TextPiece(text[start:cut], False, done_bytes)
         start = cut
     if text:
-        yield Piece(text[start:], True, done_bytes)
+        yield TextPiece(text[start:], True, done_bytes)
 
 
 def _line_end(text: str, start: int, stop: int) -> int:

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.data.batches import TOKEN_DTYPES, split_samples
-from swarm.data.documents import Piece, Source, find_sources, read_ids, read_texts
+from swarm.data.documents import Source, TextPiece, find_sources, read_ids, read_texts
 from swarm.data.tokenizer import Ids, Tokenizer, load_tokenizer
 from swarm.errors import InvalidConfig, InvalidData
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 
-Progress: TypeAlias = Callable[[int, int], None]  # bytes read, bytes in all
+TokenisingProgress: TypeAlias = Callable[[int, int], None]  # bytes read, bytes in all
 
 BATCH_CHARACTERS = 2 << 20  # encoded together, on all cores
 BATCH_TEXTS = 4096
@@ -88,7 +88,7 @@ def open_corpus(spec: JobSpec) -> Corpus:
 
 
 def tokenise(
-    spec: JobSpec, out_dir: Path, progress: Progress | None = None, corpus: Corpus | None = None
+    spec: JobSpec, out_dir: Path, progress: TokenisingProgress | None = None, corpus: Corpus | None = None
 ) -> TokenManifest:
     """Write the token shards of `spec.data.source` into `out_dir` (made if missing), each named by its hash.
 
@@ -142,9 +142,9 @@ class _Row:
         self._multiple = multiple
         self._length = 0  # of the text so far
 
-    def of(self, pieces: Iterable[Piece]) -> Iterator[tuple[Ids, int]]:
+    def of(self, pieces: Iterable[TextPiece]) -> Iterator[tuple[Ids, int]]:
         """Ids of the texts in order, many at a time, each time with how many bytes of the source are done."""
-        held: list[Piece] = []
+        held: list[TextPiece] = []
         characters = 0
         for piece in pieces:
             held.append(piece)
@@ -164,7 +164,7 @@ class _Row:
         """What follows the last text: without packing one token more, so that the last sample has all its targets."""
         return self._closing(1 if self._multiple > 1 and self.counts.any() else 0)
 
-    def _laid(self, pieces: Sequence[Piece]) -> Ids:
+    def _laid(self, pieces: Sequence[TextPiece]) -> Ids:
         start = self._tokenizer.start
         parts = [start[:0]]
         fillings = 0

@@ -6,19 +6,19 @@ import sys
 from collections.abc import Callable
 
 from scheduler.__main__ import cli
-from scheduler.storage.database import Store
+from scheduler.storage.database import Database
 from swarm.process.lifecycle import run_cli
 from tests.chaos.failpoints import Failpoint, take_flags
 
 
 def averaged_row(point: Failpoint) -> None:
     """All members hold the mean, and no row says so."""
-    point.before(Store, "put_commit")
+    point.before(Database, "put_commit")
 
 
 def row_commit(point: Failpoint) -> None:
     """The row is durable, and no member knows."""
-    point.after(Store, "put_commit")
+    point.after(Database, "put_commit")
 
 
 POINTS: dict[str, Callable[[Failpoint], None]] = {"Averaged/row": averaged_row, "row/Commit": row_commit}

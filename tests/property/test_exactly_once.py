@@ -30,24 +30,24 @@ from hypothesis import HealthCheck, settings, target
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler.brain.checkpoint.schedule import BeginCheckpoint, DropCheckpoint, PublishCheckpoint, Stopped, Turned
+from scheduler.brain.checkpoint.schedule import BeginCheckpoint, DropCheckpoint, EnterState, PublishCheckpoint, Stopped
 from scheduler.brain.job import (
     Admitted,
     BrainSettings,
     CommitRow,
     Fail,
     Finish,
+    Independent,
     JobBrain,
     Left,
     Mode,
     Note,
     Output,
-    Replica,
+    ReplicaRecord,
     Send,
-    StandsAlone,
     WriteCommit,
 )
-from scheduler.brain.routing.policies import WIRINGS
+from scheduler.brain.routing.policies import POLICIES
 from scheduler.brain.state.restart import Resumed
 from stage_server.brain.cell import (
     Action,
@@ -61,7 +61,7 @@ from stage_server.brain.cell import (
     Report,
     Sealed,
 )
-from stage_server.brain.work_queue import Intake
+from stage_server.brain.work_queue import WorkQueue
 from swarm.errors import PeerUnavailable, SetMismatch
 from swarm.messages import (
     AbortRound,
@@ -208,7 +208,7 @@ class Server:
         self.hop = Hop(peer, 1, 0, f"at {peer}")
         shape = world.shape
         self.cells = CellTable(stage, shape.stages, 0, 0, shape.staleness, peer=peer, incarnation=1)
-        self.intake = Intake()
+        self.intake = WorkQueue()
         self.device: deque[Compute | Forget | ForgetSums | Average | Commit] = deque()  # the compute thread's queue
         self.results: deque[tuple[Compute, str, float] | tuple[Average, Counter[int]]] = deque()
         self.running: Compute | None = None
@@ -456,7 +456,7 @@ class World:
         self.decided = hashlib.sha256()  # over all outputs of all brains, in order
         self.epoch = 0
         self.brain = self.new_brain()
-        replicas = [Replica(peer, 1, server.hop.address, server.stage) for peer, server in self.servers.items()]
+        replicas = [ReplicaRecord(peer, 1, server.hop.address, server.stage) for peer, server in self.servers.items()]
         self.heed(self.brain.start(replicas, 0.0))
         for server in self.servers.values():
             self.run_until_quiet(server)
@@ -532,9 +532,9 @@ class World:
                     self.heed(self.brain.checkpoint_kept(version, self.now_s))
                 case Finish():
                     self.finished = True
-                case Fail() | Stopped() | Turned() | DropCheckpoint():
+                case Fail() | Stopped() | EnterState() | DropCheckpoint():
                     raise AssertionError(f"the job failed: {output}")
-                case Admitted() | StandsAlone() | Left():
+                case Admitted() | Independent() | Left():
                     raise AssertionError(f"nobody was to come or go: {output}")
                 case Note():
                     self.notes.append(output.message)
@@ -839,7 +839,7 @@ def chaos(seed: int) -> World:
         staleness=rng.choice([0, 0, 1]),
         tied=rng.random() < 0.4,
         not_finite=frozenset({(1, stages - 1, 1)} if rng.random() < 0.2 else ()),
-        routing=tuple(WIRINGS)[seed % len(WIRINGS)],
+        routing=tuple(POLICIES)[seed % len(POLICIES)],
     )
     world = World(shape, rng)
     kill_chance = rng.choice([0.0, 0.002, 0.01])

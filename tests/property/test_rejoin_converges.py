@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from stage_server.brain.chunks import Chunk
 from stage_server.brain.commit_log import CommitLog
 from stage_server.brain.rejoin import (
-    Admit,
     AskChunk,
     AskRecords,
     Digest,
     Drop,
     GiveUp,
     Order,
+    ReadyToJoin,
     Rejoin,
     RejoinSettings,
     Replay,
-    Store,
+    StoreChunk,
 )
 from swarm.types import PeerId
 
@@ -61,7 +61,7 @@ class World:
     asks: list[AskChunk | AskRecords] = field(default_factory=list)
     digests: list[tuple[int, str]] = field(default_factory=list)
     state: dict[int, int] = field(default_factory=dict)
-    admitted: Admit | None = None
+    admitted: ReadyToJoin | None = None
     now_s: float = 0.0
     asked: Counter[PeerId] = field(default_factory=Counter)
 
@@ -72,7 +72,7 @@ class World:
                 case AskChunk() | AskRecords():
                     self.asks.append(order)
                     self.asked[order.donor] += 1
-                case Store(chunk, version):
+                case StoreChunk(chunk, version):
                     assert payload is not None
                     self.state[chunk] = payload
                     assert version == payload or payload <= DAMAGED
@@ -84,7 +84,7 @@ class World:
                     self.admitted = None
                 case Digest(ticket, _):
                     self.digests.append((ticket, self.digest()))
-                case Admit(version, first_step):
+                case ReadyToJoin(version, first_step):
                     assert set(self.state) == set(range(self.chunk_count))
                     assert set(self.state.values()) == {version} == {self.rejoin.newest}
                     assert first_step in (version, version + 1)

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from scheduler.api.announcer import BusAnnouncer
-from scheduler.jobs.job import Job, Progress
-from scheduler.storage.database import JobRecord, StoreUnavailable
+from scheduler.jobs.job import Job, JobProgress
+from scheduler.storage.database import DatabaseUnavailable, JobRecord
 from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
@@ -83,11 +83,11 @@ def test_a_database_that_is_locked_for_a_while_costs_time_only(tmp_path: Path, m
                 nonlocal refused
                 if loop.time() < until_s:
                     refused += 1
-                    raise StoreUnavailable("database is locked")
+                    raise DatabaseUnavailable("database is locked")
                 await real(*arguments)
 
             monkeypatch.setattr(store, name, flaky)
-        with pytest.raises(StoreUnavailable):  # a job that cannot be stored is not accepted
+        with pytest.raises(DatabaseUnavailable):  # a job that cannot be stored is not accepted
             await scene.submit()
         await asyncio.sleep(4.0)
         until_s = 0.0
@@ -235,4 +235,4 @@ async def test_what_followers_are_told_never_raises() -> None:
         tokens=None,  # type: ignore[arg-type]
     )
     for loss in (math.nan, math.inf, 1.0):
-        announcer.job_changed(record, Progress(loss=loss))
+        announcer.job_changed(record, JobProgress(loss=loss))

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from scheduler.brain.stall import STUCK_MAX, NoProgress
-from scheduler.storage.checkpoint_sink import JobCheckpoints
-from scheduler.storage.database import StoreUnavailable
+from scheduler.storage.checkpoint_sink import CheckpointSink
+from scheduler.storage.database import DatabaseUnavailable
 from swarm.messages import Accumulated, Event, Saved
 from swarm.types import JobState, PeerId
 from tests.simulation.test_stalling import Scene, Task, play
@@ -42,13 +42,13 @@ def swallow(scene: Scene, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Event
 
 def hang_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints that were handed over are written, but for a long time nothing is heard of it."""
-    publish: Callable[..., Awaitable[None]] = JobCheckpoints._publish
+    publish: Callable[..., Awaitable[None]] = CheckpointSink._publish
 
-    async def hangs(self: JobCheckpoints, *arguments: Any) -> None:
+    async def hangs(self: CheckpointSink, *arguments: Any) -> None:
         await asyncio.sleep(AWAY_S)
         await publish(self, *arguments)
 
-    monkeypatch.setattr(JobCheckpoints, "_publish", hangs)
+    monkeypatch.setattr(CheckpointSink, "_publish", hangs)
 
 
 def test_who_hangs_is_loaded_again_and_the_job_goes_on_bitwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def test_a_second_cancel_ends_a_job_that_waits_for_the_database(
         await scene.until_step(3)
 
         async def away(*_: object) -> None:
-            raise StoreUnavailable("database is locked")
+            raise DatabaseUnavailable("database is locked")
 
         monkeypatch.setattr(scene.rig.store, "put_commit", away)
         driver = scene.job.driver
@@ -239,7 +239,7 @@ def test_a_database_that_stays_away_is_waited_for(tmp_path: Path, monkeypatch: p
 
         async def away(*arguments: object) -> None:
             if loop.time() < back_s:
-                raise StoreUnavailable("database is locked")
+                raise DatabaseUnavailable("database is locked")
             await real(*arguments)
 
         monkeypatch.setattr(scene.rig.store, write, away)

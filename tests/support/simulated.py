@@ -13,7 +13,7 @@ from scheduler.api.sessions import Sessions
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
-from scheduler.storage.database import JobTokens, Store
+from scheduler.storage.database import Database, JobTokens
 from stage_server.device import InlineDevice
 from stage_server.replica.replica import BuildStage
 from stage_server.session.server import Identity, StageServer
@@ -117,7 +117,7 @@ class Rig:
     jobs: Jobs = field(init=False)
     membership: Membership = field(init=False)
     sessions: Sessions = field(init=False)
-    store: Store = field(init=False)
+    store: Database = field(init=False)
     metrics: SchedulerMetrics = field(init=False)
     scheduler: asyncio.Task[None] = field(init=False)
     servers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Rig:
 
     async def _run_scheduler(self, started: asyncio.Event) -> None:
         log, loop = get_logger("rig"), asyncio.get_running_loop()
-        self.store = await Store.open(self.database, None)
+        self.store = await Database.open(self.database, None)
         self.membership = membership = Membership()
         self.metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
         async with asyncio.TaskGroup() as tasks:

@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeAlias
 
-from scheduler.brain.checkpoint.schedule import SAVING_S_MAX, BeginCheckpoint, DropCheckpoint, Saving, Stopped, Turned
+from scheduler.brain.checkpoint.schedule import (
+    SAVING_S_MAX,
+    BeginCheckpoint,
+    CheckpointSchedule,
+    DropCheckpoint,
+    EnterState,
+    Stopped,
+)
 from scheduler.brain.outputs import Fail, listed
-from scheduler.brain.state.brain_state import Books
+from scheduler.brain.state.brain_state import BrainState
 from swarm.messages import Saved, SaveStage
 from swarm.types import JobState, PeerId
 
@@ -20,10 +27,10 @@ CHECKPOINT_FAILED = "E1500"  # the code of swarm.checkpoint.writer.CheckpointFai
 End: TypeAlias = Fail | Stopped
 
 
-class Collecting:
+class CheckpointCollector:
     """The checkpoints of one job, as far as its replicas have to do with them; gives how the job ends, if it does."""
 
-    def __init__(self, books: Books, saving: Saving) -> None:
+    def __init__(self, books: BrainState, saving: CheckpointSchedule) -> None:
         self._settings = books.settings
         self._pool = books.pool
         self._progress = books.progress
@@ -37,7 +44,7 @@ class Collecting:
         if skipped and self._settings.pause_on_nonfinite and self._saving.stop is None:
             reason = f'the gradient of step {version - 1} was not finite (limits.on_nonfinite = "pause")'
             self._saving.stop = Stopped(JobState.PAUSED, reason)
-            self._outbox.put(Turned(JobState.PAUSING, reason))
+            self._outbox.put(EnterState(JobState.PAUSING, reason))
         decision = self._saving.due(version, now_s)
         if decision.plan is not None:
             if self._saving.open is not None:
@@ -113,7 +120,7 @@ class Collecting:
             self._saving.stop = None
             text = f"cannot pause, goes on: the checkpoint at step {version} could not be written: {fault}"
             self._outbox.note("error", text)
-            self._outbox.put(Turned(JobState.RUNNING, text))
+            self._outbox.put(EnterState(JobState.RUNNING, text))
         elif version == self._settings.steps:
             pause_s = self._saving.rest(self._ledger.now_s, reason)
             if pause_s is None:
@@ -125,7 +132,7 @@ class Collecting:
                 f"stage servers keep them until then: see to it that checkpoints can be written; {newest}"
             )
             self._outbox.note("error", text)
-            self._outbox.put(Turned(JobState.RUNNING, text))
+            self._outbox.put(EnterState(JobState.RUNNING, text))
         else:
             text = f"the checkpoint at step {version} could not be written: {fault}; {newest}"
             self._outbox.note("error", text)

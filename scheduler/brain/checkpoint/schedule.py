@@ -81,7 +81,7 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class EnterState:
     """The job decided to pause, or gave a pause up and is running."""
 
     state: JobState
@@ -102,7 +102,7 @@ class Collection:
     is_writing: bool = False
 
 
-class Saving:
+class CheckpointSchedule:
     """The checkpoints of one job; `newest` is the newest version that is kept (or was started from)."""
 
     def __init__(self, rules: SavingRules, stages: int, first_step: int, steps: int) -> None:

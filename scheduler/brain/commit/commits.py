@@ -12,9 +12,9 @@ from scheduler.brain.commit.digests import difference
 from scheduler.brain.commit.slices import squared_norms
 from scheduler.brain.outputs import Fail, WriteCommit
 from scheduler.brain.routing.evaluation import Evaluations
-from scheduler.brain.state.brain_state import Books
+from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import choose_donors
-from scheduler.brain.state.step import CommitRow, Phase, StepRun, Turn, may_write
+from scheduler.brain.state.step import CommitRow, Phase, StepEvent, StepRun, may_write
 from swarm.errors import GradientRange, ReplicaDiverged
 from swarm.job.schedule import clip
 from swarm.messages import Commit, Committed, UnitRound
@@ -24,7 +24,7 @@ from swarm.types import PeerId
 class Commits:
     """The commits of one job."""
 
-    def __init__(self, books: Books, evaluations: Evaluations, rng: Random) -> None:
+    def __init__(self, books: BrainState, evaluations: Evaluations, rng: Random) -> None:
         self._settings = books.settings
         self._pool = books.pool
         self._progress = books.progress
@@ -64,7 +64,7 @@ class Commits:
             skip=run.skip,
             tokens=tokens,
         )
-        run.turn(Turn.WRITTEN)
+        run.turn(StepEvent.WRITTEN)
         self._outbox.put(WriteCommit(run.row))
         return None
 
@@ -86,7 +86,7 @@ class Commits:
             if self._pool.leaves.takes_part(peer, step):
                 self.send(peer, row)
 
-    def leans(self, peer: PeerId) -> bool:
+    def needs_donors(self, peer: PeerId) -> bool:
         """Whether a commit that the replica has yet to make needs means of rounds in which it was no member."""
         since, takes_part = self._pool[peer].since, self._pool.leaves.takes_part
         return any(

@@ -15,9 +15,9 @@ from typing import TypeAlias
 from scheduler.brain.commit.digests import difference
 from scheduler.brain.commit.slices import ROUNDS_MAX, Participant, Troubles, plan_round
 from scheduler.brain.outputs import Fail, listed
-from scheduler.brain.state.brain_state import Books
+from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.restart import Links
-from scheduler.brain.state.step import Phase, StepRun, Turn, UnitAveraging
+from scheduler.brain.state.step import Phase, StepEvent, StepRun, UnitAveraging
 from swarm.errors import JobFailed, SetMismatch
 from swarm.messages import AbortRound, Average, Averaged, RoundFailed, Void
 from swarm.types import PeerId, Round, UnitName, set_digest
@@ -39,7 +39,7 @@ Remedy: TypeAlias = Expel | Fail
 class Rounds:
     """The rounds of one job; `elements` is the size of each unit."""
 
-    def __init__(self, books: Books, links: Links, elements: Mapping[UnitName, int]) -> None:
+    def __init__(self, books: BrainState, links: Links, elements: Mapping[UnitName, int]) -> None:
         self._settings = books.settings
         self._pool = books.pool
         self._progress = books.progress
@@ -70,7 +70,7 @@ class Rounds:
     def complete(self, run: StepRun) -> None:
         """Turn the step on if all its units are averaged."""
         if run.is_averaged and not self.paused(run):
-            run.turn(Turn.AVERAGED)
+            run.turn(StepEvent.AVERAGED)
 
     def paused(self, run: StepRun) -> dict[UnitName, Troubles]:
         """Units of a step that is being averaged whose round failed, and that have no other yet."""
@@ -145,7 +145,7 @@ class Rounds:
         """Contributions of a step that is being averaged change: give its rounds up and accumulate again."""
         if run.phase is Phase.AVERAGING:
             self._abort_all(run)
-            run.turn(Turn.REOPENED, cause)
+            run.turn(StepEvent.REOPENED, cause)
 
     def lost(self, peer: PeerId) -> None:
         """The peer is no replica any more: the averages that it held are gone, though it may come back."""
@@ -211,7 +211,7 @@ class Rounds:
         """All of a stage that held a step's averages are lost before its row was written: accumulate it again."""
         lost = sorted({peer for averaging in run.rounds.values() for peer in averaging.lost})
         self._abort_all(run)
-        run.turn(Turn.REOPENED, "nobody of a stage holds the average any more")
+        run.turn(StepEvent.REOPENED, "nobody of a stage holds the average any more")
         told = f"step {run.step} was averaged, and all who hold that of a stage are lost: done again"
         self._outbox.note("warning", told)
         for peer in lost:

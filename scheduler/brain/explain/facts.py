@@ -50,7 +50,7 @@ class ReplicaStanding:
     suspect: bool = False
     leave: Leave | None = None
     asked_s: float = nan  # when it was asked to leave
-    leans: bool = False  # it joined, and needs something yet that only others have
+    needs_donors: bool = False  # it joined, and needs something yet that only others have
 
     @property
     def gets_work(self) -> bool:
@@ -327,7 +327,7 @@ def explain_peer(
     replica = situation.get(peer)
     if replica is None:
         return facts
-    if replica.leans:
+    if replica.needs_donors:
         told = "it computes, and has commits to make of steps that were averaged without it: the others have the means"
         facts.append(Fact("joining", told))
     facts += [_work(situation, replica), _pace(situation, replica)]

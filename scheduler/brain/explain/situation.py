@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from scheduler.brain.checkpoint.schedule import Saving
+from scheduler.brain.checkpoint.schedule import CheckpointSchedule
 from scheduler.brain.explain.facts import JoinerStanding, MoveMade, ReplicaStanding, Situation
 from scheduler.brain.replicas.moves import Moves
 from scheduler.brain.routing.loads import Loads
-from scheduler.brain.state.brain_state import Books
-from scheduler.brain.state.joiners import Joining
+from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.state.joiners import Joiners
 from scheduler.brain.state.restart import Links
 from swarm.types import PeerId
 
 
-class Telling:
+class SituationView:
     """What is told of one job; changes nothing."""
 
     def __init__(
-        self, books: Books, loads: Loads, links: Links, joining: Joining, saving: Saving, moves: Moves
+        self, books: BrainState, loads: Loads, links: Links, joining: Joiners, saving: CheckpointSchedule, moves: Moves
     ) -> None:
         self._pool = books.pool
         self._progress = books.progress
@@ -60,5 +60,5 @@ class Telling:
             standing.is_suspect,
             self._pool.leaves.wants(peer),
             standing.asked_s,
-            standing.leans,
+            standing.needs_donors,
         )

@@ -46,7 +46,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingJob:
     """A job that wants peers to start with; `needs` are the bytes that a replica of each stage takes."""
 
     job: JobId
@@ -65,7 +65,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class ActiveJob:
     """A job at work; `replicas` are those of each stage that stay or are on their way, without those that leave.
 
     `where_to_join(peer, stages, coming)` is what its brain says of a peer for which these stages would do, when those
@@ -91,7 +91,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOut:
+class Allocation:
     """Who joins, and why no job at work takes the others."""
 
     joins: tuple[Join, ...]
@@ -131,7 +131,7 @@ class Reservations:
 
 
 def start_with(
-    job: Waiting, older: Iterable[Waiting], idle: Sequence[Candidate], reserved: Mapping[PeerId, Reservation]
+    job: PendingJob, older: Iterable[PendingJob], idle: Sequence[Candidate], reserved: Mapping[PeerId, Reservation]
 ) -> Decision[dict[PeerId, int]]:
     """Who serves which stage of the job, if it can start now; `older` are the jobs that wait before it."""
     free = [one for one in idle if one.peer not in reserved]
@@ -141,13 +141,13 @@ def start_with(
     return job.plan(free)
 
 
-def hand_out(
+def allocate(
     idle: Sequence[Candidate],
     present: Sequence[Candidate],
-    waiting: Sequence[Waiting],
-    running: Sequence[Running],
+    waiting: Sequence[PendingJob],
+    running: Sequence[ActiveJob],
     reserved: Mapping[PeerId, Reservation],
-) -> HandOut:
+) -> Allocation:
     """Which idle peers join which jobs at work, once those that wait have started with what they could.
 
     `present` are all peers that are here and stay, idle and busy. Jobs are in order of age, the oldest first.
@@ -161,7 +161,7 @@ def hand_out(
     for urgency in Urgency:
         for one in free:
             deciding.offer(one, urgency, kept.get(one.peer))
-    return HandOut(tuple(deciding.joins.values()), deciding.why_not)
+    return Allocation(tuple(deciding.joins.values()), deciding.why_not)
 
 
 # Below ---------------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class _Kept:
 class _Deciding:
     """Who joins, as far as that is decided."""
 
-    def __init__(self, running: Sequence[Running], reserved: Mapping[PeerId, Reservation]) -> None:
+    def __init__(self, running: Sequence[ActiveJob], reserved: Mapping[PeerId, Reservation]) -> None:
         self._running = running
         self._counts = {job.job: list(job.replicas) for job in running}
         for coming in reserved.values():
@@ -210,7 +210,7 @@ class _Deciding:
                 counts[self.joins[one.peer].stage] += 1
                 return
 
-    def _joins(self, one: Candidate, job: Running, stages: Collection[int]) -> bool:
+    def _joins(self, one: Candidate, job: ActiveJob, stages: Collection[int]) -> bool:
         fitting = [stage for stage in stages if one.holds(job.needs[stage])]
         coming = {join.peer: join.stage for join in self.joins.values() if join.job == job.job}
         decision = job.where_to_join(one, fitting, coming)
@@ -221,11 +221,11 @@ class _Deciding:
         self.why_not.pop(one.peer, None)
         return True
 
-    def _refuse(self, one: Candidate, job: Running, reason: str) -> None:
+    def _refuse(self, one: Candidate, job: ActiveJob, reason: str) -> None:
         self.why_not.setdefault(one.peer, {})[job.job] = reason
 
 
-def _stages_at(urgency: Urgency, job: Running, counts: Sequence[int]) -> Collection[int]:
+def _stages_at(urgency: Urgency, job: ActiveJob, counts: Sequence[int]) -> Collection[int]:
     """The stages for which the job wants a peer so badly."""
     match urgency:
         case Urgency.NEEDED:
@@ -236,7 +236,7 @@ def _stages_at(urgency: Urgency, job: Running, counts: Sequence[int]) -> Collect
             return range(len(counts))
 
 
-def _about_to_start(job: Waiting, free: Sequence[Candidate]) -> frozenset[PeerId]:
+def _about_to_start(job: PendingJob, free: Sequence[Candidate]) -> frozenset[PeerId]:
     """Whom a job takes that is not ready, and will be in a moment."""
     if not job.looks or job.waited_s >= LOOKS_S_MAX or job.plan(free).plan is None:
         return frozenset()
@@ -244,7 +244,7 @@ def _about_to_start(job: Waiting, free: Sequence[Candidate]) -> frozenset[PeerId
 
 
 def _kept(
-    free: Sequence[Candidate], present: Sequence[Candidate], waiting: Sequence[Waiting]
+    free: Sequence[Candidate], present: Sequence[Candidate], waiting: Sequence[PendingJob]
 ) -> Mapping[PeerId, _Kept]:
     """The idle peers that are kept for jobs that wait."""
     kept: dict[PeerId, _Kept] = {}

@@ -12,9 +12,9 @@ from random import Random
 
 from scheduler.brain.outputs import Send
 from scheduler.brain.replicas.loading import Loading
-from scheduler.brain.state.brain_state import Books
-from scheduler.brain.state.joiners import Joiner, Joining, choose_donors
-from scheduler.brain.state.pool import Replica
+from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.state.joiners import Joiner, Joiners, choose_donors
+from scheduler.brain.state.pool import ReplicaRecord
 from swarm.messages import Event, Failed, Follow, Hello, Loaded, Release
 from swarm.types import PeerId
 
@@ -25,7 +25,7 @@ JOIN_S_MIN = 600.0
 class Admission:
     """The joiners of one job, and what is said between them and it."""
 
-    def __init__(self, books: Books, joining: Joining, loading: Loading, rng: Random) -> None:
+    def __init__(self, books: BrainState, joining: Joiners, loading: Loading, rng: Random) -> None:
         self._settings = books.settings
         self._pool = books.pool
         self._progress = books.progress
@@ -34,7 +34,7 @@ class Admission:
         self._outbox = books.outbox
         self._rng = rng
 
-    def begin(self, replica: Replica, now_s: float) -> None:
+    def begin(self, replica: ReplicaRecord, now_s: float) -> None:
         """Let a peer fetch what its stage holds."""
         joiner = self._joining.begin(replica, now_s)
         self._outbox.note("info", f"stage server {replica.peer} joins stage {replica.stage}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from scheduler.brain.checkpoint.schedule import Saving
+from scheduler.brain.checkpoint.schedule import CheckpointSchedule
 from scheduler.brain.commit.commits import Commits
 from scheduler.brain.commit.rounds import Rounds
 from scheduler.brain.outputs import Left
 from scheduler.brain.routing.dispatch import Dispatch
-from scheduler.brain.state.brain_state import Books
+from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.leaves import Leave
 from scheduler.brain.state.step import Phase
 from swarm.messages import Release
@@ -17,7 +17,9 @@ from swarm.types import PeerId
 class Departures:
     """The departures of one job."""
 
-    def __init__(self, books: Books, saving: Saving, dispatch: Dispatch, rounds: Rounds, commits: Commits) -> None:
+    def __init__(
+        self, books: BrainState, saving: CheckpointSchedule, dispatch: Dispatch, rounds: Rounds, commits: Commits
+    ) -> None:
         self._settings = books.settings
         self._pool = books.pool
         self._progress = books.progress

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from scheduler.brain.commit.digests import difference
 from scheduler.brain.outputs import Fail, listed
 from scheduler.brain.replicas.devices import explain_probes, step_places, step_together
-from scheduler.brain.state.brain_state import Books
-from scheduler.brain.state.pool import Replica
+from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.state.pool import ReplicaRecord
 from swarm.errors import JobFailed, ReplicaDiverged
 from swarm.messages import Committed, Loaded, LoadStage
 from swarm.types import PeerId, UnitName
@@ -21,7 +21,7 @@ from swarm.types import PeerId, UnitName
 class Loading:
     """The loading of one job; `elements` is the size of each unit, as the first replica that loaded it says."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: BrainState) -> None:
         self.elements: dict[UnitName, int] = {}
         self._settings = books.settings
         self._pool = books.pool
@@ -45,7 +45,7 @@ class Loading:
         if mixed:
             self._outbox.note("info", f"unequal devices: the optimizer of stage {', '.join(mixed)} runs on the CPU")
 
-    def send(self, replica: Replica) -> None:
+    def send(self, replica: ReplicaRecord) -> None:
         """Tell a replica to load its stage."""
         self._outbox.send(replica.peer, self.command(replica.stage))
 
@@ -106,7 +106,7 @@ class Loading:
             stage = self._pool.stage_of(peer)
             before.commits[peer] = Committed(report.timeline, version - 1, version, stage, report.digest)
 
-    def unfit(self, replica: Replica, event: Loaded) -> str:
+    def unfit(self, replica: ReplicaRecord, event: Loaded) -> str:
         """Why a joiner can never serve beside the replicas; empty if it can."""
         settings, stage, committed = self._settings, replica.stage, self._progress.committed
         sizes = {size.unit: size.elements for size in event.units}

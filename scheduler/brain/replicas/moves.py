@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 from scheduler.brain.replicas.rebalancing import Move, Rebalancer, StagePool, StageReplica, where_to_join
 from scheduler.brain.routing.loads import Loads
-from scheduler.brain.state.brain_state import Books
-from scheduler.brain.state.joiners import Joining
+from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.state.joiners import Joiners
 from swarm.types import Decision, PeerId
 
 JOINER_BYTES_PER_S = 25e6  # a home link of 200 Mb/s, until transfers are measured
@@ -22,7 +22,7 @@ JOINER_BYTES_PER_S = 25e6  # a home link of 200 Mb/s, until transfers are measur
 class Moves:
     """The planned moves of one job; `decision` is the newest about them."""
 
-    def __init__(self, books: Books, joining: Joining, loads: Loads) -> None:
+    def __init__(self, books: BrainState, joining: Joiners, loads: Loads) -> None:
         self.decision: Decision[Move] = Decision(None, "the job has not run long enough")
         self.look_s = math.inf  # when to look again
         self._settings = books.settings

@@ -11,17 +11,17 @@ from scheduler.brain.commit.rounds import Rounds
 from scheduler.brain.outputs import listed
 from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.routing.evaluation import Evaluations
-from scheduler.brain.state.brain_state import Books
-from scheduler.brain.state.restart import Census, Resumed
+from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.state.restart import RestartCensus, Resumed
 from scheduler.brain.state.step import Phase
 from swarm.messages import Admit, Hello
 
 
-class Returning:
+class Reattach:
     """How replicas of one job go on with what they hold."""
 
     def __init__(
-        self, books: Books, evaluations: Evaluations, dispatch: Dispatch, rounds: Rounds, commits: Commits
+        self, books: BrainState, evaluations: Evaluations, dispatch: Dispatch, rounds: Rounds, commits: Commits
     ) -> None:
         self._settings = books.settings
         self._pool = books.pool
@@ -64,7 +64,7 @@ class Returning:
         settings, stage = self._settings, self._pool.stage_of(hello.peer)
         return (hello.job, hello.timeline, hello.stage) == (settings.job, settings.timeline, stage)
 
-    def take_up(self, hello: Hello) -> bool:
+    def reattach(self, hello: Hello) -> bool:
         """Let a replica with a new session go on where it stands; False if it cannot."""
         settings, peer, version = self._settings, hello.peer, hello.version
         report = self._pool[peer].loaded
@@ -82,7 +82,7 @@ class Returning:
             self._rounds.void(run, peer, "its session broke", "timeout")
         return True
 
-    def begin_again(self, census: Census, now_s: float) -> None:
+    def begin_again(self, census: RestartCensus, now_s: float) -> None:
         """All that can be expected are back: the ledger is what they report."""
         progress = self._progress
         self._dispatch.open_window()

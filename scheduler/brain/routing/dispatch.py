@@ -15,9 +15,9 @@ from random import Random
 
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.routing.loads import Loads
-from scheduler.brain.routing.policies import WIRINGS, StageLoad, choose_route
-from scheduler.brain.routing.stragglers import Lateness
-from scheduler.brain.state.brain_state import Books
+from scheduler.brain.routing.policies import POLICIES, StageLoad, choose_route
+from scheduler.brain.routing.stragglers import Stragglers
+from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.ledger import Verdict
 from scheduler.brain.state.restart import Links
 from scheduler.brain.state.step import Phase, StepRun, may_open, version_needed
@@ -32,7 +32,7 @@ RELAX_S = 5.0  # a replica that got no work for being slow is believed to be fas
 class Dispatch:
     """The routes of one job."""
 
-    def __init__(self, books: Books, loads: Loads, links: Links, evaluations: Evaluations, rng: Random) -> None:
+    def __init__(self, books: BrainState, loads: Loads, links: Links, evaluations: Evaluations, rng: Random) -> None:
         self._settings = books.settings
         self._pool = books.pool
         self._progress = books.progress
@@ -42,8 +42,8 @@ class Dispatch:
         self._evaluations = evaluations
         self._outbox = books.outbox
         self._rng = rng
-        self._wiring = WIRINGS[books.settings.routing]()
-        self._lateness = Lateness(books.settings.deadlines)
+        self._wiring = POLICIES[books.settings.routing]()
+        self._lateness = Stragglers(books.settings.deadlines)
         self._stages = len(books.settings.split)
         self._in_flight_max = 0
         self._why_not = ""  # why a microbatch could not be given away

@@ -36,7 +36,7 @@ class EvaluationRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class EvaluationRoute:
     """One evaluation microbatch goes to `peers`, one per stage; `displaced` were on its route before."""
 
     version: int
@@ -105,12 +105,12 @@ class Evaluations:
         """Whether the row of this step may be written: its commit overwrites weights `step - staleness`."""
         return all(version > step - self._staleness for version in self._runs)
 
-    def feed(self, stages: Sequence[Sequence[ReplicaLoad]], in_flight_max: int) -> list[Turn]:
+    def feed(self, stages: Sequence[Sequence[ReplicaLoad]], in_flight_max: int) -> list[EvaluationRoute]:
         """Give microbatches away, lost ones and older versions first; `stages` has the replicas of each stage.
 
         Of each stage the replica that is expected to be free first takes the next one, training included.
         """
-        turns: list[Turn] = []
+        turns: list[EvaluationRoute] = []
         room = min(in_flight_max, IN_FLIGHT_MAX) - self.in_flight
         for run in self._runs.values():
             lost = [index for index, one in sorted(run.given.items()) if not one.peers]
@@ -125,7 +125,7 @@ class Evaluations:
                 for peer in peers:
                     self._outstanding[peer] = self._outstanding.get(peer, 0) + 1
                 displaced = tuple(peer for peer in before.before if peer not in peers)
-                turns.append(Turn(run.version, index, given.attempt, peers, displaced))
+                turns.append(EvaluationRoute(run.version, index, given.attempt, peers, displaced))
                 room -= 1
         return turns
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from scheduler.brain.routing.pace import Pace
 from scheduler.brain.routing.policies import ReplicaLoad
-from scheduler.brain.state.brain_state import Books
+from scheduler.brain.state.brain_state import BrainState
 from swarm.types import PeerId
 
 
 class Loads:
     """The loads of all replicas of one job."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: BrainState) -> None:
         self._pool = books.pool
         self._ledger = books.ledger
         self._pace = Pace()

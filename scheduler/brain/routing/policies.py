@@ -7,7 +7,7 @@ cost(b) ──────▶ cost(d) ──────▶ cost(f)      the che
 
 That is `least_completion`, the default; without costs of links no stage influences another. `iwrr` gives each replica a
 share of the work that is inverse to its measured seconds, `uniform` throws dice; both are there to be compared with
-(benchmarks/models/routing.py). All three are a `Wiring`.
+(benchmarks/models/routing.py). All three are a `RoutingPolicy`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StageLoad:
     replicas: tuple[ReplicaLoad, ...]
 
 
-class Wiring(Protocol):
+class RoutingPolicy(Protocol):
     """A way to choose routes. Only the calls that say what happened change it; `choose` asks."""
 
     def add(self, peer: PeerId, stage: int) -> None:
@@ -128,7 +128,7 @@ IWRR_PRIOR_S = 1.0
 
 
 @dataclass(slots=True)
-class _Turns:
+class _RoundRobin:
     """A replica's place in the weighted round: `tag` is its virtual finish time."""
 
     stage: int
@@ -153,7 +153,7 @@ class Iwrr:
     """
 
     def __init__(self) -> None:
-        self._turns: dict[PeerId, _Turns] = {}
+        self._turns: dict[PeerId, _RoundRobin] = {}
 
     def unit_s(self, peer: PeerId) -> float:
         """Expected seconds per unit."""
@@ -162,7 +162,7 @@ class Iwrr:
     def add(self, peer: PeerId, stage: int) -> None:
         if peer not in self._turns:
             least = min((turns.tag for turns in self._turns.values() if turns.stage == stage), default=0.0)
-            self._turns[peer] = _Turns(stage, least)
+            self._turns[peer] = _RoundRobin(stage, least)
 
     def remove(self, peer: PeerId) -> None:
         self._turns.pop(peer, None)
@@ -190,7 +190,7 @@ class Iwrr:
         return Decision(tuple(path), f"next in the weighted round: {' > '.join(path)}")
 
 
-WIRINGS: dict[Routing, Callable[[], Wiring]] = {
+POLICIES: dict[Routing, Callable[[], RoutingPolicy]] = {
     "least_completion": LeastCompletion,
     "iwrr": Iwrr,
     "uniform": Uniform,

@@ -26,7 +26,7 @@ class _Place:
     turn: Direction | None = None  # being watched
 
 
-class Lateness:
+class Stragglers:
     """All microbatches of one job that are under way."""
 
     def __init__(self, settings: DeadlineSettings) -> None:

@@ -12,7 +12,7 @@ from scheduler.brain.state.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class BrainState:
     """Who is there, how far the job is, what is accumulated where, and what was decided and not handed out yet."""
 
     settings: BrainSettings
@@ -22,7 +22,7 @@ class Books:
     outbox: Outbox
 
     @classmethod
-    def of(cls, settings: BrainSettings) -> Books:
+    def of(cls, settings: BrainSettings) -> BrainState:
         """Those of a job that has not begun."""
         stages = len(settings.split)
         pool = Pool(stages)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from scheduler.brain.state.pool import Replica
+from scheduler.brain.state.pool import ReplicaRecord
 from swarm.messages import Loaded
 from swarm.types import Hop, PeerId
 
@@ -31,7 +31,7 @@ PAUSE_S_MAX = 300.0
 class Joiner:
     """One attempt of one peer; `number` tells it from earlier ones."""
 
-    replica: Replica
+    replica: ReplicaRecord
     number: int
     since_s: float
     answered: int = 0  # reports
@@ -46,7 +46,7 @@ class _Failures:
     reason: str
 
 
-class Joining:
+class Joiners:
     """All joiners of one job."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Joining:
         """The peer's present attempt."""
         return self._joiners.get(peer)
 
-    def begin(self, replica: Replica, now_s: float) -> Joiner:
+    def begin(self, replica: ReplicaRecord, now_s: float) -> Joiner:
         """The peer shall join the stage; an earlier attempt is forgotten."""
         self._number += 1
         joiner = self._joiners[replica.peer] = Joiner(replica, self._number, now_s)

@@ -57,7 +57,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class StepBook:
+class OpenStep:
     """One open step."""
 
     entries: list[list[Entry]]  # [stage][index]
@@ -86,7 +86,7 @@ class Ledger:
         self._entered = [0] * stages  # contributions that a replica took into its sum, less those that were struck out
         self.now_s = 0.0  # stamped on the lines of stories
         self._least_attempt = 0
-        self._books: dict[int, StepBook] = {}
+        self._books: dict[int, OpenStep] = {}
         self._outstanding: dict[PeerId, int] = {}
         self._changed: set[PeerId] = set()  # whose outstanding changed since `take_changed`
         self._closed: dict[int, list[list[str]]] = {}  # stories of the newest closed steps
@@ -98,7 +98,7 @@ class Ledger:
         """Start the book of a step."""
         assert step not in self._books, f"step {step} is open"
         count = self.microbatches
-        self._books[step] = StepBook(
+        self._books[step] = OpenStep(
             [[Entry() for _ in range(count)] for _ in range(self.stages)],
             attempt=self._least_attempt + 1,
             left=[self.stages] * count,
@@ -457,7 +457,7 @@ class Ledger:
 
     # Below -------------------------------------------------------------------------------------------------------
 
-    def _give(self, book: StepBook, stage: int, index: int, hop: Hop) -> None:
+    def _give(self, book: OpenStep, stage: int, index: int, hop: Hop) -> None:
         entry = book.entries[stage][index]
         assert hop.attempt > book.floors.get(hop.peer, 0), "a void attempt cannot be given"
         entry.hop = hop
@@ -469,7 +469,7 @@ class Ledger:
         if hop.peer not in entry.holders:
             self._count_outstanding(hop.peer, +1)
 
-    def _take_hop(self, book: StepBook, stage: int, index: int) -> None:
+    def _take_hop(self, book: OpenStep, stage: int, index: int) -> None:
         entry = book.entries[stage][index]
         assert entry.hop is not None
         if entry.hop.peer not in entry.holders:
@@ -482,14 +482,14 @@ class Ledger:
         assert self._outstanding[peer] >= 0
         self._changed.add(peer)
 
-    def _share(self, book: StepBook, peer: PeerId) -> int:
+    def _share(self, book: OpenStep, peer: PeerId) -> int:
         return sum(1 for _, _, entry in self._entries(book) if peer in entry.holders)
 
-    def _contributions(self, book: StepBook) -> Counter[PeerId]:
+    def _contributions(self, book: OpenStep) -> Counter[PeerId]:
         return Counter(peer for _, _, entry in self._entries(book) for peer in entry.holders)
 
     @staticmethod
-    def _entries(book: StepBook) -> Iterable[tuple[int, int, Entry]]:
+    def _entries(book: OpenStep) -> Iterable[tuple[int, int, Entry]]:
         for stage, entries in enumerate(book.entries):
             for index, entry in enumerate(entries):
                 yield stage, index, entry

@@ -21,7 +21,7 @@ from swarm.types import Hop, PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaRecord:
     """A peer that serves a stage of this job."""
 
     peer: PeerId
@@ -44,12 +44,12 @@ class Trust(StrEnum):
 class Standing:
     """What is known of one replica."""
 
-    replica: Replica
+    replica: ReplicaRecord
     trust: Trust = Trust.TRUSTED
     loaded: Loaded | None = None
     since: int = 0  # version with which it was admitted: it has no older records
     joined_s: float = -inf
-    leans: bool = False  # it joined, and others hold what it needs for a commit that it has yet to make
+    needs_donors: bool = False  # it joined, and others hold what it needs for a commit that it has yet to make
     asked_s: float = nan  # when it was asked to leave
 
     @property
@@ -81,7 +81,7 @@ class Pool:
     def __getitem__(self, peer: PeerId) -> Standing:
         return self._standings[peer]
 
-    def replicas(self) -> list[Replica]:
+    def replicas(self) -> list[ReplicaRecord]:
         """All replicas in the order in which they came."""
         return [standing.replica for standing in self._standings.values()]
 
@@ -89,7 +89,7 @@ class Pool:
         """What is known of each, in the same order."""
         return list(self._standings.values())
 
-    def replica(self, peer: PeerId) -> Replica:
+    def replica(self, peer: PeerId) -> ReplicaRecord:
         """Its place and address."""
         return self._standings[peer].replica
 
@@ -111,24 +111,24 @@ class Pool:
 
     # Coming and going --------------------------------------------------------------------------------------------
 
-    def add(self, replica: Replica) -> None:
+    def add(self, replica: ReplicaRecord) -> None:
         """The peer serves its stage from now on."""
         self._standings[replica.peer] = Standing(replica)
         self.by_stage[replica.stage].append(replica.peer)
 
-    def remove(self, peer: PeerId) -> Replica:
+    def remove(self, peer: PeerId) -> ReplicaRecord:
         """The peer is no replica any more."""
         replica = self._standings.pop(peer).replica
         self.by_stage[replica.stage].remove(peer)
         self._gone.add(peer)
         return replica
 
-    def joined(self, replica: Replica, report: Loaded, now_s: float) -> None:
+    def joined(self, replica: ReplicaRecord, report: Loaded, now_s: float) -> None:
         """The peer fetched what its stage holds, so what it lost once is of no account."""
         self.add(replica)
         self._gone.discard(replica.peer)
         standing = self._standings[replica.peer]
-        standing.loaded, standing.joined_s, standing.leans = report, now_s, True
+        standing.loaded, standing.joined_s, standing.needs_donors = report, now_s, True
 
     def sort(self) -> None:
         """Order the replicas of each stage by peer id, so that ties do not depend on who came first."""

@@ -69,7 +69,7 @@ class Resumed:
     grace_s: float
 
 
-class Census:
+class RestartCensus:
     """Who has come back after a restart of the scheduler, and what each says that it holds."""
 
     def __init__(self, known: Iterable[PeerId], deadline_s: float) -> None:

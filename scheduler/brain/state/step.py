@@ -32,7 +32,7 @@ class Phase(StrEnum):
     DONE = "done"
 
 
-class Turn(StrEnum):
+class StepEvent(StrEnum):
     """What moves a step on."""
 
     FULL = "full"
@@ -44,15 +44,15 @@ class Turn(StrEnum):
     AGREED = "all replicas agree"
 
 
-TRANSITIONS: dict[tuple[Phase, Turn], Phase] = {
-    (Phase.FEEDING, Turn.FULL): Phase.AVERAGING,
-    (Phase.FEEDING, Turn.NOT_FINITE): Phase.DECIDED,
-    (Phase.AVERAGING, Turn.REOPENED): Phase.FEEDING,
-    (Phase.AVERAGING, Turn.AVERAGED): Phase.DECIDED,
-    (Phase.DECIDED, Turn.REOPENED): Phase.FEEDING,
-    (Phase.DECIDED, Turn.WRITTEN): Phase.WRITING,
-    (Phase.WRITING, Turn.DURABLE): Phase.COMMITTING,
-    (Phase.COMMITTING, Turn.AGREED): Phase.DONE,
+TRANSITIONS: dict[tuple[Phase, StepEvent], Phase] = {
+    (Phase.FEEDING, StepEvent.FULL): Phase.AVERAGING,
+    (Phase.FEEDING, StepEvent.NOT_FINITE): Phase.DECIDED,
+    (Phase.AVERAGING, StepEvent.REOPENED): Phase.FEEDING,
+    (Phase.AVERAGING, StepEvent.AVERAGED): Phase.DECIDED,
+    (Phase.DECIDED, StepEvent.REOPENED): Phase.FEEDING,
+    (Phase.DECIDED, StepEvent.WRITTEN): Phase.WRITING,
+    (Phase.WRITING, StepEvent.DURABLE): Phase.COMMITTING,
+    (Phase.COMMITTING, StepEvent.AGREED): Phase.DONE,
 }
 
 
@@ -112,16 +112,16 @@ class StepRun:
     commits: dict[PeerId, Committed] = field(default_factory=dict)
     history: list[str] = field(default_factory=list)
 
-    def turn(self, turn: Turn, cause: str = "") -> None:
+    def turn(self, turn: StepEvent, cause: str = "") -> None:
         """Move on; an illegal turn is a programming error and changes nothing."""
         after = TRANSITIONS.get((self.phase, turn))
         assert after is not None, f"step {self.step} is {self.phase}: it cannot turn on '{turn}'"
         self.phase = after
         self.history.append(f"{turn}: {after}" + (f" ({cause})" if cause else ""))
-        if turn is Turn.REOPENED:
+        if turn is StepEvent.REOPENED:
             self.rounds.clear()
             self.troubles.clear()
-        if turn is Turn.NOT_FINITE:
+        if turn is StepEvent.NOT_FINITE:
             self.skip = True
 
     @property

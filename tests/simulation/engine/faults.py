@@ -16,7 +16,7 @@ from tests.simulation.engine.scenario import (
     Crash,
     CrashScheduler,
     CutSession,
-    Database,
+    DatabaseOutage,
     Disk,
     Failpoint,
     Fault,
@@ -58,7 +58,7 @@ async def inject(world: World, fault: Fault, number: int) -> None:
             if job is not None and side is not None and side.jobs is not None and not job.record.state.is_final:
                 _note(world, "cancel")
                 await side.jobs.cancel(job, "cancelled by the scenario")
-        case Database() | Disk() | Failpoint():
+        case DatabaseOutage() | Disk() | Failpoint():
             pass  # where they act the ports ask for them
         case _:
             assert_never(fault)

@@ -163,7 +163,7 @@ class CutSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
+class DatabaseOutage:
     """Writes are refused, or done although an error is raised, or slow."""
 
     refused: float = 0.2
@@ -208,7 +208,7 @@ Fault: TypeAlias = (
     | Partition
     | Clog
     | CutSession
-    | Database
+    | DatabaseOutage
     | Disk
     | Failpoint
     | Cancel
@@ -261,7 +261,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("loss", links=Links(loss=0.3, duplicate=0.25), must_happen=("lost",)),
         Scenario("slow", workload=Workload(replicas=(2, 3)), faults=(Slow(),), must_happen=("slow",)),
         Scenario("clog", faults=(Clog(),), must_happen=("clog",)),
-        Scenario("database", faults=(Database(),), must_happen=("database refused", "database unknown")),
+        Scenario("database", faults=(DatabaseOutage(),), must_happen=("database refused", "database unknown")),
         Scenario(
             "cancel",
             faults=(Cancel(),),
@@ -280,7 +280,7 @@ SCENARIOS: dict[str, Scenario] = {
             "everything short",
             workload=Workload(replicas=(2, 3)),
             links=Links(loss=0.1, duplicate=0.3, copies_max=4, late_s_max=2.0, delay_s=(0.0005, 0.1)),
-            faults=(Slow(), Pause(), Partition(), Clog(), Database(refused=0.05, unknown=0.05)),
+            faults=(Slow(), Pause(), Partition(), Clog(), DatabaseOutage(refused=0.05, unknown=0.05)),
         ),
         Scenario("broken sessions", workload=TWO_UP, faults=(CutSession(),), must_happen=("session cut",)),
         Scenario("crashes", workload=TWO_UP, faults=(Crash(new_id=0.3),), must_happen=("crash",)),
@@ -324,7 +324,7 @@ SCENARIOS: dict[str, Scenario] = {
                 Partition(every_s=(3.0, 9.0), for_s=(0.1, 6.0)),
                 Clog(every_s=(5.0, 15.0), between_s=(0.0, 1.0)),
                 CutSession(every_s=(3.0, 9.0)),
-                Database(refused=0.05, unknown=0.05),
+                DatabaseOutage(refused=0.05, unknown=0.05),
                 *(Failpoint(edge, chance / 2, at_most=1) for edge, chance in EDGES.items()),
             ),
             safety_s=60.0,

@@ -28,9 +28,9 @@ from scheduler.api.sessions import COMMANDS_WAITING_MAX, Sessions
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
-from scheduler.storage.checkpoint_catalog import Keeping
+from scheduler.storage.checkpoint_catalog import CheckpointCatalog
 from scheduler.storage.checkpoint_sink import job_storage
-from scheduler.storage.database import JobTokens, Store, StoreUnavailable, _take_epoch
+from scheduler.storage.database import Database, DatabaseUnavailable, JobTokens, _take_epoch
 from stage_server.brain.work_queue import ORDERS_MAX
 from stage_server.device import Timed
 from stage_server.replica.averaging import MAILBOX_BYTES_MAX
@@ -64,7 +64,7 @@ from tests.simulation.engine.history import (
     RowStored,
     Started,
 )
-from tests.simulation.engine.scenario import Database, Disk, Failpoint, Scenario, Shape
+from tests.simulation.engine.scenario import DatabaseOutage, Disk, Failpoint, Scenario, Shape
 
 SCHEDULER = "scheduler"
 WALL_START_UNIX_S = 1_700_000_000.0
@@ -187,7 +187,7 @@ class World(Observer):
             for fault in scenario.faults
             if isinstance(fault, Failpoint)
         ]
-        self.database = next((fault for fault in scenario.faults if isinstance(fault, Database)), None)
+        self.database = next((fault for fault in scenario.faults if isinstance(fault, DatabaseOutage)), None)
         self.dice = sim.rng("database")
         self.disk = next((fault for fault in scenario.faults if isinstance(fault, Disk)), None)
         self.disk_dice = sim.rng("disk")
@@ -253,7 +253,7 @@ class World(Observer):
     async def _run_scheduler(self, side: SchedulerSide) -> None:
         epoch = side.epoch = _take_epoch(self.engine)
         self.history.add(SCHEDULER, side.process.incarnation, EpochTaken(epoch))
-        store = FaultyStore(Store(self.engine, epoch, None), self, side.process)
+        store = FaultyDatabase(Database(self.engine, epoch, None), self, side.process)
         membership = Membership()
         log = get_logger("scheduler")
         loop = asyncio.get_running_loop()
@@ -271,7 +271,7 @@ class World(Observer):
                 Random(f"{epoch}/{self._compute.random()}"),
                 lambda: WALL_START_UNIX_S + loop.time(),
                 log,
-                keeping=FaultyKeeping(self.root, self, side.process),
+                keeping=FaultyCatalog(self.root, self, side.process),
             )
             sessions = Sessions(epoch, membership, jobs, jobs.store_stage, jobs.fetch, tasks, log)
             await jobs.load()
@@ -527,13 +527,13 @@ class World(Observer):
         self.engine.dispose()
 
 
-class FaultyStore:
+class FaultyDatabase:
     """The scheduler's store as one process sees it: refuses, loses answers, is slow; dies with the process.
 
-    Everything that `Store` has passes through here, also what is added later.
+    Everything that `Database` has passes through here, also what is added later.
     """
 
-    def __init__(self, store: Store, world: World, process: Process) -> None:
+    def __init__(self, store: Database, world: World, process: Process) -> None:
         self._store = store
         self._world = world
         self._process = process
@@ -560,7 +560,7 @@ class FaultyStore:
             await asyncio.sleep(world.dice.uniform(*faults.seconds))
             if world.dice.random() < faults.refused:
                 world.history.add("", 0, Fault("database refused", name))
-                raise StoreUnavailable("database is locked")
+                raise DatabaseUnavailable("database is locked")
         self._live()
         result = await real(*arguments, **options)
         unknown = faults is not None and world.dice.random() < faults.unknown
@@ -571,7 +571,7 @@ class FaultyStore:
         self._live()
         if unknown:
             world.history.add("", 0, Fault("database unknown", name))
-            raise StoreUnavailable("the connection to the database broke; the outcome is unknown")
+            raise DatabaseUnavailable("the connection to the database broke; the outcome is unknown")
         return result
 
     def _live(self) -> None:
@@ -579,7 +579,7 @@ class FaultyStore:
             raise asyncio.CancelledError
 
 
-class FaultyKeeping(Keeping):
+class FaultyCatalog(CheckpointCatalog):
     """Where the scheduler finds and writes checkpoints, on a disk that may fail; dies with the process."""
 
     def __init__(self, root: Path, world: World, process: Process) -> None:

@@ -20,12 +20,12 @@ from scheduler.brain.job import (
     Mode,
     Note,
     Output,
-    Replica,
+    ReplicaRecord,
     Send,
     WriteCommit,
 )
 from scheduler.brain.replicas.admission import JOIN_S_MIN
-from scheduler.brain.routing.policies import WIRINGS
+from scheduler.brain.routing.policies import POLICIES
 from scheduler.brain.state.restart import Resumed
 from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
 from swarm.messages import (
@@ -90,7 +90,7 @@ class Swarm:
         self.inbox: list[tuple[PeerId, Command]] = []  # commands that no replica has answered
         self.rows: list[CommitRow] = []
         self.loss = 1.0
-        replicas = [Replica(peer, 1, f"at {peer}", stage) for peer, stage in self.stage_of.items()]
+        replicas = [ReplicaRecord(peer, 1, f"at {peer}", stage) for peer, stage in self.stage_of.items()]
         self.take(self.brain.start(replicas, 0.0))
 
     def take(self, outputs: list[Output]) -> list[Output]:
@@ -643,7 +643,7 @@ def test_a_decided_step_is_done_again_if_all_of_a_stage_are_lost_who_hold_its_av
     assert swarm.rows == [], "step 0 has not been averaged"
     new = PeerId("new")
     swarm.stage_of[new] = 0
-    swarm.take(swarm.brain.join(Replica(new, 1, "at new", 0), 2.0))
+    swarm.take(swarm.brain.join(ReplicaRecord(new, 1, "at new", 0), 2.0))
     ((_, load),) = swarm.pop(LoadStage)
     loaded = swarm.reply(new, load)
     assert isinstance(loaded, Loaded)
@@ -670,7 +670,7 @@ def test_a_joiner_that_never_heard_that_it_was_admitted_is_told_again() -> None:
     swarm.answer(LoadStage)
     new = PeerId("new")
     swarm.stage_of[new] = 0
-    swarm.take(swarm.brain.join(Replica(new, 1, "at new", 0), 2.0))
+    swarm.take(swarm.brain.join(ReplicaRecord(new, 1, "at new", 0), 2.0))
     ((_, load),) = swarm.pop(LoadStage)
     loaded = swarm.reply(new, load)
     assert isinstance(loaded, Loaded)
@@ -685,7 +685,7 @@ def test_a_joiner_that_never_heard_that_it_was_admitted_is_told_again() -> None:
 def test_a_joiner_that_fetches_for_ever_is_given_up() -> None:
     swarm = Swarm(recover=True)
     swarm.answer(LoadStage)
-    swarm.take(swarm.brain.join(Replica(PeerId("new"), 1, "at new", 0), 2.0))
+    swarm.take(swarm.brain.join(ReplicaRecord(PeerId("new"), 1, "at new", 0), 2.0))
     assert sends(swarm.take(swarm.brain.tick(JOIN_S_MIN)), Release) == []
     assert [one.peer for one in sends(swarm.take(swarm.brain.tick(JOIN_S_MIN + 2.0)), Release)] == ["new"]
 
@@ -837,7 +837,7 @@ def test_a_stage_of_suspects_only_waits_and_says_so() -> None:
     assert {one.peer for one in sends(outputs, Route)} == {A, C}
 
 
-@pytest.mark.parametrize("routing", WIRINGS)
+@pytest.mark.parametrize("routing", POLICIES)
 def test_no_wiring_gives_work_to_a_suspect_until_it_is_heard_again(routing: Routing) -> None:
     swarm = Swarm(recover=True, steps=1, microbatches=24, max_in_flight=4, routing=routing)
     swarm.answer(LoadStage)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.brain.checkpoint.schedule import SavingRules, Stopped
-from scheduler.brain.job import Admitted, Output, Replica, StandsAlone
+from scheduler.brain.job import Admitted, Independent, Output, ReplicaRecord
 from swarm.errors import StaleMessage
 from swarm.messages import (
     Average,
@@ -85,7 +85,7 @@ def test_who_stays_hears_of_the_commits_that_were_decided_without_it(written: bo
 
 def joined(swarm: Swarm) -> list[Output]:
     """J joins stage 1, and is admitted."""
-    outputs = swarm.take(swarm.brain.join(Replica(J, 1, "at j", 1), 1.0))
+    outputs = swarm.take(swarm.brain.join(ReplicaRecord(J, 1, "at j", 1), 1.0))
     (load,) = [one.command for one in sends(outputs, LoadStage)]
     assert isinstance(load, LoadStage)
     swarm.stage_of[J] = 1
@@ -101,15 +101,15 @@ def test_who_joins_while_a_step_is_averaged_stands_alone_once_it_has_made_that_c
     """It was called serving before: who relied on it took its only donor away, and the job was rolled back."""
     swarm = Swarm({A: 0, C: 1}, recover=True)
     swarm.until_averaging()
-    assert StandsAlone(J, 1) not in joined(swarm)
+    assert Independent(J, 1) not in joined(swarm)
     swarm.answer(Average)
     swarm.write()
     swarm.answer(Commit, peer=A)
     swarm.answer(Commit, peer=C)
-    assert StandsAlone(J, 1) not in swarm.outputs
+    assert Independent(J, 1) not in swarm.outputs
     assert swarm.brain.is_joining(J)
     swarm.answer(Commit, peer=J)
-    assert swarm.outputs.count(StandsAlone(J, 1)) == 1
+    assert swarm.outputs.count(Independent(J, 1)) == 1
     assert not swarm.brain.is_joining(J)
     assert not stalled(swarm.take(swarm.brain.peer_gone(C, "killed", 2.0)))
     step(swarm)
@@ -119,7 +119,7 @@ def test_who_joins_while_a_step_is_averaged_stands_alone_once_it_has_made_that_c
 def test_who_joins_between_two_rounds_stands_alone_at_once() -> None:
     swarm = Swarm({A: 0, C: 1}, recover=True)
     step(swarm)
-    assert StandsAlone(J, 1) in joined(swarm)
+    assert Independent(J, 1) in joined(swarm)
 
 
 def test_a_joiner_that_nobody_can_tell_of_a_commit_loses_the_stage_and_not_the_job() -> None:

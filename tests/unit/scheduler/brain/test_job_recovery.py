@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from scheduler.brain.job import BrainSettings, CommitRow, Fail, JobBrain, Mode, Output, Replica, Send, WriteCommit
+from scheduler.brain.job import BrainSettings, CommitRow, Fail, JobBrain, Mode, Output, ReplicaRecord, Send, WriteCommit
 from scheduler.brain.state.restart import Resumed
 from swarm.messages import (
     Accumulated,
@@ -88,7 +88,7 @@ class Restarted:
 
     def join(self, peer: PeerId) -> int:
         """An idle peer is sent to its stage; the number of its attempt."""
-        sent = self.take(self.brain.join(Replica(peer, 1, f"at {peer}", STAGE_OF[peer]), 7.0))
+        sent = self.take(self.brain.join(ReplicaRecord(peer, 1, f"at {peer}", STAGE_OF[peer]), 7.0))
         (load,) = [command for to, command in sent if isinstance(command, LoadStage) and to == peer]
         return load.join
 

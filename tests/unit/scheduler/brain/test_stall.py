@@ -6,20 +6,20 @@ import pytest
 
 from scheduler.brain.checkpoint.schedule import Stopped
 from scheduler.brain.stall import (
+    Recovery,
     Stalls,
-    Way,
     going_on,
     lost_in,
     nobody_back,
     pause_s,
     pausing,
+    recovery_for,
     resume_hint,
     seeking,
     stalled_hint,
     stopped_by_loss,
     stuck,
     waiting,
-    way_on,
 )
 from swarm.types import JobId, JobState, OnStall, PeerId
 
@@ -50,18 +50,18 @@ def test_a_job_that_was_told_to_stop_stops(on_stall: OnStall, state: JobState) -
 @pytest.mark.parametrize(
     ("found_of", "skipped", "way"),
     [
-        (JOB, False, Way.FROM_CHECKPOINT),
-        (JOB, True, Way.FROM_CHECKPOINT),
-        ("other-1", False, Way.FROM_CHECKPOINT),  # nothing of its own was written: back to what it started from
-        (None, False, Way.ANEW),
-        ("other-1", True, Way.BY_HAND),
-        (None, True, Way.BY_HAND),
+        (JOB, False, Recovery.FROM_CHECKPOINT),
+        (JOB, True, Recovery.FROM_CHECKPOINT),
+        ("other-1", False, Recovery.FROM_CHECKPOINT),  # nothing of its own was written: back to what it started from
+        (None, False, Recovery.ANEW),
+        ("other-1", True, Recovery.BY_HAND),
+        (None, True, Recovery.BY_HAND),
     ],
 )
 def test_only_a_job_that_wrote_no_checkpoint_goes_back_to_its_start(
-    found_of: str | None, skipped: bool, way: Way
+    found_of: str | None, skipped: bool, way: Recovery
 ) -> None:
-    assert way_on(JOB, found_of, skipped=skipped) is way
+    assert recovery_for(JOB, found_of, skipped=skipped) is way
 
 
 def test_reasons_keep_what_was_lost() -> None:

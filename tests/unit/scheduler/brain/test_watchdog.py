@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from scheduler.brain.watchdog import PAUSE_AGAIN_S, Over, Patience
+from scheduler.brain.watchdog import PAUSE_AGAIN_S, Over, Watchdog
 
 
 def test_a_job_that_moves_may_run_for_ever() -> None:
-    patience = Patience(300.0, 0.0)
+    patience = Watchdog(300.0, 0.0)
     assert patience.due_s() == math.inf
     patience.begin(10.0)
     assert patience.due_s() == 310.0
@@ -18,7 +18,7 @@ def test_a_job_that_moves_may_run_for_ever() -> None:
 
 
 def test_that_a_job_stands_still_is_said_again_when_as_long_has_passed() -> None:
-    patience = Patience(300.0, 0.0)
+    patience = Watchdog(300.0, 0.0)
     patience.begin(0.0)
     assert patience.over(300.0) is Over.STILL
     assert patience.over(300.0) is None
@@ -27,7 +27,7 @@ def test_that_a_job_stands_still_is_said_again_when_as_long_has_passed() -> None
 
 
 def test_nothing_can_move_while_the_job_rests() -> None:
-    patience = Patience(10.0, 0.0)
+    patience = Watchdog(10.0, 0.0)
     patience.begin(0.0)
     assert patience.due_s(60.0) == 70.0
     assert patience.over(69.0, 60.0) is None
@@ -35,7 +35,7 @@ def test_nothing_can_move_while_the_job_rests() -> None:
 
 
 def test_a_job_whose_time_is_over_is_told_once_and_again_if_it_could_not_be_paused() -> None:
-    patience = Patience(1e6, 100.0)
+    patience = Watchdog(1e6, 100.0)
     patience.begin(5.0)
     assert patience.over(104.0) is None
     assert patience.over(105.0) is Over.RAN_OUT
@@ -46,7 +46,7 @@ def test_a_job_whose_time_is_over_is_told_once_and_again_if_it_could_not_be_paus
 
 
 def test_a_pause_that_a_person_asked_for_and_that_failed_takes_nothing_from_the_time() -> None:
-    patience = Patience(1e6, 100.0)
+    patience = Watchdog(1e6, 100.0)
     patience.begin(0.0)
     patience.goes_on(10.0)
     assert patience.over(70.0) is None
@@ -54,7 +54,7 @@ def test_a_pause_that_a_person_asked_for_and_that_failed_takes_nothing_from_the_
 
 
 def test_a_short_time_is_waited_for_as_long_as_it_is() -> None:
-    patience = Patience(1e6, 5.0)
+    patience = Watchdog(1e6, 5.0)
     patience.begin(0.0)
     assert patience.over(5.0) is Over.RAN_OUT
     patience.goes_on(6.0)
@@ -62,7 +62,7 @@ def test_a_short_time_is_waited_for_as_long_as_it_is() -> None:
 
 
 def test_who_asks_far_too_late_stood_still_itself() -> None:
-    patience = Patience(300.0, 0.0)
+    patience = Watchdog(300.0, 0.0)
     patience.begin(0.0)
     assert patience.over(5000.0) is None, "the scheduler was stopped"
     assert patience.over(5300.0) is Over.STILL

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save
 
 from scheduler.brain.checkpoint.schedule import PublishCheckpoint
-from scheduler.storage.checkpoint_sink import CheckpointFiles, JobCheckpoints, _try_out, job_storage
+from scheduler.storage.checkpoint_sink import CheckpointFiles, CheckpointSink, _try_out, job_storage
 from swarm.checkpoint.storage import LocalStorage, open_storage
 from swarm.checkpoint.writer import Checkpoint, CheckpointFailed, list_checkpoints, newest
 from swarm.errors import CorruptFrame, InvalidConfig, NotFound, Refused
@@ -58,11 +58,11 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
 
 def keeper(
     root: Path, heard: Heard, tasks: asyncio.TaskGroup, executor: ThreadPoolExecutor | None = None
-) -> JobCheckpoints:
-    return JobCheckpoints(LocalStorage(root), JOB_ID, spec(), 0, TOKENIZER, facts, heard, tasks, executor)
+) -> CheckpointSink:
+    return CheckpointSink(LocalStorage(root), JOB_ID, spec(), 0, TOKENIZER, facts, heard, tasks, executor)
 
 
-async def put_all(made: JobCheckpoints, version: int) -> PublishCheckpoint:
+async def put_all(made: CheckpointSink, version: int) -> PublishCheckpoint:
     made.begin(version)
     for stage in (0, 1):
         payload = save(tensors(version, stage))

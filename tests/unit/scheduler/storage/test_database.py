@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from scheduler.brain.routing.evaluation import EvaluationRow
 from scheduler.brain.state.step import CommitRow
-from scheduler.storage.database import Drain, Fenced, JobRecord, JobTokens, Store, StoreRejected
+from scheduler.storage.database import Database, DatabaseRejected, Drain, Fenced, JobRecord, JobTokens
 from swarm.errors import InvalidConfig
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
 
@@ -46,7 +46,7 @@ def row(step: int) -> CommitRow:
 
 
 async def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
-    store = await Store.open(f"sqlite:///{tmp_path}/a.db", None)
+    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
     await store.put_job(record())
     await store.put_job(record().entered(JobState.FAILED, "why", 9.0, error_code="E0100", hint="do this"))
     assert await store.jobs() == [record().entered(JobState.FAILED, "why", 9.0, error_code="E0100", hint="do this")]
@@ -55,7 +55,7 @@ async def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 async def test_a_job_from_before_documents_had_an_end_is_read(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
-    store = await Store.open(url, None)
+    store = await Database.open(url, None)
     await store.put_job(record(tokens=JobTokens(("aa", "bb"), "uint16", 257, 3.5, end_of_text=256)))
     old = '{"shards": ["aa"], "token_dtype": "uint16", "vocabulary_size": 257, "unigram_entropy": 3.5}'
     (kept,) = await store.jobs()
@@ -69,10 +69,10 @@ async def test_a_job_from_before_documents_had_an_end_is_read(tmp_path: Path) ->
 
 async def test_every_start_takes_the_next_epoch_and_keeps_what_was_stored(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
-    first = await Store.open(url, None)
+    first = await Database.open(url, None)
     await first.put_job(record())
     await first.close()
-    second = await Store.open(url, None)
+    second = await Database.open(url, None)
     assert (first.epoch, second.epoch) == (1, 2)
     assert [job.id for job in await second.jobs()] == [JOB]
     await second.close()
@@ -80,9 +80,9 @@ async def test_every_start_takes_the_next_epoch_and_keeps_what_was_stored(tmp_pa
 
 async def test_a_superseded_scheduler_can_write_nothing(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
-    old = await Store.open(url, None)
+    old = await Database.open(url, None)
     await old.put_job(record())
-    new = await Store.open(url, None)
+    new = await Database.open(url, None)
     with pytest.raises(Fenced):
         await old.put_commit(JOB, row(0), 1.0)
     with pytest.raises(Fenced):
@@ -95,7 +95,7 @@ async def test_a_superseded_scheduler_can_write_nothing(tmp_path: Path) -> None:
 
 
 async def test_writing_a_commit_again_after_an_unknown_outcome_changes_nothing(tmp_path: Path) -> None:
-    store = await Store.open(f"sqlite:///{tmp_path}/a.db", None)
+    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
     await store.put_job(record())
     await store.put_commit(JOB, row(0), 1.0)
     await store.put_commit(JOB, row(0), 5.0)
@@ -106,11 +106,11 @@ async def test_writing_a_commit_again_after_an_unknown_outcome_changes_nothing(t
 
 async def test_a_row_that_another_scheduler_wrote_is_not_taken_for_our_own(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
-    old = await Store.open(url, None)
+    old = await Database.open(url, None)
     await old.put_job(record())
     await old.put_commit(JOB, row(0), 1.0)
-    new = await Store.open(url, None)
-    with pytest.raises(StoreRejected):
+    new = await Database.open(url, None)
+    with pytest.raises(DatabaseRejected):
         await new.put_commit(JOB, row(0), 2.0)
     assert [(stored["epoch"], stored["committed_unix_s"]) for stored in await new.commits(JOB)] == [(1, 1.0)]
     await old.close()
@@ -118,7 +118,7 @@ async def test_a_row_that_another_scheduler_wrote_is_not_taken_for_our_own(tmp_p
 
 
 async def test_what_is_committed_is_on_the_disk(tmp_path: Path) -> None:
-    store = await Store.open(f"sqlite:///{tmp_path}/a.db", None)
+    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
     with store._engine.connect() as connection:
         pragmas = {name: connection.execute(sa.text(f"PRAGMA {name}")).scalar_one() for name in PRAGMAS}
     assert pragmas == PRAGMAS
@@ -127,7 +127,7 @@ async def test_what_is_committed_is_on_the_disk(tmp_path: Path) -> None:
 
 async def test_a_commit_row_survives_on_disk_with_all_its_values(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as executor:
-        store = await Store.open(f"sqlite:///{tmp_path}/a.db", executor)
+        store = await Database.open(f"sqlite:///{tmp_path}/a.db", executor)
         await store.put_job(record())
         await store.put_commit(JOB, row(3), 1.0)
         await store.close()
@@ -141,19 +141,19 @@ async def test_a_commit_row_survives_on_disk_with_all_its_values(tmp_path: Path)
 
 async def test_a_database_that_cannot_be_used_is_an_error_with_its_cause(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="unable to open database file"):
-        await Store.open(f"sqlite:///{tmp_path}/missing/a.db", None)
+        await Database.open(f"sqlite:///{tmp_path}/missing/a.db", None)
     (tmp_path / "text.db").write_text("this is no database, whatever its name says")
     with pytest.raises(InvalidConfig, match="not a database"):
-        await Store.open(f"sqlite:///{tmp_path}/text.db", None)
+        await Database.open(f"sqlite:///{tmp_path}/text.db", None)
 
 
 async def test_a_drain_is_kept_until_a_later_one_or_its_own_end(tmp_path: Path) -> None:
     url, peer, other = f"sqlite:///{tmp_path}/a.db", PeerId("a"), PeerId("b")
-    first = await Store.open(url, None)
+    first = await Database.open(url, None)
     await first.put_drain(peer, Drain(7, "old"))
     await first.put_drain(peer, Drain(8, "hot"))
     await first.put_drain(other, Drain(1, "idle"))
-    second = await Store.open(url, None)
+    second = await Database.open(url, None)
     with pytest.raises(Fenced):
         await first.put_drain(peer, Drain(9, "late"))
     with pytest.raises(Fenced):
@@ -167,7 +167,7 @@ async def test_a_drain_is_kept_until_a_later_one_or_its_own_end(tmp_path: Path) 
 
 
 async def test_evaluations_are_kept_in_order_and_written_once() -> None:
-    store = await Store.open("sqlite://", None)
+    store = await Database.open("sqlite://", None)
     await store.put_job(record())
     for evaluation in (EvaluationRow(0, 4, 1.5, 10), EvaluationRow(0, 2, math.nan, 10), EvaluationRow(0, 4, 9.0, 10)):
         await store.put_evaluation(JOB, evaluation, 1.0)

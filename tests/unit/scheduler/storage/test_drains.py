@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from scheduler.storage.database import Drain, Store, StoreUnavailable
-from scheduler.storage.drains import Drained
+from scheduler.storage.database import Database, DatabaseUnavailable, Drain
+from scheduler.storage.drains import Drains
 from swarm.messages import Hello
 from swarm.process.logs import get_logger
 from swarm.types import JobId, PeerId
@@ -24,14 +24,14 @@ def hello(incarnation: int, peer: PeerId = A) -> Hello:
 
 async def test_a_drain_is_of_one_process_and_outlives_the_scheduler(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
-    drained = Drained(store := await Store.open(url, None), LOG)
+    drained = Drains(store := await Database.open(url, None), LOG)
     await drained.load()
     assert drained.reason(hello(5)) == ""
     await drained.keep(hello(5), "too hot")
     await drained.keep(hello(5), "asked twice")
     await store.close()
 
-    drained = Drained(store := await Store.open(url, None), LOG)
+    drained = Drains(store := await Database.open(url, None), LOG)
     await drained.load()
     assert drained.reason(hello(5)) == "too hot"
     assert drained.reason(hello(4)) == "too hot", "an older process does not free it"
@@ -48,8 +48,8 @@ async def test_a_drain_is_of_one_process_and_outlives_the_scheduler(tmp_path: Pa
 
 async def test_a_drain_that_the_database_does_not_take_is_known_until_the_scheduler_ends(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
-    store = await Store.open(url, None)
-    drained = Drained(store, LOG, patience_s=0.0)
+    store = await Database.open(url, None)
+    drained = Drains(store, LOG, patience_s=0.0)
     with sa.create_engine(url).begin() as connection:
         connection.execute(sa.text("ALTER TABLE drains RENAME TO away"))
     await drained.keep(hello(5), "too hot")
@@ -66,16 +66,16 @@ async def test_a_drain_that_the_database_does_not_take_is_known_until_the_schedu
 async def test_an_older_drain_that_was_written_late_does_not_replace_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = await Store.open(f"sqlite:///{tmp_path}/a.db", None)
+    store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
     real, is_locked = store.put_drain, True
 
     async def put_drain(peer: PeerId, drain: Drain) -> None:
         if is_locked or (drain.reason == "old" and await store.drains() == {}):  # the old one comes last
-            raise StoreUnavailable("database is locked")
+            raise DatabaseUnavailable("database is locked")
         await real(peer, drain)
 
     monkeypatch.setattr(store, "put_drain", put_drain)
-    drained = Drained(store, LOG)
+    drained = Drains(store, LOG)
     async with asyncio.timeout(20.0), asyncio.TaskGroup() as tasks:
         tasks.create_task(drained.keep(hello(5), "old"))
         await asyncio.sleep(0.05)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage_server.brain.held_outputs import Hold
+from stage_server.brain.held_outputs import HeldOutputs
 from swarm.types import Direction, Microbatch
 
 
@@ -21,7 +21,7 @@ def key(index: int) -> tuple[Microbatch, Direction]:
 
 
 def test_the_oldest_goes_first_and_is_named() -> None:
-    hold: Hold[Thing] = Hold(10)
+    hold: HeldOutputs[Thing] = HeldOutputs(10)
     assert hold.put(key(0), Thing(4)) == []
     assert hold.put(key(1), Thing(4)) == []
     assert hold.put(key(2), Thing(4)) == [key(0)]
@@ -30,7 +30,7 @@ def test_the_oldest_goes_first_and_is_named() -> None:
 
 
 def test_an_output_over_the_whole_budget_is_held_alone() -> None:
-    hold: Hold[Thing] = Hold(10)
+    hold: HeldOutputs[Thing] = HeldOutputs(10)
     hold.put(key(0), Thing(4))
     assert hold.put(key(1), Thing(99)) == [key(0)]
     assert hold.get(key(1)) == Thing(99)
@@ -38,7 +38,7 @@ def test_an_output_over_the_whole_budget_is_held_alone() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12), st.booleans())))
 def test_whatever_is_put_and_dropped_the_bytes_add_up(acts: list[tuple[int, int, bool]]) -> None:
-    hold: Hold[Thing] = Hold(20)
+    hold: HeldOutputs[Thing] = HeldOutputs(20)
     held: dict[int, int] = {}
     for index, size_bytes, drop in acts:
         if drop:

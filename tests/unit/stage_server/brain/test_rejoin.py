@@ -8,17 +8,17 @@ import pytest
 
 from stage_server.brain.chunks import Chunk
 from stage_server.brain.rejoin import (
-    Admit,
     AskChunk,
     AskRecords,
     Digest,
     Drop,
     GiveUp,
     Order,
+    ReadyToJoin,
     Rejoin,
     RejoinSettings,
     Replay,
-    Store,
+    StoreChunk,
 )
 from swarm.types import PeerId
 
@@ -57,13 +57,13 @@ def test_a_chunk_is_pulled_brought_up_to_date_and_admitted_with_the_right_digest
     ask = only(rejoin.donors([A], 0.0))
     orders = rejoin.pulled(ask.ticket, 7, previous=False, reach=3, now_s=0.0)
     records = only(orders)
-    assert orders == [Store(0, 7), AskRecords(records.ticket, A, 0, 7, 9)]
+    assert orders == [StoreChunk(0, 7), AskRecords(records.ticket, A, 0, 7, 9)]
     *replays, digest = rejoin.recorded(records.ticket, 9, reach=3, now_s=0.0)
     assert replays == [Replay(0, 7), Replay(0, 8)]
     assert isinstance(digest, Digest)
     assert digest.version == 9
     assert rejoin.digested(digest.ticket, "right", 0.0) == []  # what the others hold is not known yet
-    assert rejoin.agreed(9, "right", 0.0) == [Admit(9, first_step=9)]
+    assert rejoin.agreed(9, "right", 0.0) == [ReadyToJoin(9, first_step=9)]
 
 
 def test_without_the_weights_of_the_version_before_a_joiner_serves_one_step_later() -> None:
@@ -77,7 +77,7 @@ def test_without_the_weights_of_the_version_before_a_joiner_serves_one_step_late
         rejoin.agreed(version, "right", 0.0)
         *_, digest = complete(rejoin, version, previous)
         assert isinstance(digest, Digest)
-        assert rejoin.digested(digest.ticket, "right", 0.0) == [Admit(version, first_step)]
+        assert rejoin.digested(digest.ticket, "right", 0.0) == [ReadyToJoin(version, first_step)]
 
 
 def test_a_commit_during_the_digest_postpones_admission() -> None:
@@ -90,7 +90,7 @@ def test_a_commit_during_the_digest_postpones_admission() -> None:
     _, second = rejoin.recorded(records.ticket, 6, reach=0, now_s=0.0)
     assert isinstance(second, Digest)
     rejoin.digested(second.ticket, "six", 0.0)
-    assert rejoin.agreed(6, "six", 0.0) == [Admit(6, 6)]
+    assert rejoin.agreed(6, "six", 0.0) == [ReadyToJoin(6, 6)]
 
 
 def test_a_wrong_digest_drops_everything_and_after_three_the_joiner_gives_up() -> None:
@@ -141,7 +141,7 @@ def test_a_log_that_no_longer_reaches_back_means_that_the_chunk_is_pulled_again(
     records = only(rejoin.pulled(ask.ticket, 7, previous=True, reach=3, now_s=0.0))
     again = only(rejoin.out_of_reach(records.ticket, reach=8, now_s=0.0))
     assert isinstance(again, AskChunk)
-    assert isinstance(rejoin.pulled(again.ticket, 9, previous=True, reach=8, now_s=0.0)[0], Store)
+    assert isinstance(rejoin.pulled(again.ticket, 9, previous=True, reach=8, now_s=0.0)[0], StoreChunk)
 
 
 def test_records_come_from_a_donor_whose_log_reaches_back_while_another_does_not() -> None:
@@ -203,7 +203,7 @@ def test_after_admission_it_follows_until_the_replica_is_a_member() -> None:
     assert replay == Replay(0, 5)
     assert isinstance(second, Digest)
     rejoin.agreed(6, "six", 0.0)
-    assert rejoin.digested(second.ticket, "six", 0.0) == [Admit(6, 6)]
+    assert rejoin.digested(second.ticket, "six", 0.0) == [ReadyToJoin(6, 6)]
 
 
 def test_a_joiner_is_no_donor_of_its_own_and_says_what_it_lacks() -> None:
@@ -237,4 +237,4 @@ def test_a_digest_of_a_state_that_was_dropped_is_no_digest_of_the_next_one() -> 
     *_, anew = complete(rejoin, 6, orders=again)
     assert isinstance(anew, Digest)
     assert rejoin.digested(sixth.ticket, "of what was dropped", 0.0) == []
-    assert rejoin.digested(anew.ticket, "six", 0.0) == [Admit(6, 6)]
+    assert rejoin.digested(anew.ticket, "six", 0.0) == [ReadyToJoin(6, 6)]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stage_server.brain.cell import Compute
-from stage_server.brain.work_queue import Intake
+from stage_server.brain.work_queue import WorkQueue
 from swarm.types import Direction, Microbatch
 
 F, B = Direction.FORWARD, Direction.BACKWARD
@@ -18,12 +18,12 @@ def order(step: int, index: int, direction: Direction = F, ticket: int = 0) -> C
     )
 
 
-def drain(intake: Intake) -> list[Compute]:
+def drain(intake: WorkQueue) -> list[Compute]:
     return [work for work in iter(intake.take, None) if work is not None]
 
 
 def test_backward_comes_before_forward_then_older_step_then_lower_index() -> None:
-    intake = Intake()
+    intake = WorkQueue()
     wanted = [order(0, 5, B), order(1, 0, B), order(0, 1), order(0, 3), order(1, 2)]
     for work in reversed(wanted):
         assert intake.put(work)
@@ -33,14 +33,14 @@ def test_backward_comes_before_forward_then_older_step_then_lower_index() -> Non
 
 
 def test_a_newer_order_of_a_microbatch_replaces_the_older() -> None:
-    intake = Intake()
+    intake = WorkQueue()
     intake.put(order(0, 0, ticket=1))
     intake.put(order(0, 0, ticket=2))
     assert [work.ticket for work in drain(intake)] == [2]
 
 
 def test_a_discarded_order_is_never_taken() -> None:
-    intake = Intake()
+    intake = WorkQueue()
     intake.put(order(0, 0))
     intake.put(order(0, 1))
     assert intake.discard(Microbatch(0, 0, 0))
@@ -49,7 +49,7 @@ def test_a_discarded_order_is_never_taken() -> None:
 
 
 def test_a_full_intake_refuses_but_still_replaces() -> None:
-    intake = Intake(limit=1)
+    intake = WorkQueue(limit=1)
     assert intake.put(order(0, 0, ticket=1))
     assert not intake.put(order(0, 1))
     assert intake.put(order(0, 0, B, ticket=7))
@@ -60,7 +60,7 @@ def test_a_full_intake_refuses_but_still_replaces() -> None:
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from(Direction), st.booleans()), max_size=300)
 )
 def test_it_holds_what_a_plain_dictionary_would(acts: list[tuple[int, int, Direction, bool]]) -> None:
-    intake, plain = Intake(), dict[Microbatch, Compute]()
+    intake, plain = WorkQueue(), dict[Microbatch, Compute]()
     for ticket, (step, index, direction, put) in enumerate(acts, start=1):
         work = order(step, index, direction, ticket)
         if put:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stage_server.device import InlineDevice
-from stage_server.replica.averaging import Self
+from stage_server.replica.averaging import ReplicaId
 from stage_server.replica.replica import REPAIR_S, Replica
 from swarm.errors import StaleMessage
 from swarm.job.partition import resolve
@@ -101,7 +101,7 @@ def play(stages: int, act: Callable[[Scene], Awaitable[None]]) -> None:
             replica = await Replica.load(
                 LoadStage(JOB, 0, stages - 1, split, 0, spec.model_dump_json()),
                 spec,
-                Self(JOB, ME, 1, stages - 1),
+                ReplicaId(JOB, ME, 1, stages - 1),
                 InlineDevice(lambda: 0.01),
                 network.peer_links("at me"),
                 events.append,

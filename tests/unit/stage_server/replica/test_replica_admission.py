@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stage_server.device import InlineDevice
-from stage_server.replica.averaging import Self
+from stage_server.replica.averaging import ReplicaId
 from stage_server.replica.packing import SLICE_CODEC
 from stage_server.replica.replica import Replica
 from swarm.errors import CorruptFrame, Refused, StaleMessage
@@ -59,7 +59,7 @@ async def replica_of(compression: str) -> AsyncIterator[Replica]:
         replica = await Replica.load(
             LoadStage(JOB, 0, 1, (1, 1), 0, spec.model_dump_json()),
             spec,
-            Self(JOB, PeerId("b"), 1, 1),
+            ReplicaId(JOB, PeerId("b"), 1, 1),
             InlineDevice(lambda: 0.0),
             SimNetwork(Random(0)).peer_links("b"),
             events.append,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from stage_server.device import InlineDevice
-from stage_server.replica.averaging import MAILBOX_BYTES_MAX, Mailbox, Self, SliceKey
-from stage_server.replica.rounds import Rounds
+from stage_server.replica.averaging import MAILBOX_BYTES_MAX, Mailbox, ReplicaId, SliceKey
+from stage_server.replica.rounds import RoundRunner
 from swarm.errors import Refused, SetMismatch, StaleMessage, SwarmError
 from swarm.messages import (
     PROTOCOL_VERSION,
@@ -36,7 +36,7 @@ from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId, Round, UnitName
 
 UNIT = UnitName("stage-0")
-ME = Self(JobId("job"), PeerId("a"), 1, 0)
+ME = ReplicaId(JobId("job"), PeerId("a"), 1, 0)
 ELEMENTS = 4
 
 
@@ -54,7 +54,7 @@ class Numbers:
 class Table:
     """Rounds of one member, and what it told."""
 
-    rounds: Rounds
+    rounds: RoundRunner
     told: list[Averaged | RoundFailed] = field(default_factory=list)
 
 
@@ -67,7 +67,7 @@ async def table() -> AsyncIterator[Table]:
         told: list[Averaged | RoundFailed] = []
         network = SimNetwork(Random(0))
         stage: Any = Numbers()
-        rounds = Rounds(
+        rounds = RoundRunner(
             ME,
             stage,
             None,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stage_server.session import event_queue
-from stage_server.session.event_queue import Outgoing
+from stage_server.session.event_queue import EventQueue
 from swarm.messages import Event, Heartbeat, Logged
 from swarm.types import JobId
 
@@ -16,14 +16,14 @@ def _line(number: int) -> Logged:
     return Logged(JobId("demo-1"), float(number), "info", f"line {number}")
 
 
-async def _all(queue: Outgoing) -> list[Event]:
+async def _all(queue: EventQueue) -> list[Event]:
     return [await queue.get() for _ in range(len(queue))]
 
 
 async def test_log_lines_give_way_and_events_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage server that logs on while its link stands still grew without end."""
     monkeypatch.setattr(event_queue, "LINES_WAITING_MAX", 3)
-    queue = Outgoing()
+    queue = EventQueue()
     for number in range(10):
         queue.put(Heartbeat(number))
         queue.put(_line(number))
@@ -40,7 +40,7 @@ async def test_log_lines_give_way_and_events_never(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_reader_waits_for_the_next_event() -> None:
-    queue = Outgoing()
+    queue = EventQueue()
     reader = asyncio.create_task(queue.get())
     await asyncio.sleep(0)
     assert not reader.done()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stage_server.device import ThreadDevice
-from stage_server.replica.averaging import Self
+from stage_server.replica.averaging import ReplicaId
 from stage_server.state.saving import ATTEMPTS, capture, hand_over
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
@@ -57,7 +57,7 @@ async def save(disk: Disk, version: int = 0) -> Saved:
     spec, device = spec_of(), ThreadDevice(torch.device("cpu"), 1)
     stage = Stage(spec, 0, device.name)
     command = SaveStage(JOB, 0, version, optimizer=False)
-    me = Self(JOB, PeerId("p"), 1, 0)
+    me = ReplicaId(JOB, PeerId("p"), 1, 0)
     try:
         return await hand_over(command, capture(command, stage, device), spec, me, device, disk, get_logger("test"))
     finally:

@@ -13,7 +13,7 @@ import pytest
 
 import scheduler.app
 import stage_server.app
-from stage_server.options import MemoryShare, Options
+from stage_server.options import MemoryShare, StageServerOptions
 from swarm.errors import InvalidConfig, NotAllowed, UsageError
 from swarm.process.lifecycle import Farewell, check_http_host, lock_first, lock_folder
 
@@ -64,12 +64,12 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         lock_folder(tmp_path / "file" / "below")
 
 
-def _scheduler(folder: Path, http_host: str = "127.0.0.1") -> scheduler.app.Options:
-    return scheduler.app.Options("127.0.0.1:0", http_host, 0, "sqlite", "none", folder, insecure=False)
+def _scheduler(folder: Path, http_host: str = "127.0.0.1") -> scheduler.app.StageServerOptions:
+    return scheduler.app.StageServerOptions("127.0.0.1:0", http_host, 0, "sqlite", "none", folder, insecure=False)
 
 
-def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> Options:
-    return Options(
+def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> StageServerOptions:
+    return StageServerOptions(
         broker="",
         scheduler="127.0.0.1:1",
         listen="127.0.0.1:0",

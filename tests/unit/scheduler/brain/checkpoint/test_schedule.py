@@ -11,12 +11,12 @@ from scheduler.brain.checkpoint.schedule import (
     SAVING_S_MAX,
     UNHEALING_MAX,
     BeginCheckpoint,
+    CheckpointSchedule,
     DropCheckpoint,
+    EnterState,
     PublishCheckpoint,
-    Saving,
     SavingRules,
     Stopped,
-    Turned,
 )
 from scheduler.brain.job import Fail, Finish, Mode, Note
 from scheduler.brain.lineage import checkpoint_counts, resumed, row_counts
@@ -93,7 +93,7 @@ def test_the_steps_never_wait_for_a_checkpoint_and_a_second_one_is_skipped_with_
     ("version", "now_s", "due"), [(1, 5.0, False), (1, 10.0, True), (3, 0.0, True), (4, 9.0, False), (12, 99.0, False)]
 )
 def test_whichever_comes_first(version: int, now_s: float, due: bool) -> None:
-    saving = Saving(SavingRules(every_steps=3, every_s=10.0), stages=1, first_step=0, steps=12)
+    saving = CheckpointSchedule(SavingRules(every_steps=3, every_s=10.0), stages=1, first_step=0, steps=12)
     assert saving.due(0, 0.0).plan == 0  # a multiple; sets the clock
     assert (saving.due(version, now_s).plan == version) is due
 
@@ -134,7 +134,7 @@ def test_final_weights_are_saved_again_until_they_are_kept_at_growing_intervals(
     for _ in range(8):
         swarm.answer(SaveStage)
         outputs = swarm.take(swarm.brain.checkpoint_failed(1, "disk_full", "the disk is full", now_s))
-        (turned,) = of(outputs, Turned)
+        (turned,) = of(outputs, EnterState)
         assert turned.state is JobState.RUNNING
         assert "the final weights (step 1) could not be saved: the disk is full; tries again in" in turned.reason
         assert not of(outputs, Fail)
@@ -241,7 +241,7 @@ def test_a_pause_that_cannot_be_saved_is_given_up_and_a_cancel_says_what_is_lost
     stop(swarm, JobState.PAUSED)
     train_a_step(swarm)
     outputs = swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "full", 1.0))
-    (turned,) = of(outputs, Turned)
+    (turned,) = of(outputs, EnterState)
     assert turned.state is JobState.RUNNING
     assert sends(outputs, Route) != []
     stop(swarm, JobState.CANCELLED)
@@ -258,7 +258,7 @@ def test_a_checkpoint_on_the_way_that_fails_costs_neither_the_pause_nor_what_a_c
             train_a_step(swarm)
         stop(swarm, state)
         outputs = swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "full", 1.0))
-        assert of(outputs, Stopped) == of(outputs, Turned) == []
+        assert of(outputs, Stopped) == of(outputs, EnterState) == []
         swarm.pop(SaveStage)
         while swarm.brain.in_flight or swarm.brain.committed_steps < 5:
             train_a_step(swarm)
@@ -306,7 +306,7 @@ def test_a_future_that_was_left_counts_again_once_it_is_taken_up() -> None:
 
 
 def test_a_stage_is_taken_from_the_one_who_was_asked_for_it_and_once() -> None:
-    saving = Saving(RULES, 2, 0, 6)
+    saving = CheckpointSchedule(RULES, 2, 0, 6)
     saving.begin(2, [A, C], 0.0)
 
     def saved(stage: int, version: int = 2) -> Saved:

@@ -9,12 +9,12 @@ import pytest
 from scheduler.brain.fleet.allocation import (
     LOOKS_S_MAX,
     PATIENCE_S,
-    HandOut,
+    ActiveJob,
+    Allocation,
+    PendingJob,
     Reservation,
     Reservations,
-    Running,
-    Waiting,
-    hand_out,
+    allocate,
     start_with,
 )
 from scheduler.brain.fleet.placement import Candidate
@@ -27,11 +27,13 @@ def peers(*names: str, memory_bytes: int = 100) -> list[Candidate]:
     return [Candidate(PeerId(name), memory_bytes=memory_bytes) for name in names]
 
 
-def waiting(job: JobId = B, stages: int = 2, *, need: int = 10, waited_s: float = 1.0, looks: bool = False) -> Waiting:
-    return Waiting(job, (need,) * stages, 1, waited_s, looks)
+def waiting(
+    job: JobId = B, stages: int = 2, *, need: int = 10, waited_s: float = 1.0, looks: bool = False
+) -> PendingJob:
+    return PendingJob(job, (need,) * stages, 1, waited_s, looks)
 
 
-def running(job: JobId = A, *replicas: int, at_start: int = 0, min_replicas: int = 1, refuses: str = "") -> Running:
+def running(job: JobId = A, *replicas: int, at_start: int = 0, min_replicas: int = 1, refuses: str = "") -> ActiveJob:
     """A job at work whose brain sends whoever comes to the first of the stages that are named."""
     replicas = replicas or (1, 1)
 
@@ -40,10 +42,10 @@ def running(job: JobId = A, *replicas: int, at_start: int = 0, min_replicas: int
             return Decision(None, refuses or "no stage fits its memory")
         return Decision(min(stages), f"it helps, with {len(coming)} more")
 
-    return Running(job, (10,) * len(replicas), min_replicas, replicas, at_start or sum(replicas), where)
+    return ActiveJob(job, (10,) * len(replicas), min_replicas, replicas, at_start or sum(replicas), where)
 
 
-def given(handed: HandOut) -> dict[str, tuple[str, int]]:
+def given(handed: Allocation) -> dict[str, tuple[str, int]]:
     return {join.peer: (join.job, join.stage) for join in handed.joins}
 
 
@@ -56,22 +58,22 @@ def busy(count: int) -> list[Candidate]:
 
 def test_idle_peers_join_the_oldest_job_that_takes_them() -> None:
     idle = peers("x", "y", "z")
-    handed = hand_out(idle, idle, [], [running(A), running(C)], {})
+    handed = allocate(idle, idle, [], [running(A), running(C)], {})
     assert given(handed) == {"x": (A, 0), "y": (A, 0), "z": (A, 0)}
     assert [join.reason for join in handed.joins] == [f"it helps, with {count} more" for count in range(3)]
     assert handed.unused == {}
-    handed = hand_out(idle[:1], idle, [], [running(A, refuses="barred"), running(C)], {})
+    handed = allocate(idle[:1], idle, [], [running(A, refuses="barred"), running(C)], {})
     assert given(handed) == {"x": (C, 0)}
-    handed = hand_out(idle[:1], idle, [], [running(A, refuses="barred"), running(C, refuses="saves")], {})
+    handed = allocate(idle[:1], idle, [], [running(A, refuses="barred"), running(C, refuses="saves")], {})
     assert handed.unused == {"x": {A: "barred", C: "saves"}}
 
 
 def test_a_job_that_needs_a_peer_comes_before_an_older_one_that_would_like_one() -> None:
     idle = peers("x")
-    assert given(hand_out(idle, idle, [], [running(A), running(C, 1, 0)], {})) == {"x": (C, 1)}
-    assert given(hand_out(idle, idle, [], [running(A), running(C, 1, 1, at_start=4)], {})) == {"x": (C, 0)}
-    assert given(hand_out(idle, idle, [], [running(A, 1, 1, at_start=4), running(C, 2, 0)], {})) == {"x": (C, 1)}
-    assert given(hand_out(idle, idle, [], [running(A, 1, 1, at_start=4), running(C, 2, 1, min_replicas=2)], {})) == {
+    assert given(allocate(idle, idle, [], [running(A), running(C, 1, 0)], {})) == {"x": (C, 1)}
+    assert given(allocate(idle, idle, [], [running(A), running(C, 1, 1, at_start=4)], {})) == {"x": (C, 0)}
+    assert given(allocate(idle, idle, [], [running(A, 1, 1, at_start=4), running(C, 2, 0)], {})) == {"x": (C, 1)}
+    assert given(allocate(idle, idle, [], [running(A, 1, 1, at_start=4), running(C, 2, 1, min_replicas=2)], {})) == {
         "x": (C, 1)
     }
 
@@ -79,12 +81,12 @@ def test_a_job_that_needs_a_peer_comes_before_an_older_one_that_would_like_one()
 def test_the_stage_whose_last_replica_leaves_is_the_one_that_is_filled() -> None:
     """The brain counts who leaves until it leaves, and would send a peer to where it makes the job fastest."""
     idle = peers("x", "y")
-    assert given(hand_out(idle, idle, [], [running(A, 3, 0)], {})) == {"x": (A, 1), "y": (A, 0)}
+    assert given(allocate(idle, idle, [], [running(A, 3, 0)], {})) == {"x": (A, 1), "y": (A, 0)}
 
 
 def test_a_peer_gets_only_what_it_can_hold() -> None:
     idle = peers("small", memory_bytes=5)
-    handed = hand_out(idle, idle, [], [running(A, 1, 0)], {})
+    handed = allocate(idle, idle, [], [running(A, 1, 0)], {})
     assert handed.joins == ()
     assert handed.unused == {"small": {A: "no stage fits its memory"}}
 
@@ -96,9 +98,9 @@ def test_while_a_job_waits_those_at_work_get_what_they_need_and_what_they_lost_b
     idle = peers("x")
     present = idle + busy(4)
     waits = [waiting(stages=2)]
-    assert given(hand_out(idle, present, waits, [running(A, 2, 0)], {})) == {"x": (A, 1)}
-    assert given(hand_out(idle, present, waits, [running(A, 2, 1, at_start=4)], {})) == {"x": (A, 0)}
-    handed = hand_out(idle, present, waits, [running(A, 2, 2)], {})
+    assert given(allocate(idle, present, waits, [running(A, 2, 0)], {})) == {"x": (A, 1)}
+    assert given(allocate(idle, present, waits, [running(A, 2, 1, at_start=4)], {})) == {"x": (A, 0)}
+    handed = allocate(idle, present, waits, [running(A, 2, 2)], {})
     assert handed.joins == ()
     assert handed.unused == {"x": {A: f"it is kept for {B}, which waits for peers"}}
 
@@ -106,7 +108,7 @@ def test_while_a_job_waits_those_at_work_get_what_they_need_and_what_they_lost_b
 def test_a_job_that_all_peers_together_could_not_serve_keeps_nothing() -> None:
     idle = peers("x")
     for waits in (waiting(stages=6), waiting(stages=1, need=1000)):
-        assert given(hand_out(idle, idle + busy(4), [waits], [running(A, 2, 2)], {})) == {"x": (A, 0)}
+        assert given(allocate(idle, idle + busy(4), [waits], [running(A, 2, 2)], {})) == {"x": (A, 0)}
 
 
 def test_a_job_that_has_waited_long_keeps_what_is_not_needed() -> None:
@@ -114,24 +116,24 @@ def test_a_job_that_has_waited_long_keeps_what_is_not_needed() -> None:
     present = idle + busy(4)
     lost = running(A, 2, 1, at_start=4)
     for waited_s, expected in ((PATIENCE_S - 1.0, {"x": (A, 0)}), (PATIENCE_S, {})):
-        assert given(hand_out(idle, present, [waiting(waited_s=waited_s)], [lost], {})) == expected
+        assert given(allocate(idle, present, [waiting(waited_s=waited_s)], [lost], {})) == expected
     needs = running(A, 2, 0, at_start=4)
-    assert given(hand_out(idle, present, [waiting(waited_s=PATIENCE_S)], [needs], {})) == {"x": (A, 1)}
+    assert given(allocate(idle, present, [waiting(waited_s=PATIENCE_S)], [needs], {})) == {"x": (A, 1)}
 
 
 def test_no_more_is_kept_than_the_least_with_which_a_job_would_start() -> None:
     """Stage 1 needs a bigger peer than those here; stage 0 needs one of them."""
     idle = peers("x", "y", "z")
-    waits = [Waiting(B, (10, 1000), 1, 1.0)]
+    waits = [PendingJob(B, (10, 1000), 1, 1.0)]
     big = Candidate(PeerId("big"), memory_bytes=2000)
-    handed = hand_out(idle, [*idle, big], waits, [running(A)], {})
+    handed = allocate(idle, [*idle, big], waits, [running(A)], {})
     assert set(given(handed)) == {"y", "z"}
     assert set(handed.unused) == {"x"}
 
 
 def test_a_peer_that_is_of_no_use_to_the_waiting_job_is_not_kept() -> None:
     pinned = [Candidate(PeerId("x"), pinned_stage=5)]
-    handed = hand_out(pinned, pinned + busy(4), [waiting()], [running(A, *[1] * 6)], {})
+    handed = allocate(pinned, pinned + busy(4), [waiting()], [running(A, *[1] * 6)], {})
     assert set(given(handed)) == {"x"}
 
 
@@ -145,7 +147,7 @@ def test_a_large_job_under_churn_does_not_starve_one_that_waits() -> None:
         decision = start_with(job, [], idle, {})
         if decision.plan is not None:
             break
-        handed = hand_out(idle, idle + busy(8), [job], [running(A, 4, 4, at_start=100)], {})
+        handed = allocate(idle, idle + busy(8), [job], [running(A, 4, 4, at_start=100)], {})
         collected = [one for one in idle if one.peer not in given(handed)]
         waited_s += 60.0
     assert decision is not None
@@ -169,7 +171,7 @@ def test_a_stalled_job_that_looks_for_its_checkpoint_keeps_what_it_will_start_wi
     looks = waiting(B, looks=True)
     assert start_with(waiting(C, 1), [looks], idle, {}).plan == {"z": 0}
     assert start_with(waiting(C, 2), [looks], idle, {}).plan is None
-    handed = hand_out(idle[:2], idle, [looks], [running(A, 1, 0)], {})
+    handed = allocate(idle[:2], idle, [looks], [running(A, 1, 0)], {})
     assert handed.joins == (), "not even for a stage that needs one: it starts in a moment"
     for other in (waiting(B), waiting(B, 4, looks=True), waiting(B, looks=True, waited_s=LOOKS_S_MAX)):
         assert start_with(waiting(C, 1), [other], idle, {}).plan == {"x": 0, "y": 0, "z": 0}
@@ -182,9 +184,9 @@ def test_a_replica_that_moves_goes_to_its_job_whoever_waits_or_is_older() -> Non
     idle = peers("x", "y")
     moves = {PeerId("x"): Reservation(C, 1, 9.0)}
     older, its_own = running(A, 1, 0), running(C, 3, 1, at_start=5)
-    handed = hand_out(idle, idle, [waiting(looks=True)], [older, its_own], moves)
+    handed = allocate(idle, idle, [waiting(looks=True)], [older, its_own], moves)
     assert given(handed)["x"][0] == C
-    handed = hand_out(idle, idle, [], [older, running(C, refuses="saves")], moves)
+    handed = allocate(idle, idle, [], [older, running(C, refuses="saves")], moves)
     assert given(handed) == {"y": (A, 1)}
     assert handed.unused["x"] == {A: f"it moves to another stage of {C}", C: "saves"}
 
@@ -192,7 +194,7 @@ def test_a_replica_that_moves_goes_to_its_job_whoever_waits_or_is_older() -> Non
 def test_a_replica_that_moves_is_not_missed() -> None:
     idle = peers("x")
     moves = {PeerId("mover"): Reservation(A, 1, 9.0)}
-    handed = hand_out(idle, idle + busy(4), [waiting()], [running(A, 2, 1, at_start=4)], moves)
+    handed = allocate(idle, idle + busy(4), [waiting()], [running(A, 2, 1, at_start=4)], moves)
     assert handed.joins == ()
 
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from scheduler.brain.routing.evaluation import EvaluationRow, Evaluations, Turn
+from scheduler.brain.routing.evaluation import EvaluationRoute, EvaluationRow, Evaluations
 from scheduler.brain.routing.policies import ReplicaLoad
 from swarm.messages import Evaluated
 from swarm.types import Microbatch, PeerId
@@ -25,7 +25,7 @@ def loads(*stages: str, without: str = "") -> list[tuple[ReplicaLoad, ...]]:
     return [tuple(ReplicaLoad(PeerId(name), 0, 1.0, name not in without) for name in stage) for stage in stages]
 
 
-def answer(turn: Turn, loss: float) -> tuple[PeerId, Evaluated]:
+def answer(turn: EvaluationRoute, loss: float) -> tuple[PeerId, Evaluated]:
     return turn.peers[-1], Evaluated(Microbatch(0, turn.version, turn.index), turn.attempt, loss)
 
 
@@ -97,10 +97,10 @@ def test_what_a_lost_replica_had_part_in_is_done_again_as_a_whole() -> None:
     assert (first.peers, second.peers) == ((A, C), (B, D))
     plan.withdraw(C)
     (again,) = plan.feed(loads("ab", "d"), 8)
-    assert again == Turn(2, 0, 2, (A, D), ())
+    assert again == EvaluationRoute(2, 0, 2, (A, D), ())
     plan.withdraw(D)
     moved = plan.feed(loads("b", "c"), 8)
-    assert moved == [Turn(2, 0, 3, (B, C), (A,)), Turn(2, 1, 2, (B, C), ())]
+    assert moved == [EvaluationRoute(2, 0, 3, (B, C), (A,)), EvaluationRoute(2, 1, 2, (B, C), ())]
     assert plan.evaluated(*answer(first, 5.0)) is None, "an old attempt"
     assert plan.evaluated(D, answer(moved[0], 5.0)[1]) is None, "not asked"
     assert plan.duplicates == 2
@@ -126,7 +126,7 @@ def test_whatever_is_lost_and_repeated_every_microbatch_counts_once(seed: int) -
     plan = evaluations(count, every_steps=1, steps=3)
     plan.made(1)
     plan.made(2)
-    given: list[Turn] = []
+    given: list[EvaluationRoute] = []
     rows: list[EvaluationRow] = []
     while not plan.is_idle:
         given += plan.feed(loads("ab", "cd"), room)

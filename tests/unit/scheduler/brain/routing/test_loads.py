@@ -9,36 +9,36 @@ import pytest
 from scheduler.brain.routing.loads import Loads
 from scheduler.brain.routing.pace import UNKNOWN_S
 from scheduler.brain.settings import BrainSettings
-from scheduler.brain.state.brain_state import Books
+from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.leaves import Leave
-from scheduler.brain.state.pool import Replica, Trust
+from scheduler.brain.state.pool import ReplicaRecord, Trust
 from swarm.types import Hop, JobId, PeerId
 
 A, B, C = (PeerId(name) for name in "abc")
 
 
 @pytest.fixture
-def books() -> Books:
+def books() -> BrainState:
     values: dict[str, Any] = {
         "job": JobId("job"), "epoch": 1, "timeline": 0, "steps": 2, "microbatches": 4, "split": (1, 1), "spec_json": "",
         "staleness": 0, "max_in_flight": None, "units": {}, "grad_clip_norm": 0.0, "averaging_timeout_s": 1.0,
         "fail_on_nonfinite": False, "learning_rate": lambda step: 0.1, "tokens_of": lambda step: 8,
     }  # fmt: skip
-    made = Books.of(BrainSettings(**values))
+    made = BrainState.of(BrainSettings(**values))
     for peer, stage in ((A, 0), (B, 0), (C, 1)):
-        made.pool.add(Replica(peer, 1, "", stage))
+        made.pool.add(ReplicaRecord(peer, 1, "", stage))
     return made
 
 
 @pytest.fixture
-def loads(books: Books) -> Loads:
+def loads(books: BrainState) -> Loads:
     made = Loads(books)
     for peer in books.pool:
         made.add(peer)
     return made
 
 
-def test_who_was_never_measured_is_believed_to_be_as_fast_as_the_best(books: Books, loads: Loads) -> None:
+def test_who_was_never_measured_is_believed_to_be_as_fast_as_the_best(books: BrainState, loads: Loads) -> None:
     assert loads.pace_s(A, 0) == UNKNOWN_S
     loads.measured(A, 0.5)
     assert [one.pace_s for one in loads.by_stage()[0]] == [0.5, 0.5]
@@ -49,7 +49,7 @@ def test_who_was_never_measured_is_believed_to_be_as_fast_as_the_best(books: Boo
     loads.validate()
 
 
-def test_what_a_replica_was_given_counts_at_once(books: Books, loads: Loads) -> None:
+def test_what_a_replica_was_given_counts_at_once(books: BrainState, loads: Loads) -> None:
     loads.by_stage()
     books.ledger.open(0)
     books.ledger.feed(0, [Hop(A, 1, 1, ""), Hop(C, 1, 1, "")])
@@ -57,7 +57,7 @@ def test_what_a_replica_was_given_counts_at_once(books: Books, loads: Loads) -> 
     assert [[one.outstanding for one in stage] for stage in loads.by_stage()] == [[1, 0], [1]]
 
 
-def test_suspects_and_who_leaves_have_no_credit(books: Books, loads: Loads) -> None:
+def test_suspects_and_who_leaves_have_no_credit(books: BrainState, loads: Loads) -> None:
     books.pool[A].trust = Trust.SUSPECT
     loads.changed(A)
     assert [one.has_credit for one in loads.by_stage()[0]] == [False, True]
@@ -71,14 +71,14 @@ def test_suspects_and_who_leaves_have_no_credit(books: Books, loads: Loads) -> N
     loads.validate()
 
 
-def test_who_is_gone_is_measured_anew(books: Books, loads: Loads) -> None:
+def test_who_is_gone_is_measured_anew(books: BrainState, loads: Loads) -> None:
     loads.measured(A, 0.5)
     loads.by_stage()
     books.pool.remove(A)
     loads.remove(A, 0)
     loads.validate()
     assert [[one.peer for one in stage] for stage in loads.by_stage()] == [[B], [C]]
-    books.pool.add(Replica(A, 2, "", 0))
+    books.pool.add(ReplicaRecord(A, 2, "", 0))
     loads.add(A)
     assert not loads.is_measured(A)
     assert loads.by_stage()[0][0].pace_s == UNKNOWN_S

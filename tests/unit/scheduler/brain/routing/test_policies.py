@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from scheduler.brain.routing.policies import (
     AS_GOOD,
-    WIRINGS,
+    POLICIES,
     Iwrr,
     LeastCompletion,
     ReplicaLoad,
+    RoutingPolicy,
     StageLoad,
     Uniform,
-    Wiring,
     choose_route,
 )
 from swarm.types import Decision, PeerId, Routing
@@ -131,7 +131,7 @@ def loads_of(*peers: PeerId, banned: frozenset[PeerId] = frozenset()) -> list[St
     return [stage(0, *(ReplicaLoad(peer, 0, 1.0, peer not in banned) for peer in peers))]
 
 
-def serve(wiring: Wiring, rng: Random, pace_s: dict[PeerId, float], count: int) -> list[PeerId]:
+def serve(wiring: RoutingPolicy, rng: Random, pace_s: dict[PeerId, float], count: int) -> list[PeerId]:
     """Route `count` microbatches that take as long as their replica's pace."""
     chosen = []
     for _ in range(count):
@@ -229,14 +229,14 @@ def test_uniform_gives_equal_shares_whatever_the_speed() -> None:
     assert all(abs(counts[peer] - 2000) < 200 for peer in (A, B, C))
 
 
-def made(routing: Routing) -> Wiring:
-    wiring = WIRINGS[routing]()
+def made(routing: Routing) -> RoutingPolicy:
+    wiring = POLICIES[routing]()
     for peer in (A, B, C):
         wiring.add(peer, 0)
     return wiring
 
 
-@pytest.mark.parametrize("routing", WIRINGS)
+@pytest.mark.parametrize("routing", POLICIES)
 def test_no_wiring_chooses_a_replica_without_credit(routing: Routing) -> None:
     rng = Random(0)
     for _ in range(50):
@@ -246,7 +246,7 @@ def test_no_wiring_chooses_a_replica_without_credit(routing: Routing) -> None:
     assert made(routing).choose([stage(2)], 0.0, rng).reason == "stage 2: no replica"
 
 
-@pytest.mark.parametrize("routing", WIRINGS)
+@pytest.mark.parametrize("routing", POLICIES)
 def test_equal_seeds_give_equal_routes(routing: Routing) -> None:
     runs = [serve(made(routing), Random(seed), {A: 1.0, B: 1.0, C: 3.0}, 100) for seed in (1, 1, 2)]
     assert runs[0] == runs[1]
@@ -254,7 +254,7 @@ def test_equal_seeds_give_equal_routes(routing: Routing) -> None:
         assert runs[0] != runs[2]
 
 
-@pytest.mark.parametrize("routing", WIRINGS)
+@pytest.mark.parametrize("routing", POLICIES)
 def test_asking_changes_nothing(routing: Routing) -> None:
     wiring = made(routing)
     wiring.given(A)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from scheduler.brain.routing.deadlines import SAMPLES_MIN, DeadlineSettings
-from scheduler.brain.routing.stragglers import Lateness
+from scheduler.brain.routing.stragglers import Stragglers
 from swarm.types import Direction, PeerId
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 SETTINGS = DeadlineSettings(k=6.0, min_s=1.0, max_s=10.0)
 
 
-def watched(lateness: Lateness) -> list[tuple[int, Direction, PeerId]]:
+def watched(lateness: Stragglers) -> list[tuple[int, Direction, PeerId]]:
     return [(hop.stage, hop.direction, hop.peer) for hop in lateness._deadlines.watched()]
 
 
 def test_one_replica_of_a_route_has_its_turn_at_a_time() -> None:
-    lateness = Lateness(SETTINGS)
+    lateness = Stragglers(SETTINGS)
     lateness.routed(0, 0, [A, B, C], [False] * 3, 0.0)
     assert watched(lateness) == [(0, Direction.FORWARD, A)]
     lateness.forwarded(0, 0, 0, B, 0.0)  # of an older route
@@ -34,7 +34,7 @@ def test_one_replica_of_a_route_has_its_turn_at_a_time() -> None:
 
 
 def test_who_takes_over_computes_forward_again_if_the_one_before_has() -> None:
-    lateness = Lateness(SETTINGS)
+    lateness = Stragglers(SETTINGS)
     lateness.routed(3, 1, [A, B, C], [False] * 3, 0.0)
     for stage, peer in enumerate((A, B)):
         lateness.forwarded(3, stage, 1, peer, 1.0)
@@ -46,7 +46,7 @@ def test_who_takes_over_computes_forward_again_if_the_one_before_has() -> None:
 
 
 def test_a_contribution_that_is_void_is_awaited_again() -> None:
-    lateness = Lateness(SETTINGS)
+    lateness = Stragglers(SETTINGS)
     lateness.routed(0, 0, [A, B], [False, False], 0.0)
     lateness.forwarded(0, 0, 0, A, 0.0)
     lateness.accumulated(0, 1, 0, B, 0.0)
@@ -55,7 +55,7 @@ def test_a_contribution_that_is_void_is_awaited_again() -> None:
 
 
 def test_a_turn_that_takes_much_longer_than_others_is_told_once() -> None:
-    lateness = Lateness(SETTINGS)
+    lateness = Stragglers(SETTINGS)
     for index in range(SAMPLES_MIN):
         lateness.routed(0, index, [A, B], [False, False], float(index))
         lateness.forwarded(0, 0, index, A, index + 0.1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from scheduler.brain.state.joiners import DONORS_MAX, PAUSE_S, PAUSE_S_MAX, Joining, choose_donors
-from scheduler.brain.state.pool import Replica
+from scheduler.brain.state.joiners import DONORS_MAX, PAUSE_S, PAUSE_S_MAX, Joiners, choose_donors
+from scheduler.brain.state.pool import ReplicaRecord
 from swarm.messages import Loaded
 from swarm.types import Hop, JobId, PeerId
 
@@ -17,10 +17,10 @@ def loaded(number: int, version: int = 3) -> Loaded:
 
 
 def test_a_report_belongs_to_its_attempt() -> None:
-    joining = Joining()
-    first = joining.begin(Replica(PEER, 1, "here", 1), 0.0)
+    joining = Joiners()
+    first = joining.begin(ReplicaRecord(PEER, 1, "here", 1), 0.0)
     assert PEER in joining
-    second = joining.begin(Replica(PEER, 1, "here", 1), 1.0)
+    second = joining.begin(ReplicaRecord(PEER, 1, "here", 1), 1.0)
     assert not joining.reported(PEER, loaded(first.number)), "that is news of an earlier life"
     assert joining.reported(PEER, loaded(second.number))
     assert second.report is not None
@@ -32,10 +32,10 @@ def test_a_report_belongs_to_its_attempt() -> None:
 
 
 def test_who_fails_waits_longer_each_time_until_it_gets_in() -> None:
-    joining = Joining()
+    joining = Joiners()
     pauses, now_s = [], 0.0
     for _ in range(10):
-        joining.begin(Replica(PEER, 1, "here", 1), now_s)
+        joining.begin(ReplicaRecord(PEER, 1, "here", 1), now_s)
         joining.failed(PEER, "out of memory", now_s)
         assert "out of memory" in joining.barred(PEER, now_s)
         pause_s = next(s for s in range(1, 1000) if not joining.barred(PEER, now_s + s))
@@ -43,7 +43,7 @@ def test_who_fails_waits_longer_each_time_until_it_gets_in() -> None:
         now_s += pause_s
     assert pauses[:3] == [PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S]
     assert pauses[-1] == PAUSE_S_MAX
-    joining.begin(Replica(PEER, 1, "here", 1), now_s)
+    joining.begin(ReplicaRecord(PEER, 1, "here", 1), now_s)
     joining.admitted(PEER)
     assert not joining.barred(PEER, now_s)
 
@@ -62,8 +62,8 @@ def test_hundreds_of_joiners_are_spread_over_the_donors() -> None:
 
 def test_a_report_that_is_said_again_in_a_new_session_is_answered_once() -> None:
     """The joiner counts answers: one too many, and it would not keep its next report until that is answered."""
-    joining = Joining()
-    joiner = joining.begin(Replica(PEER, 1, "here", 1), 0.0)
+    joining = Joiners()
+    joiner = joining.begin(ReplicaRecord(PEER, 1, "here", 1), 0.0)
     assert joining.reported(PEER, loaded(joiner.number, 3))
     assert joining.reported(PEER, loaded(joiner.number, 3)), "it waits still"
     joining.answer(joiner)

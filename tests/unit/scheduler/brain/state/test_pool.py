@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.brain.state.leaves import Leave
-from scheduler.brain.state.pool import Pool, Replica, Trust
+from scheduler.brain.state.pool import Pool, ReplicaRecord, Trust
 from swarm.messages import Loaded
 from swarm.types import JobId, PeerId
 
@@ -18,7 +18,7 @@ REPORT = Loaded(JobId("job"), 0, 0, 3, "digest", ())
 def pool() -> Pool:
     made = Pool(2)
     for peer, stage in ((B, 0), (A, 0), (C, 1)):
-        made.add(Replica(peer, 1, f"at {peer}", stage))
+        made.add(ReplicaRecord(peer, 1, f"at {peer}", stage))
     made.validate()
     return made
 
@@ -37,14 +37,14 @@ def test_what_was_known_of_a_replica_goes_with_it(pool: Pool) -> None:
     pool.validate()
     assert A not in pool
     assert pool.was_lost(A)
-    pool.add(Replica(A, 2, "at a", 0))
+    pool.add(ReplicaRecord(A, 2, "at a", 0))
     assert (pool[A].trust, pool[A].loaded, pool[A].since) == (Trust.TRUSTED, None, 0)
     assert pool.was_lost(A), "to come back is not to join: what it held is void"
 
 
 def test_who_joins_was_not_lost(pool: Pool) -> None:
     pool.remove(A)
-    pool.joined(Replica(A, 2, "at a", 1), REPORT, 5.0)
+    pool.joined(ReplicaRecord(A, 2, "at a", 1), REPORT, 5.0)
     assert not pool.was_lost(A)
     assert (pool[A].loaded, pool[A].joined_s, pool.stage_of(A)) == (REPORT, 5.0, 1)
 
@@ -74,7 +74,7 @@ def test_who_leaves_is_a_member_of_the_steps_that_were_open_then(pool: Pool) -> 
 
 
 def test_donors_have_the_records_and_are_not_suspect(pool: Pool) -> None:
-    pool.add(Replica(D, 4, "at d", 0))
+    pool.add(ReplicaRecord(D, 4, "at d", 0))
     pool[D].since = 5
     assert [one.peer for one in pool.donors(0, 4, C)] == [B, A]
     assert [one.peer for one in pool.donors(0, 5, C)] == [B, A, D]
