@@ -1,0 +1,1 @@
+"""The scheduler: routes microbatches, counts gradients, commits steps and answers the `swarm` command."""

@@ -1,0 +1,1 @@
+"""A stage server: holds one replica of one stage of a model and computes its microbatches."""

@@ -18,8 +18,9 @@ import torch
 
 from stage_server.chaos import Harm, HarmedDevice, HarmedLinks, HarmedReceiver
 from stage_server.device import Device, ThreadDevice
+from stage_server.identity import Identity
 from stage_server.options import StageServerOptions
-from stage_server.session.server import Identity, StageServer
+from stage_server.session.server import StageServer
 from swarm.errors import InvalidConfig
 from swarm.messages import PROTOCOL_VERSION
 from swarm.model.runtime import choose_device, describe_device, free_bytes, limit_memory, used_bytes

@@ -1,0 +1,1 @@
+"""What scheduler, stage servers and client share."""

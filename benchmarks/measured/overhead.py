@@ -38,7 +38,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.measured.throughput import LOSS_TOLERANCE, Fleet, Swarm, Timed, job_of
-from scheduler.brain.state.step import CommitRow
+from scheduler.brain.outputs import CommitRow
 from scheduler.storage.database import Database, JobRecord, JobTokens
 from swarm.model.stage import Stage
 from swarm.types import JobId, JobState, Microbatch, Round, UnitName, set_digest

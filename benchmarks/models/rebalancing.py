@@ -32,7 +32,7 @@ from random import Random
 from statistics import mean, stdev
 
 from benchmarks.models.rules import Costed, Nobody, Peer, Petals, Rule, Swarm, View
-from scheduler.brain.replicas.rebalancing import RebalanceSettings
+from scheduler.brain.settings import RebalanceSettings
 from swarm.types import PeerId
 
 STAGES = 4

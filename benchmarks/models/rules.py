@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from scheduler.brain.replicas.rebalancing import Rebalancer, RebalanceSettings, StagePool, StageReplica, where_to_join
+from scheduler.brain.replicas.rebalancing import Rebalancer, StagePool, StageReplica, where_to_join
+from scheduler.brain.settings import RebalanceSettings
 from swarm.types import PeerId
 
 PETALS_KEEP = 0.75 - 1e-3  # move only if the weakest stage now has less than this share of what it would have

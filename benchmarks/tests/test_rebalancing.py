@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.models.rebalancing import Setting, Simulation, report, runs
 from benchmarks.models.rules import Costed, Nobody, Petals, Rule, Swarm
-from scheduler.brain.replicas.rebalancing import RebalanceSettings
+from scheduler.brain.settings import RebalanceSettings
 
 SHORT = Setting(hours=3.0, peers=16, up_h=2.0, away_s=1800.0, join_s=30.0)
 

@@ -1,0 +1,1 @@
+"""`swarm up`: all parts as processes of this machine."""

@@ -1,0 +1,1 @@
+"""What a submission sends ahead: token shards and weights."""

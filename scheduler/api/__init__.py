@@ -1,0 +1,1 @@
+"""Answers clients and stage servers."""

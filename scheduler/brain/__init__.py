@@ -1,0 +1,1 @@
+"""Decides, and does nothing: inputs in, outputs out, on the standard library alone."""

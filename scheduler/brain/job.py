@@ -28,20 +28,24 @@ from random import Random
 from typing import assert_never
 
 from scheduler.brain.checkpoint.collection import CheckpointCollector
-from scheduler.brain.checkpoint.schedule import BeginCheckpoint, CheckpointSchedule, PublishCheckpoint, Stopped
+from scheduler.brain.checkpoint.schedule import CheckpointSchedule
 from scheduler.brain.commit.commits import Commits
 from scheduler.brain.commit.rounds import Expel, Rounds
 from scheduler.brain.explain.facts import Situation
 from scheduler.brain.explain.situation import SituationView
 from scheduler.brain.outputs import (
     Admitted,
+    BeginCheckpoint,
+    CommitRow,
     Fail,
     Finish,
     Independent,
     Left,
     Note,
     Output,
+    PublishCheckpoint,
     Send,
+    Stopped,
     WriteCommit,
     WriteEvaluation,
     listed,
@@ -59,9 +63,10 @@ from scheduler.brain.stall import FAILED_HINT, nobody_back, stopped_by_loss, stu
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import Joiner, Joiners
 from scheduler.brain.state.leaves import Leave
+from scheduler.brain.state.links import Links
 from scheduler.brain.state.pool import ReplicaRecord, Trust
-from scheduler.brain.state.restart import Links, RestartCensus, Resumed
-from scheduler.brain.state.step import CommitRow, Phase, StepEvent, StepRun
+from scheduler.brain.state.restart import RestartCensus, Resumed
+from scheduler.brain.state.step import Phase, StepEvent, StepRun
 from swarm.errors import OutOfMemory, PeerUnavailable, StaleMessage
 from swarm.messages import (
     Accumulated,

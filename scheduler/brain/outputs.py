@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from scheduler.brain.checkpoint.schedule import BeginCheckpoint, DropCheckpoint, EnterState, PublishCheckpoint, Stopped
-from scheduler.brain.routing.evaluation import EvaluationRow
-from scheduler.brain.state.step import CommitRow
-from swarm.messages import Command
-from swarm.types import PeerId
+from swarm.messages import Command, ParameterHash
+from swarm.types import JobState, PeerId, Round, UnitName
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRow:
+    """The durable record of a step; `loss` is the mean in nats per token (nan if a loss was not finite)."""
+
+    timeline: int
+    step: int
+    rounds: Mapping[UnitName, Round]  # empty if skip
+    loss: float
+    norm: float  # before clipping; 0 if skip
+    scale: float
+    learning_rate: float
+    skip: bool
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """The result for one version; `loss` is the mean in nats per token (nan if a loss was not finite)."""
+
+    timeline: int
+    version: int
+    loss: float
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +103,51 @@ class Fail:
     code: str
     message: str
     hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCheckpoint:
+    """Get ready to take the files of `version`; the replicas are asked for them next."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishCheckpoint:
+    """All files of `version` are there: complete the checkpoint, then call `checkpoint_kept` or `checkpoint_failed`."""
+
+    version: int
+    parameters: Mapping[int, tuple[ParameterHash, ...]]  # hashes of the weights, per stage
+
+
+@dataclass(frozen=True, slots=True)
+class DropCheckpoint:
+    """Forget what was collected of `version`, because of `fault`; `reason` as that of CheckpointFailed."""
+
+    version: int
+    reason: str
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The job stopped before its last step: paused or cancelled with all saved that can be, or without a stage.
+
+    `hint`: what a person can do, where a stage was lost or nothing moved; `error_code`: of the latter.
+    """
+
+    state: JobState
+    reason: str
+    hint: str = ""
+    error_code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EnterState:
+    """The job decided to pause, or gave a pause up and is running."""
+
+    state: JobState
+    reason: str
 
 
 Output: TypeAlias = (

@@ -5,12 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from scheduler.brain.checkpoint.schedule import NEVER, SavingRules
-from scheduler.brain.replicas.rebalancing import RebalanceSettings
-from scheduler.brain.routing.deadlines import DeadlineSettings
 from swarm.messages import StateFile
 from swarm.types import JobId, OnStall, Routing, UnitName
 
+# A peer that was released for another stage and is not there by then is not waited for.
+ON_ITS_WAY_S_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineSettings:
+    """Keys of [pipeline] in the job file: deadline_k, deadline_min_s, deadline_max_s."""
+
+    k: float = 6.0
+    min_s: float = 1.0
+    max_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceSettings:
+    """The first four are keys of [pipeline] in the job file, `min_replicas` is of [limits]."""
+
+    rebalance: bool = True
+    interval_s: float = 30.0
+    min_gain: float = 0.15
+    cooldown_s: float = 120.0
+    min_replicas: int = 1
+    horizon_s: float = 1800.0  # how long a gain is believed to last
+    windows: int = 3
+    deaths_per_hour: float = 0.0  # of one peer
+
+
+@dataclass(frozen=True, slots=True)
+class SavingRules:
+    """How often; 0 = not by steps, not by time. `optimizer`: with all that an exact resume needs."""
+
+    every_steps: int = 0
+    every_s: float = 0.0
+    optimizer: bool = False
+
+
+NEVER = SavingRules()  # but after the last step
 DEADLINES = DeadlineSettings()
 NO_REBALANCING = RebalanceSettings(rebalance=False)
 

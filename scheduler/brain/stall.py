@@ -26,8 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from scheduler.brain.checkpoint.schedule import Stopped
-from scheduler.brain.outputs import Fail
+from scheduler.brain.outputs import Fail, Stopped
 from swarm.errors import SwarmError
 from swarm.types import JobId, JobState, OnStall, PeerId
 

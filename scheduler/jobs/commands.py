@@ -455,6 +455,6 @@ class Jobs:
         driver = job.driver if job is not None else None
         if job is None or driver is None or job.record.timeline != request.timeline:
             raise Refused(f"job {request.job} does not load anything on timeline {request.timeline}")
-        async for chunk in self._files.state(job).read(request, self.keeping.executor):
+        async for chunk in self._files.state(job.record.files, job.start).read(request, self.keeping.executor):
             driver.made_progress()
             yield chunk

@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, assert_never
 
-from scheduler.brain.checkpoint.schedule import BeginCheckpoint, DropCheckpoint, EnterState, PublishCheckpoint, Stopped
 from scheduler.brain.fleet.membership import Transition
 from scheduler.brain.job import (
     Admitted,
@@ -29,7 +28,14 @@ from scheduler.brain.job import (
     WriteCommit,
     WriteEvaluation,
 )
-from scheduler.brain.routing.evaluation import EvaluationRow
+from scheduler.brain.outputs import (
+    BeginCheckpoint,
+    DropCheckpoint,
+    EnterState,
+    EvaluationRow,
+    PublishCheckpoint,
+    Stopped,
+)
 from scheduler.brain.state.restart import Resumed
 from scheduler.brain.watchdog import Over, Watchdog
 from swarm.data.batches import Batches

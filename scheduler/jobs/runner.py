@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
-from scheduler.brain.checkpoint.schedule import DropCheckpoint, EnterState
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.job import Admitted, CommitRow, Independent, JobBrain, Left, ReplicaRecord
-from scheduler.brain.routing.evaluation import EvaluationRow
+from scheduler.brain.outputs import DropCheckpoint, EnterState, EvaluationRow
 from scheduler.brain.stall import resume_hint, seeking, stalled_hint
 from scheduler.brain.state.restart import Resumed
 from scheduler.brain.watchdog import Watchdog
@@ -95,7 +94,9 @@ class JobRunner:
 
     def _make_driver(self, job: Job, batches: Batches) -> JobDriver:
         spec, record, training = job.spec, job.record, job.spec.training
-        settings = brain_settings(record, spec, self._store.epoch, batches, self._files.state(job).listed)
+        settings = brain_settings(
+            record, spec, self._store.epoch, batches, self._files.state(record.files, job.start).listed
+        )
         last_s = [now_s()]
 
         async def until_written(what: str, write: Callable[[], Awaitable[None]]) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.brain.checkpoint.schedule import SavingRules
 from scheduler.brain.job import BrainSettings
-from scheduler.brain.replicas.rebalancing import RebalanceSettings
-from scheduler.brain.routing.deadlines import DeadlineSettings
+from scheduler.brain.settings import DeadlineSettings, RebalanceSettings, SavingRules
 from scheduler.jobs.job import split_of
 from scheduler.storage.database import JobRecord
 from swarm.data.batches import Batches

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from scheduler.brain.checkpoint.schedule import PublishCheckpoint
+from scheduler.brain.outputs import PublishCheckpoint
 from scheduler.storage.executor import run_blocking
 from swarm.checkpoint.storage import LocalStorage, Storage, StorageError, open_storage
 from swarm.checkpoint.writer import (

@@ -24,8 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError, SQLAlchemyError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from scheduler.brain.routing.evaluation import EvaluationRow
-from scheduler.brain.state.step import CommitRow
+from scheduler.brain.outputs import CommitRow, EvaluationRow
 from scheduler.storage.executor import run_blocking
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.messages import StateFile

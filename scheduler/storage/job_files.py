@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from scheduler.jobs.job import Job
 from scheduler.storage.checkpoint_sink import CheckpointFiles
 from scheduler.storage.database import JobTokens
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.state_files import StateFiles
+from swarm.checkpoint.writer import Checkpoint
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidData
 from swarm.job.spec import JobSpec
+from swarm.messages import StateFile
 from swarm.types import JobId
 
 
@@ -42,11 +44,9 @@ class JobFiles:
         folder = self._tokenizer(job)
         return await run_blocking(self._executor, lambda: _read_files(folder))
 
-    def state(self, job: Job) -> StateFiles | CheckpointFiles:
-        """What the job's present timeline starts from."""
-        if job.start is not None:
-            return CheckpointFiles(job.start)
-        return StateFiles({file: self.shard(file.sha256) for file in job.record.files})
+    def state(self, files: Iterable[StateFile], start: Checkpoint | None) -> StateFiles | CheckpointFiles:
+        """What a timeline starts from: a checkpoint, or the files that came with the job."""
+        return CheckpointFiles(start) if start else StateFiles({file: self.shard(file.sha256) for file in files})
 
     def batches(self, spec: JobSpec, tokens: JobTokens) -> Batches:
         """The job's data; InvalidData if a shard is not here."""

@@ -1,0 +1,1 @@
+"""Carries it out: computes microbatches, averages gradients, applies commits."""

@@ -23,6 +23,7 @@ import xxhash
 from torch import Tensor
 
 from stage_server.device import Device
+from stage_server.identity import ReplicaId
 from stage_server.replica.packing import deliver, pack_slice
 from swarm.errors import Refused, StaleMessage, SwarmError
 from swarm.messages import Average, Member, ParameterNorm, TensorHeader
@@ -30,7 +31,7 @@ from swarm.model import codec
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.stage import Stage
 from swarm.rpc.peers import PeerLinks
-from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.types import PeerId, Round, UnitName
 
 # A peer may run ahead of us by one step and repeat a round: more than this is not a slow neighbour but a fault.
 MAILBOX_BYTES_MAX = 4 << 30
@@ -124,16 +125,6 @@ class Mailbox:
             self._held_bytes -= self._slices.pop(key).nbytes
         for key in [key for key in self._waiting if is_over(key)]:
             self._waiting.pop(key).cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaId:
-    """Who takes part: this peer, on behalf of which job and stage."""
-
-    job: JobId
-    peer: PeerId
-    incarnation: int
-    stage: int
 
 
 async def run_round(

@@ -35,7 +35,7 @@ from stage_server.brain.evaluation import EmitEvaluation, EvaluationTable
 from stage_server.brain.held_outputs import HeldOutputs
 from stage_server.brain.work_queue import WorkQueue
 from stage_server.device import Device
-from stage_server.replica.averaging import ReplicaId
+from stage_server.identity import ReplicaId
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
 from stage_server.replica.packing import NOTHING, SLICE_CODEC, Packed, pack

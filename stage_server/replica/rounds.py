@@ -14,7 +14,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from stage_server.device import Device
-from stage_server.replica.averaging import Mailbox, Mean, ReplicaId, RoundBroken, run_round
+from stage_server.identity import ReplicaId
+from stage_server.replica.averaging import Mailbox, Mean, RoundBroken, run_round
 from swarm.errors import OutOfMemory, SetMismatch, SwarmError
 from swarm.messages import AbortRound, Average, Averaged, Commit, RoundFailed
 from swarm.model.stage import Stage

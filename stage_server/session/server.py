@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from stage_server.device import Device
-from stage_server.replica.averaging import ReplicaId
+from stage_server.identity import Identity, ReplicaId
 from stage_server.replica.replica import HOLD_BYTES, BuildStage, Replica
 from stage_server.session.event_queue import EventQueue
 from stage_server.state.joiner import JoinClient
@@ -58,27 +57,12 @@ from swarm.process.logs import Logger
 from swarm.process.metrics import StageServerMetrics
 from swarm.rpc.peers import PeerLinks
 from swarm.rpc.session import SchedulerLink
-from swarm.types import JobId, PeerId
+from swarm.types import JobId
 
 REDIAL_S = 0.2  # after a session that was welcomed and ended
 REDIAL_WITH_JOB_S_MAX = 1.0  # others wait for us
 ORPHAN_TIMEOUT_S = 600.0
 NO_JOB = JobId("")
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What this stage server tells the scheduler of itself."""
-
-    peer: PeerId
-    incarnation: int
-    product: str
-    address: str
-    http_address: str
-    device: str
-    threads: int
-    memory_bytes: int
-    pinned_stage: int
 
 
 class StageServer:

@@ -1,0 +1,1 @@
+"""How a stage's state comes and goes: loading, saving, joining, donating."""

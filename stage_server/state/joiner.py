@@ -30,7 +30,7 @@ from stage_server.brain.rejoin import (
     StoreChunk,
 )
 from stage_server.device import Device
-from stage_server.replica.averaging import ReplicaId
+from stage_server.identity import ReplicaId
 from stage_server.state.donor import Record, chunks_of, names_of, records_bytes, unpack_records
 from swarm.errors import CorruptFrame, JobFailed, PeerUnavailable, SwarmError
 from swarm.job.spec import JobSpec

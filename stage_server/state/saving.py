@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
 from stage_server.device import Device
-from stage_server.replica.averaging import ReplicaId
+from stage_server.identity import ReplicaId
 from swarm.errors import CorruptFrame, StaleMessage, SwarmError
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash, Saved, SaveStage, StoreHeader

@@ -1,0 +1,1 @@
+"""The format of checkpoints, and where they are kept."""

@@ -1,0 +1,1 @@
+"""Hugging Face's files: the hub, configs, safetensors headers, model folders; no torch."""

@@ -1,0 +1,1 @@
+"""What a job file means; no torch."""

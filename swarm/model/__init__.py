@@ -1,0 +1,1 @@
+"""Everything that needs torch: models, optimizers, exact sums, codecs."""

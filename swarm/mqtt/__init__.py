@@ -1,0 +1,1 @@
+"""Discovery over MQTT, and a broker for those who have none."""

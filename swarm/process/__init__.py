@@ -1,0 +1,1 @@
+"""What every process of ours does: start, log, serve metrics, end."""

@@ -1,0 +1,1 @@
+"""The same training in one process; `python -m swarm.reference` is `swarm train-local`."""

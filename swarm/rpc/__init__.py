@@ -1,0 +1,1 @@
+"""The wire: framed tensors between peers, sessions with the scheduler."""

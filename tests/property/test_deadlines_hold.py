@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.brain.routing.deadlines import Deadlines, DeadlineSettings, WatchedHop, deadline_s
+from scheduler.brain.routing.deadlines import Deadlines, WatchedHop, deadline_s
+from scheduler.brain.settings import DeadlineSettings
 from swarm.types import Direction, PeerId
 
 times = st.floats(min_value=0.0, max_value=1e6)

@@ -30,7 +30,6 @@ from hypothesis import HealthCheck, settings, target
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler.brain.checkpoint.schedule import BeginCheckpoint, DropCheckpoint, EnterState, PublishCheckpoint, Stopped
 from scheduler.brain.job import (
     Admitted,
     BrainSettings,
@@ -47,6 +46,7 @@ from scheduler.brain.job import (
     Send,
     WriteCommit,
 )
+from scheduler.brain.outputs import BeginCheckpoint, DropCheckpoint, EnterState, PublishCheckpoint, Stopped
 from scheduler.brain.routing.policies import POLICIES
 from scheduler.brain.state.restart import Resumed
 from stage_server.brain.cell import (

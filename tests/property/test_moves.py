@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.brain.replicas.rebalancing import (
-    Move,
-    Rebalancer,
-    RebalanceSettings,
-    StagePool,
-    StageReplica,
-    plan_moves,
-    where_to_join,
-)
+from scheduler.brain.replicas.rebalancing import Move, Rebalancer, StagePool, StageReplica, plan_moves, where_to_join
+from scheduler.brain.settings import RebalanceSettings
 from swarm.types import PeerId
 
 SETTINGS = RebalanceSettings()

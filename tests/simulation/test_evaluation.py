@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import torch
 
-from scheduler.brain.routing.evaluation import EvaluationRow
+from scheduler.brain.outputs import EvaluationRow
 from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec

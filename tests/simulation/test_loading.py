@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import torch
 
 from stage_server.device import InlineDevice
-from stage_server.session.server import Identity, StageServer
+from stage_server.identity import Identity
+from stage_server.session.server import StageServer
 from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec

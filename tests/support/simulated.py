@@ -15,8 +15,9 @@ from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
 from scheduler.storage.database import Database, JobTokens
 from stage_server.device import InlineDevice
+from stage_server.identity import Identity
 from stage_server.replica.replica import BuildStage
-from stage_server.session.server import Identity, StageServer
+from stage_server.session.server import StageServer
 from swarm.data import Batches, ByteTokenizer, TokenData, TokenManifest, tokenise
 from swarm.job.spec import JobSpec
 from swarm.messages import PROTOCOL_VERSION

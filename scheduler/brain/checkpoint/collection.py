@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeAlias
 
-from scheduler.brain.checkpoint.schedule import (
-    SAVING_S_MAX,
-    BeginCheckpoint,
-    CheckpointSchedule,
-    DropCheckpoint,
-    EnterState,
-    Stopped,
-)
-from scheduler.brain.outputs import Fail, listed
+from scheduler.brain.checkpoint.schedule import SAVING_S_MAX, CheckpointSchedule
+from scheduler.brain.outputs import BeginCheckpoint, DropCheckpoint, EnterState, Fail, Stopped, listed
 from scheduler.brain.state.brain_state import BrainState
 from swarm.messages import Saved, SaveStage
 from swarm.types import JobState, PeerId

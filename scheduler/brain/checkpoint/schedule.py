@@ -15,12 +15,14 @@ step the replicas keep their state until it is saved, however often the storage 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from scheduler.brain.outputs import BeginCheckpoint, PublishCheckpoint, Stopped
+from scheduler.brain.settings import SavingRules
 from swarm.messages import ParameterHash, Saved
-from swarm.types import Decision, JobState, PeerId
+from swarm.types import Decision, PeerId
 
 # A checkpoint that takes longer than this is given up when the next one is due.
 SAVING_S_MAX = 3600.0
@@ -29,63 +31,6 @@ AGAIN_S_MIN, AGAIN_S_MAX = 1.0, 60.0
 FAILURES_MAX = 16  # counted; the pause no longer grows
 # Storage gets room again, or a person sees to it; stage servers that contradict themselves or hang do not heal.
 UNHEALING_MAX = 6
-
-
-@dataclass(frozen=True, slots=True)
-class SavingRules:
-    """How often; 0 = not by steps, not by time. `optimizer`: with all that an exact resume needs."""
-
-    every_steps: int = 0
-    every_s: float = 0.0
-    optimizer: bool = False
-
-
-NEVER = SavingRules()  # but after the last step
-
-
-@dataclass(frozen=True, slots=True)
-class BeginCheckpoint:
-    """Get ready to take the files of `version`; the replicas are asked for them next."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class PublishCheckpoint:
-    """All files of `version` are there: complete the checkpoint, then call `checkpoint_kept` or `checkpoint_failed`."""
-
-    version: int
-    parameters: Mapping[int, tuple[ParameterHash, ...]]  # hashes of the weights, per stage
-
-
-@dataclass(frozen=True, slots=True)
-class DropCheckpoint:
-    """Forget what was collected of `version`, because of `fault`; `reason` as that of CheckpointFailed."""
-
-    version: int
-    reason: str
-    fault: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The job stopped before its last step: paused or cancelled with all saved that can be, or without a stage.
-
-    `hint`: what a person can do, where a stage was lost or nothing moved; `error_code`: of the latter.
-    """
-
-    state: JobState
-    reason: str
-    hint: str = ""
-    error_code: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EnterState:
-    """The job decided to pause, or gave a pause up and is running."""
-
-    state: JobState
-    reason: str
 
 
 Move: TypeAlias = BeginCheckpoint | PublishCheckpoint | Stopped

@@ -1,0 +1,1 @@
+"""Rounds of averaging, commit rows, and the digests that replicas must agree on."""

@@ -10,11 +10,11 @@ from random import Random
 
 from scheduler.brain.commit.digests import difference
 from scheduler.brain.commit.slices import squared_norms
-from scheduler.brain.outputs import Fail, WriteCommit
+from scheduler.brain.outputs import CommitRow, Fail, WriteCommit
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import choose_donors
-from scheduler.brain.state.step import CommitRow, Phase, StepEvent, StepRun, may_write
+from scheduler.brain.state.step import Phase, StepEvent, StepRun, may_write
 from swarm.errors import GradientRange, ReplicaDiverged
 from swarm.job.schedule import clip
 from swarm.messages import Commit, Committed, UnitRound

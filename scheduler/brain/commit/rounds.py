@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from scheduler.brain.commit.digests import difference
-from scheduler.brain.commit.slices import ROUNDS_MAX, Participant, Troubles, plan_round
+from scheduler.brain.commit.slices import Participant, plan_round
 from scheduler.brain.outputs import Fail, listed
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.restart import Links
+from scheduler.brain.state.links import ROUNDS_MAX, Links, Troubles
 from scheduler.brain.state.step import Phase, StepEvent, StepRun, UnitAveraging
 from swarm.errors import JobFailed, SetMismatch
 from swarm.messages import AbortRound, Average, Averaged, RoundFailed, Void

@@ -8,15 +8,12 @@ A member's slice is the part that it sums for all; equal shares by default, meas
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from swarm.messages import Member, ParameterNorm
 from swarm.types import PeerId
 
-ROUND_AGAIN_S = (0.2, 5.0)  # pause before a round that failed twice is repeated, and the longest one
-ROUNDS_MAX = 4  # failures of one pair in one step before one of the two leaves the job
 ALIGNMENT = 64  # elements; slices begin at cache lines and vector widths of any dtype
 
 
@@ -56,45 +53,6 @@ def plan_round(
         start = stop
     assert start == elements
     return tuple(members)
-
-
-@dataclass(slots=True)
-class Troubles:
-    """The failed rounds of one unit in one step."""
-
-    failures: int = 0
-    pairs: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)  # a pair of one: it accuses nobody
-    retry_s: float = 0.0
-
-    def failed(self, by: PeerId, accused: PeerId | None, now_s: float) -> int:
-        """Note a failure; how often this pair has failed."""
-        first_s, longest_s = ROUND_AGAIN_S
-        self.retry_s = now_s + (min(longest_s, first_s * 2**self.failures) if self.failures else 0.0)
-        self.failures += 1
-        pair = pair_of(by, accused or by)
-        self.pairs[pair] += 1
-        return self.pairs[pair]
-
-    def owners(self, members: Iterable[PeerId]) -> list[float] | None:
-        """Shares of a round in which no pair that failed exchanges slices; None: no such round, or none is needed.
-
-        A member that owns no slice sends its part to the owners and gets the mean from them: the two of a pair that
-        cannot reach each other may both be members, as long as a third owns everything.
-        """
-        troubled = {peer for pair in self.pairs for peer in pair}
-        shares = [0.0 if peer in troubled else 1.0 for peer in members]
-        return shares if troubled and any(shares) else None
-
-    def leaver(self, pair: Collection[PeerId], spare: Collection[PeerId], share: Mapping[PeerId, int]) -> PeerId | None:
-        """Who of a pair leaves, of those that can be spared: who failed with more others, then who contributed less."""
-        candidates = sorted(set(pair) & set(spare), reverse=True)
-        partners = {one: len({other for both in self.pairs if one in both for other in both}) for one in candidates}
-        return max(candidates, key=lambda one: (partners[one], -share.get(one, 0)), default=None)
-
-
-def pair_of(one: PeerId, other: PeerId) -> tuple[PeerId, PeerId]:
-    """The two in order."""
-    return (one, other) if one <= other else (other, one)
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:

@@ -1,0 +1,1 @@
+"""Why a job or a peer is where it is, for people."""

@@ -8,7 +8,7 @@ from scheduler.brain.replicas.moves import Moves
 from scheduler.brain.routing.loads import Loads
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import Joiners
-from scheduler.brain.state.restart import Links
+from scheduler.brain.state.links import Links
 from swarm.types import PeerId
 
 

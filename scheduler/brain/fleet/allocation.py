@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from scheduler.brain.fleet.placement import Candidate, least, place
-from scheduler.brain.state.leaves import ON_ITS_WAY_S_MAX
+from scheduler.brain.settings import ON_ITS_WAY_S_MAX
 from swarm.types import Decision, JobId, PeerId
 
 PATIENCE_S = 600.0

@@ -1,0 +1,1 @@
+"""How replicas come, load, move between stages, return and leave."""

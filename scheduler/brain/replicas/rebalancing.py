@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from math import exp, fsum, inf, isfinite
 from statistics import median
 
+from scheduler.brain.settings import RebalanceSettings
 from swarm.types import Decision, PeerId
 
 ANY_STAGE = -1
@@ -79,20 +80,6 @@ class StagePool:
     def transfer_s(self) -> float:
         """Seconds to fetch the state."""
         return self.state_bytes / self.bytes_per_s if self.bytes_per_s > 0.0 else inf
-
-
-@dataclass(frozen=True, slots=True)
-class RebalanceSettings:
-    """The first four are keys of [pipeline] in the job file, `min_replicas` is of [limits]."""
-
-    rebalance: bool = True
-    interval_s: float = 30.0
-    min_gain: float = 0.15
-    cooldown_s: float = 120.0
-    min_replicas: int = 1
-    horizon_s: float = 1800.0  # how long a gain is believed to last
-    windows: int = 3
-    deaths_per_hour: float = 0.0  # of one peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from math import inf
 from statistics import median
 
+from scheduler.brain.settings import DeadlineSettings
 from swarm.types import Direction, PeerId
 
 SAMPLES_KEPT = 64
@@ -27,15 +28,6 @@ MISSES_PER_DOUBLING = 8
 SPREAD_MIN = 0.05  # of the median: even times do not make a deadline without slack
 NORMAL = 1.4826
 LATE_KEPT = 1024  # expired hops that may complete after all, per stage and direction
-
-
-@dataclass(frozen=True, slots=True)
-class DeadlineSettings:
-    """Keys of [pipeline] in the job file: deadline_k, deadline_min_s, deadline_max_s."""
-
-    k: float = 6.0
-    min_s: float = 1.0
-    max_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, order=True)

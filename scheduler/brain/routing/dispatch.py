@@ -19,7 +19,7 @@ from scheduler.brain.routing.policies import POLICIES, StageLoad, choose_route
 from scheduler.brain.routing.stragglers import Stragglers
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.ledger import Verdict
-from scheduler.brain.state.restart import Links
+from scheduler.brain.state.links import Links
 from scheduler.brain.state.step import Phase, StepRun, may_open, version_needed
 from swarm.messages import Accumulated, Evaluate, Forwarded, Route, Undelivered
 from swarm.types import Hop, Microbatch, PeerId

@@ -17,22 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from scheduler.brain.outputs import EvaluationRow
 from scheduler.brain.routing.policies import ReplicaLoad
 from swarm.job.schedule import evaluation_due
 from swarm.messages import Evaluated
 from swarm.types import PeerId
 
 IN_FLIGHT_MAX = 1024  # a stage server holds at most this many inputs whose command is late
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationRow:
-    """The result for one version; `loss` is the mean in nats per token (nan if a loss was not finite)."""
-
-    timeline: int
-    version: int
-    loss: float
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

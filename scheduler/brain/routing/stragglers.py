@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.brain.routing.deadlines import Deadlines, DeadlineSettings, Overdue, WatchedHop
+from scheduler.brain.routing.deadlines import Deadlines, Overdue, WatchedHop
+from scheduler.brain.settings import DeadlineSettings
 from swarm.types import Direction, PeerId
 
 

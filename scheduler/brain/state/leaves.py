@@ -13,10 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from scheduler.brain.settings import ON_ITS_WAY_S_MAX
 from swarm.types import PeerId
-
-# A peer that was released for another stage and is not there by then is not waited for.
-ON_ITS_WAY_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)

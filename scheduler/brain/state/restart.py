@@ -1,61 +1,13 @@
-"""What is known after something broke: which links fail, and after a restart of the scheduler who is left.
-
-    link fails ──▶ Links: avoided for a while
-    scheduler restarts ──▶ Census: peers come back with Hello, each says what it holds; then the brain goes on
-
-Failed delivery accuses a link, never a peer: two that cannot hear each other may both be well.
-"""
+"""After a restart of the scheduler: its peers come back with Hello, each says what it holds, then the job goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from scheduler.brain.commit.slices import pair_of
-from scheduler.brain.state.step import CommitRow
+from scheduler.brain.outputs import CommitRow
 from swarm.messages import Accumulated, Hello, ReportedCell
 from swarm.types import Microbatch, PeerId
-
-LINK_AVOIDED_S = 10.0  # then it is tried again
-LINK_COST_S = 1e6  # more than any route takes: a link that fails is used only where there is no other way
-
-
-class Links:
-    """Pairs of peers between which a delivery failed lately."""
-
-    def __init__(self) -> None:
-        self._until_s: dict[tuple[PeerId, PeerId], float] = {}
-
-    def accuse(self, one: PeerId, other: PeerId, now_s: float) -> None:
-        """A delivery between the two failed, in whichever direction."""
-        self._until_s[pair_of(one, other)] = now_s + LINK_AVOIDED_S
-
-    def fails(self, one: PeerId, other: PeerId) -> bool:
-        """Whether the link is to be avoided, as of the last `any`."""
-        return pair_of(one, other) in self._until_s
-
-    def any(self, now_s: float) -> bool:
-        """Whether some link is to be avoided now; what was accused long ago is forgotten."""
-        for pair in [pair for pair, until_s in self._until_s.items() if until_s <= now_s]:
-            del self._until_s[pair]
-        return bool(self._until_s)
-
-    def failing(self, now_s: float) -> dict[tuple[PeerId, PeerId], float]:
-        """The links that are to be avoided now, and until when each."""
-        return {pair: until_s for pair, until_s in self._until_s.items() if until_s > now_s}
-
-    def touches(self, peer: PeerId) -> bool:
-        """Whether some link of the peer is to be avoided, as of the last `any`."""
-        return any(peer in pair for pair in self._until_s)
-
-    def cost_s(self, one: PeerId, other: PeerId) -> float:
-        """What the link adds to a route."""
-        return LINK_COST_S if self.fails(one, other) else 0.0
-
-    def forget(self, peer: PeerId) -> None:
-        """The peer is gone, and its links with it."""
-        for pair in [pair for pair in self._until_s if peer in pair]:
-            del self._until_s[pair]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ durable and the replicas agree on the commit of step t - 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from scheduler.brain.commit.slices import Troubles
+from scheduler.brain.outputs import CommitRow
+from scheduler.brain.state.links import Troubles
 from swarm.messages import Averaged, Committed, Member
 from swarm.types import PeerId, Round, UnitName
 
@@ -54,21 +54,6 @@ TRANSITIONS: dict[tuple[Phase, StepEvent], Phase] = {
     (Phase.WRITING, StepEvent.DURABLE): Phase.COMMITTING,
     (Phase.COMMITTING, StepEvent.AGREED): Phase.DONE,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRow:
-    """The durable record of a step; `loss` is the mean in nats per token (nan if a loss was not finite)."""
-
-    timeline: int
-    step: int
-    rounds: Mapping[UnitName, Round]  # empty if skip
-    loss: float
-    norm: float  # before clipping; 0 if skip
-    scale: float
-    learning_rate: float
-    skip: bool
-    tokens: int
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from scheduler.brain.state.step import CommitRow
+from scheduler.brain.outputs import CommitRow
 from swarm.messages import Command, Event, TensorHeader
 from swarm.types import Microbatch
 

@@ -33,8 +33,9 @@ from scheduler.storage.checkpoint_sink import job_storage
 from scheduler.storage.database import Database, DatabaseUnavailable, JobTokens, _take_epoch
 from stage_server.brain.work_queue import ORDERS_MAX
 from stage_server.device import Timed
+from stage_server.identity import Identity
 from stage_server.replica.averaging import MAILBOX_BYTES_MAX
-from stage_server.session.server import Identity, StageServer
+from stage_server.session.server import StageServer
 from swarm.checkpoint.storage import Files, LocalStorage, Storage
 from swarm.checkpoint.writer import fault_of, list_checkpoints
 from swarm.errors import SwarmError

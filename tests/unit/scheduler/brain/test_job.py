@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from scheduler.brain.checkpoint.schedule import PublishCheckpoint, Stopped
-from scheduler.brain.commit.slices import ROUNDS_MAX
 from scheduler.brain.job import (
     BrainSettings,
     CommitRow,
@@ -24,8 +22,10 @@ from scheduler.brain.job import (
     Send,
     WriteCommit,
 )
+from scheduler.brain.outputs import PublishCheckpoint, Stopped
 from scheduler.brain.replicas.admission import JOIN_S_MIN
 from scheduler.brain.routing.policies import POLICIES
+from scheduler.brain.state.links import ROUNDS_MAX
 from scheduler.brain.state.restart import Resumed
 from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
 from swarm.messages import (

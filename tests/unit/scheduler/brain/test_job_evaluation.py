@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler.brain.job import Fail, Finish, Mode, WriteCommit, WriteEvaluation
-from scheduler.brain.routing.evaluation import EvaluationRow
+from scheduler.brain.outputs import EvaluationRow
 from swarm.messages import Average, Commit, Evaluate, Evaluated, LoadStage, Route, SaveStage
 from swarm.types import PeerId
 from tests.unit.scheduler.brain.test_job import A, B, C, D, Swarm

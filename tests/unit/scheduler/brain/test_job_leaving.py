@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.brain.checkpoint.schedule import SavingRules, Stopped
 from scheduler.brain.job import Admitted, Independent, Output, ReplicaRecord
+from scheduler.brain.outputs import Stopped
+from scheduler.brain.settings import SavingRules
 from swarm.errors import StaleMessage
 from swarm.messages import (
     Average,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.brain.checkpoint.schedule import Stopped
+from scheduler.brain.outputs import Stopped
 from scheduler.brain.stall import (
     Recovery,
     Stalls,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save
 
-from scheduler.brain.checkpoint.schedule import PublishCheckpoint
+from scheduler.brain.outputs import PublishCheckpoint
 from scheduler.storage.checkpoint_sink import CheckpointFiles, CheckpointSink, _try_out, job_storage
 from swarm.checkpoint.storage import LocalStorage, open_storage
 from swarm.checkpoint.writer import Checkpoint, CheckpointFailed, list_checkpoints, newest

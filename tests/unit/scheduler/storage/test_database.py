@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from scheduler.brain.routing.evaluation import EvaluationRow
-from scheduler.brain.state.step import CommitRow
+from scheduler.brain.outputs import CommitRow, EvaluationRow
 from scheduler.storage.database import Database, DatabaseRejected, Drain, Fenced, JobRecord, JobTokens
 from swarm.errors import InvalidConfig
 from swarm.types import JobId, JobState, PeerId, Round, UnitName

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stage_server.device import InlineDevice
-from stage_server.replica.averaging import ReplicaId
+from stage_server.identity import ReplicaId
 from stage_server.replica.replica import REPAIR_S, Replica
 from swarm.errors import StaleMessage
 from swarm.job.partition import resolve

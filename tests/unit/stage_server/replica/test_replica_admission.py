@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stage_server.device import InlineDevice
-from stage_server.replica.averaging import ReplicaId
+from stage_server.identity import ReplicaId
 from stage_server.replica.packing import SLICE_CODEC
 from stage_server.replica.replica import Replica
 from swarm.errors import CorruptFrame, Refused, StaleMessage

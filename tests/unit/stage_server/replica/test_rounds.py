@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from stage_server.device import InlineDevice
-from stage_server.replica.averaging import MAILBOX_BYTES_MAX, Mailbox, ReplicaId, SliceKey
+from stage_server.identity import ReplicaId
+from stage_server.replica.averaging import MAILBOX_BYTES_MAX, Mailbox, SliceKey
 from stage_server.replica.rounds import RoundRunner
 from swarm.errors import Refused, SetMismatch, StaleMessage, SwarmError
 from swarm.messages import (

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from stage_server.device import InlineDevice
-from stage_server.session.server import Identity, StageServer
+from stage_server.identity import Identity
+from stage_server.session.server import StageServer
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
 from swarm.messages import (

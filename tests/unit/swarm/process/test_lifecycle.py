@@ -64,8 +64,8 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         lock_folder(tmp_path / "file" / "below")
 
 
-def _scheduler(folder: Path, http_host: str = "127.0.0.1") -> scheduler.app.StageServerOptions:
-    return scheduler.app.StageServerOptions("127.0.0.1:0", http_host, 0, "sqlite", "none", folder, insecure=False)
+def _scheduler(folder: Path, http_host: str = "127.0.0.1") -> scheduler.app.SchedulerOptions:
+    return scheduler.app.SchedulerOptions("127.0.0.1:0", http_host, 0, "sqlite", "none", folder, insecure=False)
 
 
 def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> StageServerOptions:

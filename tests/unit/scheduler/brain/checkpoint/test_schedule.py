@@ -7,19 +7,11 @@ from typing import Any
 import pytest
 
 from scheduler.brain.checkpoint.collection import CHECKPOINT_FAILED
-from scheduler.brain.checkpoint.schedule import (
-    SAVING_S_MAX,
-    UNHEALING_MAX,
-    BeginCheckpoint,
-    CheckpointSchedule,
-    DropCheckpoint,
-    EnterState,
-    PublishCheckpoint,
-    SavingRules,
-    Stopped,
-)
+from scheduler.brain.checkpoint.schedule import SAVING_S_MAX, UNHEALING_MAX, CheckpointSchedule
 from scheduler.brain.job import Fail, Finish, Mode, Note
 from scheduler.brain.lineage import checkpoint_counts, resumed, row_counts
+from scheduler.brain.outputs import BeginCheckpoint, DropCheckpoint, EnterState, PublishCheckpoint, Stopped
+from scheduler.brain.settings import SavingRules
 from swarm.checkpoint.writer import CheckpointFailed
 from swarm.messages import Average, Commit, LoadStage, Release, Route, Saved, SaveStage
 from swarm.types import JobId, JobState

@@ -6,15 +6,8 @@ from math import exp, inf
 
 import pytest
 
-from scheduler.brain.replicas.rebalancing import (
-    Move,
-    Rebalancer,
-    RebalanceSettings,
-    StagePool,
-    StageReplica,
-    plan_moves,
-    where_to_join,
-)
+from scheduler.brain.replicas.rebalancing import Move, Rebalancer, StagePool, StageReplica, plan_moves, where_to_join
+from scheduler.brain.settings import RebalanceSettings
 from swarm.types import PeerId
 
 SETTINGS = RebalanceSettings()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.brain.routing.deadlines import MISSES_PER_DOUBLING, Deadlines, DeadlineSettings, WatchedHop, deadline_s
+from scheduler.brain.routing.deadlines import MISSES_PER_DOUBLING, Deadlines, WatchedHop, deadline_s
+from scheduler.brain.settings import DeadlineSettings
 from swarm.types import Direction, PeerId
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD

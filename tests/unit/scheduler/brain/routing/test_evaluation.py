@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from scheduler.brain.routing.evaluation import EvaluationRoute, EvaluationRow, Evaluations
+from scheduler.brain.outputs import EvaluationRow
+from scheduler.brain.routing.evaluation import EvaluationRoute, Evaluations
 from scheduler.brain.routing.policies import ReplicaLoad
 from swarm.messages import Evaluated
 from swarm.types import Microbatch, PeerId

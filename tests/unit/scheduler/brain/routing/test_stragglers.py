@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler.brain.routing.deadlines import SAMPLES_MIN, DeadlineSettings
+from scheduler.brain.routing.deadlines import SAMPLES_MIN
 from scheduler.brain.routing.stragglers import Stragglers
+from scheduler.brain.settings import DeadlineSettings
 from swarm.types import Direction, PeerId
 
 A, B, C, D = (PeerId(name) for name in "abcd")

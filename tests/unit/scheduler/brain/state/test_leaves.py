@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler.brain.state.leaves import ON_ITS_WAY_S_MAX, Leave, Leaves
+from scheduler.brain.settings import ON_ITS_WAY_S_MAX
+from scheduler.brain.state.leaves import Leave, Leaves
 from swarm.types import PeerId
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")

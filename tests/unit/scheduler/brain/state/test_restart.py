@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler.brain.commit.slices import Troubles
-from scheduler.brain.state.restart import LINK_AVOIDED_S, Links, RestartCensus
+from scheduler.brain.state.links import LINK_AVOIDED_S, Links, Troubles
+from scheduler.brain.state.restart import RestartCensus
 from swarm.messages import Accumulated, Hello, ReportedCell
 from swarm.types import JobId, Microbatch, PeerId
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.brain.commit.slices import Troubles
+from scheduler.brain.state.links import Troubles
 from scheduler.brain.state.step import (
     TRANSITIONS,
     Phase,
+    StepEvent,
     StepRun,
-    Turn,
     UnitAveraging,
     may_open,
     may_write,
@@ -31,7 +31,7 @@ def report(unit: str = "stage-0") -> Averaged:
 
 def test_a_step_goes_from_feeding_to_done() -> None:
     run = StepRun(0)
-    for turn in (Turn.FULL, Turn.AVERAGED, Turn.WRITTEN, Turn.DURABLE, Turn.AGREED):
+    for turn in (StepEvent.FULL, StepEvent.AVERAGED, StepEvent.WRITTEN, StepEvent.DURABLE, StepEvent.AGREED):
         run.turn(turn)
     assert run.phase is Phase.DONE
     assert run.history[0] == "full: averaging"
@@ -39,13 +39,13 @@ def test_a_step_goes_from_feeding_to_done() -> None:
 
 def test_a_step_that_is_not_finite_is_decided_without_a_round() -> None:
     run = StepRun(0)
-    run.turn(Turn.NOT_FINITE)
+    run.turn(StepEvent.NOT_FINITE)
     assert (run.phase, run.skip, run.is_averaged) == (Phase.DECIDED, True, False)
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-@pytest.mark.parametrize("turn", list(Turn))
-def test_an_illegal_turn_raises_and_changes_nothing(phase: Phase, turn: Turn) -> None:
+@pytest.mark.parametrize("turn", list(StepEvent))
+def test_an_illegal_turn_raises_and_changes_nothing(phase: Phase, turn: StepEvent) -> None:
     run = StepRun(3, phase)
     if (phase, turn) in TRANSITIONS:
         run.turn(turn)
@@ -69,17 +69,17 @@ def test_every_phase_leads_to_done_and_none_after_the_row_leads_back() -> None:
 
 def test_reopening_forgets_rounds_and_their_failures() -> None:
     run = StepRun(0)
-    run.turn(Turn.FULL)
+    run.turn(StepEvent.FULL)
     run.rounds[UNIT] = averaging("a")
     run.troubles[UNIT] = Troubles(failures=3)
-    run.turn(Turn.REOPENED, "a is void")
+    run.turn(StepEvent.REOPENED, "a is void")
     assert (run.phase, run.rounds, run.troubles) == (Phase.FEEDING, {}, {})
     assert run.can_be_redone
 
 
 def test_a_step_is_averaged_when_every_member_of_every_unit_reported() -> None:
     run = StepRun(0)
-    run.turn(Turn.FULL)
+    run.turn(StepEvent.FULL)
     run.rounds = {UNIT: averaging("a", "b"), UnitName("tied"): averaging("a")}
     run.rounds[UNIT].reports[PeerId("a")] = report()
     run.rounds[UnitName("tied")].reports[PeerId("a")] = report("tied")

@@ -1,0 +1,32 @@
+"""Who a stage server is: to the scheduler, and on behalf of one replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.types import JobId, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaId:
+    """Who takes part: this peer, on behalf of which job and stage."""
+
+    job: JobId
+    peer: PeerId
+    incarnation: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What this stage server tells the scheduler of itself."""
+
+    peer: PeerId
+    incarnation: int
+    product: str
+    address: str
+    http_address: str
+    device: str
+    threads: int
+    memory_bytes: int
+    pinned_stage: int
