@@ -8,6 +8,8 @@ replicas stage servers as real processes on loopback. All are started first; the
 every round. Compare within a round. Processor seconds say more than tokens/s on a machine that has other things to do:
 what waits costs none. The losses must agree, or the trees did not do the same work.
 
+`--beside FOLDER` compares with another checkout instead, of an earlier commit for example: was it faster?
+
 `--parts` times instead what each mechanism does in one step by itself, in this process, as the least processor time of
 many tries: no noise of processes, but also nothing of what they do to each other's caches.
 
@@ -66,7 +68,7 @@ def main() -> None:
     if options.parts:
         console.print(_parts_table(options, parts(options)))
         return
-    mutants = [read(FOLDER / f"{name}.patch") for name in options.without]
+    mutants = [] if options.beside else [read(FOLDER / f"{name}.patch") for name in options.without]
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="swarm-overhead-") as name:
         rounds = _measure(options, mutants, Path(name), console)
@@ -83,6 +85,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     names = sorted(path.stem for path in FOLDER.glob("*.patch"))
     parser.add_argument("--without", nargs="+", metavar="NAME", choices=names, default=list(MECHANISMS))
+    parser.add_argument("--beside", type=Path, metavar="FOLDER", help="compare with this checkout as it is, unpatched")
     parser.add_argument("--parts", action="store_true", help="what each mechanism costs by itself")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--replicas", type=int, default=2, help="stage servers per stage")
@@ -105,11 +108,12 @@ def _measure(
     options: argparse.Namespace, mutants: Sequence[Mutant], folder: Path, console: Console
 ) -> list[tuple[Timed, Timed]]:
     """(product, without) of every round."""
-    trees = [ROOT, folder / "without"]
-    copy_tree(trees[1])
-    for mutant in mutants:
-        if fault := apply(mutant, trees[1]):
-            sys.exit(f"error: {mutant.name} does not apply: {fault}")
+    trees = [ROOT, options.beside or folder / "without"]
+    if options.beside is None:
+        copy_tree(trees[1])
+        for mutant in mutants:
+            if fault := apply(mutant, trees[1]):
+                sys.exit(f"error: {mutant.name} does not apply: {fault}")
     spec, manifest = job_of(options, folder)
     with contextlib.ExitStack() as stack, console.status("starting processes") as status:
         swarms = []
@@ -252,8 +256,8 @@ def overhead(product: float, without: float) -> float:
 
 
 def _table(rounds: Sequence[tuple[Timed, Timed]]) -> Table:
-    table = Table(title="the product beside the copy without", caption="overhead: how much more the product needs")
-    for heading in ("round", "step s", "without", "overhead", "cpu-s per step", "without", "overhead"):
+    table = Table(title="the product beside the other tree", caption="overhead: how much more the product needs")
+    for heading in ("round", "step s", "other", "overhead", "cpu-s per step", "other", "overhead"):
         table.add_column(heading, justify="right")
     rows = [(p.step_s, w.step_s, p.cpu_s_per_step, w.cpu_s_per_step) for p, w in rounds]
     for number, row in enumerate(rows, 1):
