@@ -4,8 +4,8 @@
 
 The scheduler's own code (scheduler/brain/replicas/rebalancing.py) and the published rules (benchmarks/models/rules.py)
 balance the same fleets. Peers come, die without a word and move as events; between events microbatches flow at the rate
-of the weakest stage. There is no wiring and no queue in it: that an unequal stage is used fully is what docs/routing.md
-measures.
+of the weakest stage. It has no routing and no queues: docs/routing.md measures whether an unequal stage is used
+fully.
 
 The setting of the paper: 4 stages, 100 equal peers, 32 h. A peer is up for 8 h and away for 1.5 h on average
 (exponential), and 60 s pass until one that came or moved can serve. The optimum is floor(peers up / 4) peers per stage.

@@ -1,4 +1,4 @@
-"""How well each wiring uses unequal replicas, by event simulation with the scheduler's own wiring code.
+"""How well each routing policy uses unequal replicas, by event simulation with the scheduler's own code.
 
     python -m benchmarks.models.routing [--seeds 5] [--seconds 600] [--table docs/routing.md]
 
@@ -11,7 +11,7 @@ loop keeps 48 microbatches in flight; messages take 20 ms one way.
     far         100 ms one way, 80 in flight
 
 Two ways to route. "hop by hop": a replica is chosen anew for each forward and each backward, and the answer returns to
-the one who chose, as trainers of the published system do; the expected values are of this model. "whole routes": what
+the process that chose, as in the published system; the expected values are of this model. "whole routes": what
 this project's brain does, one decision per microbatch for all stages, backward where forward was, tensors from replica
 to replica.
 
@@ -94,12 +94,12 @@ class Server:
 
 
 class Simulation:
-    """Virtual time, servers, and one shared wiring."""
+    """Virtual time, servers, and one shared policy."""
 
     def __init__(self, routing: Routing, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
         self.rng, self.dice = Random(seed), Random(seed + 1)
-        self.wiring: RoutingPolicy = POLICIES[routing]()
+        self.policy: RoutingPolicy = POLICIES[routing]()
         self.pace = Pace()
         self.now_s = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -113,7 +113,7 @@ class Simulation:
             ]
             self.stages.append(pool)
             for server in pool:
-                self.wiring.add(server.peer, stage)
+                self.policy.add(server.peer, stage)
         self.peers = [[server.peer for server in pool] for pool in self.stages]
         self.servers = {server.peer: server for pool in self.stages for server in pool}
         self.capacity_per_s = min(
@@ -135,7 +135,7 @@ class Simulation:
         heappush(self._events, (self.now_s + seconds, next(self._order), event))
 
     def choose(self, stages: Sequence[int], units: float) -> list[Server]:
-        """Ask the wiring for a replica in each of these stages, and tell it what they were given."""
+        """Ask the policy for a replica in each of these stages, and tell it what they were given."""
         loads = [
             StageLoad(
                 stage,
@@ -147,16 +147,16 @@ class Simulation:
             )
             for stage in stages
         ]
-        chosen = [self.servers[peer] for peer in self.wiring.choose(loads, self.now_s, self.dice).plan or ()]
+        chosen = [self.servers[peer] for peer in self.policy.choose(loads, self.now_s, self.dice).plan or ()]
         for server in chosen:
-            self.wiring.given(server.peer, units)
+            self.policy.given(server.peer, units)
             server.outstanding += units
         return chosen
 
     def finished(self, server: Server, units: float, *, seconds: float, device_s: float) -> None:
         """The one who chooses hears that the work is done."""
         server.outstanding -= units
-        self.wiring.done(server.peer, seconds, units)
+        self.policy.done(server.peer, seconds, units)
         self.pace.observe(server.peer, device_s / units)
 
     def serve(self, server: Server, units: float, done: Callable[[float, float], None]) -> None:
@@ -260,7 +260,7 @@ def table(results: dict[str, dict[Routing, list[Result]]]) -> list[str]:
     lines = []
     for way, rows in results.items():
         lines += ["", f"{way[0].upper()}{way[1:]}:", ""]
-        lines += ["| wiring | " + " | ".join(one.name for one in SCENARIOS) + " |", "|---|" + "---|" * len(SCENARIOS)]
+        lines += ["| policy | " + " | ".join(one.name for one in SCENARIOS) + " |", "|---|" + "---|" * len(SCENARIOS)]
         for routing, row in rows.items():
             cells = []
             for place, result in enumerate(row):
