@@ -32,16 +32,15 @@ from client.verbs.peers import drain
 from client.verbs.pull import pull
 from client.verbs.submit import dry_run, submit
 from client.views import job_table, job_values, jobs_table, peer_values, peers_table
-from swarm.errors import InvalidConfig, SwarmError, UsageError
+from swarm.errors import INTERRUPTED, InvalidConfig, SwarmError, UsageError
 from swarm.messages import PROTOCOL_VERSION
 from swarm.process.lifecycle import print_error
+from swarm.process.logs import LOG_LEVELS
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
 # Verbs that are programs of their own: the client neither imports them nor reads their flags.
 PROGRAMS = {"scheduler": "scheduler", "stage-server": "stage_server", "train-local": "swarm.reference"}
-INTERRUPTED = 130
-LEVELS = ("debug", "info", "warning", "error")
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -380,8 +379,8 @@ def _logs(
     since: Annotated[str, typer.Option(help="Only since then: 10m, 2h, or an ISO-8601 time.", show_default=False)] = "",
 ) -> None:
     """Show what the processes of a job logged."""
-    if level not in LEVELS:
-        raise UsageError(f'there is no level "{level}"', hint=f"one of: {', '.join(LEVELS)}")
+    if level not in LOG_LEVELS:
+        raise UsageError(f'there is no level "{level}"', hint=f"one of: {', '.join(LOG_LEVELS)}")
     since_s = since_unix_s(since, time.time()) if since else 0.0
     request = pb.LogsRequest(
         job=job, follow=follow_, tail=tail, peer=peer, stage=stage, level=level, since_unix_s=since_s

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from swarm.errors import JobFailed, OutOfMemory, SwarmError, UsageError
+from swarm.errors import SwarmError, UsageError
 from swarm.process.logs import configure
 
 SCHEMA = "swarm.cli/1"
@@ -29,20 +29,6 @@ DEFAULT_TIMEOUT_S = 30.0
 
 Advance: TypeAlias = Callable[[int, int | None], None]  # bytes done, of
 OutputFormat: TypeAlias = Literal["table", "json"]
-
-
-class JobEnded(JobFailed):
-    """A followed job ended without success; `job_code` is the code that the scheduler gave."""
-
-    def __init__(self, message: str, *, hint: str = "", job_code: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.job_code = job_code
-
-
-class JobDidNotFit(JobEnded):
-    """A followed job ended because a device had no memory left."""
-
-    exit_code = OutOfMemory.exit_code
 
 
 @dataclass(slots=True)

@@ -5,7 +5,10 @@ Every error that can reach a person has a stable code, a message, a hint and the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
+
+INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended, as shells have it
 
 
 class SwarmError(Exception):
@@ -47,6 +50,10 @@ class InvalidModel(InvalidConfig):
     """The files of a model or checkpoint are missing, broken, or not those of the architecture."""
 
     code = "E0302"
+
+
+class NotCached(InvalidModel):
+    """The local cache lacks the file, and the hub cannot be asked."""
 
 
 class SchedulerUnreachable(SwarmError):
@@ -95,7 +102,32 @@ class JobFailed(SwarmError):
     """The job ended without success; the message names the stage or peer and why."""
 
     code = "E0100"
-    exit_code = 1
+
+
+class JobEnded(JobFailed):
+    """A followed job ended without success; `job_code` is the code that the scheduler gave."""
+
+    def __init__(self, message: str, *, hint: str = "", job_code: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.job_code = job_code
+
+
+class JobDidNotFit(JobEnded):
+    """A followed job ended because a device had no memory left."""
+
+    exit_code = OutOfMemory.exit_code
+
+
+class NoProgress(SwarmError):
+    """No step was committed for limits.no_progress_s."""
+
+    code = "E0101"
+
+
+class ProcessEnded(SwarmError):
+    """A process of the swarm on this machine ended by itself."""
+
+    code = "E0110"
 
 
 # Between processes -----------------------------------------------------------------------------------------------
@@ -149,13 +181,71 @@ class GradientRange(SwarmError):
     code = "E1301"
 
 
-ERROR_BY_CODE: dict[str, type[SwarmError]] = {}
+class RoundBroken(SwarmError):
+    """A member could not be reached, or did not deliver its slices in time: `accused`."""
+
+    code = "E1302"
+
+    def __init__(self, message: str, *, accused: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.accused = accused
 
 
-def _register(error: type[SwarmError]) -> None:
-    ERROR_BY_CODE[error.code] = error
+# What is stored ------------------------------------------------------------------------------------------------------
+
+
+class DatabaseUnavailable(SwarmError):
+    """The database did not take a write, of which nothing was committed, or could not be read."""
+
+    code = "E1400"
+
+
+class Fenced(SwarmError):
+    """A newer scheduler has taken over this database; this one must stop."""
+
+    code = "E1401"
+
+
+class DatabaseRejected(SwarmError):
+    """The database refuses the write itself; repeating it will not help."""
+
+    code = "E1402"
+
+
+class CheckpointFailed(SwarmError):
+    """A checkpoint could not be written; earlier ones are untouched.
+
+    `reason`: disk_full, storage, peer, timeout, internal.
+    """
+
+    code = "E1500"
+
+    def __init__(self, message: str, *, hint: str = "", reason: str = "storage") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class StorageError(SwarmError):
+    """A file of a checkpoint could not be written, read or removed; `reason` is "disk_full" or "storage"."""
+
+    code = "E1501"
+
+    def __init__(self, message: str, *, hint: str = "", reason: str = "storage") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class CheckpointDamaged(SwarmError):
+    """A checkpoint is not what its manifest says, or has none that can be used."""
+
+    code = "E1502"
+
+
+def _family(error: type[SwarmError]) -> Iterator[type[SwarmError]]:
+    yield error
     for child in error.__subclasses__():
-        _register(child)
+        yield from _family(child)
 
 
-_register(SwarmError)
+# A class without a code of its own (JobEnded) has its base's and is not looked up by it.
+ERROR_BY_CODE = {error.code: error for error in _family(SwarmError) if "code" in vars(error)}

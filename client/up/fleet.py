@@ -28,7 +28,7 @@ import grpc
 from client.shell import DEFAULT_SCHEDULER, Shell
 from client.up.demo import demo_job, free_name, report
 from client.verbs.submit import check_job
-from swarm.errors import DeadlinePassed, SwarmError
+from swarm.errors import DeadlinePassed, ProcessEnded
 from swarm.mqtt.broker import local_broker
 from swarm.process.children import dying_with_parent, end, kill
 from swarm.process.lifecycle import lock_folder
@@ -52,12 +52,6 @@ ENDS_WITHIN_S = 60.0
 READY_SCHEMA = "swarm.ready/1"
 
 Result = TypeVar("Result")
-
-
-class ProcessEnded(SwarmError):
-    """A process of the swarm on this machine ended by itself."""
-
-    code = "E0110"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,12 @@ from client.verbs.follow import follow, raise_unless_succeeded
 from client.views import job_values, number
 from swarm.checkpoint.storage import MANIFEST, LocalStorage
 from swarm.checkpoint.writer import Checkpoint, open_folder
-from swarm.errors import InvalidConfig, InvalidModel, NotFound
+from swarm.errors import INTERRUPTED, InvalidConfig, InvalidModel, NotFound
 from swarm.job.changes import changed_values, check_state, check_steps
 from swarm.job.spec import JobSpec, apply_overrides, parse_job
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
-INTERRUPTED = 130
 _JOB_AND_STEP = re.compile(r"^[^/\\:]+:(\d+|latest)$")
 _STATE_FILES = (MANIFEST, "trainer_state.json")
 

@@ -11,11 +11,10 @@ import typer
 from client.connection import Scheduler
 from client.shell import Shell
 from client.views import peer_values
-from swarm.errors import DeadlinePassed, SchedulerUnreachable, UsageError
+from swarm.errors import INTERRUPTED, DeadlinePassed, SchedulerUnreachable, UsageError
 from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 
-INTERRUPTED = 130
 LINE_S = 1.0  # between two lines of progress
 
 

@@ -22,12 +22,11 @@ from client.verbs.follow import follow, raise_unless_succeeded
 from client.views import job_values
 from swarm.data import Corpus, TokenManifest, open_corpus, tokenise
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
+from swarm.errors import INTERRUPTED
 from swarm.hf.pretrained import ground, weight_files
 from swarm.job.partition import common_name
 from swarm.job.spec import JobSpec, load_job
 from swarm.wire import jobs_pb2 as pb
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from swarm.data.tokenizer_files import (
 from swarm.errors import InvalidConfig, InvalidData, NotAllowed, NotFound, Refused
 from swarm.job.spec import spec_from_json
 from swarm.messages import PROTOCOL_VERSION, StateFile
+from swarm.process.logs import LOG_LEVELS
 from swarm.rpc.channel import answering
 from swarm.types import PeerId
 from swarm.wire import jobs_pb2 as pb
@@ -47,7 +48,6 @@ BLOB_BYTES_MAX = 1 << 38  # one file of a model's weights
 REASON_CHARACTERS_MAX = 1000
 _MODEL = "model/"
 _FILES = Files()
-LEVELS = ("debug", "info", "warning", "error")
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -454,9 +454,9 @@ def _explanation(kind: str, name: str, facts: Iterable[Fact]) -> pb.Explanation:
 
 def _log_filter(request: pb.LogsRequest) -> Callable[[LogLine], bool]:
     level = request.level or "info"
-    if level not in LEVELS:
-        raise InvalidConfig(f"level is one of {', '.join(LEVELS)}, not {level!r}")
-    levels = LEVELS[LEVELS.index(level) :]
+    if level not in LOG_LEVELS:
+        raise InvalidConfig(f"level is one of {', '.join(LOG_LEVELS)}, not {level!r}")
+    levels = LOG_LEVELS[LOG_LEVELS.index(level) :]
 
     def wanted(line: LogLine) -> bool:
         return (

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from scheduler.brain.outputs import Fail, Stopped
-from swarm.errors import SwarmError
+from swarm.errors import NoProgress
 from swarm.types import JobId, JobState, OnStall, PeerId
 
 LOST_HINT = "start a stage server in its place"
@@ -38,12 +38,6 @@ RETRY_S = 1.0  # the first pause; doubles with each failure in a row
 RETRY_S_MAX = 60.0
 _SEEKS = "; looks for the newest checkpoint that verifies"
 _GOES_ON = "; goes on at step "
-
-
-class NoProgress(SwarmError):
-    """No step was committed for limits.no_progress_s."""
-
-    code = "E0101"
 
 
 class Recovery(StrEnum):

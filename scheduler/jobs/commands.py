@@ -37,8 +37,8 @@ from scheduler.storage.drains import Drains
 from scheduler.storage.job_files import JobFiles
 from scheduler.storage.job_log import LogLine
 from scheduler.storage.state_files import check_uploaded
-from swarm.checkpoint.writer import CheckpointFailed, Found
-from swarm.errors import NotAllowed, Refused, SwarmError
+from swarm.checkpoint.writer import Found
+from swarm.errors import CheckpointFailed, NotAllowed, Refused, SwarmError
 from swarm.job.changes import check_changes, check_state, check_steps
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, spec_from_json

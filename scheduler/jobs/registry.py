@@ -12,9 +12,9 @@ from typing import Any
 
 from scheduler.brain.explain.facts import WAITING_STATES
 from scheduler.jobs.job import Announcer, Job, now_s
-from scheduler.storage.database import Database, DatabaseRejected, DatabaseUnavailable, patiently
+from scheduler.storage.database import Database, patiently
 from scheduler.storage.job_log import JobLogs, LogLine
-from swarm.errors import NotFound
+from swarm.errors import DatabaseRejected, DatabaseUnavailable, NotFound
 from swarm.process.logs import Logger
 from swarm.process.metrics import SchedulerMetrics
 from swarm.types import JobId, JobState

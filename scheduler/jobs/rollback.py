@@ -21,9 +21,8 @@ from scheduler.jobs.peers import Peers
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.timelines import Timelines
 from scheduler.storage.checkpoint_catalog import LATEST, CheckpointCatalog
-from scheduler.storage.database import DatabaseUnavailable, Fenced, JobRecord
-from swarm.checkpoint.storage import StorageError
-from swarm.errors import SwarmError
+from scheduler.storage.database import JobRecord
+from swarm.errors import DatabaseUnavailable, Fenced, StorageError, SwarmError
 from swarm.process.logs import Logger
 from swarm.types import JobState
 

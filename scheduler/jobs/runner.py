@@ -23,11 +23,11 @@ from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.settings import brain_settings
 from scheduler.storage.checkpoint_catalog import CheckpointCatalog
 from scheduler.storage.checkpoint_sink import CheckpointSink
-from scheduler.storage.database import Database, DatabaseUnavailable, Fenced, patiently
+from scheduler.storage.database import Database, patiently
 from scheduler.storage.job_files import JobFiles
-from swarm.checkpoint.writer import Checkpoint, CheckpointFailed, Facts
+from swarm.checkpoint.writer import Checkpoint, Facts
 from swarm.data.batches import Batches
-from swarm.errors import SwarmError
+from swarm.errors import CheckpointFailed, DatabaseUnavailable, Fenced, SwarmError
 from swarm.job.schedule import perplexity
 from swarm.messages import Command, Release
 from swarm.process.logs import Logger

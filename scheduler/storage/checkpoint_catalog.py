@@ -17,18 +17,9 @@ from scheduler.brain.lineage import checkpoint_counts
 from scheduler.storage.checkpoint_sink import job_storage
 from scheduler.storage.database import JobRecord
 from scheduler.storage.executor import run_blocking
-from swarm.checkpoint.storage import MANIFEST, Storage, StorageError, open_storage
-from swarm.checkpoint.writer import (
-    Checkpoint,
-    CheckpointDamaged,
-    Fault,
-    Found,
-    fault_of,
-    find,
-    list_checkpoints,
-    newest,
-)
-from swarm.errors import InvalidConfig, NotFound
+from swarm.checkpoint.storage import MANIFEST, Storage, open_storage
+from swarm.checkpoint.writer import Checkpoint, Fault, Found, fault_of, find, list_checkpoints, newest
+from swarm.errors import CheckpointDamaged, InvalidConfig, NotFound, StorageError
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
 from swarm.types import JobId

@@ -18,19 +18,18 @@ from typing import Protocol, TypeVar
 
 from scheduler.brain.outputs import PublishCheckpoint
 from scheduler.storage.executor import run_blocking
-from swarm.checkpoint.storage import LocalStorage, Storage, StorageError, open_storage
-from swarm.checkpoint.writer import (
-    Checkpoint,
+from swarm.checkpoint.storage import LocalStorage, Storage, open_storage
+from swarm.checkpoint.writer import Checkpoint, CheckpointWriter, Facts, FileWriter, fault_of, list_checkpoints, prune
+from swarm.errors import (
     CheckpointDamaged,
     CheckpointFailed,
-    CheckpointWriter,
-    Facts,
-    FileWriter,
-    fault_of,
-    list_checkpoints,
-    prune,
+    CorruptFrame,
+    InvalidConfig,
+    NotFound,
+    Refused,
+    StorageError,
+    SwarmError,
 )
-from swarm.errors import CorruptFrame, InvalidConfig, NotFound, Refused, SwarmError
 from swarm.hf.model_folder import shard_name
 from swarm.job.spec import JobSpec
 from swarm.messages import FetchRequest, StateFile, StoreHeader

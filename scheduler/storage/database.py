@@ -26,7 +26,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
 from scheduler.storage.executor import run_blocking
-from swarm.errors import InvalidConfig, SwarmError
+from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
 from swarm.messages import StateFile
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
 
@@ -84,24 +84,6 @@ _DRAINS = sa.Table(
     sa.Column("incarnation", sa.BigInteger),
     sa.Column("reason", sa.Text),
 )
-
-
-class DatabaseUnavailable(SwarmError):
-    """The database did not take a write, of which nothing was committed, or could not be read."""
-
-    code = "E1400"
-
-
-class DatabaseRejected(SwarmError):
-    """The database refuses the write itself; repeating it will not help."""
-
-    code = "E1402"
-
-
-class Fenced(SwarmError):
-    """A newer scheduler has taken over this database; this one must stop."""
-
-    code = "E1401"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ says that it may work again. One that is ended by a signal says so itself, in ev
 
 from __future__ import annotations
 
-from scheduler.storage.database import Database, DatabaseRejected, DatabaseUnavailable, Drain, patiently
+from scheduler.storage.database import Database, Drain, patiently
+from swarm.errors import DatabaseRejected, DatabaseUnavailable
 from swarm.messages import Hello
 from swarm.process.logs import Logger
 from swarm.types import PeerId

@@ -25,7 +25,7 @@ from torch import Tensor
 from stage_server.device import Device
 from stage_server.identity import ReplicaId
 from stage_server.replica.packing import deliver, pack_slice
-from swarm.errors import Refused, StaleMessage, SwarmError
+from swarm.errors import Refused, RoundBroken, StaleMessage, SwarmError
 from swarm.messages import Average, Member, ParameterNorm, TensorHeader
 from swarm.model import codec
 from swarm.model.exact_sums import mean_of_parts
@@ -35,16 +35,6 @@ from swarm.types import PeerId, Round, UnitName
 
 # A peer may run ahead of us by one step and repeat a round: more than this is not a slow neighbour but a fault.
 MAILBOX_BYTES_MAX = 4 << 30
-
-
-class RoundBroken(SwarmError):
-    """A member could not be reached, or did not deliver its slices in time: `accused`."""
-
-    code = "E1302"
-
-    def __init__(self, message: str, *, accused: PeerId, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.accused = accused
 
 
 @dataclass(frozen=True, slots=True)

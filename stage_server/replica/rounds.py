@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from stage_server.device import Device
 from stage_server.identity import ReplicaId
-from stage_server.replica.averaging import Mailbox, Mean, RoundBroken, run_round
-from swarm.errors import OutOfMemory, SetMismatch, SwarmError
+from stage_server.replica.averaging import Mailbox, Mean, run_round
+from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.messages import AbortRound, Average, Averaged, Commit, RoundFailed
 from swarm.model.stage import Stage
 from swarm.process.logs import Logger

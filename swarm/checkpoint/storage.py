@@ -21,22 +21,12 @@ from typing import Any, BinaryIO, Protocol, cast
 
 import fsspec
 
-from swarm.errors import InvalidConfig, SwarmError
+from swarm.errors import InvalidConfig, StorageError, SwarmError
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 TEMPORARY = ".tmp-"
 TRASH = ".trash-"
-
-
-class StorageError(SwarmError):
-    """A file of a checkpoint could not be written, read or removed; `reason` is "disk_full" or "storage"."""
-
-    code = "E1501"
-
-    def __init__(self, message: str, *, hint: str = "", reason: str = "storage") -> None:
-        super().__init__(message, hint=hint)
-        self.reason = reason
 
 
 class Sink(Protocol):

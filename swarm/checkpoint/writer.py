@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from swarm.checkpoint.storage import MANIFEST, LocalStorage, Sink, Storage, StorageError
-from swarm.errors import NotFound, SwarmError
+from swarm.checkpoint.storage import MANIFEST, LocalStorage, Sink, Storage
+from swarm.errors import CheckpointDamaged, CheckpointFailed, NotFound, StorageError, SwarmError
 from swarm.hf.model_folder import (
     INDEX_NAME,
     model_folder_files,
@@ -53,25 +53,6 @@ _NAME = re.compile(r"^step-(\d{8,12})(?:\.(\d{1,6}))?$")
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}"
 _PATH = re.compile(rf"^{_PART}(?:/{_PART}){{0,3}}$")
 _SHA256 = re.compile(r"^[0-9a-f]{64}$")
-
-
-class CheckpointFailed(SwarmError):
-    """A checkpoint could not be written; earlier ones are untouched.
-
-    `reason`: disk_full, storage, peer, timeout, internal.
-    """
-
-    code = "E1500"
-
-    def __init__(self, message: str, *, hint: str = "", reason: str = "storage") -> None:
-        super().__init__(message, hint=hint)
-        self.reason = reason
-
-
-class CheckpointDamaged(SwarmError):
-    """A checkpoint is not what its manifest says, or has none that can be used."""
-
-    code = "E1502"
 
 
 @dataclass(frozen=True, slots=True)

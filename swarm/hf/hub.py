@@ -14,13 +14,9 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub import errors
 
-from swarm.errors import InvalidModel, NotFound
+from swarm.errors import InvalidModel, NotCached, NotFound
 
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
-
-
-class NotCached(InvalidModel):
-    """The local cache lacks the file, and the hub cannot be asked."""
 
 
 def fetch(repository: str, revision: str, name: str) -> Path:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarm.errors import InvalidConfig, InvalidModel, NotFound
+from swarm.errors import InvalidConfig, InvalidModel, NotCached, NotFound
 from swarm.hf.model_folder import INDEX_NAME
 from swarm.hf.safetensors_header import CONVERT, read_header
 from swarm.job.partition import FAMILY_NAMES, check_overrides
@@ -125,7 +125,7 @@ def hub_files(spec: JobSpec, wanted: frozenset[str]) -> tuple[WeightFile, ...]:
     model = spec.model
     try:
         paths = {SINGLE_NAME: hub.fetch(model.id, model.revision, SINGLE_NAME)}
-    except (NotFound, hub.NotCached):
+    except (NotFound, NotCached):
         try:
             index = hub.fetch(model.id, model.revision, INDEX_NAME)
         except NotFound as error:

@@ -17,7 +17,7 @@ from typing import IO, Any, NoReturn, cast
 
 import typer
 
-from swarm.errors import InvalidConfig, NotAllowed, SwarmError, UsageError
+from swarm.errors import INTERRUPTED, InvalidConfig, NotAllowed, SwarmError, UsageError
 from swarm.process.logs import LogFormat
 
 
@@ -30,7 +30,7 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
         print_error(UsageError(message[:1].lower() + message[1:], hint=f"see: {name} --help"))
         sys.exit(UsageError.exit_code)
     except typer.Abort:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except SwarmError as error:
         print_error(error)
         sys.exit(error.exit_code)

@@ -31,6 +31,7 @@ LEVELS: Mapping[str, int] = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
+LOG_LEVELS = tuple(LEVELS)[:-1]  # of lines that are kept: ours are never critical
 FORWARDED_CHARACTERS_MAX = 4096
 _NOT_FACTS = frozenset({"ts", "level", "logger", "event", "job_id", "exception"})
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-INTERRUPTED = 130
+from swarm.errors import INTERRUPTED
 
 
 @contextmanager

@@ -10,16 +10,8 @@ from pathlib import Path
 import torch
 
 from swarm.checkpoint.storage import LocalStorage, Storage
-from swarm.checkpoint.writer import (
-    Checkpoint,
-    CheckpointFailed,
-    CheckpointWriter,
-    Facts,
-    fault_of,
-    list_checkpoints,
-    prune,
-)
-from swarm.errors import InvalidConfig, SwarmError
+from swarm.checkpoint.writer import Checkpoint, CheckpointWriter, Facts, fault_of, list_checkpoints, prune
+from swarm.errors import CheckpointFailed, InvalidConfig, SwarmError
 from swarm.hf.pretrained import WeightFile
 from swarm.job.changes import check_state, check_steps
 from swarm.job.spec import JobSpec

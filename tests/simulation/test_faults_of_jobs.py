@@ -15,8 +15,9 @@ import torch
 
 from scheduler.api.announcer import BusAnnouncer
 from scheduler.jobs.job import Job, JobProgress
-from scheduler.storage.database import DatabaseUnavailable, JobRecord
+from scheduler.storage.database import JobRecord
 from swarm.data import ByteTokenizer
+from swarm.errors import DatabaseUnavailable
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.messages import Accumulated, Saved

@@ -12,7 +12,7 @@ import torch
 from scheduler.api.drain import drain
 from scheduler.storage.checkpoint_sink import CheckpointWriter, FileWriter
 from scheduler.storage.database import JobRecord
-from swarm.checkpoint.writer import CheckpointFailed
+from swarm.errors import CheckpointFailed
 from swarm.types import JobState, PeerId
 from tests.simulation.test_resume import PEERS, Scene, make_spec, play
 from tests.support.simulated import Tokens

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from scheduler.brain.stall import STUCK_MAX, NoProgress
+from scheduler.brain.stall import STUCK_MAX
 from scheduler.storage.checkpoint_sink import CheckpointSink
-from scheduler.storage.database import DatabaseUnavailable
+from swarm.errors import DatabaseUnavailable, NoProgress
 from swarm.messages import Accumulated, Event, Saved
 from swarm.types import JobState, PeerId
 from tests.simulation.test_stalling import Scene, Task, play

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from scheduler.jobs.job import Job
-from scheduler.storage.database import Fenced
 from swarm.data import ByteTokenizer
+from swarm.errors import Fenced
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local

@@ -18,10 +18,9 @@ import torch
 from scheduler.brain.job import Mode
 from scheduler.jobs.driver import JobDriver
 from scheduler.jobs.job import Job
-from swarm.checkpoint.storage import StorageError
 from swarm.checkpoint.writer import Checkpoint, list_checkpoints
 from swarm.data import ByteTokenizer
-from swarm.errors import PeerUnavailable
+from swarm.errors import PeerUnavailable, StorageError
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.messages import StoreHeader

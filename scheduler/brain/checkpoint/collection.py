@@ -12,10 +12,9 @@ from typing import TypeAlias
 from scheduler.brain.checkpoint.schedule import SAVING_S_MAX, CheckpointSchedule
 from scheduler.brain.outputs import BeginCheckpoint, DropCheckpoint, EnterState, Fail, Stopped, listed
 from scheduler.brain.state.brain_state import BrainState
+from swarm.errors import CheckpointFailed
 from swarm.messages import Saved, SaveStage
 from swarm.types import JobState, PeerId
-
-CHECKPOINT_FAILED = "E1500"  # the code of swarm.checkpoint.writer.CheckpointFailed, whose module reads files
 
 End: TypeAlias = Fail | Stopped
 
@@ -119,7 +118,7 @@ class CheckpointCollector:
             if pause_s is None:
                 again = f"swarm resume {self._settings.job}" if kept else "submit the job again"
                 message = f"the final weights (step {version}) could not be saved: {fault}; {newest}"
-                return Fail(CHECKPOINT_FAILED, message, f"see what is wrong with that stage server, then: {again}")
+                return Fail(CheckpointFailed.code, message, f"see what is wrong with that stage server, then: {again}")
             text = (
                 f"the final weights (step {version}) could not be saved: {fault}; tries again in {pause_s:g} s, the "
                 f"stage servers keep them until then: see to it that checkpoints can be written; {newest}"

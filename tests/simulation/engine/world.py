@@ -30,7 +30,7 @@ from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
 from scheduler.storage.checkpoint_catalog import CheckpointCatalog
 from scheduler.storage.checkpoint_sink import job_storage
-from scheduler.storage.database import Database, DatabaseUnavailable, JobTokens, _take_epoch
+from scheduler.storage.database import Database, JobTokens, _take_epoch
 from stage_server.brain.work_queue import ORDERS_MAX
 from stage_server.device import Timed
 from stage_server.identity import Identity
@@ -38,7 +38,7 @@ from stage_server.replica.averaging import MAILBOX_BYTES_MAX
 from stage_server.session.server import StageServer
 from swarm.checkpoint.storage import Files, LocalStorage, Storage
 from swarm.checkpoint.writer import fault_of, list_checkpoints
-from swarm.errors import SwarmError
+from swarm.errors import DatabaseUnavailable, SwarmError
 from swarm.job.spec import JobSpec
 from swarm.messages import PROTOCOL_VERSION, Averaged, Command, Commit, Event, TensorHeader
 from swarm.model.stage import Stage

@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
-from scheduler.storage.database import Database, DatabaseRejected, Drain, Fenced, JobRecord, JobTokens
-from swarm.errors import InvalidConfig
+from scheduler.storage.database import Database, Drain, JobRecord, JobTokens
+from swarm.errors import DatabaseRejected, Fenced, InvalidConfig
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
 
 JOB = JobId("demo-1")

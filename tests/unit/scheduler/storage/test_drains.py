@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from scheduler.storage.database import Database, DatabaseUnavailable, Drain
+from scheduler.storage.database import Database, Drain
 from scheduler.storage.drains import Drains
+from swarm.errors import DatabaseUnavailable
 from swarm.messages import Hello
 from swarm.process.logs import get_logger
 from swarm.types import JobId, PeerId

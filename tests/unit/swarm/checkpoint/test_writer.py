@@ -16,18 +16,9 @@ import fsspec
 import pytest
 from safetensors.numpy import load
 
-from swarm.checkpoint.storage import LocalStorage, Storage, StorageError, open_storage
-from swarm.checkpoint.writer import (
-    CheckpointDamaged,
-    CheckpointFailed,
-    CheckpointWriter,
-    fault_of,
-    list_checkpoints,
-    newest,
-    open_folder,
-    prune,
-)
-from swarm.errors import InvalidConfig, NotFound
+from swarm.checkpoint.storage import LocalStorage, Storage, open_storage
+from swarm.checkpoint.writer import CheckpointWriter, fault_of, list_checkpoints, newest, open_folder, prune
+from swarm.errors import CheckpointDamaged, CheckpointFailed, InvalidConfig, NotFound, StorageError
 from swarm.types import JobId
 from tests.support.checkpoints import JOB, FlakyFiles, ForgetfulFiles, PowerCut, facts, hashes, spec, tensors, write
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from scheduler.brain.checkpoint.collection import CHECKPOINT_FAILED
 from scheduler.brain.checkpoint.schedule import SAVING_S_MAX, UNHEALING_MAX, CheckpointSchedule
 from scheduler.brain.job import Fail, Finish, Mode, Note
 from scheduler.brain.lineage import checkpoint_counts, resumed, row_counts
 from scheduler.brain.outputs import BeginCheckpoint, DropCheckpoint, EnterState, PublishCheckpoint, Stopped
 from scheduler.brain.settings import SavingRules
-from swarm.checkpoint.writer import CheckpointFailed
+from swarm.errors import CheckpointFailed
 from swarm.messages import Average, Commit, LoadStage, Release, Route, Saved, SaveStage
 from swarm.types import JobId, JobState
 from tests.unit.scheduler.brain.test_job import A, B, C, D, Swarm, sends
@@ -158,7 +157,7 @@ def test_final_weights_that_no_stage_server_hands_over_fail_the_job_and_say_what
             now_s = swarm.brain.due_s
             outputs += swarm.take(swarm.brain.tick(now_s))
         (fail,) = of(outputs, Fail)
-        assert fail.code == CHECKPOINT_FAILED == CheckpointFailed.code
+        assert fail.code == CheckpointFailed.code
         assert "the final weights (step 3) could not be saved: hashes contradict each other" in fail.message
         assert ("checkpoint is that of step 2" if kept else "no earlier checkpoint") in fail.message
         assert ("swarm resume job" if kept else "submit the job again") in fail.hint
