@@ -715,7 +715,7 @@ class World:
 
     def stories(self) -> str:
         lines = []
-        for step in self.brain._ledger.open_steps():
+        for step in self.brain._state.ledger.open_steps():
             for index in range(self.shape.microbatches):
                 lines += [f"-- {step}.{index}", *self.brain.story(step, index)]
                 for server in self.servers.values():
@@ -726,16 +726,16 @@ class World:
         self.brain.validate()
         for server in self.servers.values():
             server.cells.validate()
-        ledger = self.brain._ledger
+        ledger = self.brain._state.ledger
         for step in ledger.open_steps():
-            book = ledger._books[step]
+            book = ledger._steps[step]
             real = {
                 (stage, index): set(entry.holders)
                 for stage, entries in enumerate(book.entries)
                 for index, entry in enumerate(entries)
                 if entry.holders
             }
-            if self.brain._progress.runs[step].can_be_redone:
+            if self.brain._state.progress.runs[step].can_be_redone:
                 assert real == self.twin.holders(step)
 
 

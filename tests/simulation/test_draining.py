@@ -70,7 +70,7 @@ def test_the_last_of_a_stage_is_drained_once_another_has_joined_and_both_are_exp
         assert await drained(run, small) == [""]
         assert about_peer(run, small)["not used"].startswith("it is drained")
         new = add_peer(run, "new", stage=0)
-        while new not in {one.replica.peer for one in run.job.driver.brain._joining}:  # type: ignore[union-attr]
+        while new not in {one.replica.peer for one in run.job.driver.brain._state.joiners}:  # type: ignore[union-attr]
             await asyncio.sleep(0.001)
         assert about_job(run)["joining"].startswith("new joins stage 0 since")
         assert "new joins" in about_job(run)["leaving"]

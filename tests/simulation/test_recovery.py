@@ -70,7 +70,7 @@ class Run:
     async def until_it_holds_something(self, peer: PeerId) -> None:
         """Return when the peer has accumulated what is not committed, or the job is over."""
         while self.job.driver is not None:
-            ledger = self.job.driver.brain._ledger
+            ledger = self.job.driver.brain._state.ledger
             if any(ledger.share(step, peer) for step in ledger.open_steps()):
                 return
             await asyncio.sleep(0.001)

@@ -22,21 +22,17 @@ End: TypeAlias = Fail | Stopped
 class CheckpointCollector:
     """The checkpoints of one job, as far as its replicas have to do with them; gives how the job ends, if it does."""
 
-    def __init__(self, books: BrainState, saving: CheckpointSchedule) -> None:
-        self._settings = books.settings
-        self._pool = books.pool
-        self._progress = books.progress
-        self._ledger = books.ledger
+    def __init__(self, state: BrainState, saving: CheckpointSchedule) -> None:
+        self._state = state
         self._saving = saving
-        self._outbox = books.outbox
         self._owed: Counter[PeerId] = Counter()  # how often each did not hand over what all waited for
 
     def committed(self, version: int, *, skipped: bool, now_s: float) -> None:
         """The replicas were just told to make `version`: who shall save it must be told next."""
-        if skipped and self._settings.pause_on_nonfinite and self._saving.stop is None:
+        if skipped and self._state.settings.pause_on_nonfinite and self._saving.stop is None:
             reason = f'the gradient of step {version - 1} was not finite (limits.on_nonfinite = "pause")'
             self._saving.stop = Stopped(JobState.PAUSED, reason)
-            self._outbox.put(EnterState(JobState.PAUSING, reason))
+            self._state.outbox.put(EnterState(JobState.PAUSING, reason))
         decision = self._saving.due(version, now_s)
         if decision.plan is not None:
             if self._saving.open is not None:
@@ -44,23 +40,23 @@ class CheckpointCollector:
                 assert end is None, "a newer one follows"
             self.begin(version, now_s)
         elif decision.reason:
-            self._outbox.note("warning", decision.reason)
+            self._state.outbox.note("warning", decision.reason)
 
     def begin(self, version: int, now_s: float) -> None:
         """Ask one replica of each stage, the one with the least to do, for its state."""
-        self._outbox.put(BeginCheckpoint(version))
-        savers = [min(peers, key=self._reluctance) for peers in self._pool.by_stage]
+        self._state.outbox.put(BeginCheckpoint(version))
+        savers = [min(peers, key=self._reluctance) for peers in self._state.pool.by_stage]
         self._saving.begin(version, savers, now_s)
         for saver in savers:
             self._ask(saver, version)
 
     def saved(self, peer: PeerId, event: Saved) -> End | None:
         """A replica handed over its stage, or could not."""
-        current = (event.job, event.timeline) == (self._settings.job, self._settings.timeline)
+        current = (event.job, event.timeline) == (self._state.settings.job, self._state.settings.timeline)
         if not current or not self._saving.saved(peer, event):
-            self._ledger.duplicates += 1
+            self._state.ledger.duplicates += 1
         elif event.fault:
-            return self.give_up("peer", f"{self._pool.name(peer)} could not hand over its state: {event.fault}")
+            return self.give_up("peer", f"{self._state.pool.name(peer)} could not hand over its state: {event.fault}")
         return None
 
     def saver_gone(self, peer: PeerId, stage: int) -> End | None:
@@ -68,10 +64,10 @@ class CheckpointCollector:
         held = self._saving.open
         if held is None or self._saving.stage_of(peer) is None:
             return None
-        if held.version != self._progress.committed:
+        if held.version != self._state.progress.committed:
             return self.give_up("peer", f"stage server {peer} was lost before it had handed over stage {stage}")
         # Others hold that version still.
-        saver = min(self._pool.by_stage[stage], key=self._reluctance)
+        saver = min(self._state.pool.by_stage[stage], key=self._reluctance)
         self._saving.replace(stage, peer, saver)
         self._ask(saver, held.version)
         return None
@@ -94,16 +90,16 @@ class CheckpointCollector:
         self._owed.update(held.savers.keys())
         if held.savers or (stop is not None and stop.state is JobState.CANCELLED):
             return self.give_up("timeout", told)
-        self._outbox.note("error", f"{told}; waits on: look at the storage of checkpoints")
+        self._state.outbox.note("error", f"{told}; waits on: look at the storage of checkpoints")
         return None
 
     def give_up(self, reason: str, fault: str) -> End | None:
         """The job goes on without the checkpoint under way, or ends where it was the last word."""
         version, kept = self._saving.give_up(), self._saving.newest
-        self._outbox.put(DropCheckpoint(version, reason, fault))
+        self._state.outbox.put(DropCheckpoint(version, reason, fault))
         newest = f"the newest checkpoint is that of step {kept}" if kept else "there is no earlier checkpoint"
         stop = self._saving.stop
-        if version < self._progress.committed or any(step >= version for step in self._progress.runs):
+        if version < self._state.progress.committed or any(step >= version for step in self._state.progress.runs):
             stop = None  # it was one on the way: what the job shall stop with is newer, and not saved yet
         if stop is not None and stop.state is JobState.CANCELLED:
             text = f"{stop.reason}; the checkpoint at step {version} could not be written: {fault}; {newest}"
@@ -111,23 +107,23 @@ class CheckpointCollector:
         if stop is not None:
             self._saving.stop = None
             text = f"cannot pause, goes on: the checkpoint at step {version} could not be written: {fault}"
-            self._outbox.note("error", text)
-            self._outbox.put(EnterState(JobState.RUNNING, text))
-        elif version == self._settings.steps:
-            pause_s = self._saving.rest(self._ledger.now_s, reason)
+            self._state.outbox.note("error", text)
+            self._state.outbox.put(EnterState(JobState.RUNNING, text))
+        elif version == self._state.settings.steps:
+            pause_s = self._saving.rest(self._state.ledger.now_s, reason)
             if pause_s is None:
-                again = f"swarm resume {self._settings.job}" if kept else "submit the job again"
+                again = f"swarm resume {self._state.settings.job}" if kept else "submit the job again"
                 message = f"the final weights (step {version}) could not be saved: {fault}; {newest}"
                 return Fail(CheckpointFailed.code, message, f"see what is wrong with that stage server, then: {again}")
             text = (
                 f"the final weights (step {version}) could not be saved: {fault}; tries again in {pause_s:g} s, the "
                 f"stage servers keep them until then: see to it that checkpoints can be written; {newest}"
             )
-            self._outbox.note("error", text)
-            self._outbox.put(EnterState(JobState.RUNNING, text))
+            self._state.outbox.note("error", text)
+            self._state.outbox.put(EnterState(JobState.RUNNING, text))
         else:
             text = f"the checkpoint at step {version} could not be written: {fault}; {newest}"
-            self._outbox.note("error", text)
+            self._state.outbox.note("error", text)
         return None
 
     def waiting_for(self) -> str:
@@ -141,9 +137,9 @@ class CheckpointCollector:
 
     def _reluctance(self, peer: PeerId) -> tuple[bool, bool, int, int, PeerId]:
         """The replica of a stage with the least of it is asked for the stage's state."""
-        leaves, is_suspect = peer in self._pool.leaves, self._pool.is_suspect(peer)
-        return self._owed[peer] > 0, leaves or is_suspect, self._owed[peer], self._ledger.outstanding(peer), peer
+        leaves, is_suspect = peer in self._state.pool.leaves, self._state.pool.is_suspect(peer)
+        return self._owed[peer] > 0, leaves or is_suspect, self._owed[peer], self._state.ledger.outstanding(peer), peer
 
     def _ask(self, saver: PeerId, version: int) -> None:
-        settings = self._settings
-        self._outbox.send(saver, SaveStage(settings.job, settings.timeline, version, settings.saving.optimizer))
+        settings = self._state.settings
+        self._state.outbox.send(saver, SaveStage(settings.job, settings.timeline, version, settings.saving.optimizer))

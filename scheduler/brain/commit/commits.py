@@ -24,21 +24,17 @@ from swarm.types import PeerId
 class Commits:
     """The commits of one job."""
 
-    def __init__(self, books: BrainState, evaluations: Evaluations, rng: Random) -> None:
-        self._settings = books.settings
-        self._pool = books.pool
-        self._progress = books.progress
-        self._ledger = books.ledger
+    def __init__(self, state: BrainState, evaluations: Evaluations, rng: Random) -> None:
+        self._state = state
         self._evaluations = evaluations
-        self._outbox = books.outbox
         self._rng = rng
 
     def decide(self, run: StepRun) -> Fail | None:
         """Fix what the step's commit will say, and hand it to the store once the order of commits allows it."""
-        in_order = may_write(run.step, commits_sent=self._progress.committed, agreed=self._progress.agreed)
+        in_order = may_write(run.step, commits_sent=self._state.progress.committed, agreed=self._state.progress.agreed)
         if run.phase is not Phase.DECIDED or not in_order or not self._evaluations.permits(run.step):
             return None
-        settings, tokens = self._settings, self._settings.tokens_of(run.step)
+        settings, tokens = self._state.settings, self._state.settings.tokens_of(run.step)
         reports = {unit: averaging.reports[min(averaging.reports)] for unit, averaging in run.rounds.items()}
         squared = squared_norms(norm for report in reports.values() for norm in report.norms)
         norm, scale = clip(squared, settings.grad_clip_norm)
@@ -49,9 +45,9 @@ class Commits:
                 hint = 'lower training.learning_rate, or set limits.on_nonfinite = "skip"'
                 return Fail(GradientRange.code, f"the gradient of step {run.step} is not finite", hint)
             told = f"the gradient of step {run.step} is not finite: the step changes no weight"
-            self._outbox.note("warning", told)
+            self._state.outbox.note("warning", told)
         total = 0.0
-        for loss in self._ledger.losses(run.step):  # left to right, as the one-process reference adds
+        for loss in self._state.ledger.losses(run.step):  # left to right, as the one-process reference adds
             total += loss
         run.row = CommitRow(
             timeline=settings.timeline,
@@ -65,33 +61,35 @@ class Commits:
             tokens=tokens,
         )
         run.turn(StepEvent.WRITTEN)
-        self._outbox.put(WriteCommit(run.row))
+        self._state.outbox.put(WriteCommit(run.row))
         return None
 
     def send(self, peer: PeerId, row: CommitRow) -> None:
         """Let a replica make a commit; if it had no part in the rounds, it learns who has their means."""
-        settings, stage = self._settings, self._pool.stage_of(peer)
+        settings, stage = self._state.settings, self._state.pool.stage_of(peer)
         units = [unit for unit, stages in settings.units.items() if stage in stages]
         rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in units if unit in row.rounds)
-        holds = self._holds(peer, self._progress.runs[row.step])
-        donors = () if holds else choose_donors(self._pool.donors(stage, row.step, peer), self._rng)
+        holds = self._holds(peer, self._state.progress.runs[row.step])
+        donors = () if holds else choose_donors(self._state.pool.donors(stage, row.step, peer), self._rng)
         rate, version = row.learning_rate, row.step + 1
-        self._outbox.send(peer, Commit(row.timeline, row.step, version, rounds, rate, row.scale, row.skip, donors))
+        self._state.outbox.send(
+            peer, Commit(row.timeline, row.step, version, rounds, rate, row.scale, row.skip, donors)
+        )
 
     def send_since(self, peer: PeerId, version: int) -> None:
         """The commits that the peer missed; it still holds the means of their rounds, or never needed them."""
-        for step in range(version, self._progress.committed):
-            row = self._progress.runs[step].row
+        for step in range(version, self._state.progress.committed):
+            row = self._state.progress.runs[step].row
             assert row is not None
-            if self._pool.leaves.takes_part(peer, step):
+            if self._state.pool.leaves.takes_part(peer, step):
                 self.send(peer, row)
 
     def needs_donors(self, peer: PeerId) -> bool:
         """Whether a commit that the replica has yet to make needs means of rounds in which it was no member."""
-        since, takes_part = self._pool[peer].since, self._pool.leaves.takes_part
+        since, takes_part = self._state.pool[peer].since, self._state.pool.leaves.takes_part
         return any(
             run.step >= since and takes_part(peer, run.step) and peer not in run.commits and not self._holds(peer, run)
-            for run in self._progress.runs.values()
+            for run in self._state.progress.runs.values()
         )
 
     def _holds(self, peer: PeerId, run: StepRun) -> bool:
@@ -99,38 +97,38 @@ class Commits:
 
         Of rounds under an earlier scheduler start it is not known who took part.
         """
-        stage, rounds = self._pool.stage_of(peer), run.rounds if run.row is None else run.row.rounds
-        units = [unit for unit in rounds if stage in self._settings.units[unit]]
+        stage, rounds = self._state.pool.stage_of(peer), run.rounds if run.row is None else run.row.rounds
+        units = [unit for unit in rounds if stage in self._state.settings.units[unit]]
         return all(unit in run.rounds and run.rounds[unit].is_held_by(peer) for unit in units)
 
     def is_awaited(self, event: Committed) -> bool:
         """Whether the commit is one that replicas are making now."""
-        run = self._progress.runs.get(event.step)
-        return run is not None and run.phase is Phase.COMMITTING and event.timeline == self._settings.timeline
+        run = self._state.progress.runs.get(event.step)
+        return run is not None and run.phase is Phase.COMMITTING and event.timeline == self._state.settings.timeline
 
     def is_first(self, event: Committed) -> bool:
         """Whether nobody of the stage has made the commit yet, which is awaited."""
-        return all(one.stage != event.stage for one in self._progress.runs[event.step].commits.values())
+        return all(one.stage != event.stage for one in self._state.progress.runs[event.step].commits.values())
 
     def enter(self, peer: PeerId, event: Committed) -> Fail | None:
         """A replica made a commit that is awaited; how the job ends if it was meant for another stage or version."""
-        if (event.version, event.stage) != (event.step + 1, self._pool.stage_of(peer)):
-            self._ledger.violations += 1
+        if (event.version, event.stage) != (event.step + 1, self._state.pool.stage_of(peer)):
+            self._state.ledger.violations += 1
             did = f"committed step {event.step} as version {event.version} of {event.stage}"
             hint = "run the same release on every stage server"
-            return Fail(ReplicaDiverged.code, f"{self._pool.name(peer)} {did}", hint)
-        self._progress.runs[event.step].commits[peer] = event
+            return Fail(ReplicaDiverged.code, f"{self._state.pool.name(peer)} {did}", hint)
+        self._state.progress.runs[event.step].commits[peer] = event
         return None
 
     def compare(self, event: Committed) -> Fail | None:
         """How the job ends if replicas of a stage made different things of a commit."""
-        commits = self._progress.runs[event.step].commits
+        commits = self._state.progress.runs[event.step].commits
         digests = {other: one.digest for other, one in commits.items() if one.stage == event.stage}
         differ = difference(digests, f"of stage {event.stage} after step {event.step}")
-        self._ledger.violations += differ is not None
+        self._state.ledger.violations += differ is not None
         return differ
 
     def owing(self, run: StepRun) -> list[PeerId]:
         """Who has not said yet that it made the step's commit; whoever joined with a later version never will."""
-        able = [peer for peer in self._pool.members(run.step) if self._pool[peer].since <= run.step]
+        able = [peer for peer in self._state.pool.members(run.step) if self._state.pool[peer].since <= run.step]
         return [peer for peer in able if peer not in run.commits]

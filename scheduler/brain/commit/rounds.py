@@ -16,7 +16,7 @@ from scheduler.brain.commit.digests import difference
 from scheduler.brain.commit.slices import Participant, plan_round
 from scheduler.brain.outputs import Fail, listed
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.links import ROUNDS_MAX, Links, Troubles
+from scheduler.brain.state.links import ROUNDS_MAX, Troubles
 from scheduler.brain.state.step import Phase, StepEvent, StepRun, UnitAveraging
 from swarm.errors import JobFailed, SetMismatch
 from swarm.messages import AbortRound, Average, Averaged, RoundFailed, Void
@@ -39,30 +39,25 @@ Remedy: TypeAlias = Expel | Fail
 class Rounds:
     """The rounds of one job; `elements` is the size of each unit."""
 
-    def __init__(self, books: BrainState, links: Links, elements: Mapping[UnitName, int]) -> None:
-        self._settings = books.settings
-        self._pool = books.pool
-        self._progress = books.progress
-        self._ledger = books.ledger
-        self._links = links
+    def __init__(self, state: BrainState, elements: Mapping[UnitName, int]) -> None:
+        self._state = state
         self._elements = elements
-        self._outbox = books.outbox
         self._number = 0
 
     def start(self, run: StepRun) -> None:
         """The step is full: average every unit over the sets that the ledger has."""
-        sets = self._ledger.sets(run.step)
+        sets = self._state.ledger.sets(run.step)
         run.digests = {peer: set_digest(indexes) for peer, indexes in sets.items()}
-        for unit in self._settings.units:
+        for unit in self._state.settings.units:
             self._start_unit(run, unit)
 
     def repeat(self, run: StepRun, now_s: float) -> None:
         """Start anew what failed, once its pause is over and no suspect has a part in it."""
         for unit, trouble in self.paused(run).items():
-            stages = self._settings.units[unit]
+            stages = self._state.settings.units[unit]
             waits = any(
-                self._pool.stage_of(peer) in stages and self._pool.leaves.takes_part(peer, run.step)
-                for peer in self._pool.suspects()
+                self._state.pool.stage_of(peer) in stages and self._state.pool.leaves.takes_part(peer, run.step)
+                for peer in self._state.pool.suspects()
             )
             if trouble.retry_s <= now_s and not waits:
                 self._start_unit(run, unit)
@@ -80,7 +75,7 @@ class Rounds:
 
     def retries_s(self) -> list[float]:
         """When what is paused is to be tried again."""
-        return [trouble.retry_s for run in self._progress.runs.values() for trouble in self.paused(run).values()]
+        return [trouble.retry_s for run in self._state.progress.runs.values() for trouble in self.paused(run).values()]
 
     def waiting_for(self, run: StepRun) -> str:
         """What a step that is averaged waits for, for a person."""
@@ -93,39 +88,39 @@ class Rounds:
         """A member has the mean; how the job ends if others have another one."""
         averaging = self._present(peer, event)
         if averaging is None or peer in averaging.reports:
-            self._ledger.duplicates += 1
+            self._state.ledger.duplicates += 1
             return None
         averaging.reports[peer] = event
         digests = {other: report.digest for other, report in averaging.reports.items()}
         differ = difference(digests, f"of the averaged gradient of unit {event.unit}, step {event.step}")
-        self._ledger.violations += differ is not None
+        self._state.ledger.violations += differ is not None
         return differ
 
     def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> Remedy | None:
         """A member could not average: again, after a pause if need be; what else is to be done if that is no use."""
-        averaging, run = self._present(peer, event), self._progress.runs.get(event.step)
+        averaging, run = self._present(peer, event), self._state.progress.runs.get(event.step)
         if averaging is None or run is None:
             return None
         if SetMismatch.code in event.reason:
-            self._ledger.violations += 1
-            name = self._pool.name(peer)
-            self._outbox.note("error", f"{name} holds another set than the ledger: {event.reason}; done again")
+            self._state.ledger.violations += 1
+            name = self._state.pool.name(peer)
+            self._state.outbox.note("error", f"{name} holds another set than the ledger: {event.reason}; done again")
             self.void(run, peer, "its set is not the ledger's")
             return None
         trouble = run.troubles.setdefault(event.unit, Troubles())
-        accused = PeerId(event.accused) if event.accused in self._pool else None
+        accused = PeerId(event.accused) if event.accused in self._state.pool else None
         self._abort(run, event.unit)
         count = trouble.failed(peer, accused, now_s)
-        says = f"{self._pool.name(peer)} says {event.reason}" + (f" (accuses {accused})" if accused else "")
+        says = f"{self._state.pool.name(peer)} says {event.reason}" + (f" (accuses {accused})" if accused else "")
         told = f"round {averaging.round.number} of unit {event.unit}, step {event.step}, failed: {says}"
-        self._outbox.note("warning", told)
+        self._state.outbox.note("warning", told)
         if accused is not None:
-            self._links.accuse(peer, accused, now_s)
+            self._state.links.accuse(peer, accused, now_s)
         pair = [one for one in (peer, accused) if one is not None]
-        if count < ROUNDS_MAX or any(self._pool.is_suspect(one) for one in pair):
+        if count < ROUNDS_MAX or any(self._state.pool.is_suspect(one) for one in pair):
             return None  # membership will say whether a suspect is gone
-        share = {member.peer: self._ledger.share(run.step, member.peer) for member in averaging.members}
-        leaver = trouble.leaver(pair, self._pool.spare(), share)
+        share = {member.peer: self._state.ledger.share(run.step, member.peer) for member in averaging.members}
+        leaver = trouble.leaver(pair, self._state.pool.spare(), share)
         if leaver is not None:
             return Expel(leaver, f"it cannot average with the others; {says}")
         if accused is None:
@@ -138,8 +133,8 @@ class Rounds:
     def void(self, run: StepRun, peer: PeerId, cause: str, reason: str = "refused") -> None:
         """Strike out all that a replica did for a step, and let it know."""
         self.reopen(run, f"{peer} is void")
-        struck = self._ledger.void(run.step, peer, cause, reason)
-        self._outbox.send(peer, Void(self._settings.timeline, run.step, struck))
+        struck = self._state.ledger.void(run.step, peer, cause, reason)
+        self._state.outbox.send(peer, Void(self._state.settings.timeline, run.step, struck))
 
     def reopen(self, run: StepRun, cause: str) -> None:
         """Contributions of a step that is being averaged change: give its rounds up and accumulate again."""
@@ -149,21 +144,25 @@ class Rounds:
 
     def lost(self, peer: PeerId) -> None:
         """The peer is no replica any more: the averages that it held are gone, though it may come back."""
-        for run in self._progress.runs.values():
+        for run in self._state.progress.runs.values():
             for averaging in run.rounds.values():
                 averaging.lost.add(peer)
 
     def undecide_unheld(self) -> None:
         """Steps whose averages nobody of some stage holds any more, and that have no row yet, are done again."""
-        for run in list(self._progress.runs.values()):
+        for run in list(self._state.progress.runs.values()):
             if run.phase is Phase.DECIDED and not run.skip and not self._is_held(run):
                 self._undecide(run)
 
     # Below -------------------------------------------------------------------------------------------------------
 
     def _start_unit(self, run: StepRun, unit: UnitName) -> None:
-        settings, stages = self._settings, set(self._settings.units[unit])
-        members = [one for peer in self._pool.members(run.step) if (one := self._pool.replica(peer)).stage in stages]
+        settings, stages = self._state.settings, set(self._state.settings.units[unit])
+        members = [
+            one
+            for peer in self._state.pool.members(run.step)
+            if (one := self._state.pool.replica(peer)).stage in stages
+        ]
         trouble = run.troubles.get(unit)
         planned = plan_round(
             [
@@ -179,12 +178,14 @@ class Rounds:
         timeline, timeout_s = settings.timeline, settings.averaging_timeout_s
         command = Average(timeline, run.step, unit, number, planned, settings.tokens_of(run.step), timeout_s)
         for member in planned:
-            self._outbox.send(member.peer, command)
+            self._state.outbox.send(member.peer, command)
 
     def _abort(self, run: StepRun, unit: UnitName) -> None:
         averaging = run.rounds.pop(unit)
         for member in averaging.members:
-            self._outbox.send(member.peer, AbortRound(self._settings.timeline, run.step, unit, averaging.round))
+            self._state.outbox.send(
+                member.peer, AbortRound(self._state.settings.timeline, run.step, unit, averaging.round)
+            )
 
     def _abort_all(self, run: StepRun) -> None:
         for unit in list(run.rounds):
@@ -192,9 +193,9 @@ class Rounds:
 
     def _present(self, peer: PeerId, event: Averaged | RoundFailed) -> UnitAveraging | None:
         """The round that the event is about, if it is still the unit's present one."""
-        run = self._progress.runs.get(event.step)
+        run = self._state.progress.runs.get(event.step)
         averaging = run.rounds.get(event.unit) if run and run.phase is Phase.AVERAGING else None
-        current = averaging is not None and event.timeline == self._settings.timeline
+        current = averaging is not None and event.timeline == self._state.settings.timeline
         if averaging is None or not current or averaging.round != event.round or not averaging.is_member(peer):
             return None
         return averaging
@@ -202,9 +203,9 @@ class Rounds:
     def _is_held(self, run: StepRun) -> bool:
         """Whether each stage has a replica that holds the averages of the step."""
         return all(
-            any(averaging.is_held_by(peer) for peer in self._pool.by_stage[stage])
+            any(averaging.is_held_by(peer) for peer in self._state.pool.by_stage[stage])
             for unit, averaging in run.rounds.items()
-            for stage in self._settings.units[unit]
+            for stage in self._state.settings.units[unit]
         )
 
     def _undecide(self, run: StepRun) -> None:
@@ -213,6 +214,6 @@ class Rounds:
         self._abort_all(run)
         run.turn(StepEvent.REOPENED, "nobody of a stage holds the average any more")
         told = f"step {run.step} was averaged, and all who hold that of a stage are lost: done again"
-        self._outbox.note("warning", told)
+        self._state.outbox.note("warning", told)
         for peer in lost:
-            self._ledger.peer_gone(peer, [run.step], "gone with the average", "gone")
+            self._state.ledger.peer_gone(peer, [run.step], "gone with the average", "gone")

@@ -13,7 +13,7 @@ from random import Random
 from scheduler.brain.outputs import Send
 from scheduler.brain.replicas.loading import Loading
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.joiners import Joiner, Joiners, choose_donors
+from scheduler.brain.state.joiners import Joiner, choose_donors
 from scheduler.brain.state.pool import ReplicaRecord
 from swarm.messages import Event, Failed, Follow, Hello, Loaded, Release
 from swarm.types import PeerId
@@ -25,95 +25,91 @@ JOIN_S_MIN = 600.0
 class Admission:
     """The joiners of one job, and what is said between them and it."""
 
-    def __init__(self, books: BrainState, joining: Joiners, loading: Loading, rng: Random) -> None:
-        self._settings = books.settings
-        self._pool = books.pool
-        self._progress = books.progress
-        self._joining = joining
+    def __init__(self, state: BrainState, loading: Loading, rng: Random) -> None:
+        self._state = state
         self._loading = loading
-        self._outbox = books.outbox
         self._rng = rng
 
     def begin(self, replica: ReplicaRecord, now_s: float) -> None:
         """Let a peer fetch what its stage holds."""
-        joiner = self._joining.begin(replica, now_s)
-        self._outbox.note("info", f"stage server {replica.peer} joins stage {replica.stage}")
-        self._outbox.put(Send(replica.peer, self._loading.command(replica.stage, joiner.number)))
+        joiner = self._state.joiners.begin(replica, now_s)
+        self._state.outbox.note("info", f"stage server {replica.peer} joins stage {replica.stage}")
+        self._state.outbox.put(Send(replica.peer, self._loading.command(replica.stage, joiner.number)))
         self._tell(joiner)
 
     def committed(self) -> None:
         """There is a new version: all joiners must make it too."""
-        for joiner in self._joining:
+        for joiner in self._state.joiners:
             self._tell(joiner)
 
     def digest_known(self, stage: int) -> None:
         """The first replica of a stage made the newest version: its joiners learn what they must hold."""
-        for joiner in self._joining:
+        for joiner in self._state.joiners:
             if joiner.replica.stage == stage:
                 self._tell(joiner)
 
     def hear(self, peer: PeerId, event: Event, now_s: float) -> None:
         """An event of a peer that is no replica yet: what it says of an earlier life counts for nothing."""
-        joiner = self._joining.get(peer)
+        joiner = self._state.joiners.get(peer)
         assert joiner is not None
         match event:
-            case Loaded() if self._joining.reported(peer, event):
+            case Loaded() if self._state.joiners.reported(peer, event):
                 fault = self._loading.unfit(joiner.replica, event)
                 if fault:
                     self.refuse(joiner, fault, now_s)
-            case Hello() if event.join == joiner.number and event.job == self._settings.job:
+            case Hello() if event.join == joiner.number and event.job == self._state.settings.job:
                 self._tell(joiner)
             case Hello():
                 self.refuse(joiner, "its session broke before it knew what to fetch", now_s)
-            case Failed() if event.job == self._settings.job:
+            case Failed() if event.job == self._state.settings.job:
                 self.refuse(joiner, event.message, now_s)
 
     def refuse(self, joiner: Joiner, reason: str, now_s: float) -> None:
         """The peer does not join; not now at least."""
         peer = joiner.replica.peer
-        self._joining.failed(peer, reason, now_s)
+        self._state.joiners.failed(peer, reason, now_s)
         told = f"stage server {peer} could not join stage {joiner.replica.stage}: {reason}"
-        self._outbox.note("warning", told)
-        self._outbox.put(Send(peer, Release(self._settings.job, reason)))
+        self._state.outbox.note("warning", told)
+        self._state.outbox.put(Send(peer, Release(self._state.settings.job, reason)))
 
     def judge(self, now_s: float) -> Iterator[tuple[Joiner, Loaded]]:
         """Whoever reported a state that is right and new enough; the others get their answers.
 
         One at a time: who was admitted is a donor of those after it.
         """
-        for joiner in self._joining:
+        for joiner in self._state.joiners:
             report = joiner.report
             if report is None and now_s >= joiner.since_s + self._join_s_max(joiner):
                 self.refuse(joiner, "it takes too long to fetch the state", now_s)
             if report is None:
                 continue
-            if report.version < self._progress.agreed:
-                self._joining.answer(joiner)
+            if report.version < self._state.progress.agreed:
+                self._state.joiners.answer(joiner)
                 self._tell(joiner)
                 continue
-            digest = self._progress.digest_at(joiner.replica.stage, report.version)
+            digest = self._state.progress.digest_at(joiner.replica.stage, report.version)
             if digest and digest != report.digest:
                 fault = f"its state of version {report.version} is not that of the replicas"
                 self.refuse(joiner, fault, now_s)
             elif digest:
-                self._joining.admitted(joiner.replica.peer)
+                self._state.joiners.admitted(joiner.replica.peer)
                 yield joiner, report
 
     def times_s(self) -> list[float]:
         """When those who still fetch take too long."""
-        return [one.since_s + self._join_s_max(one) for one in self._joining if one.report is None]
+        return [one.since_s + self._join_s_max(one) for one in self._state.joiners if one.report is None]
 
     def _tell(self, joiner: Joiner) -> None:
         """What is new for a joiner: versions, digest, donors, and that its report was seen."""
-        settings, progress, replica = self._settings, self._progress, joiner.replica
+        settings, progress, replica = self._state.settings, self._state.progress, joiner.replica
         version = progress.committed
         known = progress.digest_at(replica.stage, version)
         agreed = (version, known) if known else (progress.agreed, progress.agreed_digest(replica.stage))
-        donors = choose_donors(self._pool.donors(replica.stage, version, replica.peer), self._rng)
+        donors = choose_donors(self._state.pool.donors(replica.stage, version, replica.peer), self._rng)
         follow = Follow(settings.job, settings.timeline, joiner.number, version, *agreed, donors, joiner.answered)
-        self._outbox.put(Send(replica.peer, follow))
+        self._state.outbox.put(Send(replica.peer, follow))
 
     def _join_s_max(self, joiner: Joiner) -> float:
         """How long a joiner may take: moves wait for it, and it counts as a replica to come."""
-        sizes = self._settings.state_bytes
+        sizes = self._state.settings.state_bytes
         return JOIN_S_MIN + (sizes[joiner.replica.stage] / JOINER_BYTES_PER_S_MIN if sizes else 0.0)

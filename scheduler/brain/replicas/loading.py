@@ -21,37 +21,35 @@ from swarm.types import PeerId, UnitName
 class Loading:
     """The loading of one job; `elements` is the size of each unit, as the first replica that loaded it says."""
 
-    def __init__(self, books: BrainState) -> None:
+    def __init__(self, state: BrainState) -> None:
         self.elements: dict[UnitName, int] = {}
-        self._settings = books.settings
-        self._pool = books.pool
-        self._progress = books.progress
-        self._ledger = books.ledger
-        self._outbox = books.outbox
+        self._state = state
         self._places: Sequence[str] = ()  # where the optimizer of each stage runs
-        self._step_together = step_together(len(books.settings.split), books.settings.units)
+        self._step_together = step_together(len(state.settings.split), state.settings.units)
 
     def find_places(self) -> None:
         """Settle where the optimizer of each stage runs; from then on nobody changes that."""
-        devices = [[self._pool.replica(peer).device for peer in peers] for peers in self._pool.by_stage]
+        devices = [[self._state.pool.replica(peer).device for peer in peers] for peers in self._state.pool.by_stage]
         self._places = step_places(devices, self._step_together)
 
     def begin(self) -> None:
         """Tell every replica to load its stage."""
         self.find_places()
-        for replica in self._pool.replicas():
+        for replica in self._state.pool.replicas():
             self.send(replica)
         mixed = [str(stage) for stage, place in enumerate(self._places) if place == "cpu"]
         if mixed:
-            self._outbox.note("info", f"unequal devices: the optimizer of stage {', '.join(mixed)} runs on the CPU")
+            self._state.outbox.note(
+                "info", f"unequal devices: the optimizer of stage {', '.join(mixed)} runs on the CPU"
+            )
 
     def send(self, replica: ReplicaRecord) -> None:
         """Tell a replica to load its stage."""
-        self._outbox.send(replica.peer, self.command(replica.stage))
+        self._state.outbox.send(replica.peer, self.command(replica.stage))
 
     def command(self, stage: int, join: int = 0) -> LoadStage:
         """How a stage is loaded; `join` is the number of a joiner, 0 for a replica."""
-        settings = self._settings
+        settings = self._state.settings
         return LoadStage(
             settings.job,
             settings.timeline,
@@ -66,15 +64,15 @@ class Loading:
 
     def missing(self) -> list[PeerId]:
         """Replicas that have not loaded."""
-        return [one.replica.peer for one in self._pool.standings() if one.loaded is None]
+        return [one.replica.peer for one in self._state.pool.standings() if one.loaded is None]
 
     def digests(self) -> dict[int, str]:
         """The digest of each stage, as loaded."""
-        return {one.loaded.stage: one.loaded.digest for one in self._pool.standings() if one.loaded is not None}
+        return {one.loaded.stage: one.loaded.digest for one in self._state.pool.standings() if one.loaded is not None}
 
     def loaded(self, peer: PeerId, event: Loaded) -> Fail | None:
         """A replica has its stage; how the job ends if that does not fit with the others."""
-        replica, settings, name = self._pool.replica(peer), self._settings, self._pool.name(peer)
+        replica, settings, name = self._state.pool.replica(peer), self._state.settings, self._state.pool.name(peer)
         expected = {unit for unit, stages in settings.units.items() if replica.stage in stages}
         sizes = {size.unit: size.elements for size in event.units}
         # One that joined later, and tells of it again after a restart of the scheduler, began with a later version.
@@ -87,28 +85,28 @@ class Loading:
             if self.elements.setdefault(unit, elements) != elements:
                 message = f"{name} has {elements} elements in unit {unit}, others {self.elements[unit]}"
                 return Fail(ReplicaDiverged.code, message, "run the same release on every stage server")
-        self._pool[peer].loaded = event
+        self._state.pool[peer].loaded = event
         if event.join:
             self.begins_with(peer, event)
         unlike = self._other_bits(event.stage)
         alike = (event.stage, event.version)
         digests = {other: one.digest for other, one in self._reports().items() if (one.stage, one.version) == alike}
         differ = difference(digests, f"of stage {event.stage} after loading")
-        self._ledger.violations += differ is not None
+        self._state.ledger.violations += differ is not None
         return unlike or differ
 
     def begins_with(self, peer: PeerId, report: Loaded) -> None:
         """The replica joined with a version: it made no commit before that, and has that one's outcome."""
         version = report.version
-        self._pool[peer].since = version
-        before = self._progress.runs.get(version - 1)
+        self._state.pool[peer].since = version
+        before = self._state.progress.runs.get(version - 1)
         if before is not None:
-            stage = self._pool.stage_of(peer)
+            stage = self._state.pool.stage_of(peer)
             before.commits[peer] = Committed(report.timeline, version - 1, version, stage, report.digest)
 
     def unfit(self, replica: ReplicaRecord, event: Loaded) -> str:
         """Why a joiner can never serve beside the replicas; empty if it can."""
-        settings, stage, committed = self._settings, replica.stage, self._progress.committed
+        settings, stage, committed = self._state.settings, replica.stage, self._state.progress.committed
         sizes = {size.unit: size.elements for size in event.units}
         expected = {unit: self.elements.get(unit) for unit, stages in settings.units.items() if stage in stages}
         if (event.job, event.timeline, event.stage) != (settings.job, settings.timeline, stage):
@@ -116,7 +114,7 @@ class Loading:
         if sizes != {unit: elements for unit, elements in expected.items() if elements is not None}:
             return f"it has {sizes} parameters, the stage {expected}"
         if event.version > committed:
-            self._ledger.violations += 1
+            self._state.ledger.violations += 1
             return f"it says version {event.version}, the newest is {committed}"
         return self._unlike_probes(stage, {replica.peer: event.probe}, {replica.peer: replica.device})
 
@@ -130,8 +128,8 @@ class Loading:
         """Why those that share weights with the stage, and more of which probe and device are given, do not fit."""
         stages = self._step_together[stage]
         known = {peer: one.probe for peer, one in self._reports().items() if one.stage in stages}
-        at = {peer: self._pool.replica(peer).device for peer in known}
+        at = {peer: self._state.pool.replica(peer).device for peer in known}
         return explain_probes(known | probes, at | devices, stages)
 
     def _reports(self) -> dict[PeerId, Loaded]:
-        return {one.replica.peer: one.loaded for one in self._pool.standings() if one.loaded is not None}
+        return {one.replica.peer: one.loaded for one in self._state.pool.standings() if one.loaded is not None}

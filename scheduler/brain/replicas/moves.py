@@ -13,7 +13,6 @@ from types import MappingProxyType
 from scheduler.brain.replicas.rebalancing import Move, Rebalancer, StagePool, StageReplica, where_to_join
 from scheduler.brain.routing.loads import Loads
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.joiners import Joiners
 from swarm.types import Decision, PeerId
 
 JOINER_BYTES_PER_S = 25e6  # a home link of 200 Mb/s, until transfers are measured
@@ -22,20 +21,17 @@ JOINER_BYTES_PER_S = 25e6  # a home link of 200 Mb/s, until transfers are measur
 class Moves:
     """The planned moves of one job; `decision` is the newest about them."""
 
-    def __init__(self, books: BrainState, joining: Joiners, loads: Loads) -> None:
+    def __init__(self, state: BrainState, loads: Loads) -> None:
         self.decision: Decision[Move] = Decision(None, "the job has not run long enough")
         self.look_s = math.inf  # when to look again
-        self._settings = books.settings
-        self._pool = books.pool
-        self._joining = joining
+        self._state = state
         self._loads = loads
-        self._outbox = books.outbox
-        self._rebalancer = Rebalancer(books.settings.rebalance)
+        self._rebalancer = Rebalancer(state.settings.rebalance)
         self._bytes_per_s = JOINER_BYTES_PER_S
 
     def consider(self, now_s: float) -> Decision[Move] | None:
         """Look at the stages from time to time, and say who moves where that is worth it; None: not now."""
-        settings, pool = self._settings, self._pool
+        settings, pool = self._state.settings, self._state.pool
         if not settings.recover or not settings.rebalance.rebalance or len(pool.by_stage) < 2:
             return None
         if self.look_s == math.inf:
@@ -45,11 +41,11 @@ class Moves:
         self.look_s = now_s + settings.rebalance.interval_s
         if not all(any(map(self._loads.is_measured, peers)) for peers in pool.by_stage):
             return None
-        on_the_way = [*pool.leaves.moving(now_s), *(joiner.replica.peer for joiner in self._joining)]
+        on_the_way = [*pool.leaves.moving(now_s), *(joiner.replica.peer for joiner in self._state.joiners)]
         moving = on_the_way[0] if on_the_way else None
         decision = self._rebalancer.consider(self._stages(now_s), now_s, moving)
         if decision.reason != self.decision.reason:
-            self._outbox.note("debug", f"rebalancing: {decision.reason}")
+            self._state.outbox.note("debug", f"rebalancing: {decision.reason}")
         self.decision = decision
         return decision
 
@@ -65,17 +61,17 @@ class Moves:
         fits = set(fitting)
         if pinned_stage >= 0:
             fits &= {pinned_stage}
-        destination = self._pool.leaves.destination(peer)
+        destination = self._state.pool.leaves.destination(peer)
         if destination is not None and destination.target in fits:
             return Decision(destination.target, destination.reason)
         pools = [pool for pool in self._stages(now_s, peer, coming or {}) if pool.stage in fits]
         if not pools:
             return Decision(None, "no stage fits its memory" if pinned_stage < 0 else f"stage {pinned_stage} does not")
-        return where_to_join(pools, min_replicas=self._settings.rebalance.min_replicas)
+        return where_to_join(pools, min_replicas=self._state.settings.rebalance.min_replicas)
 
     def fetched(self, stage: int, took_s: float) -> None:
         """A joiner took so long to fetch the stage: how fast others will be."""
-        sizes = self._settings.state_bytes
+        sizes = self._state.settings.state_bytes
         if sizes and took_s > 0.0:
             self._bytes_per_s += 0.3 * (sizes[stage] / took_s - self._bytes_per_s)
 
@@ -83,9 +79,9 @@ class Moves:
         self, now_s: float, without: PeerId | None = None, coming: Mapping[PeerId, int] = MappingProxyType({})
     ) -> list[StagePool]:
         """The stages as the planners see them."""
-        settings, pool = self._settings, self._pool
+        settings, pool = self._state.settings, self._state.pool
         arriving = {peer: stage for peer, stage in coming.items() if peer not in pool}
-        arriving |= {joiner.replica.peer: joiner.replica.stage for joiner in self._joining}
+        arriving |= {joiner.replica.peer: joiner.replica.stage for joiner in self._state.joiners}
         arriving |= pool.leaves.moving(now_s)
         if without is not None:
             arriving.pop(without, None)
@@ -108,6 +104,6 @@ class Moves:
         ]
 
     def _staying(self, peer: PeerId) -> StageReplica:
-        standing = self._pool[peer]
+        standing = self._state.pool[peer]
         replica = standing.replica
         return StageReplica(peer, self._loads.pace_s(peer, replica.stage), standing.joined_s, pinned=replica.pinned)

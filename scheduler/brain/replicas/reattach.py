@@ -21,77 +21,73 @@ class Reattach:
     """How replicas of one job go on with what they hold."""
 
     def __init__(
-        self, books: BrainState, evaluations: Evaluations, dispatch: Dispatch, rounds: Rounds, commits: Commits
+        self, state: BrainState, evaluations: Evaluations, dispatch: Dispatch, rounds: Rounds, commits: Commits
     ) -> None:
-        self._settings = books.settings
-        self._pool = books.pool
-        self._progress = books.progress
-        self._ledger = books.ledger
+        self._state = state
         self._evaluations = evaluations
         self._dispatch = dispatch
         self._rounds = rounds
         self._commits = commits
-        self._outbox = books.outbox
 
     def resume(self, resumed: Resumed) -> None:
         """Take up what an earlier scheduler start left: its newest commits, and versions that were not evaluated."""
-        self._progress.resume(resumed)
-        oldest = max(self._settings.first_step + 1, resumed.committed - self._settings.staleness)
+        self._state.progress.resume(resumed)
+        oldest = max(self._state.settings.first_step + 1, resumed.committed - self._state.settings.staleness)
         for version in range(oldest, resumed.committed + 1):
             if version not in resumed.evaluated:
                 self._evaluations.made(version)
 
     def holds_version(self, version: int) -> bool:
         """Whether the commits that come after a version are still known, so that a replica can make them."""
-        return self._progress.agreed <= version <= self._progress.committed
+        return self._state.progress.agreed <= version <= self._state.progress.committed
 
     def lacks_nothing(self, version: int) -> bool:
         """Whether a peer that is no replica, with that version, took part in all since; and no commit is on its way."""
-        runs = self._progress.runs
+        runs = self._state.progress.runs
         if any(run.phase in (Phase.DECIDED, Phase.WRITING) for run in runs.values()):
             return False
         rows = [run.row for step, run in runs.items() if step >= version and run.row is not None]
-        return all(made.epoch < self._settings.epoch for row in rows for made in row.rounds.values())
+        return all(made.epoch < self._state.settings.epoch for row in rows for made in row.rounds.values())
 
     def heard(self, hello: Hello) -> None:
         """What a session before this one was asked is not awaited; what comes next has attempts that are newer."""
         self._evaluations.withdraw(hello.peer)
         self._evaluations.raise_attempt(hello.attempt)
-        self._ledger.raise_attempts(hello.attempt)
+        self._state.ledger.raise_attempts(hello.attempt)
 
     def holds_stage(self, hello: Hello) -> bool:
         """Whether the replica holds its stage of this timeline."""
-        settings, stage = self._settings, self._pool.stage_of(hello.peer)
+        settings, stage = self._state.settings, self._state.pool.stage_of(hello.peer)
         return (hello.job, hello.timeline, hello.stage) == (settings.job, settings.timeline, stage)
 
     def reattach(self, hello: Hello) -> bool:
         """Let a replica with a new session go on where it stands; False if it cannot."""
-        settings, peer, version = self._settings, hello.peer, hello.version
-        report = self._pool[peer].loaded
+        settings, peer, version = self._state.settings, hello.peer, hello.version
+        report = self._state.pool[peer].loaded
         if hello.join and report is not None and report.join == hello.join:
             # It never heard that it was admitted, and keeps what it had reported.
             version = report.version
-            self._outbox.send(peer, Admit(settings.job, settings.timeline, hello.join, version))
+            self._state.outbox.send(peer, Admit(settings.job, settings.timeline, hello.join, version))
         elif hello.join:
             version = -1
         if not self.holds_stage(hello) or not self.holds_version(version):
             return False
         self._commits.send_since(peer, version)
-        for run in self._progress.redoable():
+        for run in self._state.progress.redoable():
             # What became of each of its cells is not asked: all that is not committed is done again.
             self._rounds.void(run, peer, "its session broke", "timeout")
         return True
 
     def begin_again(self, census: RestartCensus, now_s: float) -> None:
         """All that can be expected are back: the ledger is what they report."""
-        progress = self._progress
+        progress = self._state.progress
         self._dispatch.open_window()
         for peer, hello in sorted(census.hellos.items()):
             self._commits.send_since(peer, hello.version)
-        for step in range(progress.committed, min(self._settings.steps, census.last_step() + 1)):
+        for step in range(progress.committed, min(self._state.settings.steps, census.last_step() + 1)):
             run = progress.begin(step)
-            self._ledger.adopt(step, census.cells(step))
+            self._state.ledger.adopt(step, census.cells(step))
             self._dispatch.refill(run, now_s, keep=True)
         missing = f"; without {listed(census.missing())}" if census.missing() else ""
-        told = f"{len(self._pool)} replicas are back: goes on at step {progress.committed}{missing}"
-        self._outbox.note("info", told)
+        told = f"{len(self._state.pool)} replicas are back: goes on at step {progress.committed}{missing}"
+        self._state.outbox.note("info", told)

@@ -19,7 +19,6 @@ from scheduler.brain.routing.policies import POLICIES, StageLoad, choose_route
 from scheduler.brain.routing.stragglers import Stragglers
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.ledger import Verdict
-from scheduler.brain.state.links import Links
 from scheduler.brain.state.step import Phase, StepRun, may_open, version_needed
 from swarm.messages import Accumulated, Evaluate, Forwarded, Route, Undelivered
 from swarm.types import Hop, Microbatch, PeerId
@@ -32,19 +31,14 @@ RELAX_S = 5.0  # a replica that got no work for being slow is believed to be fas
 class Dispatch:
     """The routes of one job."""
 
-    def __init__(self, books: BrainState, loads: Loads, links: Links, evaluations: Evaluations, rng: Random) -> None:
-        self._settings = books.settings
-        self._pool = books.pool
-        self._progress = books.progress
-        self._ledger = books.ledger
+    def __init__(self, state: BrainState, loads: Loads, evaluations: Evaluations, rng: Random) -> None:
+        self._state = state
         self._loads = loads
-        self._links = links
         self._evaluations = evaluations
-        self._outbox = books.outbox
         self._rng = rng
-        self._wiring = POLICIES[books.settings.routing]()
-        self._lateness = Stragglers(books.settings.deadlines)
-        self._stages = len(books.settings.split)
+        self._wiring = POLICIES[state.settings.routing]()
+        self._lateness = Stragglers(state.settings.deadlines)
+        self._stages = len(state.settings.split)
         self._in_flight_max = 0
         self._why_not = ""  # why a microbatch could not be given away
         self._relax_s = 0.0  # when to look at replicas without work
@@ -54,12 +48,12 @@ class Dispatch:
 
     def add(self, peer: PeerId) -> None:
         """A new replica of the pool."""
-        self._wiring.add(peer, self._pool.stage_of(peer))
+        self._wiring.add(peer, self._state.pool.stage_of(peer))
         self._loads.add(peer)
 
     def remove(self, peer: PeerId, stage: int) -> None:
         """The peer is no replica of the stage any more."""
-        self._links.forget(peer)
+        self._state.links.forget(peer)
         self._lateness.forget_peer(peer)
         self._evaluations.withdraw(peer)
         self._wiring.remove(peer)
@@ -75,21 +69,21 @@ class Dispatch:
         self._lateness.forget_peer(peer)
         self.pause(peer)
         self._evaluations.withdraw(peer)
-        for run in self._progress.redoable():
-            self._ledger.withdraw(run.step, peer, f"suspect, {reason}")
+        for run in self._state.progress.redoable():
+            self._state.ledger.withdraw(run.step, peer, f"suspect, {reason}")
 
     def go_on(self, peer: PeerId) -> None:
         """A replica that got no new work may get some, unless there is another reason against it."""
-        if self._pool.may_work(peer):
-            self._wiring.add(peer, self._pool.stage_of(peer))
+        if self._state.pool.may_work(peer):
+            self._wiring.add(peer, self._state.pool.stage_of(peer))
         self._loads.changed(peer)
 
     def open_window(self) -> None:
         """Settle how much is under way: one microbatch at each replica of the largest stage, and one on its way, at
         every stage."""
-        settings = self._settings
+        settings = self._state.settings
         window = settings.microbatches * (1 + settings.staleness)
-        largest = max(map(len, self._pool.by_stage))
+        largest = max(map(len, self._state.pool.by_stage))
         self._in_flight_max = settings.max_in_flight or min(window, 2 * self._stages * largest)
 
     # What replicas say -------------------------------------------------------------------------------------------
@@ -101,19 +95,19 @@ class Dispatch:
     def accumulated(self, peer: PeerId, event: Accumulated, now_s: float) -> None:
         """A replica has a microbatch in its sums."""
         step, index = event.microbatch.step, event.microbatch.index
-        run = self._progress.runs.get(step)
+        run = self._state.progress.runs.get(step)
         if run is not None and not run.can_be_redone:
             # All members proved their sets when they sealed; nothing can have been added to them since.
-            self._ledger.duplicates += 1
+            self._state.ledger.duplicates += 1
             return
-        verdict = self._ledger.accumulated(peer, event)
+        verdict = self._state.ledger.accumulated(peer, event)
         if verdict in (Verdict.COUNTED, Verdict.SECOND):
             self._loads.measured(peer, event.forward_s + event.backward_s)
             self._wiring.done(peer, event.forward_s + event.backward_s + event.wait_s)
             self._lateness.accumulated(step, event.stage, index, peer, now_s)
         if verdict is Verdict.UNASKED:
-            name = self._pool.name(peer)
-            self._outbox.note("error", f"{name} accumulated {event.microbatch} without being asked")
+            name = self._state.pool.name(peer)
+            self._state.outbox.note("error", f"{name} accumulated {event.microbatch} without being asked")
 
     def undelivered(self, peer: PeerId, event: Undelivered, now_s: float) -> str:
         """A link fails: the hop at one of its ends goes to another replica.
@@ -122,17 +116,17 @@ class Dispatch:
         it need not.
         """
         step, index = event.microbatch.step, event.microbatch.index
-        run, stage = self._progress.runs.get(step), self._pool.stage_of(peer)
-        if event.evaluation and event.to in self._pool:
-            self._links.accuse(peer, event.to, now_s)
+        run, stage = self._state.progress.runs.get(step), self._state.pool.stage_of(peer)
+        if event.evaluation and event.to in self._state.pool:
+            self._state.links.accuse(peer, event.to, now_s)
             self._evaluations.withdraw(event.to)
             return ""
-        if run is None or run.phase is not Phase.FEEDING or event.to not in self._pool:
+        if run is None or run.phase is not Phase.FEEDING or event.to not in self._state.pool:
             return ""
-        self._links.accuse(peer, event.to, now_s)
-        hops = self._ledger.hops(step, index)
+        self._state.links.accuse(peer, event.to, now_s)
+        hops = self._state.ledger.hops(step, index)
         if not 0 <= event.stage < self._stages or abs(event.stage - stage) != 1:
-            self._ledger.violations += 1
+            self._state.ledger.violations += 1
             return ""
         hop = hops[event.stage]
         if hop is None or (hop.peer, hop.attempt) != (event.to, event.attempt):
@@ -142,8 +136,8 @@ class Dispatch:
             named = hops[at]
             if named is None or named.peer != end or not self._has_other(at, hops):
                 continue
-            if end != self._ledger.holder(step, at, index):
-                self._ledger.take(step, at, index, cause, "timeout")
+            if end != self._state.ledger.holder(step, at, index):
+                self._state.ledger.take(step, at, index, cause, "timeout")
                 return ""
             if end == peer:
                 return cause
@@ -151,21 +145,21 @@ class Dispatch:
 
     def close(self, step: int) -> None:
         """The step's row is durable: nothing of it is awaited."""
-        self._ledger.close(step)
+        self._state.ledger.close(step)
         self._lateness.forget_step(step)
 
     # Giving microbatches away ------------------------------------------------------------------------------------
 
     def feed(self, now_s: float, *, new_steps: bool) -> None:
         """Feed microbatches in order, older steps first, while there is room in flight."""
-        progress, ledger = self._progress, self._ledger
+        progress, ledger = self._state.progress, self._state.ledger
         while ledger.in_flight() < self._in_flight_max:
             step = next((s for s in ledger.open_steps() if ledger.unfed(s) is not None), None)
             if step is None and not new_steps:
                 return
             if step is None:
                 step = progress.next
-                limits = {"steps": self._settings.steps, "staleness": self._settings.staleness}
+                limits = {"steps": self._state.settings.steps, "staleness": self._state.settings.staleness}
                 if not may_open(step, commits_sent=progress.committed, **limits):
                     return
                 progress.begin(step)
@@ -183,21 +177,21 @@ class Dispatch:
         `keep`: what nobody holds goes to whoever was at work on it before.
         """
         raised = False
-        for index, stages in self._ledger.orphans(run.step):
-            kept = self._ledger.hops(run.step, index)
-            fixed = [hop.peer if hop else self._ledger.holder(run.step, s, index) for s, hop in enumerate(kept)]
+        for index, stages in self._state.ledger.orphans(run.step):
+            kept = self._state.ledger.hops(run.step, index)
+            fixed = [hop.peer if hop else self._state.ledger.holder(run.step, s, index) for s, hop in enumerate(kept)]
             if keep:
-                before = [self._ledger.at_work(run.step, stage, index) for stage in range(self._stages)]
-                usable = set(self._pool) - set(self._pool.suspects())
+                before = [self._state.ledger.at_work(run.step, stage, index) for stage in range(self._stages)]
+                usable = set(self._state.pool) - set(self._state.pool.suspects())
                 fixed = [one or (asked if asked in usable else None) for one, asked in zip(fixed, before, strict=True)]
             peers = self._choose(fixed, now_s)
             if peers is None:
                 return  # tried again with the next event
             if not raised:
-                self._ledger.next_attempt(run.step)
+                self._state.ledger.next_attempt(run.step)
                 raised = True
             for stage in stages:
-                self._ledger.reroute(run.step, stage, index, self._hop(peers[stage], run.step), "refill")
+                self._state.ledger.reroute(run.step, stage, index, self._hop(peers[stage], run.step), "refill")
                 if fixed[stage] is None:
                     self._wiring.given(peers[stage])
             self._send_route(run.step, index, now_s)
@@ -207,38 +201,38 @@ class Dispatch:
         if self._evaluations.is_idle:
             return
         pools = self._loads.by_stage()
-        if self._links.any(now_s):
-            reached = [tuple(one for one in pool if not self._links.touches(one.peer)) for pool in pools]
+        if self._state.links.any(now_s):
+            reached = [tuple(one for one in pool if not self._state.links.touches(one.peer)) for pool in pools]
             usable = [any(one.has_credit for one in pool) for pool in reached]
             pools = [reached[stage] if usable[stage] else pool for stage, pool in enumerate(pools)]
         for turn in self._evaluations.feed(pools, self._in_flight_max):
-            replicas = [self._pool.replica(peer) for peer in turn.peers]
+            replicas = [self._state.pool.replica(peer) for peer in turn.peers]
             hops = tuple(Hop(one.peer, one.incarnation, turn.attempt, one.address) for one in replicas)
-            microbatch = Microbatch(self._settings.timeline, turn.version, turn.index)
+            microbatch = Microbatch(self._state.settings.timeline, turn.version, turn.index)
             for peer in (*turn.peers, *turn.displaced):
-                self._outbox.send(peer, Evaluate(microbatch, turn.version, hops))
+                self._state.outbox.send(peer, Evaluate(microbatch, turn.version, hops))
 
     # What takes too long -----------------------------------------------------------------------------------------
 
     def hurry(self, now_s: float) -> None:
         """Give what takes too long to another replica; try those again that were slow."""
-        for late in self._lateness.expired(now_s) if self._settings.recover else ():
+        for late in self._lateness.expired(now_s) if self._state.settings.recover else ():
             step, stage, index, peer = late.hop.step, late.hop.stage, late.hop.index, late.hop.peer
-            run = self._progress.runs.get(step)
-            if run is None or run.phase is not Phase.FEEDING or peer not in self._pool:
+            run = self._state.progress.runs.get(step)
+            if run is None or run.phase is not Phase.FEEDING or peer not in self._state.pool:
                 continue
-            hops = self._ledger.hops(step, index)
+            hops = self._state.ledger.hops(step, index)
             named = hops[stage]
-            if named is None or named.peer != peer or self._ledger.holder(step, stage, index) == peer:
+            if named is None or named.peer != peer or self._state.ledger.holder(step, stage, index) == peer:
                 continue
             slack = QUEUE_SLACK if self._loads.is_measured(peer) else QUEUE_SLACK * FIRST_SLACK
-            if late.waited_s < slack * (self._ledger.outstanding(peer) + 1) * self._loads.best_s(stage):
+            if late.waited_s < slack * (self._state.ledger.outstanding(peer) + 1) * self._loads.best_s(stage):
                 self._lateness.look_again(late, now_s)
                 continue  # its queue explains that, or that it is new
             self._loads.measured(peer, late.waited_s)
             if self._has_other(stage, hops):
-                self._outbox.note("warning", f"{late.reason}: given to another replica")
-                self._ledger.take(step, stage, index, late.reason, "timeout")
+                self._state.outbox.note("warning", f"{late.reason}: given to another replica")
+                self._state.ledger.take(step, stage, index, late.reason, "timeout")
         if now_s >= self._relax_s:
             self._relax_s = now_s + RELAX_S
             self._relaxes = self._loads.relax()
@@ -251,7 +245,7 @@ class Dispatch:
     def waiting_for(self) -> str:
         """What a step that is fed waits for, for a person."""
         stuck = f"; {self._why_not}" if self._why_not else ""
-        return f"{self._ledger.in_flight()} microbatches in flight{stuck}"
+        return f"{self._state.ledger.in_flight()} microbatches in flight{stuck}"
 
     # Below -------------------------------------------------------------------------------------------------------
 
@@ -261,8 +255,8 @@ class Dispatch:
             StageLoad(stage, (self._loads.load(kept, keep=True),) if kept else pool)
             for stage, (kept, pool) in enumerate(zip(fixed, self._loads.by_stage(), strict=True))
         ]
-        if self._links.any(now_s):
-            decision = choose_route(loads, now_s, self._rng, self._links.cost_s)
+        if self._state.links.any(now_s):
+            decision = choose_route(loads, now_s, self._rng, self._state.links.cost_s)
         else:
             decision = self._wiring.choose(loads, now_s, self._rng)
         self._why_not = "" if decision.plan else decision.reason
@@ -274,22 +268,22 @@ class Dispatch:
         near = [hops[at] for at in (stage - 1, stage + 1) if 0 <= at < self._stages]
         return any(
             (named is None or other != named.peer)
-            and self._pool.may_work(other)
-            and not any(hop is not None and self._links.fails(other, hop.peer) for hop in near)
-            for other in self._pool.by_stage[stage]
+            and self._state.pool.may_work(other)
+            and not any(hop is not None and self._state.links.fails(other, hop.peer) for hop in near)
+            for other in self._state.pool.by_stage[stage]
         )
 
     def _hop(self, peer: PeerId, step: int) -> Hop:
-        replica = self._pool.replica(peer)
-        return Hop(peer, replica.incarnation, self._ledger.attempt(step), replica.address)
+        replica = self._state.pool.replica(peer)
+        return Hop(peer, replica.incarnation, self._state.ledger.attempt(step), replica.address)
 
     def _send_route(self, step: int, index: int, now_s: float) -> None:
         """Tell all on the route, and those that it displaced."""
-        hops = tuple(hop for hop in self._ledger.hops(step, index) if hop is not None)
+        hops = tuple(hop for hop in self._state.ledger.hops(step, index) if hop is not None)
         assert len(hops) == self._stages
-        held = [self._ledger.holder(step, stage, index) == hop.peer for stage, hop in enumerate(hops)]
+        held = [self._state.ledger.holder(step, stage, index) == hop.peer for stage, hop in enumerate(hops)]
         self._lateness.routed(step, index, [hop.peer for hop in hops], held, now_s)
-        version = version_needed(step, self._settings.staleness)
-        route = Route(Microbatch(self._settings.timeline, step, index), version, hops)
-        for peer in dict.fromkeys([hop.peer for hop in hops] + self._ledger.displaced(step, index)):
-            self._outbox.send(peer, route)
+        version = version_needed(step, self._state.settings.staleness)
+        route = Route(Microbatch(self._state.settings.timeline, step, index), version, hops)
+        for peer in dict.fromkeys([hop.peer for hop in hops] + self._state.ledger.displaced(step, index)):
+            self._state.outbox.send(peer, route)

@@ -15,17 +15,16 @@ from swarm.types import PeerId
 class Loads:
     """The loads of all replicas of one job."""
 
-    def __init__(self, books: BrainState) -> None:
-        self._pool = books.pool
-        self._ledger = books.ledger
+    def __init__(self, state: BrainState) -> None:
+        self._state = state
         self._pace = Pace()
         self._loads: dict[PeerId, ReplicaLoad] = {}
         self._changed: set[PeerId] = set()  # whose entry is out of date
-        self._unmeasured: list[set[PeerId]] = [set() for _ in books.pool.by_stage]
+        self._unmeasured: list[set[PeerId]] = [set() for _ in state.pool.by_stage]
 
     def add(self, peer: PeerId) -> None:
         """A new replica."""
-        self._unmeasured[self._pool.stage_of(peer)].add(peer)
+        self._unmeasured[self._state.pool.stage_of(peer)].add(peer)
         self._loads[peer] = self.load(peer)
 
     def remove(self, peer: PeerId, stage: int) -> None:
@@ -33,7 +32,7 @@ class Loads:
         del self._loads[peer]
         self._pace.forget(peer)
         self._unmeasured[stage].discard(peer)
-        for other in self._pool.by_stage[stage]:
+        for other in self._state.pool.by_stage[stage]:
             self.changed(other)
 
     def changed(self, peer: PeerId) -> None:
@@ -44,15 +43,15 @@ class Loads:
         """The replica took so many seconds for a microbatch."""
         self._pace.observe(peer, seconds)
         self._changed.add(peer)
-        stage = self._pool.stage_of(peer)
+        stage = self._state.pool.stage_of(peer)
         self._unmeasured[stage] = {one for one in self._unmeasured[stage] if not self._pace.is_known(one)}
         self._changed |= self._unmeasured[stage]
 
     def relax(self) -> bool:
         """Believe that those without work became faster; whether that is so of any."""
         faster: list[PeerId] = []
-        for peers in self._pool.by_stage:
-            idle = [peer for peer in peers if not self._ledger.outstanding(peer)]
+        for peers in self._state.pool.by_stage:
+            idle = [peer for peer in peers if not self._state.ledger.outstanding(peer)]
             faster += self._pace.relax(idle, peers)
         self._changed.update(faster)
         return bool(faster)
@@ -67,29 +66,29 @@ class Loads:
 
     def pace_s(self, peer: PeerId, stage: int) -> float:
         """Seconds per microbatch of a peer in a stage."""
-        return self._pace.of(peer, self._pool.by_stage[stage])
+        return self._pace.of(peer, self._state.pool.by_stage[stage])
 
     def best_s(self, stage: int) -> float:
         """Seconds per microbatch of the stage's fastest replica."""
-        return min((self.pace_s(peer, stage) for peer in self._pool.by_stage[stage]), default=0.0)
+        return min((self.pace_s(peer, stage) for peer in self._state.pool.by_stage[stage]), default=0.0)
 
     def by_stage(self) -> list[tuple[ReplicaLoad, ...]]:
         """The loads of all stages, up to date."""
-        self._changed |= self._ledger.take_changed()
+        self._changed |= self._state.ledger.take_changed()
         for peer in self._changed:
-            if peer in self._pool:
+            if peer in self._state.pool:
                 self._loads[peer] = self.load(peer)
         self._changed.clear()
-        return [tuple(map(self._loads.__getitem__, peers)) for peers in self._pool.by_stage]
+        return [tuple(map(self._loads.__getitem__, peers)) for peers in self._state.pool.by_stage]
 
     def load(self, peer: PeerId, *, keep: bool = False) -> ReplicaLoad:
         """`keep`: the replica has what the others of a route need, so that it leaves is no reason against it."""
-        pace_s = self.pace_s(peer, self._pool.stage_of(peer))
-        may_work = not self._pool.is_suspect(peer) if keep else self._pool.may_work(peer)
-        return ReplicaLoad(peer, self._ledger.outstanding(peer), pace_s, may_work)
+        pace_s = self.pace_s(peer, self._state.pool.stage_of(peer))
+        may_work = not self._state.pool.is_suspect(peer) if keep else self._state.pool.may_work(peer)
+        return ReplicaLoad(peer, self._state.ledger.outstanding(peer), pace_s, may_work)
 
     def validate(self) -> None:
         """Assert that what is kept is what would be found anew."""
-        assert self._loads.keys() == set(self._pool)
+        assert self._loads.keys() == set(self._state.pool)
         for peer, load in self._loads.items():
-            assert peer in self._changed or self._ledger.has_changed(peer) or load == self.load(peer)
+            assert peer in self._changed or self._state.ledger.has_changed(peer) or load == self.load(peer)

@@ -86,7 +86,7 @@ class Ledger:
         self._entered = [0] * stages  # contributions that a replica took into its sum, less those that were struck out
         self.now_s = 0.0  # stamped on the lines of stories
         self._least_attempt = 0
-        self._books: dict[int, OpenStep] = {}
+        self._steps: dict[int, OpenStep] = {}
         self._outstanding: dict[PeerId, int] = {}
         self._changed: set[PeerId] = set()  # whose outstanding changed since `take_changed`
         self._closed: dict[int, list[list[str]]] = {}  # stories of the newest closed steps
@@ -96,9 +96,9 @@ class Ledger:
 
     def open(self, step: int) -> None:
         """Start the book of a step."""
-        assert step not in self._books, f"step {step} is open"
+        assert step not in self._steps, f"step {step} is open"
         count = self.microbatches
-        self._books[step] = OpenStep(
+        self._steps[step] = OpenStep(
             [[Entry() for _ in range(count)] for _ in range(self.stages)],
             attempt=self._least_attempt + 1,
             left=[self.stages] * count,
@@ -106,37 +106,37 @@ class Ledger:
         )
 
     def open_steps(self) -> list[int]:
-        """Steps with a book, oldest first."""
-        return sorted(self._books)
+        """Steps with a opened, oldest first."""
+        return sorted(self._steps)
 
     def attempt(self, step: int) -> int:
         """The attempt that new hops of the step carry now."""
-        return self._books[step].attempt
+        return self._steps[step].attempt
 
     def next_attempt(self, step: int) -> int:
         """Raise the step's attempt, before a batch of hops is given again."""
-        self._books[step].attempt += 1
-        return self._books[step].attempt
+        self._steps[step].attempt += 1
+        return self._steps[step].attempt
 
     def unfed(self, step: int) -> int | None:
         """The next microbatch to feed; None when all were."""
-        fed = self._books[step].fed
+        fed = self._steps[step].fed
         return fed if fed < self.microbatches else None
 
     def fed(self) -> int:
         """Microbatches of open steps that were fed."""
-        return sum(book.fed for book in self._books.values())
+        return sum(opened.fed for opened in self._steps.values())
 
     def feed(self, step: int, hops: Sequence[Hop]) -> int:
         """Give the next microbatch of the step its first hops, one per stage; the index."""
-        book = self._books[step]
-        index = book.fed
+        opened = self._steps[step]
+        index = opened.fed
         assert index < self.microbatches
         assert len(hops) == self.stages
-        book.fed += 1
-        book.open += 1
+        opened.fed += 1
+        opened.open += 1
         for stage, hop in enumerate(hops):
-            self._give(book, stage, index, hop)
+            self._give(opened, stage, index, hop)
         self.tell(step, index, "fed: " + ", ".join(f"stage {s} to {hop.peer}" for s, hop in enumerate(hops)))
         return index
 
@@ -145,17 +145,17 @@ class Ledger:
 
         If a replica holds the contribution already, the hop is that replica's: its neighbours must know where to ask.
         """
-        book = self._books[step]
-        entry = book.entries[stage][index]
+        opened = self._steps[step]
+        entry = opened.entries[stage][index]
         assert entry.hop is None
         assert not entry.holders or hop.peer in entry.holders
-        assert hop.attempt == book.attempt
-        self._give(book, stage, index, hop)
+        assert hop.attempt == opened.attempt
+        self._give(opened, stage, index, hop)
         self.tell(step, index, f"stage {stage} given to {hop.peer} (attempt {hop.attempt}): {cause}")
 
     def hops(self, step: int, index: int) -> list[Hop | None]:
         """The newest hop of the microbatch at each stage."""
-        return [entries[index].hop for entries in self._books[step].entries]
+        return [entries[index].hop for entries in self._steps[step].entries]
 
     def adopt(self, step: int, cells: Iterable[tuple[PeerId, int, ReportedCell]]) -> None:
         """Open a step of an earlier scheduler start as its replicas report it: (peer, stage, cell) each.
@@ -163,43 +163,43 @@ class Ledger:
         All that was reported counts as fed, and lacks its hops. `raise_attempts` comes before.
         """
         self.open(step)
-        book = self._books[step]
+        opened = self._steps[step]
         for peer, stage, cell in cells:
             index = cell.microbatch.index
-            if not (0 <= stage < self.stages and 0 <= index < self.microbatches and 0 < cell.attempt < book.attempt):
+            if not (0 <= stage < self.stages and 0 <= index < self.microbatches and 0 < cell.attempt < opened.attempt):
                 self.violations += 1
                 continue
-            entry = book.entries[stage][index]
+            entry = opened.entries[stage][index]
             entry.offered[peer] = max(cell.attempt, entry.offered.get(peer, 0))
-            book.fed = max(book.fed, index + 1)
+            opened.fed = max(opened.fed, index + 1)
             if cell.accumulated:
                 entry.holders[peer] = Contribution(cell.attempt, cell.finite, cell.loss)
                 self._entered[stage] += 1
                 self.tell(
                     step, index, f"stage {stage}: {peer} reports that it has accumulated (attempt {cell.attempt})"
                 )
-        for stage, index, entry in self._entries(book):
-            if index < book.fed:
-                book.orphans.setdefault(index, set()).add(stage)
+        for stage, index, entry in self._entries(opened):
+            if index < opened.fed:
+                opened.orphans.setdefault(index, set()).add(stage)
             if entry.holders:
-                book.held += 1
-                book.left[index] -= 1
+                opened.held += 1
+                opened.left[index] -= 1
             if len(entry.holders) > 1:
-                book.doubles.add((stage, index))
-        book.open = sum(1 for left in book.left[: book.fed] if left)
+                opened.doubles.add((stage, index))
+        opened.open = sum(1 for left in opened.left[: opened.fed] if left)
 
     def at_work(self, step: int, stage: int, index: int) -> PeerId | None:
         """Who was asked last for what is an orphan now, of those that may go on; None: nobody."""
-        book = self._books[step]
-        offered = book.entries[stage][index].offered
-        alive = [peer for peer, attempt in offered.items() if attempt > book.floors.get(peer, 0)]
+        opened = self._steps[step]
+        offered = opened.entries[stage][index].offered
+        alive = [peer for peer, attempt in offered.items() if attempt > opened.floors.get(peer, 0)]
         return max(alive, key=lambda peer: (offered[peer], peer), default=None)
 
     def raise_attempts(self, attempt: int) -> None:
         """New hops carry more than `attempt` from now on, in steps that open later too: a replica knows of it."""
         self._least_attempt = max(self._least_attempt, attempt)
-        for book in self._books.values():
-            book.attempt = max(book.attempt, attempt)
+        for opened in self._steps.values():
+            opened.attempt = max(opened.attempt, attempt)
 
     # What the replicas say ---------------------------------------------------------------------------------------
 
@@ -207,15 +207,15 @@ class Ledger:
         """Enter a contribution, once; anything else changes nothing but the counters."""
         microbatch, stage = event.microbatch, event.stage
         step, index = microbatch.step, microbatch.index
-        book = self._books.get(step)
-        if microbatch.timeline != self.timeline or book is None:
+        opened = self._steps.get(step)
+        if microbatch.timeline != self.timeline or opened is None:
             self.duplicates += 1
             return Verdict.STALE
         if not (0 <= stage < self.stages and 0 <= index < self.microbatches):
             self.violations += 1
             return Verdict.UNASKED
-        entry = book.entries[stage][index]
-        if event.attempt <= book.floors.get(peer, 0):
+        entry = opened.entries[stage][index]
+        if event.attempt <= opened.floors.get(peer, 0):
             self.duplicates += 1
             self.tell(step, index, f"stage {stage}: late word of {peer} (attempt {event.attempt}) ignored, it is void")
             return Verdict.STALE
@@ -233,22 +233,22 @@ class Ledger:
         finite = "" if event.finite else ", NOT finite"
         self.tell(step, index, f"stage {stage} accumulated at {peer} (attempt {event.attempt}{finite})")
         if len(entry.holders) > 1:
-            book.doubles.add((stage, index))
+            opened.doubles.add((stage, index))
             return Verdict.SECOND
-        book.held += 1
-        book.left[index] -= 1
-        book.open -= not book.left[index]
+        opened.held += 1
+        opened.left[index] -= 1
+        opened.open -= not opened.left[index]
         return Verdict.COUNTED
 
     # Repair ------------------------------------------------------------------------------------------------------
 
     def withdraw(self, step: int, peer: PeerId, cause: str, reason: str = "timeout") -> list[tuple[int, int]]:
         """Take the peer's unfinished hops away (it is suspect, but may still finish); the (stage, index) lost."""
-        book = self._books[step]
+        opened = self._steps[step]
         lost = []
-        for stage, index, entry in self._entries(book):
+        for stage, index, entry in self._entries(opened):
             if entry.hop is not None and entry.hop.peer == peer and peer not in entry.holders:
-                self._take_hop(book, stage, index)
+                self._take_hop(opened, stage, index)
                 self.moved[stage, reason] += 1
                 lost.append((stage, index))
                 self.tell(step, index, f"stage {stage} taken from {peer}: {cause}")
@@ -256,11 +256,11 @@ class Ledger:
 
     def take(self, step: int, stage: int, index: int, cause: str, reason: str) -> None:
         """Take one hop away from the replica that it names, which may still finish it."""
-        book = self._books[step]
-        hop = book.entries[stage][index].hop
+        opened = self._steps[step]
+        hop = opened.entries[stage][index].hop
         assert hop is not None
-        assert hop.peer not in book.entries[stage][index].holders
-        self._take_hop(book, stage, index)
+        assert hop.peer not in opened.entries[stage][index].holders
+        self._take_hop(opened, stage, index)
         self.moved[stage, reason] += 1
         self.tell(step, index, f"stage {stage} taken from {hop.peer}: {cause}")
 
@@ -269,27 +269,27 @@ class Ledger:
 
         Its unfinished hops are lost as well, since Void deletes those cells too. New hops carry a newer attempt.
         """
-        book = self._books[step]
-        struck = book.attempt
-        book.floors[peer] = struck
-        for stage, index, entry in self._entries(book):
+        opened = self._steps[step]
+        struck = opened.attempt
+        opened.floors[peer] = struck
+        for stage, index, entry in self._entries(opened):
             named = entry.hop is not None and entry.hop.peer == peer
             if named:
-                self._take_hop(book, stage, index)
+                self._take_hop(opened, stage, index)
                 self.moved[stage, reason] += 1
             if entry.holders.pop(peer, None) is not None:
                 self._entered[stage] -= 1
                 if len(entry.holders) == 1:
-                    book.doubles.discard((stage, index))
+                    opened.doubles.discard((stage, index))
                 elif not entry.holders:
-                    book.held -= 1
-                    book.open += not book.left[index]
-                    book.left[index] += 1
+                    opened.held -= 1
+                    opened.open += not opened.left[index]
+                    opened.left[index] += 1
                     self.replayed[stage] += 1
             elif not named:
                 continue
             self.tell(step, index, f"stage {stage}: {peer} is void up to attempt {struck}: {cause}")
-        book.attempt += 1
+        opened.attempt += 1
         return struck
 
     def peer_gone(self, peer: PeerId, steps: Iterable[int], cause: str, reason: str = "gone") -> list[int]:
@@ -299,8 +299,8 @@ class Ledger:
         """
         touched = []
         for step in steps:
-            book = self._books[step]
-            if any(peer in entry.offered for _, _, entry in self._entries(book)):
+            opened = self._steps[step]
+            if any(peer in entry.offered for _, _, entry in self._entries(opened)):
                 self.void(step, peer, cause, reason)
                 touched.append(step)
         return touched
@@ -310,38 +310,38 @@ class Ledger:
 
         Equal contributions: the one that the newest route no longer names, then the greater peer id.
         """
-        book = self._books[step]
-        if not book.doubles:
+        opened = self._steps[step]
+        if not opened.doubles:
             return None
-        stage, index = min(book.doubles)
-        entry = book.entries[stage][index]
+        stage, index = min(opened.doubles)
+        entry = opened.entries[stage][index]
 
         def weight(peer: PeerId) -> tuple[int, bool]:
-            return self._share(book, peer), entry.hop is not None and entry.hop.peer == peer
+            return self._share(opened, peer), entry.hop is not None and entry.hop.peer == peer
 
         return min(sorted(entry.holders, reverse=True), key=weight)
 
     def orphans(self, step: int) -> list[tuple[int, list[int]]]:
         """Microbatches that lack a hop at some stages, in order: (index, stages)."""
-        found = self._books[step].orphans
+        found = self._steps[step].orphans
         return [(index, sorted(found[index])) for index in sorted(found)]
 
     def holder(self, step: int, stage: int, index: int) -> PeerId | None:
         """The replica that holds the contribution; of two, the one that shall stay is not decided here."""
-        return next(iter(self._books[step].entries[stage][index].holders), None)
+        return next(iter(self._steps[step].entries[stage][index].holders), None)
 
     def displaced(self, step: int, index: int) -> list[PeerId]:
         """Replicas that were asked for the microbatch, are not named by its newest route and have not accumulated it.
 
         They may still be at work on it, and must hear of the newest route.
         """
-        book = self._books[step]
+        opened = self._steps[step]
         found = []
-        for entries in book.entries:
+        for entries in opened.entries:
             entry = entries[index]
             for peer, attempt in entry.offered.items():
                 named = entry.hop is not None and entry.hop.peer == peer
-                if not named and peer not in entry.holders and attempt > book.floors.get(peer, 0):
+                if not named and peer not in entry.holders and attempt > opened.floors.get(peer, 0):
                     found.append(peer)
         return found
 
@@ -349,21 +349,21 @@ class Ledger:
 
     def share(self, step: int, peer: PeerId) -> int:
         """How many contributions of the step the peer holds."""
-        return self._share(self._books[step], peer)
+        return self._share(self._steps[step], peer)
 
     def is_full(self, step: int) -> bool:
         """Every (stage, microbatch) has exactly one holder."""
-        book = self._books[step]
-        return book.held == self.stages * self.microbatches and not book.doubles
+        opened = self._steps[step]
+        return opened.held == self.stages * self.microbatches and not opened.doubles
 
     def is_finite(self, step: int) -> bool:
         """No contribution of the step was reported as not finite."""
-        return all(one.finite for _, _, entry in self._entries(self._books[step]) for one in entry.holders.values())
+        return all(one.finite for _, _, entry in self._entries(self._steps[step]) for one in entry.holders.values())
 
     def sets(self, step: int) -> dict[PeerId, frozenset[int]]:
         """Indexes that must be in the sum of each replica that holds any."""
         found: dict[PeerId, set[int]] = {}
-        for _, index, entry in self._entries(self._books[step]):
+        for _, index, entry in self._entries(self._steps[step]):
             for peer, one in entry.holders.items():
                 if one.finite:
                     found.setdefault(peer, set()).add(index)
@@ -372,11 +372,11 @@ class Ledger:
     def losses(self, step: int) -> list[float]:
         """Loss sums of a full step in order of the microbatches."""
         assert self.is_full(step)
-        return [next(iter(entry.holders.values())).loss for entry in self._books[step].entries[-1]]
+        return [next(iter(entry.holders.values())).loss for entry in self._steps[step].entries[-1]]
 
     def in_flight(self) -> int:
         """Microbatches that were fed and lack a holder at some stage."""
-        return sum(book.open for book in self._books.values())
+        return sum(opened.open for opened in self._steps.values())
 
     def committed(self) -> tuple[int, ...]:
         """Contributions that went into closed steps, per stage: all that entered, less what open steps hold.
@@ -385,8 +385,8 @@ class Ledger:
         ledger began, or one was lost or counted twice.
         """
         held = [0] * self.stages
-        for book in self._books.values():
-            for stage, _, entry in self._entries(book):
+        for opened in self._steps.values():
+            for stage, _, entry in self._entries(opened):
                 held[stage] += len(entry.holders)
         return tuple(entered - open_ for entered, open_ in zip(self._entered, held, strict=True))
 
@@ -397,7 +397,7 @@ class Ledger:
     def contributions(self) -> Counter[PeerId]:
         """How many microbatches of the open and the two last closed steps each replica holds or held."""
         counted = Counter[PeerId]()
-        for one in [*self._shares.values(), *map(self._contributions, self._books.values())]:
+        for one in [*self._shares.values(), *map(self._contributions, self._steps.values())]:
             counted.update(one)
         return counted
 
@@ -412,12 +412,12 @@ class Ledger:
 
     def close(self, step: int) -> None:
         """The step is committed (or given up): later words about it are stale."""
-        book = self._books.pop(step)
-        for stage, index, entry in self._entries(book):
+        opened = self._steps.pop(step)
+        for stage, index, entry in self._entries(opened):
             if entry.hop is not None:
-                self._take_hop(book, stage, index)
-        self._closed[step] = book.stories
-        self._shares[step] = self._contributions(book)
+                self._take_hop(opened, stage, index)
+        self._closed[step] = opened.stories
+        self._shares[step] = self._contributions(opened)
         for old in sorted(self._closed)[: -max(STEPS_KEPT_MIN, STORIES_MAX // self.microbatches)]:
             del self._closed[old]
         for old in sorted(self._shares)[:-STEPS_KEPT_MIN]:
@@ -425,71 +425,71 @@ class Ledger:
 
     def tell(self, step: int, index: int, line: str) -> None:
         """Add a line to the story of a microbatch; a story keeps its beginning and a bounded number of lines."""
-        story = self._books[step].stories[index]
+        story = self._steps[step].stories[index]
         if len(story) < STORY_LINES_MAX:
             story.append(f"{self.now_s:.3f} s {line}")
 
     def story(self, step: int, index: int) -> list[str]:
         """All transitions of a microbatch of an open step or of the newest closed ones, with their causes."""
-        stories = self._books[step].stories if step in self._books else self._closed.get(step)
+        stories = self._steps[step].stories if step in self._steps else self._closed.get(step)
         return list(stories[index]) if stories is not None and index < self.microbatches else []
 
     def validate(self) -> None:
         """Assert that the counts kept on the way equal those taken now, and that nothing void is counted."""
         outstanding: dict[PeerId, int] = {}
-        for book in self._books.values():
-            entries = list(self._entries(book))
-            assert book.held == sum(1 for _, _, entry in entries if entry.holders)
-            assert book.open == sum(1 for left in book.left[: book.fed] if left)
-            assert book.doubles == {(stage, index) for stage, index, entry in entries if len(entry.holders) > 1}
+        for opened in self._steps.values():
+            entries = list(self._entries(opened))
+            assert opened.held == sum(1 for _, _, entry in entries if entry.holders)
+            assert opened.open == sum(1 for left in opened.left[: opened.fed] if left)
+            assert opened.doubles == {(stage, index) for stage, index, entry in entries if len(entry.holders) > 1}
             for stage, index, entry in entries:
                 for peer, one in entry.holders.items():
-                    assert book.floors.get(peer, 0) < one.attempt <= entry.offered[peer], (peer, one)
+                    assert opened.floors.get(peer, 0) < one.attempt <= entry.offered[peer], (peer, one)
                 if entry.hop is not None:
-                    assert entry.hop.attempt > book.floors.get(entry.hop.peer, 0), entry
+                    assert entry.hop.attempt > opened.floors.get(entry.hop.peer, 0), entry
                     if entry.hop.peer not in entry.holders:
                         outstanding[entry.hop.peer] = outstanding.get(entry.hop.peer, 0) + 1
-                orphan = index < book.fed and entry.hop is None
-                assert (stage in book.orphans.get(index, ())) == orphan, (stage, index, entry)
-            for index, left in enumerate(book.left):
-                assert left == sum(1 for stage in range(self.stages) if not book.entries[stage][index].holders)
+                orphan = index < opened.fed and entry.hop is None
+                assert (stage in opened.orphans.get(index, ())) == orphan, (stage, index, entry)
+            for index, left in enumerate(opened.left):
+                assert left == sum(1 for stage in range(self.stages) if not opened.entries[stage][index].holders)
         assert outstanding == {peer: count for peer, count in self._outstanding.items() if count}
 
     # Below -------------------------------------------------------------------------------------------------------
 
-    def _give(self, book: OpenStep, stage: int, index: int, hop: Hop) -> None:
-        entry = book.entries[stage][index]
-        assert hop.attempt > book.floors.get(hop.peer, 0), "a void attempt cannot be given"
+    def _give(self, opened: OpenStep, stage: int, index: int, hop: Hop) -> None:
+        entry = opened.entries[stage][index]
+        assert hop.attempt > opened.floors.get(hop.peer, 0), "a void attempt cannot be given"
         entry.hop = hop
         entry.offered[hop.peer] = hop.attempt
-        if stages := book.orphans.get(index):
+        if stages := opened.orphans.get(index):
             stages.discard(stage)
             if not stages:
-                del book.orphans[index]
+                del opened.orphans[index]
         if hop.peer not in entry.holders:
             self._count_outstanding(hop.peer, +1)
 
-    def _take_hop(self, book: OpenStep, stage: int, index: int) -> None:
-        entry = book.entries[stage][index]
+    def _take_hop(self, opened: OpenStep, stage: int, index: int) -> None:
+        entry = opened.entries[stage][index]
         assert entry.hop is not None
         if entry.hop.peer not in entry.holders:
             self._count_outstanding(entry.hop.peer, -1)
         entry.hop = None
-        book.orphans.setdefault(index, set()).add(stage)
+        opened.orphans.setdefault(index, set()).add(stage)
 
     def _count_outstanding(self, peer: PeerId, change: int) -> None:
         self._outstanding[peer] = self._outstanding.get(peer, 0) + change
         assert self._outstanding[peer] >= 0
         self._changed.add(peer)
 
-    def _share(self, book: OpenStep, peer: PeerId) -> int:
-        return sum(1 for _, _, entry in self._entries(book) if peer in entry.holders)
+    def _share(self, opened: OpenStep, peer: PeerId) -> int:
+        return sum(1 for _, _, entry in self._entries(opened) if peer in entry.holders)
 
-    def _contributions(self, book: OpenStep) -> Counter[PeerId]:
-        return Counter(peer for _, _, entry in self._entries(book) for peer in entry.holders)
+    def _contributions(self, opened: OpenStep) -> Counter[PeerId]:
+        return Counter(peer for _, _, entry in self._entries(opened) for peer in entry.holders)
 
     @staticmethod
-    def _entries(book: OpenStep) -> Iterable[tuple[int, int, Entry]]:
-        for stage, entries in enumerate(book.entries):
+    def _entries(opened: OpenStep) -> Iterable[tuple[int, int, Entry]]:
+        for stage, entries in enumerate(opened.entries):
             for index, entry in enumerate(entries):
                 yield stage, index, entry

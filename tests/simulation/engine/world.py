@@ -452,7 +452,7 @@ class World(Observer):
                 self._gauge("commands waiting", session.commands.qsize(), COMMANDS_WAITING_MAX)
             job = self.job
             if job is not None and job.driver is not None:
-                self._gauge("open steps", len(job.driver.brain._ledger.open_steps()), 2 + shape.staleness)
+                self._gauge("open steps", len(job.driver.brain._state.ledger.open_steps()), 2 + shape.staleness)
                 job.driver.brain.validate()
 
     def _gauge(self, name: str, value: float, limit: float) -> None:
@@ -479,7 +479,7 @@ class World(Observer):
         if job.driver is not None:
             brain = job.driver.brain
             lines.append(f"{brain.waiting_for()}; {brain.committed_steps} steps committed")
-            for step in brain._ledger.open_steps():
+            for step in brain._state.ledger.open_steps():
                 for index in range(self.shape.microbatches):
                     lines += [f"  {step}.{index}: {line}" for line in brain.story(step, index)[-6:]]
         for peer in self.peers.values():
