@@ -3,7 +3,7 @@
 A file `NAME.patch` begins with three lines for people and for the runner, then a unified diff with little context:
 
     Switches off: what keeps whom from what
-    Breaks: I1, I7                                   invariants of ARCHITECTURE.md and docs/reliability.md
+    Breaks: I1, I7                                   invariants of ARCHITECTURE.md
     Caught by: tests/unit/stage_server/brain/test_cell.py ...           what ought to turn red, fastest first
 """
 
