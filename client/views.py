@@ -48,6 +48,7 @@ def job_values(view: pb.JobView, *, spec: bool = False) -> dict[str, Any]:
         "created": utc(view.created_unix_s),
         "step": view.step,
         "steps": view.steps,
+        "skipped_steps": view.skipped_steps,
         "loss": finite(view.loss) if stepped else None,
         "learning_rate": finite(view.learning_rate) if stepped else None,
         "grad_norm": finite(view.grad_norm) if stepped else None,
@@ -149,18 +150,19 @@ def job_table(view: pb.JobView) -> RenderableType:
     """Everything about one job."""
     outer = Table.grid(padding=(0, 2))
     since = f" (for {duration(time.time() - view.since_unix_s)})" if view.since_unix_s else ""
+    skipped = f", {view.skipped_steps} of them skipped: not finite" if view.skipped_steps else ""
     rows: list[tuple[str, RenderableType]] = [
         ("job", Text(view.id)),
         ("state", Text.assemble(state(view.state), since)),
         ("reason", Text(view.reason or "-")),
-        ("step", Text(f"{view.step} of {view.steps}")),
+        ("step", Text(f"{view.step} of {view.steps}{skipped}")),
     ]
     if view.hint:
         rows.append(("hint", Text(view.hint)))
     if view.step:
         rows += [
             ("loss", Text(f"{number(view.loss)} nats (unigram entropy of the data: {number(view.unigram_entropy)})")),
-            ("gradient norm", Text(number(view.grad_norm))),
+            ("gradient norm", Text(f"{view.grad_norm:.4f}")),
             ("learning rate", Text(f"{view.learning_rate:.3e}")),
             ("tokens", Text(f"{view.tokens} ({view.tokens_per_s:.0f} per second)")),
         ]

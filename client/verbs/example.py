@@ -50,7 +50,7 @@ eps           = 1e-8            # betas and eps: all but sgd
 momentum      = 0.0             # sgd only, below 1
 weight_decay  = 0.1             # sgd adds it to the gradient; the others shrink the weights by it
 schedule      = "cosine"        # constant, linear or cosine
-warmup_steps  = 5               # default 100, at most steps
+warmup_steps  = 5               # default 100, or steps if that is less
 min_lr_ratio  = 0.1             # the schedule ends at this share of learning_rate
 grad_clip_norm = 1.0            # global norm; 0 = off
 seed          = 0
@@ -93,6 +93,7 @@ no_progress_s = 300.0           # 10 to 86400: no step committed for so long: as
 max_runtime_s = 0.0             # 0 = no limit; then it is paused, with all saved
 on_stall      = "wait"          # wait, pause or fail, where it cannot go on, such as without a stage; wait: for peers
 on_nonfinite  = "skip"          # skip, pause or fail: a step with NaN or infinite gradients
+nonfinite_steps_max = 10        # with "skip": the job fails after so many such steps in a row, or if all were such
 """
 
 _CONFIG = (

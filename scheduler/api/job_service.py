@@ -414,6 +414,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             error_code=record.error_code,
             hint=record.hint,
             checkpoint_step=job.newest.step if job.newest is not None else 0,
+            skipped_steps=progress.skipped,
         )
 
     def _peer_view(self, peer: Peer) -> pb.PeerView:

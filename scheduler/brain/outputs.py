@@ -18,7 +18,7 @@ class CommitRow:
     step: int
     rounds: Mapping[UnitName, Round]  # empty if skip
     loss: float
-    norm: float  # before clipping; 0 if skip
+    norm: float  # before clipping; 0 if skip, since databases have no NaN
     scale: float
     learning_rate: float
     skip: bool

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from scheduler.brain.job import CommitRow
 from scheduler.brain.stall import Stalls
-from scheduler.jobs.driver import JobDriver
+from scheduler.jobs.driver import SAVED, JobDriver
 from scheduler.storage.checkpoint_sink import CheckpointSink
 from scheduler.storage.database import JobRecord
 from swarm.checkpoint.writer import Checkpoint
@@ -36,6 +36,8 @@ class JobProgress:
     loss: float = math.nan
     norm: float = 0.0
     learning_rate: float = 0.0
+    skipped: int = 0  # steps whose gradients were not finite
+    skipped_in_a_row: int = 0  # of the newest steps
     step_s: float = math.nan  # smoothed
     tokens_per_s: float = 0.0
     eta_s: float = math.nan
@@ -47,7 +49,7 @@ class JobProgress:
         self.steps_done = row["step"] + 1
         self.tokens += row["tokens"]
         self.loss = math.nan if row["loss"] is None else row["loss"]
-        self.norm, self.learning_rate = row["norm"], row["learning_rate"]
+        self._take(row["norm"], row["learning_rate"], skip=row["skip"])
 
     def committed(self, row: CommitRow, step_s: float, steps: int) -> None:
         """Take in a commit that came `step_s` after the one before."""
@@ -55,9 +57,20 @@ class JobProgress:
         self.step_s = step_s if first else self.step_s + (step_s - self.step_s) / SPEED_STEPS
         self.steps_done = row.step + 1
         self.tokens += row.tokens
-        self.loss, self.norm, self.learning_rate = row.loss, row.norm, row.learning_rate
+        self.loss = row.loss
+        self._take(row.norm, row.learning_rate, skip=row.skip)
         self.tokens_per_s = row.tokens / self.step_s if self.step_s else 0.0
         self.eta_s = (steps - self.steps_done) * self.step_s
+
+    @property
+    def skipped_text(self) -> str:
+        """How many of the steps changed no weight, for a person; empty if all did."""
+        return f"{self.skipped} of {self.steps_done} steps skipped" if self.skipped else ""
+
+    def _take(self, norm: float, learning_rate: float, *, skip: bool) -> None:
+        self.norm, self.learning_rate = math.nan if skip else norm, learning_rate
+        self.skipped += skip
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skip else 0
 
 
 @dataclass(slots=True)
@@ -84,6 +97,11 @@ def split_of(spec: JobSpec) -> tuple[int, ...]:
     """Decoder layers of each stage of an accepted job."""
     assert spec.pipeline.split != "auto", "resolved at submit"
     return spec.pipeline.split
+
+
+def success_text(job: Job) -> str:
+    """What a job ends with that succeeded."""
+    return "; ".join(filter(None, (SAVED, job.progress.skipped_text)))
 
 
 def again(job: Job) -> str:

@@ -15,8 +15,7 @@ from scheduler.brain.stall import (
     seeking,
     stalled_hint,
 )
-from scheduler.jobs.driver import SAVED
-from scheduler.jobs.job import Job, now_s
+from scheduler.jobs.job import Job, now_s, success_text
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.timelines import Timelines
@@ -80,7 +79,7 @@ class Rollback:
         if beginning.start is not None and beginning.step >= job.spec.training.steps:
             if job.record is record:
                 sha256 = beginning.start.weights_sha256
-                await self._book.enter(job, JobState.SUCCEEDED, SAVED, hint="", weights_sha256=sha256)
+                await self._book.enter(job, JobState.SUCCEEDED, success_text(job), hint="", weights_sha256=sha256)
             return
         await self._timelines.switch_to(job, record, beginning, job.spec)
         if beginning.skipped:

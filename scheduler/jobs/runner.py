@@ -16,7 +16,7 @@ from scheduler.brain.stall import resume_hint, seeking, stalled_hint
 from scheduler.brain.state.restart import Resumed
 from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import JobDriver, Outcome
-from scheduler.jobs.job import Job, again, now_s
+from scheduler.jobs.job import Job, again, now_s, success_text
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.rollback import Rollback
@@ -94,9 +94,8 @@ class JobRunner:
 
     def _make_driver(self, job: Job, batches: Batches) -> JobDriver:
         spec, record, training = job.spec, job.record, job.spec.training
-        settings = brain_settings(
-            record, spec, self._store.epoch, batches, self._files.state(record.files, job.start).listed
-        )
+        files = self._files.state(record.files, job.start).listed
+        settings = brain_settings(record, spec, self._store.epoch, batches, files, job.progress.skipped_in_a_row)
         last_s = [now_s()]
 
         async def until_written(what: str, write: Callable[[], Awaitable[None]]) -> None:
@@ -168,8 +167,9 @@ class JobRunner:
         try:
             job.keeper = driver.keeper = await self._make_keeper(job, driver, at_start=at_start)
             outcome = await driver.run(begin)
-            if outcome.state is JobState.SUCCEEDED and job.newest is not None:
-                sha256 = job.newest.weights_sha256
+            if outcome.state is JobState.SUCCEEDED:
+                outcome = replace(outcome, reason=success_text(job))
+                sha256 = job.newest.weights_sha256 if job.newest is not None else ""
         except Fenced:
             raise
         except SwarmError as error:

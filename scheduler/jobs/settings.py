@@ -17,9 +17,17 @@ from swarm.messages import StateFile
 
 
 def brain_settings(
-    record: JobRecord, spec: JobSpec, epoch: int, batches: Batches, files: Sequence[StateFile]
+    record: JobRecord,
+    spec: JobSpec,
+    epoch: int,
+    batches: Batches,
+    files: Sequence[StateFile],
+    skipped_in_a_row: int = 0,
 ) -> BrainSettings:
-    """The settings of a job that is to work on its present timeline, from `files`."""
+    """The settings of a job that is to work on its present timeline, from `files`.
+
+    `skipped_in_a_row` counts its newest commits that changed no weight.
+    """
     training, pipeline = spec.training, spec.pipeline
     return BrainSettings(
         job=record.id,
@@ -42,6 +50,8 @@ def brain_settings(
         evaluation_microbatches=batches.evaluation_microbatches,
         evaluation_tokens=batches.evaluation_tokens,
         pause_on_nonfinite=spec.limits.on_nonfinite == "pause",
+        nonfinite_steps_max=spec.limits.nonfinite_steps_max,
+        skipped_in_a_row=skipped_in_a_row,
         first_step=record.first_steps[-1],
         files=tuple(files),
         saving=SavingRules(spec.checkpoint.every_steps, spec.checkpoint.every_s, spec.checkpoint.optimizer),

@@ -13,6 +13,7 @@ from swarm.job.spec import TrainingSection
 
 # Keeps the clip factor finite when a gradient is zero; the same number as in torch.nn.utils.clip_grad_norm_.
 CLIP_EPSILON = 1e-6
+NOT_FINITE_HINT = "look for NaN in the weights that the job starts from, or lower training.learning_rate"
 
 
 def learning_rate(training: TrainingSection, step: int) -> float:
@@ -50,6 +51,18 @@ def clip(squared_norms: Iterable[float], grad_clip_norm: float) -> tuple[float, 
     if grad_clip_norm == 0.0:
         return norm, 1.0
     return norm, min(1.0, grad_clip_norm / (norm + CLIP_EPSILON))
+
+
+def not_finite_fault(step: int, in_a_row: int, *, steps: int, most: int) -> str:
+    """Why a job fails with `step`, the last of `in_a_row` whose gradients were not finite; empty if it goes on.
+
+    It fails after `most` of them, and when all its steps were such: no weight ever changed.
+    """
+    if in_a_row == steps:
+        return f"the gradients of all {steps} steps were not finite: no weight was ever changed"
+    if in_a_row >= most:
+        return f"the gradients of {in_a_row} steps in a row were not finite (step {step} was the last of them)"
+    return ""
 
 
 def evaluation_due(version: int, every_steps: int, steps: int) -> bool:

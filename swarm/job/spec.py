@@ -84,7 +84,7 @@ class TrainingSection(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # sgd only
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    warmup_steps: Annotated[int, Field(ge=0)] = 100
+    warmup_steps: Annotated[int, Field(ge=0)] = 100  # by default at most `steps`
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     grad_clip_norm: Annotated[float, Field(ge=0)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
@@ -99,6 +99,8 @@ class TrainingSection(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> TrainingSection:
+        if "warmup_steps" not in self.model_fields_set:
+            object.__setattr__(self, "warmup_steps", min(self.warmup_steps, self.steps))  # frozen for all others
         if self.warmup_steps > self.steps:
             raise ValueError(
                 f"warmup_steps = {self.warmup_steps} is more than steps = {self.steps}: "
@@ -171,6 +173,7 @@ class LimitsSection(Section):
     max_runtime_s: Annotated[float, Field(ge=0)] = 0.0
     on_stall: OnStall = "wait"  # a stage lost its last replica, or no_progress_s passed without a step
     on_nonfinite: Literal["skip", "pause", "fail"] = "skip"
+    nonfinite_steps_max: Annotated[int, Field(ge=1, le=10**9)] = 10  # with "skip": so many in a row fail the job
 
 
 class JobSpec(Section):

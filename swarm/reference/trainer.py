@@ -35,7 +35,7 @@ from swarm.hf.model_folder import (
     weights_sha256,
 )
 from swarm.job.partition import unit_names
-from swarm.job.schedule import clip, evaluation_due, learning_rate, perplexity
+from swarm.job.schedule import NOT_FINITE_HINT, clip, evaluation_due, learning_rate, not_finite_fault, perplexity
 from swarm.job.spec import JobSpec
 from swarm.model.codec import round_trip
 from swarm.model.exact_sums import mean_of_parts
@@ -97,13 +97,17 @@ def train_local(
     """Train all steps of a resolved spec in this thread, or those after the checkpoint `start`.
 
     `on_commit` may look at the stages after each step. JobFailed if a step is not finite and `limits.on_nonfinite` is
-    "fail"; with "pause" after `on_commit`.
+    "fail", or too many were in a row; with "pause" after `on_commit`.
     """
     device = device or torch.device("cpu")
     stages = build_stages(spec, device) if start is None else stages_from(start, spec, device)
-    losses, evaluations = [], []
+    losses, evaluations, skipped_in_a_row = [], [], 0
     for step in range(0 if start is None else start.step, spec.training.steps):
         report = train_step(stages, spec, batches, step)
+        skipped_in_a_row = skipped_in_a_row + 1 if report.skipped else 0
+        limits = {"steps": spec.training.steps, "most": spec.limits.nonfinite_steps_max}
+        if report.skipped and (fault := not_finite_fault(step, skipped_in_a_row, **limits)):
+            raise JobFailed(fault, hint=NOT_FINITE_HINT)
         losses.append(report.loss)
         if on_step is not None:
             on_step(report)

@@ -17,6 +17,7 @@ from swarm.errors import JobFailed, NotAllowed
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.families import EMBEDDING, HEAD
+from swarm.reference import trainer
 from swarm.reference.trainer import Trained, build_stages, save_folder, sha256_of, train_local, train_step
 from swarm.types import Microbatch
 from tests.support.unsplit_model import assert_equals_unsplit
@@ -185,3 +186,13 @@ def test_a_step_that_is_not_finite_is_skipped_or_ends_the_job(compression: str) 
     failing = spec.model_copy(update={"limits": spec.limits.model_copy(update={"on_nonfinite": "fail"})})
     with pytest.raises(JobFailed, match="step 1 is not finite"):
         train_step(stages, failing, batches_of(spec), 1)
+
+
+def test_the_reference_fails_like_the_swarm_if_all_its_steps_were_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(1, fixed_point_bits=40)
+    stages = build_stages(spec, CPU)
+    with torch.no_grad():
+        stages[0].module.lm_head.weight[3, 3] = torch.inf
+    monkeypatch.setattr(trainer, "build_stages", lambda spec, device: stages)
+    with pytest.raises(JobFailed, match=f"all {spec.training.steps} steps were not finite"):
+        train_local(spec, batches_of(spec))

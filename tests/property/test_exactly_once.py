@@ -754,7 +754,7 @@ def tidied(shape: Shape) -> Shape:
     inside = frozenset(
         (step, stage, index)
         for step, stage, index in shape.not_finite
-        if step < shape.steps and stage < shape.stages and index < shape.microbatches
+        if step < shape.steps > 1 and stage < shape.stages and index < shape.microbatches
     )
     return Shape(shape.pools, shape.microbatches, shape.steps, shape.staleness, shape.tied, inside)
 

@@ -16,7 +16,7 @@ from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import choose_donors
 from scheduler.brain.state.step import Phase, StepEvent, StepRun, may_write
 from swarm.errors import GradientRange, ReplicaDiverged
-from swarm.job.schedule import clip
+from swarm.job.schedule import NOT_FINITE_HINT, clip, not_finite_fault
 from swarm.messages import Commit, Committed, UnitRound
 from swarm.types import PeerId
 
@@ -28,6 +28,7 @@ class Commits:
         self._state = state
         self._evaluations = evaluations
         self._rng = rng
+        self._skipped_in_a_row = state.settings.skipped_in_a_row
 
     def decide(self, run: StepRun) -> Fail | None:
         """Fix what the step's commit will say, and hand it to the store once the order of commits allows it."""
@@ -40,10 +41,14 @@ class Commits:
         norm, scale = clip(squared, settings.grad_clip_norm)
         if not math.isfinite(norm):
             run.skip = True
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if run.skip else 0
         if run.skip:
             if settings.fail_on_nonfinite:
                 hint = 'lower training.learning_rate, or set limits.on_nonfinite = "skip"'
                 return Fail(GradientRange.code, f"the gradient of step {run.step} is not finite", hint)
+            limits = {"steps": settings.steps, "most": settings.nonfinite_steps_max}
+            if fault := not_finite_fault(run.step, self._skipped_in_a_row, **limits):
+                return Fail(GradientRange.code, fault, NOT_FINITE_HINT)
             told = f"the gradient of step {run.step} is not finite: the step changes no weight"
             self._state.outbox.note("warning", told)
         total = 0.0

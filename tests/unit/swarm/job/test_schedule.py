@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarm.job.schedule import clip, learning_rate
+from swarm.job.schedule import clip, learning_rate, not_finite_fault
 from swarm.job.spec import TrainingSection
 
 
@@ -55,3 +55,19 @@ def test_norm_does_not_depend_on_the_order_of_parameters() -> None:
 @pytest.mark.parametrize("squared", [[1.0, math.inf], [1.0, math.nan], [1e308, 1e308]])
 def test_a_norm_with_a_part_that_is_not_finite_is_not_finite(squared: list[float]) -> None:
     assert not math.isfinite(clip(squared, 1.0)[0])
+
+
+@pytest.mark.parametrize(
+    ("in_a_row", "fault"),
+    [(1, ""), (9, ""), (10, "10 steps in a row were not finite"), (30, "all 30 steps were not finite")],
+)
+def test_many_steps_in_a_row_that_are_not_finite_end_a_job(in_a_row: int, fault: str) -> None:
+    found = not_finite_fault(in_a_row + 1, in_a_row, steps=30, most=10)
+    assert fault in found
+    assert bool(found) == bool(fault)
+
+
+def test_a_job_whose_steps_were_all_not_finite_has_failed_however_short_it_is() -> None:
+    assert not_finite_fault(0, 1, steps=1, most=10)
+    assert not_finite_fault(1, 2, steps=2, most=10)
+    assert not not_finite_fault(1, 1, steps=2, most=10)

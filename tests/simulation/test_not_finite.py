@@ -1,0 +1,98 @@
+"""The claims: a job that learned nothing has failed, one that skipped a few steps says so; a restart forgets none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from scheduler.jobs.commands import Jobs
+from swarm.data import ByteTokenizer
+from swarm.messages import Accumulated
+from swarm.sim import loop as sim
+from swarm.types import JobState
+from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def train(
+    folder: Path,
+    poisoned: Callable[[int], bool],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    restart: bool = False,
+    **keys: Any,
+) -> tuple[JobState, str, list[bool]]:
+    """How a job ended whose steps are `poisoned`: its state, the reason, and which of its steps were skipped."""
+    spec = small_spec(write_text(folder), training__steps=4, pipeline__stages=1, checkpoint__every_steps=0, **keys)
+    tokens, real = Tokens.make(folder, spec), Jobs.on_event
+
+    def poison(jobs: Jobs, peer: Any, event: Any) -> None:
+        if isinstance(event, Accumulated) and poisoned(event.microbatch.step):
+            event = replace(event, finite=False)
+        real(jobs, peer, event)
+
+    monkeypatch.setattr(Jobs, "on_event", poison)
+    ends: list[tuple[JobState, str, list[bool]]] = []
+
+    async def main() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                database = f"sqlite:///{folder / 'swarm.db'}"
+                rig = await Rig.start(tokens, 1, tasks, Random(1), duplicate_ratio=0.0, database=database)
+                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+                if restart:
+                    while job.progress.steps_done < 2:
+                        await asyncio.sleep(0.001)
+                    await rig.kill_scheduler()
+                    await rig.start_scheduler()
+                    job = rig.jobs.find(job.record.id)
+                    assert job.progress.skipped == job.progress.steps_done >= 2
+                await rig.finished(job)
+                rows = await rig.store.commits(job.record.id)
+                ends.append((job.record.state, job.record.reason, [row["skip"] for row in rows]))
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+
+    sim.run(main(), seed=1, limit_s=3600.0)
+    return ends[0]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_job_whose_steps_were_all_not_finite_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restart: bool
+) -> None:
+    state, reason, skipped = train(tmp_path, lambda step: True, monkeypatch, restart=restart)
+    assert (state, skipped) == (JobState.FAILED, [True] * 3)
+    assert reason == "the gradients of all 4 steps were not finite: no weight was ever changed"
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_too_many_steps_in_a_row_that_are_not_finite_fail_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restart: bool
+) -> None:
+    most = {"limits__nonfinite_steps_max": 3}
+    state, reason, skipped = train(tmp_path, lambda step: True, monkeypatch, restart=restart, **most)
+    assert (state, skipped) == (JobState.FAILED, [True] * 2)
+    assert reason == "the gradients of 3 steps in a row were not finite (step 2 was the last of them)"
+
+
+def test_a_job_that_skipped_some_steps_succeeds_and_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = {"limits__nonfinite_steps_max": 2}
+    state, reason, skipped = train(tmp_path, lambda step: step % 2 == 0, monkeypatch, **most)
+    assert (state, skipped) == (JobState.SUCCEEDED, [True, False, True, False])
+    assert reason == "all steps committed, weights saved; 2 of 4 steps skipped"
