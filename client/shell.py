@@ -21,6 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from swarm.errors import SwarmError, UsageError
 from swarm.process.logs import configure
+from swarm.text import size
 
 SCHEMA = "swarm.cli/1"
 PROGRESS_LINE_S = 5.0
@@ -152,30 +153,3 @@ def utc(unix_s: float) -> str | None:
 def finite(value: float) -> float | None:
     """The value, or None where JSON has no word for it."""
     return value if math.isfinite(value) else None
-
-
-def duration(seconds: float) -> str:
-    """A time span for people: 4.2s, 3m05s, 2h10m, 3d04h."""
-    if not math.isfinite(seconds) or seconds < 0:
-        return "-"
-    if seconds < 9.95:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
-
-
-def size(count: float) -> str:
-    """A number of bytes for people: 512 B, 1.5 MiB."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 1024:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1024:.1f} TiB"

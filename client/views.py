@@ -11,8 +11,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from client.shell import duration, finite, size, utc
+from client.shell import finite, utc
 from swarm.job.schedule import perplexity
+from swarm.text import duration, size
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 

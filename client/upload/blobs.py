@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client.connection import CHUNK_BYTES, Scheduler
-from client.shell import Shell, bytes_bar, size
+from client.shell import Shell, bytes_bar
+from swarm.text import size
 from swarm.wire import jobs_pb2 as pb
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client.connection import Scheduler
-from client.shell import Shell, finite, size, utc
+from client.shell import Shell, finite, utc
 from client.upload.blobs import File, upload
 from client.verbs.follow import follow, raise_unless_succeeded
 from client.views import job_values, number
@@ -22,6 +22,7 @@ from swarm.checkpoint.writer import Checkpoint, open_folder
 from swarm.errors import INTERRUPTED, InvalidConfig, InvalidModel, NotFound
 from swarm.job.changes import changed_values, check_state, check_steps
 from swarm.job.spec import JobSpec, apply_overrides, parse_job
+from swarm.text import size
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, Progress, TextColumn
 
 from client.connection import Scheduler
-from client.shell import Shell, duration
+from client.shell import Shell
 from client.views import evaluation_text, has_ended, job_values, number
 from swarm.errors import JobDidNotFit, JobEnded, OutOfMemory, SchedulerUnreachable
+from swarm.text import duration
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 

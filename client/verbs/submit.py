@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client.connection import Scheduler
-from client.shell import Shell, bytes_bar, size
+from client.shell import Shell, bytes_bar
 from client.upload.blobs import File, upload
 from client.upload.weights import upload_weights
 from client.verbs.checkpoints import open_start, upload_start
@@ -26,6 +26,7 @@ from swarm.errors import INTERRUPTED
 from swarm.hf.pretrained import ground, weight_files
 from swarm.job.partition import common_name
 from swarm.job.spec import JobSpec, load_job
+from swarm.text import counted, size
 from swarm.wire import jobs_pb2 as pb
 
 
@@ -61,8 +62,7 @@ def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, 
             with bytes_bar(shell, "tokenising") as advance:
                 manifest = tokenise(spec, Path(folder), advance, corpus)
             shell.say(
-                f"{manifest.tokens} tokens in {len(manifest.shards)} "
-                f"{'shard' if len(manifest.shards) == 1 else 'shards'}, "
+                f"{manifest.tokens} tokens in {counted(len(manifest.shards), 'shard')}, "
                 f"unigram entropy {manifest.unigram_entropy:.3f} nats"
             )
             shards = [File(shard.sha256, shard.size_bytes, shard.path, shard.tokens) for shard in manifest.shards]
@@ -154,8 +154,7 @@ def dry_run(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
     for value in values:
         table.add_row(Text(value.key), Text(_shown(value.value)), Text(value.origin))
     shell.out.print(table)
-    count = len(corpus.sources)
-    kinds = f"{count} {'file' if count == 1 else 'files'} ({', '.join(formats)})"
+    kinds = f"{counted(len(corpus.sources), 'file')} ({', '.join(formats)})"
     if formats == ["hf"]:
         kinds = "a Hugging Face data set"
     total = size(corpus.size_bytes) if corpus.size_bytes else "not downloaded yet"

@@ -48,7 +48,6 @@ from scheduler.brain.outputs import (
     Stopped,
     WriteCommit,
     WriteEvaluation,
-    listed,
 )
 from scheduler.brain.replicas.admission import Admission
 from scheduler.brain.replicas.departures import Departures
@@ -87,6 +86,7 @@ from swarm.messages import (
     Saved,
     Undelivered,
 )
+from swarm.text import counted, listed
 from swarm.types import Decision, JobState, PeerId
 
 __all__ = [
@@ -700,8 +700,8 @@ class JobBrain:
         """All have loaded what fits together."""
         self.mode = Mode.RUNNING
         self._state.progress.loaded(self._loading.digests())
-        stages = f"{self.stages} stage{'' if self.stages == 1 else 's'}"
-        self._state.outbox.note("info", f"{len(self._state.pool)} replicas of {stages} loaded: training starts")
+        replicas, stages = counted(len(self._state.pool), "replica"), counted(self.stages, "stage")
+        self._state.outbox.note("info", f"{replicas} of {stages} loaded: training starts")
 
     def _gather(self, census: RestartCensus) -> None:
         """Go on after a restart as soon as all that can be expected are back."""

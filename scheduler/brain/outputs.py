@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -192,8 +192,3 @@ class Outbox:
         """All since the last call."""
         outputs, self._outputs = self._outputs, []
         return outputs
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names for a person."""
-    return ", ".join(sorted(names)) or "nobody"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sized
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 
@@ -20,9 +20,11 @@ from scheduler.jobs.job import Job, now_s, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.runner import JobRunner
+from scheduler.jobs.settings import model_costs
 from scheduler.storage.job_files import JobFiles
 from swarm.errors import SwarmError
 from swarm.messages import Hello
+from swarm.text import counted
 from swarm.types import Decision, JobId, JobState, PeerId, PeerState
 
 # A job takes the peers that are there when it starts: wait until nobody new has come for this long.
@@ -78,7 +80,7 @@ class Allocator:
         """The job as `handing` sees it, where so many peers are there for it."""
         return PendingJob(
             job.record.id,
-            needs(job.spec, split_of(job.spec), peers),
+            needs(model_costs(job.spec), split_of(job.spec), peers),
             job.spec.limits.min_replicas,
             now_s() - job.waits_since_s,
             looks=_looks(job),
@@ -97,7 +99,7 @@ class Allocator:
         split = split_of(job.spec)
         return ActiveJob(
             job.record.id,
-            needs(job.spec, split, 1 + sum(map(len, job.stages.values()))),
+            needs(model_costs(job.spec), split, 1 + sum(map(len, job.stages.values()))),
             job.spec.limits.min_replicas,
             tuple(staying[stage] for stage in range(len(split))),
             job.at_start,
@@ -162,7 +164,7 @@ class Allocator:
         job.gone_back = ""
         self._book.say(job, "info", f"placed: {_describe(job.stages)}")
         peers = {replica.peer: replica.stage for replica in replicas}
-        told = f"{_count(replicas, 'peer')} for {_count(job.stages, 'stage')}"
+        told = f"{counted(len(replicas), 'peer')} for {counted(len(job.stages), 'stage')}"
         await self._book.enter(job, JobState.LOADING, told, peers=peers, hint="")
 
 
@@ -180,10 +182,6 @@ def _candidates(peers: Iterable[Peer]) -> list[Candidate]:
 
 def _replica(hello: Hello, stage: int) -> ReplicaRecord:
     return ReplicaRecord(hello.peer, hello.incarnation, hello.address, stage, hello.device, hello.pinned_stage >= 0)
-
-
-def _count(things: Sized, name: str) -> str:
-    return f"{len(things)} {name}" + ("" if len(things) == 1 else "s")
 
 
 def _describe(stages: dict[int, list[PeerId]]) -> str:

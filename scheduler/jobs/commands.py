@@ -30,6 +30,7 @@ from scheduler.jobs.peers import Peers
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.runner import JobRunner
+from scheduler.jobs.settings import model_costs
 from scheduler.jobs.timelines import Timelines, starting_at
 from scheduler.storage.checkpoint_catalog import LATEST, CheckpointCatalog, uploaded_checkpoint
 from scheduler.storage.database import Database, JobRecord, JobTokens
@@ -259,11 +260,12 @@ class Jobs:
         if spec.pipeline.split != "auto":
             return resolved
         fixed = spec.pipeline.stages != "auto"
-        counts = stage_counts(resolved, len(split_of(resolved)), len(idle), fixed=fixed)
-        cut = fit(resolved, idle, counts)
+        costs, stages, min_replicas = model_costs(resolved), len(split_of(resolved)), spec.limits.min_replicas
+        counts = [stages] if fixed else stage_counts(resolved.layers, stages, len(idle) // min_replicas)
+        cut = fit(costs, idle, counts, min_replicas)
         if cut.plan is None:
             present = [peer.hello.memory_bytes for peer in self._membership.peers() if peer.state is not PeerState.GONE]
-            check_possible(resolved, present, counts if fixed else range(1, resolved.layers + 1))
+            check_possible(costs, present, counts if fixed else range(1, resolved.layers + 1))
             return resolved
         pipeline = resolved.pipeline.model_copy(update={"split": cut.plan, "stages": len(cut.plan)})
         return decide(resolved.model_copy(update={"pipeline": pipeline}))
@@ -357,7 +359,7 @@ class Jobs:
             spec.training.steps,
             spec.training.microbatches,
             job.progress.step_s,
-            tuple(needs(spec, split, peers)),
+            needs(model_costs(spec), split, peers),
             spec.limits.min_replicas,
         )
 

@@ -276,7 +276,7 @@ class JobRunner:
         peers = [self._membership.get(peer) for pool in job.stages.values() for peer in pool]
         all_serve = all(peer is not None and peer.state is PeerState.SERVING for peer in peers)
         if all_serve and job.record.state is JobState.LOADING:
-            await self._book.enter(job, JobState.RUNNING, f"all {len(peers)} replicas are loaded")
+            await self._book.enter(job, JobState.RUNNING, "all replicas are loaded")
 
 
 @dataclass(frozen=True, slots=True)

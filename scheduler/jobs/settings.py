@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scheduler.brain.fleet.memory_split import ModelCosts
 from scheduler.brain.job import BrainSettings
 from scheduler.brain.settings import DeadlineSettings, RebalanceSettings, SavingRules
 from scheduler.jobs.job import split_of
@@ -14,6 +15,16 @@ from swarm.job.partition import flops_per_token, unit_names
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
+
+
+def model_costs(spec: JobSpec) -> ModelCosts:
+    """What the stages of a resolved spec's model cost; its own split is ignored."""
+    layer, head = flops_per_token(spec)
+
+    def stage_bytes(layers: int, stage: int, stages: int, replicas: int) -> int:
+        return stage_footprint(spec, layers, stage, stages, replicas=replicas).total_bytes
+
+    return ModelCosts(spec.layers, layer, head, stage_bytes)
 
 
 def brain_settings(

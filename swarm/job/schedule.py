@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-
-from swarm.job.spec import TrainingSection
+from typing import Literal, Protocol
 
 # Keeps the clip factor finite when a gradient is zero; the same number as in torch.nn.utils.clip_grad_norm_.
 CLIP_EPSILON = 1e-6
 NOT_FINITE_HINT = "look for NaN in the weights that the job starts from, or lower training.learning_rate"
 
 
-def learning_rate(training: TrainingSection, step: int) -> float:
+class ScheduleSettings(Protocol):
+    """What a job file's [training] says of the learning rate; a brain reads it without the library that checks it."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def schedule(self) -> Literal["constant", "linear", "cosine"]: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def warmup_steps(self) -> int: ...
+    @property
+    def min_lr_ratio(self) -> float: ...
+
+
+def learning_rate(training: ScheduleSettings, step: int) -> float:
     """The learning rate of optimizer step `step` (from 0).
 
     Rises linearly over `warmup_steps` and reaches the full rate in the last of them; then stays, or falls along a line

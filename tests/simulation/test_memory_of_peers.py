@@ -80,7 +80,7 @@ def test_the_cut_follows_the_memory_of_the_peers(tmp_path: Path) -> None:
 
 
 def test_what_not_even_one_layer_fits_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(OutOfMemory, match="the largest of 2 stage servers offers 0 MiB"):
+    with pytest.raises(OutOfMemory, match=r"the largest of 2 stage servers offers 2\.0 KiB"):
         run(tmp_path, spec_of(tmp_path), [1000, 2000])
 
 

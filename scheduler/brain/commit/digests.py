@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from scheduler.brain.outputs import Fail, listed
+from scheduler.brain.outputs import Fail
 from swarm.errors import ReplicaDiverged
+from swarm.text import listed
 from swarm.types import PeerId
 
 

@@ -14,12 +14,13 @@ from typing import TypeAlias
 
 from scheduler.brain.commit.digests import difference
 from scheduler.brain.commit.slices import Participant, plan_round
-from scheduler.brain.outputs import Fail, listed
+from scheduler.brain.outputs import Fail
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.links import ROUNDS_MAX, Troubles
 from scheduler.brain.state.step import Phase, StepEvent, StepRun, UnitAveraging
 from swarm.errors import JobFailed, SetMismatch
 from swarm.messages import AbortRound, Average, Averaged, RoundFailed, Void
+from swarm.text import listed
 from swarm.types import PeerId, Round, UnitName, set_digest
 
 EMPTY_SET = set_digest(())

@@ -13,8 +13,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from scheduler.brain.fleet.membership import Peer
-from scheduler.brain.fleet.memory_split import gibibytes
 from scheduler.brain.state.leaves import Leave
+from swarm.text import counted, size, spoken_duration
 from swarm.types import JobId, JobState, PeerId, PeerState
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class IdlePeer:
 
 def explain_job(job: JobStanding, situation: Situation | None, idle: Sequence[IdlePeer], now_s: float) -> list[Fact]:
     """Why a job waits or is as slow as it is; without a `situation` nobody is at work on it."""
-    facts = [Fact("state", f"{job.state.value} for {_span(job.for_s)}: {job.reason}", {"for_s": job.for_s})]
+    facts = [Fact("state", f"{job.state.value} for {spoken_duration(job.for_s)}: {job.reason}", {"for_s": job.for_s})]
     if job.hint:
         facts.append(Fact("hint", job.hint))
     facts.append(_progress(job))
@@ -185,7 +185,7 @@ def _progress(job: JobStanding) -> Fact:
     text = f"step {job.step} of {job.steps}"
     if isfinite(job.step_s) and job.step_s > 0.0 and job.state is JobState.RUNNING:
         rate = job.microbatches / job.step_s
-        text += f"; {job.step_s:.3g} s per step of {_count(job.microbatches, 'microbatch')}, {_rate(rate)}"
+        text += f"; {job.step_s:.3g} s per step of {counted(job.microbatches, 'microbatch')}, {_rate(rate)}"
         numbers |= {"step_s": job.step_s, "microbatches_per_s": rate}
     return Fact("progress", text, numbers)
 
@@ -194,10 +194,10 @@ def _wanting(job: JobStanding, idle: Sequence[IdlePeer]) -> list[Fact]:
     """What a job needs to be placed, beside what is there."""
     stages = len(job.needs_bytes)
     peers = stages * job.min_replicas
-    sizes = ", ".join(f"stage {stage} {gibibytes(size)}" for stage, size in enumerate(job.needs_bytes))
+    sizes = ", ".join(f"stage {stage} {size(needed)}" for stage, needed in enumerate(job.needs_bytes))
     each = f" x {job.min_replicas} replicas" if job.min_replicas > 1 else ""
-    needs = f"{_count(peers, 'stage server')} ({_count(stages, 'stage')}{each}); memory: {sizes}"
-    found = ", ".join(f"{one.peer} ({gibibytes(one.memory_bytes)})" for one in idle) or "nobody"
+    needs = f"{counted(peers, 'stage server')} ({counted(stages, 'stage')}{each}); memory: {sizes}"
+    found = ", ".join(f"{one.peer} ({size(one.memory_bytes)})" for one in idle) or "nobody"
     return [
         Fact("needs", needs, {"stage_servers": float(peers)}),
         Fact("idle", f"{len(idle)}: {found}", {"stage_servers": float(len(idle))}),
@@ -208,8 +208,8 @@ def _stage(situation: Situation, stage: int) -> Fact:
     pool = situation.of_stage(stage)
     at_work = sum(one.gets_work for one in pool)
     numbers = {"stage": float(stage), "replicas": float(len(pool)), "at_work": float(at_work)}
-    counted = _count(len(pool), "replica")
-    text = counted if at_work == len(pool) else f"{counted}, of which {at_work} get{'s' * (at_work == 1)} work,"
+    replicas = counted(len(pool), "replica")
+    text = replicas if at_work == len(pool) else f"{replicas}, of which {at_work} get{'s' * (at_work == 1)} work,"
     capacity = situation.capacity(stage)
     if capacity is None:
         text += ", not measured yet"
@@ -233,7 +233,7 @@ def _moves(situation: Situation, now_s: float) -> list[Fact]:
     newest = situation.newest_move
     if newest is None:
         return []
-    ago = _span(now_s - newest.at_s)
+    ago = spoken_duration(now_s - newest.at_s)
     text = f"{situation.moves} so far; the newest {ago} ago: {newest.peer} to stage {newest.target}: {newest.reason}"
     return [Fact("moves", text, {"moves": float(situation.moves)})]
 
@@ -242,14 +242,14 @@ def _joiner(joiner: JoinerStanding, now_s: float) -> Fact:
     does = "its state is complete and is compared" if joiner.has_reported else "it fetches the stage's state"
     for_s = now_s - joiner.since_s
     numbers = {"stage": float(joiner.stage), "for_s": for_s}
-    return Fact("joining", f"{joiner.peer} joins stage {joiner.stage} since {_span(for_s)}: {does}", numbers)
+    return Fact("joining", f"{joiner.peer} joins stage {joiner.stage} since {spoken_duration(for_s)}: {does}", numbers)
 
 
 def _leaves(situation: Situation, replica: ReplicaStanding, now_s: float) -> str:
     leave = replica.leave
     assert leave is not None
     where = f"moves from stage {replica.stage} to {leave.target}" if leave.target is not None else "leaves"
-    since = f" since {_span(now_s - replica.asked_s)}" if isfinite(replica.asked_s) else ""
+    since = f" since {spoken_duration(now_s - replica.asked_s)}" if isfinite(replica.asked_s) else ""
     return f"{where}{since} ({leave.reason}): {_until_released(situation, replica)}"
 
 
@@ -275,8 +275,8 @@ def _until_released(situation: Situation, replica: ReplicaStanding) -> str:
         who = f"{', '.join(coming)} joins" if coming else "no one joins: start another stage server"
         return f"it is the last of stage {stage} and stays until another one has joined; {who}"
     if situation.agreed < leave.until:
-        steps = _count(leave.until - situation.agreed, "step")
-        return f"it takes no new work; {steps} to finish, {_count(replica.outstanding, 'microbatch')} outstanding"
+        steps = counted(leave.until - situation.agreed, "step")
+        return f"it takes no new work; {steps} to finish, {counted(replica.outstanding, 'microbatch')} outstanding"
     if situation.checkpoint is not None and replica.peer in situation.checkpoint.savers:
         return f"it hands over stage {stage} for the checkpoint at step {situation.checkpoint.version}"
     return "it is about to be released"
@@ -284,7 +284,7 @@ def _until_released(situation: Situation, replica: ReplicaStanding) -> str:
 
 def _links(links: Mapping[tuple[PeerId, PeerId], float], now_s: float) -> list[Fact]:
     return [
-        Fact("link", f"{one} and {other} cannot reach each other; avoided for {_span(until_s - now_s)} more")
+        Fact("link", f"{one} and {other} cannot reach each other; avoided for {spoken_duration(until_s - now_s)} more")
         for (one, other), until_s in sorted(links.items())
     ]
 
@@ -296,7 +296,9 @@ def _checkpoint(held: Collection | None, now_s: float) -> list[Fact]:
     doing = f"waits for {waits}" if waits else "is being written and read back" if held.is_writing else "is complete"
     for_s = now_s - held.since_s
     numbers = {"step": float(held.version), "for_s": for_s}
-    return [Fact("checkpoint", f"that of step {held.version} is under way since {_span(for_s)}: {doing}", numbers)]
+    return [
+        Fact("checkpoint", f"that of step {held.version} is under way since {spoken_duration(for_s)}: {doing}", numbers)
+    ]
 
 
 # Peers ---------------------------------------------------------------------------------------------------------------
@@ -311,10 +313,12 @@ def explain_peer(
 ) -> list[Fact]:
     """Why a peer gets little work or none; `situation` is of its job, `waiting` are jobs that want peers, and why."""
     peer, for_s = known.hello.peer, now_s - known.since_s
-    facts = [Fact("state", f"{known.state.value} for {_span(for_s)}: {known.reason}", {"for_s": for_s})]
+    facts = [Fact("state", f"{known.state.value} for {spoken_duration(for_s)}: {known.reason}", {"for_s": for_s})]
     if known.state is PeerState.SUSPECT:
         silent_s = now_s - known.heard_s
-        facts.append(Fact("suspect", f"not heard for {_span(silent_s)}: it gets no work", {"silent_s": silent_s}))
+        facts.append(
+            Fact("suspect", f"not heard for {spoken_duration(silent_s)}: it gets no work", {"silent_s": silent_s})
+        )
     if known.job:
         facts.append(Fact("serves", f"stage {known.stage} of {known.job}", {"stage": float(known.stage)}))
     else:
@@ -356,12 +360,12 @@ def _work(situation: Situation, replica: ReplicaStanding) -> Fact:
     mine, total = replica.contributions, sum(one.contributions for one in pool)
     pending = sum(one.outstanding for one in pool)
     numbers = {"outstanding": float(replica.outstanding), "replicas": float(len(pool))}
-    open_ = f"{_count(replica.outstanding, 'microbatch')} outstanding of the stage's {pending}"
+    open_ = f"{counted(replica.outstanding, 'microbatch')} outstanding of the stage's {pending}"
     if not total:
         return Fact("work", f"nothing of the newest steps is done at stage {replica.stage} yet; {open_}", numbers)
     share = mine / total
     numbers |= {"share": share, "contributions": float(mine), "stage_contributions": float(total)}
-    did = f"did {mine} of {_count(total, 'microbatch')} of the newest steps at stage {replica.stage}: {share:.0%}"
+    did = f"did {mine} of {counted(total, 'microbatch')} of the newest steps at stage {replica.stage}: {share:.0%}"
     if len(pool) == 1:
         return Fact("work", f"{did}, it is the only replica; {open_}", numbers)
     equal = f"an equal share of {len(pool)} replicas is {1 / len(pool):.0%}"
@@ -390,21 +394,5 @@ def explain_microbatch(story: Sequence[str]) -> list[Fact]:
 # Words ---------------------------------------------------------------------------------------------------------------
 
 
-def _count(number: int, name: str) -> str:
-    plural = f"{name}es" if name.endswith("ch") else f"{name}s"
-    return f"{number} {name if number == 1 else plural}"
-
-
 def _rate(per_s: float) -> str:
     return f"{per_s:.3g} microbatches/s"
-
-
-def _span(seconds: float) -> str:
-    """A time span for people: 4.2 s, 3 min 05 s, 2 h 10 min."""
-    seconds = max(0.0, seconds)
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

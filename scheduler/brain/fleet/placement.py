@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler.brain.fleet.memory_split import gibibytes
+from swarm.text import counted, size
 from swarm.types import Decision, PeerId
 
 ANY_STAGE = -1
@@ -52,12 +52,13 @@ def place(
     aside = "".join(f"; {reason}" for reason in sorted(useless))
     lacking = [(stage, min_replicas - len(pool)) for stage, pool in enumerate(members) if len(pool) < min_replicas]
     if lacking:
-        short = ", ".join(f"stage {stage} needs {_replicas(count)} more" for stage, count in lacking)
+        short = ", ".join(f"stage {stage} needs {counted(count, 'replica')} more" for stage, count in lacking)
         idle = f"{len(candidates)} idle, {stages * min_replicas} needed"
         return Decision(None, f"{short} ({idle}){_memory(candidates, [needs[stage] for stage, _ in lacking])}{aside}")
     plan = {one.peer: stage for stage, pool in enumerate(members) for one in pool}
     sizes = ", ".join(f"stage {stage}: {len(pool)}" for stage, pool in enumerate(members))
-    return Decision(dict(sorted(plan.items())), f"{_replicas(len(plan))} over {stages} stages ({sizes}){aside}")
+    replicas = counted(len(plan), "replica")
+    return Decision(dict(sorted(plan.items())), f"{replicas} over {counted(stages, 'stage')} ({sizes}){aside}")
 
 
 def least(
@@ -107,8 +108,8 @@ def _memory(candidates: Sequence[Candidate], needs: Sequence[int]) -> str:
     if all(one.holds(max(needs)) for one in candidates):
         return ""
     largest = max(candidates, key=lambda one: (one.memory_bytes, one.peer))
-    need = f"a replica there takes about {gibibytes(max(needs))}"
-    return f"; {need}, the largest idle peer is {largest.peer} with {gibibytes(largest.memory_bytes)}"
+    need = f"a replica there takes about {size(max(needs))}"
+    return f"; {need}, the largest idle peer is {largest.peer} with {size(largest.memory_bytes)}"
 
 
 def _neediest(members: list[list[Candidate]], fits: Sequence[bool]) -> int:
@@ -116,7 +117,3 @@ def _neediest(members: list[list[Candidate]], fits: Sequence[bool]) -> int:
         (stage for stage in range(len(members)) if fits[stage]),
         key=lambda stage: (len(members[stage]), sum(one.speed for one in members[stage])),
     )
-
-
-def _replicas(count: int) -> str:
-    return f"{count} replica" + ("" if count == 1 else "s")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from scheduler.brain.commit.commits import Commits
 from scheduler.brain.commit.rounds import Rounds
-from scheduler.brain.outputs import listed
 from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.restart import RestartCensus, Resumed
 from scheduler.brain.state.step import Phase
 from swarm.messages import Admit, Hello
+from swarm.text import listed
 
 
 class Reattach:

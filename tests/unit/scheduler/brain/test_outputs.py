@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.brain.outputs import Note, Outbox, Send, listed
+from scheduler.brain.outputs import Note, Outbox, Send
 from swarm.messages import Release
 from swarm.types import JobId, PeerId
 
@@ -21,8 +21,3 @@ def test_outputs_come_out_once_and_in_order() -> None:
     outbox.send(A, RELEASE)
     assert outbox.take() == [Send(A, RELEASE), Note("info", "now"), Send(B, RELEASE)]
     assert outbox.take() == []
-
-
-def test_names_are_listed_in_order() -> None:
-    assert listed({"b", "a"}) == "a, b"
-    assert listed([]) == "nobody"

@@ -179,7 +179,7 @@ def test_a_job_that_waits_says_what_it_needs_and_what_is_there() -> None:
     says = told(explain_job(waiting, None, [IdlePeer(D, 3 << 29)], NOW_S))
     assert says["state"] == "placing for 1 min 05 s: 1 idle peer for 4"
     assert says["hint"] == "start more"
-    assert says["needs"] == "4 stage servers (2 stages x 2 replicas); memory: stage 0 1.0 GiB, stage 1 1 MiB"
+    assert says["needs"] == "4 stage servers (2 stages x 2 replicas); memory: stage 0 1.0 GiB, stage 1 1.0 MiB"
     assert says["idle"] == "1: d (1.5 GiB)"
     assert told(explain_job(waiting, None, [], NOW_S))["idle"] == "0: nobody"
     assert "needs" not in told(explain_job(standing(state=JobState.SUCCEEDED), None, [], NOW_S))

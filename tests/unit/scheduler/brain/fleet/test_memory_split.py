@@ -9,6 +9,7 @@ import pytest
 
 from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
 from scheduler.brain.fleet.placement import Candidate, place
+from scheduler.jobs.settings import model_costs
 from swarm.errors import OutOfMemory
 from swarm.job.footprint import stage_footprint
 from swarm.job.partition import balanced_split, flops_per_token, resolve
@@ -38,33 +39,32 @@ def bytes_of(spec: JobSpec, layers: int, stage: int, stages: int) -> int:
 def test_with_memory_enough_the_cut_is_the_balanced_one(stages: int) -> None:
     spec = spec_of()
     for memories in ([1 << 40] * stages, [0] * stages, [1 << 40, 1 << 41] * stages):
-        assert fit(spec, memories, [stages]).plan == balanced_split(spec, stages)
+        assert fit(model_costs(spec), memories, [stages], spec.limits.min_replicas).plan == balanced_split(spec, stages)
 
 
 def test_a_small_peer_gets_a_small_stage() -> None:
     spec = spec_of()
     small, large = bytes_of(spec, 2, 1, 2), bytes_of(spec, 8, 0, 2)
-    assert fit(spec, [small, large], [2]).plan == (6, 2)
-    assert fit(spec, [small, small], [2]).plan is None
+    assert fit(model_costs(spec), [small, large], [2], spec.limits.min_replicas).plan == (6, 2)
+    assert fit(model_costs(spec), [small, small], [2], spec.limits.min_replicas).plan is None
 
 
 def test_replicas_that_a_stage_must_have_all_hold_it() -> None:
     spec = spec_of(min_replicas=2)
     two, many = bytes_of(spec, 2, 1, 2), 1 << 40
-    assert fit(spec, [many, two, many, many], [2]).plan == (6, 2)
-    assert fit(spec, [many, two, many, two], [2]).plan == (6, 2)
-    assert fit(spec, [many, two, two, two], [2]).plan is None
+    assert fit(model_costs(spec), [many, two, many, many], [2], spec.limits.min_replicas).plan == (6, 2)
+    assert fit(model_costs(spec), [many, two, many, two], [2], spec.limits.min_replicas).plan == (6, 2)
+    assert fit(model_costs(spec), [many, two, two, two], [2], spec.limits.min_replicas).plan is None
 
 
 def test_more_stages_are_tried_where_fewer_do_not_fit() -> None:
     spec = spec_of()
     size = max(bytes_of(spec, 3, 0, 4), bytes_of(spec, 3, 3, 4))
-    counts = stage_counts(spec, 2, 6, fixed=False)
+    counts = stage_counts(spec.layers, 2, 6)
     assert counts == [2, 3, 4, 5, 6]
-    found = fit(spec, [size] * 6, counts).plan
+    found = fit(model_costs(spec), [size] * 6, counts, 1).plan
     assert found is not None
     assert len(found) > 2
-    assert stage_counts(spec, 2, 6, fixed=True) == [2]
 
 
 def test_the_cut_is_the_cheapest_of_all_that_fit() -> None:
@@ -82,14 +82,14 @@ def test_the_cut_is_the_cheapest_of_all_that_fit() -> None:
             return any(all(a <= b for a, b in zip(sizes, order, strict=True)) for order in permutations(memories))
 
         costs = [max(a, b, c + head / layer) for a, b, c in cuts if fits((a, b, c))]
-        plan = fit(spec, memories, [3]).plan
+        plan = fit(model_costs(spec), memories, [3], spec.limits.min_replicas).plan
         assert (plan is None) == (not costs)
         if plan is not None:
             feasible += 1
             assert fits(plan)
             assert max(plan[0], plan[1], plan[2] + head / layer) == min(costs)
             peers = [Candidate(PeerId(f"p{n}"), memory_bytes=size) for n, size in enumerate(memories)]
-            assert place(peers, 3, 1, needs(spec, plan, 3)).plan is not None
+            assert place(peers, 3, 1, needs(model_costs(spec), plan, 3)).plan is not None
     assert feasible > 10
 
 
@@ -97,12 +97,12 @@ def test_what_no_peer_can_hold_is_impossible_only_if_that_is_known() -> None:
     spec = spec_of()
     counts = range(1, 9)
     with pytest.raises(OutOfMemory, match="one decoder layer with embedding or head needs about") as caught:
-        check_possible(spec, [1 * MIB, 2 * MIB], counts)
-    assert "2 MiB" in caught.value.message
+        check_possible(model_costs(spec), [1 * MIB, 2 * MIB], counts)
+    assert "2.0 MiB" in caught.value.message
     assert "recompute" in caught.value.hint
-    check_possible(spec, [], counts)
-    check_possible(spec, [1 * MIB, 0], counts)
-    check_possible(spec, [1 << 40], counts)
+    check_possible(model_costs(spec), [], counts)
+    check_possible(model_costs(spec), [1 * MIB, 0], counts)
+    check_possible(model_costs(spec), [1 << 40], counts)
 
 
 def test_big_stages_go_to_big_peers_and_small_peers_are_not_wasted() -> None:
@@ -117,7 +117,7 @@ def test_the_reason_names_stage_need_and_the_largest_peer() -> None:
     assert decision.plan is None
     assert decision.reason == (
         "stage 1 needs 1 replica more (2 idle, 2 needed); a replica there takes about 3.0 GiB, "
-        "the largest idle peer is b with 9 MiB"
+        "the largest idle peer is b with 9.0 MiB"
     )
 
 

@@ -1,0 +1,58 @@
+"""Words for people: numbers, sizes, times and names as every program of the swarm writes them.
+
+Standard library only: the deciding modules explain themselves with these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: 1 replica, 2 replicas, 3 microbatches."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in order: a, b, c; or nobody."""
+    return ", ".join(sorted(names)) or "nobody"
+
+
+def size(count: float) -> str:
+    """A number of bytes: 512 B, 1.5 MiB."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """A time span in a table: 4.2s, 3m05s, 2h10m, 3d04h."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "-"
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def spoken_duration(seconds: float) -> str:
+    """A time span in a sentence: 4.2 s, 3 min 05 s, 2 h 10 min."""
+    seconds = max(0.0, seconds)
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,46 @@
+"""Numbers, sizes, times and names as people read them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from swarm.text import counted, duration, listed, size, spoken_duration
+
+
+def test_one_is_singular_and_all_else_plural() -> None:
+    assert [counted(number, "replica") for number in (0, 1, 2)] == ["0 replicas", "1 replica", "2 replicas"]
+    assert counted(2, "microbatch") == "2 microbatches"
+
+
+def test_names_are_listed_in_order() -> None:
+    assert listed({"b", "a"}) == "a, b"
+    assert listed([]) == "nobody"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536 << 10, "1.5 MiB"), (3 << 30, "3.0 GiB"), (5 << 40, "5.0 TiB")],
+)
+def test_a_size_has_the_largest_unit_that_it_fills(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "in_a_table", "in_a_sentence"),
+    [
+        (4.2, "4.2s", "4.2 s"),
+        (42, "42s", "42.0 s"),
+        (185, "3m05s", "3 min 05 s"),
+        (7800, "2h10m", "2 h 10 min"),
+        (273_600, "3d04h", "76 h 00 min"),
+    ],
+)
+def test_a_time_span_has_two_units(seconds: float, in_a_table: str, in_a_sentence: str) -> None:
+    assert duration(seconds) == in_a_table
+    assert spoken_duration(seconds) == in_a_sentence
+
+
+def test_a_time_span_that_is_not_known_is_a_dash() -> None:
+    assert duration(math.nan) == duration(math.inf) == duration(-1) == "-"
