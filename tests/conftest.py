@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 import structlog
 from hypothesis import settings
+
+pytest.register_assert_rewrite("tests.support")
+
+# One thread for torch, here and in the processes that tests start: several tests run side by side, and threads that
+# spin on busy cores take minutes for what one does in a second.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 settings.register_profile("any machine", deadline=None)  # how long an example takes is the machine's
 settings.load_profile("any machine")
@@ -20,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def logs_are_as_before() -> Iterator[None]:
-    """Commands that a test runs in its own process set up logging; the next test shall not write to their streams."""
+    """Commands that a test runs in its own process set up logging; the next test must not write to their streams."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield

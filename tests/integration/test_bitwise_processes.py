@@ -29,7 +29,6 @@ ROWS: list[tuple[int, int, dict[str, object]]] = [
 
 @pytest.mark.timeout(600)
 def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     source = write_text(tmp_path)
     servers = 0
     with Cluster(tmp_path, broker="embedded") as cluster:

@@ -33,7 +33,6 @@ class Said:
 def test_a_job_is_paused_and_goes_on_at_another_number_of_stages_with_the_same_bits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.set_num_threads(1)
     source = write_text(tmp_path)
     draft = small_spec(source, pipeline__stages=2, training__steps=40, checkpoint__every_steps=10)
     spec = resolve(draft, vocabulary_size=257, stages_if_auto=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,14 +27,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "gpt2": ("gpt2", SMALL, ("embd_pdrop", "attn_pdrop", "resid_pdrop")),
     "gpt_neox": ("gpt_neox", GATED | {"rotary_pct": 0.5}, ("attention_dropout", "hidden_dropout")),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def spec_of(

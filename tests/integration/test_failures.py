@@ -22,12 +22,6 @@ from tests.support.simulated import Tokens, small_spec, write_text
 END_S_MAX = 30.0
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """As the stage servers have; two that spin on busy cores take minutes for the reference."""
-    torch.set_num_threads(1)
-
-
 def long_job(source: Path, **changes: object) -> JobSpec:
     return job_of(source, steps=100_000, **changes)
 

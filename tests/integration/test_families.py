@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +44,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox-tied-serial": ("gpt_neox", NEOX | TIED | {"use_parallel_residual": False, "attention_bias": False}),
 }
 TIES = {"llama-tied-biased", "mistral-window", "qwen2-window", "qwen3-window", "gemma2", "gpt2", "gpt_neox-tied-serial"}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def spec_of(model: str, stages: int, *, reproducible: bool = True, dtype: str = "float32", **config: Any) -> JobSpec:

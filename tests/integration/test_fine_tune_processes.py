@@ -61,7 +61,6 @@ def loss_of(folder: Path, batches: Batches) -> float:
 
 
 def test_a_folder_is_fine_tuned_and_comes_back(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     torch.manual_seed(4)
     fields = {"vocab_size": 410, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
     fields |= {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True, "sliding_window": 5}

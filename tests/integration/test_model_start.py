@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"vocab_size": VOCABULARY, "n_embd": 36, "n_layer": 3, "n_head": 3, "n_positions": 64}),
     "gpt_neox": ("gpt_neox", BASE | {"intermediate_size": 50, "rotary_pct": 0.5, "max_position_embeddings": 64}),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def save(folder: Path, model: str = "llama", *, dtype: torch.dtype = torch.float32, shard: str = "5GB") -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.property.test_exactly_once import chaos
+from tests.support.exactly_once import chaos
 
 GOLDEN = Path(__file__).with_name("golden_decisions.json")
 SEEDS, BLOCK = 200, 50

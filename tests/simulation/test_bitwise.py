@@ -18,11 +18,6 @@ from swarm.reference.trainer import StepReport, train_local
 from tests.support.simulated import Tokens, run_swarm, small_spec, write_text
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
     source = write_text(tmp_path)
     seen = set()

@@ -87,7 +87,6 @@ def test_every_pair_of_choices_occurs() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path, row: Row) -> None:
-    torch.set_num_threads(1)
     number = ROWS.index(row)
     momentum = {"training__momentum": 0.9} if row.optimizer == "sgd" else {}
     spec = small_spec(

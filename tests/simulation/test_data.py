@@ -25,11 +25,6 @@ from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 from tests.support.tokenizer import write_tokenizer
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def run_swarm(spec: JobSpec, tokens: Tokens, files: dict[str, bytes]) -> tuple[str, dict[str, bytes]]:
     """Train in simulation, submitted as a client does; gives the hash of the weights and the model folder."""
 

@@ -6,29 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-import torch
 
-from scheduler.api.drain import drain
-from scheduler.brain.explain.facts import explain_job, explain_peer
+from scheduler.brain.explain.facts import explain_job
 from swarm.errors import NotAllowed, NotFound
 from swarm.types import JobState, PeerId, PeerState
-from tests.simulation.test_joining import add_peer, serves
-from tests.simulation.test_recovery import Run, Task, replayed, train
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-async def drained(run: Run, peer: str) -> list[str]:
-    """What is told until the peer serves no job."""
-    said = []
-    async for known, waits_for in drain(run.rig.jobs, run.rig.membership, peer, "test"):
-        said.append(waits_for)
-        if not waits_for:
-            assert not known.job
-    return said
+from tests.support.scenes import Run, Task, about_peer, add_peer, drained, replayed, serves, train
 
 
 def about_job(run: Run) -> dict[str, str]:
@@ -37,14 +19,6 @@ def about_job(run: Run) -> dict[str, str]:
     situation = run.job.driver.brain.situation(now_s)
     facts = explain_job(run.rig.jobs.standing(run.job), situation, run.rig.jobs.idle(), now_s)
     return {fact.topic: fact.text for fact in facts}
-
-
-def about_peer(run: Run, peer: PeerId) -> dict[str, str]:
-    known, now_s = run.rig.membership.find(peer), asyncio.get_running_loop().time()
-    idle = next((one for one in run.rig.jobs.idle() if one.peer == peer), None)
-    assert run.job.driver is not None
-    situation = run.job.driver.brain.situation(now_s) if known.job else None
-    return {fact.topic: fact.text for fact in explain_peer(known, situation, idle, {}, now_s)}
 
 
 def test_the_last_of_a_stage_is_drained_once_another_has_joined_and_both_are_explained(tmp_path: Path) -> None:

@@ -5,18 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.reference.trainer import train_local
-from tests.simulation.test_bitwise import run_swarm
-from tests.support.simulated import Tokens, small_spec, write_text
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+from tests.support.simulated import Tokens, run_swarm, small_spec, write_text
 
 
 @pytest.mark.parametrize(("stages", "recompute"), [(2, True)])

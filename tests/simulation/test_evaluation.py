@@ -7,7 +7,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 
 from scheduler.brain.outputs import EvaluationRow
 from swarm.data import ByteTokenizer
@@ -17,11 +16,6 @@ from swarm.reference.trainer import EvaluationReport, train_local
 from swarm.sim import loop as sim
 from swarm.types import JobState
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> tuple[str, list[EvaluationRow], list[str]]:

@@ -11,7 +11,6 @@ from random import Random
 
 import numpy as np
 import pytest
-import torch
 
 from scheduler.api.announcer import BusAnnouncer
 from scheduler.jobs.job import Job, JobProgress
@@ -47,7 +46,6 @@ class Scene:
 
 
 def play(tmp_path: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
-    torch.set_num_threads(1)
     spec = resolve(
         small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=3),
         vocabulary_size=ByteTokenizer.vocabulary_size,

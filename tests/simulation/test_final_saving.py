@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from scheduler.api.drain import drain
 from scheduler.storage.checkpoint_sink import CheckpointWriter, FileWriter
@@ -16,11 +15,6 @@ from swarm.errors import CheckpointFailed
 from swarm.types import JobState, PeerId
 from tests.simulation.test_resume import PEERS, Scene, make_spec, play
 from tests.support.simulated import Tokens
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, is_full: Callable[[], bool]) -> None:

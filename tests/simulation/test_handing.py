@@ -6,22 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
 from scheduler.jobs.job import Job
 from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.types import JobState, PeerId
-from tests.simulation.test_draining import about_peer, drained
-from tests.simulation.test_joining import add_peer, serves
-from tests.simulation.test_recovery import Run, Task, replayed, train
+from tests.support.scenes import Run, Task, about_peer, add_peer, drained, replayed, serves, train
 from tests.support.simulated import small_spec
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 async def submit_another(run: Run, **changes: Any) -> Job:

@@ -7,22 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-import torch
 
 from swarm.messages import Admit, Command, Event, Follow, Loaded
 from swarm.sim.network import Observer, SimNetwork
-from swarm.types import PeerId, PeerState
-from tests.simulation.test_recovery import BEFORE, Run, Task, train
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
+from tests.support.scenes import BEFORE, Run, Task, add_peer, serves, train
 
 SHAPES = [
     {"pipeline__staleness": 0},
@@ -32,20 +23,6 @@ SHAPES = [
     {"pipeline__staleness": 0, "pipeline__stages": 3, "training__optimizer": "nadamw"},
     {"training__optimizer": "sgd", "training__momentum": 0.9},
 ]
-
-
-def add_peer(run: Run, name: str, **options: Any) -> PeerId:
-    run.rig.add_peer(PeerId(name), run.rig.tasks, Random(run.rng.random()), **options)
-    return PeerId(name)
-
-
-async def serves(run: Run, peer: PeerId) -> None:
-    """Return when the peer is a replica, or the job is over."""
-    while not run.job.record.state.is_final:
-        known = run.rig.membership.get(peer)
-        if known is not None and known.state is PeerState.SERVING and known.job:
-            return
-        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

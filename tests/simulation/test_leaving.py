@@ -7,17 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from swarm.types import PeerId, PeerState
-from tests.simulation.test_joining import add_peer
-from tests.simulation.test_recovery import Run, Task, replayed, train
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
+from tests.support.scenes import Run, Task, add_peer, replayed, train
 
 SHAPES = [
     {"pipeline__staleness": 0},

@@ -10,8 +10,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-import torch
-
 from stage_server.device import InlineDevice
 from stage_server.identity import Identity
 from stage_server.session.server import StageServer
@@ -68,7 +66,6 @@ class Script:
 def play(spec: JobSpec, commands: Sequence[tuple[float, Command]], built: list[weakref.ref[Stage]]) -> Script:
     """What the scheduler heard within 1,000 seconds; `built` gets what was built."""
     script = Script(commands)
-    torch.set_num_threads(1)
 
     def build(*arguments: Any, **options: Any) -> Stage:
         made = Stage(*arguments, **options)

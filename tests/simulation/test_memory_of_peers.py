@@ -8,7 +8,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 
 from scheduler.jobs.job import Job
 from swarm.data import ByteTokenizer
@@ -19,11 +18,6 @@ from swarm.job.spec import JobSpec
 from swarm.sim import loop as sim
 from swarm.types import JobState, PeerId
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def run(folder: Path, spec: JobSpec, memories: Sequence[int], late: Sequence[int] = ()) -> tuple[Job, list[str]]:

@@ -11,21 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from scheduler.brain.stall import STUCK_MAX
 from scheduler.storage.checkpoint_sink import CheckpointSink
 from swarm.errors import DatabaseUnavailable, NoProgress
 from swarm.messages import Accumulated, Event, Saved
 from swarm.types import JobState, PeerId
-from tests.simulation.test_stalling import Scene, Task, play
+from tests.support.scenes import SavingTask, Scene, stall
 
 AWAY_S = 1000.0  # longer than a job may stand still
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def swallow(scene: Scene, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Event], bool]) -> None:
@@ -52,7 +46,7 @@ def hang_storage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_hangs_is_loaded_again_and_the_job_goes_on_bitwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         await scene.until_kept(2)
@@ -64,11 +58,11 @@ def test_who_hangs_is_loaded_again_and_the_job_goes_on_bitwise(tmp_path: Path, m
         await scene.succeeds(may_stand_still=True)
         assert scene.job.record.timeline == 1
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_a_job_that_never_gets_further_fails_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         await scene.until_kept(2)
@@ -81,14 +75,14 @@ def test_a_job_that_never_gets_further_fails_in_the_end(tmp_path: Path, monkeypa
         assert "raise limits.no_progress_s" in record.hint
         assert f"swarm resume {record.id}" in record.hint
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 @pytest.mark.parametrize(("on_stall", "state"), [("pause", JobState.PAUSED), ("fail", JobState.FAILED)])
 def test_on_stall_says_what_becomes_of_a_job_that_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_stall: str, state: JobState
 ) -> None:
-    task = Task.make(tmp_path, limits__on_stall=on_stall)
+    task = SavingTask.make(tmp_path, limits__on_stall=on_stall)
 
     async def act(scene: Scene) -> None:
         await scene.until_step(3)
@@ -99,13 +93,13 @@ def test_on_stall_says_what_becomes_of_a_job_that_stands_still(
         assert "no step was committed for 300 s" in record.reason
         assert "raise limits.no_progress_s" in record.hint
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_who_does_not_hand_over_the_last_checkpoint_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = Task.make(tmp_path, checkpoint__every_steps=0)
+    task = SavingTask.make(tmp_path, checkpoint__every_steps=0)
 
     async def act(scene: Scene) -> None:
         lost: list[Event] = []
@@ -122,14 +116,14 @@ def test_who_does_not_hand_over_the_last_checkpoint_is_asked_again(
         assert "nothing came for 300 s: waits for" in scene.said()
         assert scene.job.record.timeline == 0
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_who_does_not_answer_is_not_asked_for_the_last_checkpoint_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the least to do, so it was asked again and again, and never the one beside it."""
-    task = Task.make(tmp_path, checkpoint__every_steps=0)
+    task = SavingTask.make(tmp_path, checkpoint__every_steps=0)
 
     async def act(scene: Scene) -> None:
         await scene.until_step(1)
@@ -147,13 +141,13 @@ def test_who_does_not_answer_is_not_asked_for_the_last_checkpoint_again(
         assert "tries again in 2 s" not in scene.said(), "once was enough"
         assert scene.job.record.timeline == 0
 
-    play(task, 4, act)
+    stall(task, 4, act)
 
 
 def test_who_never_hands_over_the_last_checkpoint_fails_the_job_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         await scene.until_kept(6)
@@ -163,13 +157,13 @@ def test_who_never_hands_over_the_last_checkpoint_fails_the_job_in_the_end(
         assert "the final weights (step 8) could not be saved: nothing came for 300 s" in record.reason
         assert f"swarm resume {record.id}" in record.hint
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_storage_that_hangs_at_the_last_checkpoint_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = Task.make(tmp_path, checkpoint__every_steps=0)
+    task = SavingTask.make(tmp_path, checkpoint__every_steps=0)
     hang_storage(monkeypatch)
 
     async def act(scene: Scene) -> None:
@@ -177,11 +171,11 @@ def test_storage_that_hangs_at_the_last_checkpoint_is_waited_for(
         assert scene.said().count("waits on: look at the storage of checkpoints") == 3
         assert scene.job.record.timeline == 0
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_a_cancel_does_not_wait_for_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Task.make(tmp_path, checkpoint__every_steps=0)
+    task = SavingTask.make(tmp_path, checkpoint__every_steps=0)
     hang_storage(monkeypatch)
 
     async def act(scene: Scene) -> None:
@@ -196,13 +190,13 @@ def test_a_cancel_does_not_wait_for_storage_that_hangs(tmp_path: Path, monkeypat
         assert "nothing came for 300 s" in scene.job.record.reason
         assert scene.checkpoints(), "it came to be in the end"
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_a_second_cancel_ends_a_job_that_waits_for_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         await scene.until_step(3)
@@ -225,12 +219,12 @@ def test_a_second_cancel_ends_a_job_that_waits_for_the_database(
             while len(scene.rig.membership.idle_peers()) < 2:
                 await asyncio.sleep(0.1)
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 @pytest.mark.parametrize("write", ["put_commit", "put_evaluation"])
 def test_a_database_that_stays_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str) -> None:
-    task = Task.make(tmp_path, data__validation_ratio=0.01, training__eval_every_steps=2)
+    task = SavingTask.make(tmp_path, data__validation_ratio=0.01, training__eval_every_steps=2)
 
     async def act(scene: Scene) -> None:
         await scene.until_step(3)
@@ -248,4 +242,4 @@ def test_a_database_that_stays_away_is_waited_for(tmp_path: Path, monkeypatch: p
         assert "waits for its row: database is locked" in scene.said()
         assert scene.job.record.timeline == 0
 
-    play(task, 2, act)
+    stall(task, 2, act)

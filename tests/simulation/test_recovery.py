@@ -7,113 +7,15 @@ gradient anywhere would change the hash.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-import torch
 
-from scheduler.jobs.job import Job
-from swarm.data import ByteTokenizer
 from swarm.errors import Fenced
-from swarm.job.partition import resolve
-from swarm.job.spec import JobSpec
-from swarm.reference.trainer import train_local
-from swarm.sim import loop as sim
-from swarm.types import JobState, PeerId, PeerState
-from tests.support.simulated import SCHEDULER, Done, Rig, Tokens, small_spec, write_text
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-BEFORE = (JobState.QUEUED, JobState.PLACING, JobState.LOADING)
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A job and the weights that it must end with."""
-
-    spec: JobSpec
-    tokens: Tokens
-    sha256: str
-
-    @classmethod
-    def make(cls, folder: Path, **changes: Any) -> Task:
-        spec = small_spec(write_text(folder), **{"pipeline__stages": 2, "training__steps": 4, **changes})
-        spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
-        tokens = Tokens.make(folder, spec)
-        return cls(spec, tokens, train_local(spec, tokens.batches(spec), device=torch.device("cpu")).sha256)
-
-
-@dataclass(slots=True)
-class Run:
-    """A job under way, for whoever breaks things."""
-
-    rig: Rig
-    job: Job
-    rng: Random
-
-    async def until_step(self, step: int) -> None:
-        """Return some time after so many commits, at a random moment of the step that follows."""
-        while self.job.progress.steps_done < step or self.job.record.state in BEFORE:
-            await asyncio.sleep(0.01)
-            if self.job.record.state.is_final:
-                return
-        await asyncio.sleep(self.rng.uniform(0.0, 0.3))
-
-    async def until_it_holds_something(self, peer: PeerId) -> None:
-        """Return when the peer has accumulated what is not committed, or the job is over."""
-        while self.job.driver is not None:
-            ledger = self.job.driver.brain._state.ledger
-            if any(ledger.share(step, peer) for step in ledger.open_steps()):
-                return
-            await asyncio.sleep(0.001)
-
-    def spare(self) -> list[PeerId]:
-        """Replicas that are not the last of their stage."""
-        pools = [[peer for peer in pool if peer in self.rig.servers] for pool in self.job.stages.values()]
-        return [peer for pool in pools if len(pool) > 1 for peer in pool]
-
-
-def train(
-    task: Task, peers: int, seed: int, breaking: Callable[[Run], Awaitable[None]], hold_bytes: int = 1 << 30
-) -> Run:
-    """Run the job to its end while `breaking` is at work; it must succeed with the right weights."""
-
-    async def main() -> Run:
-        run: Run | None = None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                database = f"sqlite:///{task.tokens.root / f'{seed}.db'}"
-                rig = await Rig.start(task.tokens, peers, tasks, Random(seed), database=database, hold_bytes=hold_bytes)
-                while len(rig.membership.idle_peers()) < peers:
-                    await asyncio.sleep(0.1)
-                job = await rig.jobs.submit(task.spec, task.tokens.of_job(), {})
-                run = Run(rig, job, Random(f"{seed} breaks"))
-                await breaking(run)
-                await rig.finished(run.job)
-                assert run.job.record.state is JobState.SUCCEEDED, run.job.record.reason
-                assert run.job.record.weights_sha256 == task.sha256
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
-        assert run is not None
-        return run
-
-    return sim.run(main(), seed=seed, limit_s=400.0)
-
-
-def replayed(run: Run) -> float:
-    samples = [sample for metric in run.rig.metrics.registry.collect() for sample in metric.samples]
-    return sum(sample.value for sample in samples if sample.name == "swarm_microbatches_replayed_total")
-
+from swarm.types import JobState, PeerState
+from tests.support.scenes import Run, Task, replayed, train
+from tests.support.simulated import SCHEDULER
 
 SHAPES = [
     {"pipeline__staleness": 0},

@@ -5,18 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
 import sqlalchemy as sa
-import torch
 
 from scheduler.jobs.runner import RESUMED
 from swarm.types import JobState
-from tests.simulation.test_recovery import Run, Task, replayed, train
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+from tests.support.scenes import Run, Task, replayed, train
 
 
 async def restart(run: Run, stored: JobState) -> None:

@@ -31,11 +31,6 @@ MAX_RUNTIME_S = 0.5  # some of the steps
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def make_spec(folder: Path, **changes: object) -> JobSpec:
     values: dict[str, object] = {
         "pipeline__stages": 2,

@@ -6,16 +6,8 @@ import asyncio
 from pathlib import Path
 from statistics import median
 
-import pytest
-import torch
-
 from swarm.types import PeerId
-from tests.simulation.test_recovery import Run, Task, train
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+from tests.support.scenes import Run, Task, train
 
 
 async def step_s(run: Run, steps: int) -> list[float]:

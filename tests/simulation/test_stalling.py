@@ -6,10 +6,7 @@ Real flows, brain and torch on virtual time: whatever of the abandoned timeline 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -17,132 +14,14 @@ import torch
 
 from scheduler.brain.job import Mode
 from scheduler.jobs.driver import JobDriver
-from scheduler.jobs.job import Job
-from swarm.checkpoint.writer import Checkpoint, list_checkpoints
-from swarm.data import ByteTokenizer
 from swarm.errors import PeerUnavailable, StorageError
-from swarm.job.partition import resolve
-from swarm.job.spec import JobSpec
 from swarm.messages import StoreHeader
-from swarm.reference.trainer import train_local
-from swarm.sim import loop as sim
-from swarm.types import JobState, PeerId
-from tests.support.simulated import SCHEDULER, Done, Rig, Tokens, small_spec, write_text
+from swarm.types import JobState
+from tests.support.scenes import SavingTask, Scene, stall
+from tests.support.simulated import SCHEDULER
 
 CPU = torch.device("cpu")
 STEPS = 8
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A job and the weights that it must end with."""
-
-    spec: JobSpec
-    tokens: Tokens
-    sha256: str
-
-    @classmethod
-    def make(cls, folder: Path, **changes: Any) -> Task:
-        values: dict[str, Any] = {
-            "pipeline__stages": 2,
-            "training__steps": STEPS,
-            "training__global_batch_sequences": 6,
-            "checkpoint__every_steps": 2,
-            **changes,
-        }
-        spec = small_spec(write_text(folder), **values)
-        spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
-        tokens = Tokens.make(folder, spec)
-        return cls(spec, tokens, train_local(spec, tokens.batches(spec), device=CPU).sha256)
-
-
-@dataclass(slots=True)
-class Scene:
-    """A job at work, for whoever breaks things."""
-
-    rig: Rig
-    task: Task
-    job: Job
-    rng: Random
-
-    async def until_step(self, step: int) -> None:
-        while self.job.progress.steps_done < step or self.job.record.state is not JobState.RUNNING:
-            assert not self.job.record.state.is_final, self.job.record.reason
-            await asyncio.sleep(0.005)
-
-    async def until(self, *states: JobState) -> None:
-        async for _ in self.rig.jobs.watch(self.job):
-            if self.job.record.state in states:
-                return
-        assert self.job.record.state in states, self.job.record.reason
-
-    async def until_reason(self, text: str) -> None:
-        async for _ in self.rig.jobs.watch(self.job):
-            if text in self.job.record.reason:
-                return
-        raise AssertionError(self.job.record.reason)
-
-    async def until_kept(self, step: int) -> None:
-        """Return when a checkpoint at this step or a later one is there."""
-        while not any(one.step >= step for one in self.checkpoints()):
-            await asyncio.sleep(0.005)
-
-    def kill_stage(self, stage: int) -> list[PeerId]:
-        """Kill -9 of all that serve the stage."""
-        victims = list(self.job.stages[stage])
-        for peer in victims:
-            self.rig.kill(peer)
-        return victims
-
-    def add_peer(self, name: str) -> None:
-        self.rig.add_peer(PeerId(name), self.rig.tasks, Random(self.rng.random()))
-
-    def checkpoints(self) -> list[Checkpoint]:
-        return list_checkpoints(self.rig.jobs.keeping.storage(self.job.spec, self.job.record.id), self.job.record.id)[0]
-
-    def damage(self, checkpoint: Checkpoint) -> None:
-        folder = self.task.tokens.root / "jobs" / self.job.record.id / "checkpoints" / checkpoint.name
-        path = folder / "optimizer" / "embed.safetensors"
-        path.write_bytes(path.read_bytes()[:-1])
-
-    def said(self) -> str:
-        return "\n".join(line.message for line in self.rig.jobs.logs.of(self.job.record.id).kept()[0])
-
-    def sample(self, name: str, **labels: str) -> float | None:
-        return self.rig.metrics.registry.get_sample_value(name, {"job_id": self.job.record.id, **labels})
-
-    async def succeeds(self, *, may_stand_still: bool = False) -> None:
-        """The job ends with the right weights, and each of its steps counts once."""
-        await self.rig.finished(self.job, may_stand_still=may_stand_still)
-        assert self.job.record.state is JobState.SUCCEEDED, self.job.record.reason
-        assert self.job.record.weights_sha256 == self.task.sha256
-        assert self.job.record.hint == ""
-        batches = self.task.tokens.batches(self.task.spec)
-        assert self.job.progress.steps_done == STEPS
-        assert self.job.progress.tokens == sum(batches.tokens_of(step) for step in range(STEPS))
-
-
-def play(task: Task, peers: int, act: Callable[[Scene], Awaitable[None]], *, seed: int = 1) -> None:
-    async def main() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                database = f"sqlite:///{task.tokens.root / 'jobs.db'}"
-                rig = await Rig.start(task.tokens, peers, tasks, Random(seed), database=database)
-                while len(rig.membership.idle_peers()) < peers:
-                    await asyncio.sleep(0.1)
-                job = await rig.jobs.submit(task.spec, task.tokens.of_job(), ByteTokenizer().tokenizer_files())
-                await act(Scene(rig, task, job, Random(f"{seed} breaks")))
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
-
-    sim.run(main(), seed=seed, limit_s=7200.0)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +31,9 @@ def play(task: Task, peers: int, act: Callable[[Scene], Awaitable[None]], *, see
 def test_a_job_whose_stage_is_lost_waits_and_goes_on_with_a_new_peer_bitwise(
     tmp_path: Path, stages: int, lost: int, staleness: int, tied: bool, seed: int
 ) -> None:
-    task = Task.make(tmp_path, pipeline__stages=stages, pipeline__staleness=staleness, config__tie_word_embeddings=tied)
+    task = SavingTask.make(
+        tmp_path, pipeline__stages=stages, pipeline__staleness=staleness, config__tie_word_embeddings=tied
+    )
 
     async def act(scene: Scene) -> None:
         job = scene.job
@@ -185,11 +66,11 @@ def test_a_job_whose_stage_is_lost_waits_and_goes_on_with_a_new_peer_bitwise(
         assert job.record.timeline == 1
         assert {one.timeline for one in scene.checkpoints()} == {0, 1}
 
-    play(task, stages, act, seed=seed)
+    stall(task, stages, act, seed=seed)
 
 
 def test_those_that_are_left_are_enough_if_they_can_serve_all_stages(tmp_path: Path) -> None:
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         await scene.until_kept(2)
@@ -198,11 +79,11 @@ def test_those_that_are_left_are_enough_if_they_can_serve_all_stages(tmp_path: P
         await scene.until(JobState.STALLED)
         await scene.succeeds()
 
-    play(task, 4, act)
+    stall(task, 4, act)
 
 
 def test_a_damaged_newest_checkpoint_is_skipped_and_named(tmp_path: Path) -> None:
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         await scene.until_kept(4)
@@ -218,11 +99,11 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_named(tmp_path: Path) -> Non
         scene.add_peer("new")
         await scene.succeeds()
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_without_a_checkpoint_it_begins_again_at_its_start(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, checkpoint__every_steps=0, checkpoint__every_s=0.0)
+    task = SavingTask.make(tmp_path, checkpoint__every_steps=0, checkpoint__every_s=0.0)
 
     async def act(scene: Scene) -> None:
         await scene.until_step(3)
@@ -235,11 +116,11 @@ def test_without_a_checkpoint_it_begins_again_at_its_start(tmp_path: Path) -> No
         scene.add_peer("new")
         await scene.succeeds()
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_a_job_that_started_from_another_goes_back_to_where_it_started(tmp_path: Path) -> None:
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         await scene.succeeds()
@@ -256,12 +137,12 @@ def test_a_job_that_started_from_another_goes_back_to_where_it_started(tmp_path:
         await scene.rig.finished(scene.job)
         assert scene.job.record.weights_sha256 == task.sha256
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_checkpoints_of_which_none_verifies_are_left_to_a_person(tmp_path: Path) -> None:
     """Going back to the start would abandon them, and a disk that comes back has them still."""
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         await scene.until_kept(2)
@@ -276,11 +157,11 @@ def test_checkpoints_of_which_none_verifies_are_left_to_a_person(tmp_path: Path)
         await scene.rig.jobs.resume(scene.job, "0", None)
         await scene.succeeds()
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_a_storage_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         keeping = scene.rig.jobs.keeping
@@ -301,11 +182,11 @@ def test_a_storage_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytes
         await scene.succeeds()
         assert asked == 4
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_a_job_stalls_twice_and_once_more_while_it_loads(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, pipeline__stages=3)
+    task = SavingTask.make(tmp_path, pipeline__stages=3)
 
     async def act(scene: Scene) -> None:
         await scene.until_kept(2)
@@ -324,12 +205,12 @@ def test_a_job_stalls_twice_and_once_more_while_it_loads(tmp_path: Path) -> None
         await scene.succeeds()
         assert scene.job.record.timeline == 3
 
-    play(task, 3, act)
+    stall(task, 3, act)
 
 
 def test_a_job_that_fails_whenever_it_loads_rests_longer_each_time(tmp_path: Path) -> None:
     """A stage that does not fit ended one stage server after the other, as fast as they were started again."""
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
     tried_s: list[float] = []
 
     async def act(scene: Scene) -> None:
@@ -361,14 +242,14 @@ def test_a_job_that_fails_whenever_it_loads_rests_longer_each_time(tmp_path: Pat
         await scene.until_reason("failure 1")
         await scene.succeeds()
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 @pytest.mark.parametrize("version", [4, STEPS])
 def test_a_stage_that_is_lost_while_it_hands_over_a_checkpoint_costs_that_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    task = Task.make(tmp_path, pipeline__staleness=0)
+    task = SavingTask.make(tmp_path, pipeline__staleness=0)
 
     async def act(scene: Scene) -> None:
         real, killed = scene.rig.jobs.store_stage, asyncio.Event()
@@ -388,12 +269,12 @@ def test_a_stage_that_is_lost_while_it_hands_over_a_checkpoint_costs_that_checkp
         scene.add_peer("new")
         await scene.succeeds()
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_a_job_whose_last_checkpoint_is_there_has_succeeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage is lost between the last checkpoint and the word that it is kept: nothing is left to train."""
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
     real = JobDriver.checkpoint_written
 
     async def act(scene: Scene) -> None:
@@ -408,12 +289,12 @@ def test_a_job_whose_last_checkpoint_is_there_has_succeeded(tmp_path: Path, monk
         assert scene.job.record.timeline == 0
         assert "job is stalled: " in scene.said()
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 30.0])
 def test_a_scheduler_that_is_killed_while_a_job_is_stalled_takes_it_up_again(tmp_path: Path, after_s: float) -> None:
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         await scene.until_kept(2)
@@ -431,11 +312,11 @@ def test_a_scheduler_that_is_killed_while_a_job_is_stalled_takes_it_up_again(tmp
         scene.add_peer("new")
         await scene.succeeds()
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_a_stage_of_which_nobody_comes_back_after_a_restart_is_lost(tmp_path: Path) -> None:
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         await scene.until_kept(2)
@@ -452,12 +333,12 @@ def test_a_stage_of_which_nobody_comes_back_after_a_restart_is_lost(tmp_path: Pa
         scene.add_peer("new")
         await scene.succeeds()
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 @pytest.mark.parametrize("on_stall", ["pause", "fail"])
 def test_on_stall_pauses_or_fails_the_job(tmp_path: Path, on_stall: str) -> None:
-    task = Task.make(tmp_path, limits__on_stall=on_stall)
+    task = SavingTask.make(tmp_path, limits__on_stall=on_stall)
 
     async def act(scene: Scene) -> None:
         await scene.until_kept(2)
@@ -473,11 +354,11 @@ def test_on_stall_pauses_or_fails_the_job(tmp_path: Path, on_stall: str) -> None
         await scene.rig.jobs.resume(scene.job, "latest", None)
         await scene.succeeds()
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_a_stalled_job_is_paused_or_cancelled_at_once_and_resumed(tmp_path: Path) -> None:
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         jobs = scene.rig.jobs
@@ -499,13 +380,13 @@ def test_a_stalled_job_is_paused_or_cancelled_at_once_and_resumed(tmp_path: Path
         await jobs.resume(scene.job, "latest", None)
         await scene.succeeds()
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 @pytest.mark.parametrize("word", ["cancel", "pause"])
 def test_a_job_that_is_being_stopped_stops_when_a_stage_is_lost(tmp_path: Path, word: str) -> None:
     """A cancel waited out the grace period of the only replica of a stage, then the job had failed."""
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         await scene.until_kept(2)
@@ -525,11 +406,11 @@ def test_a_job_that_is_being_stopped_stops_when_a_stage_is_lost(tmp_path: Path, 
         await scene.rig.jobs.resume(scene.job, "latest", None)
         await scene.succeeds()
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_a_first_load_that_loses_a_stage_begins_again(tmp_path: Path) -> None:
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         await scene.until(JobState.LOADING)
@@ -541,14 +422,14 @@ def test_a_first_load_that_loses_a_stage_begins_again(tmp_path: Path) -> None:
         scene.add_peer("new")
         await scene.succeeds()
 
-    play(task, 2, act)
+    stall(task, 2, act)
 
 
 def test_a_peer_of_the_abandoned_timeline_that_comes_back_is_one_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was cut off, not dead: it comes back with a stage, with weights and with work that count no more."""
-    task = Task.make(tmp_path)
+    task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
         network = scene.rig.network
@@ -563,4 +444,4 @@ def test_a_peer_of_the_abandoned_timeline_that_comes_back_is_one_like_any_other(
         assert victim in {peer for pool in scene.job.stages.values() for peer in pool}
         assert scene.job.record.timeline == 1
 
-    play(task, 2, act)
+    stall(task, 2, act)

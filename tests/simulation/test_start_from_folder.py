@@ -25,12 +25,6 @@ from swarm.sim import loop as sim
 from swarm.types import JobId, JobState
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 FIELDS: dict[str, dict[str, Any]] = {
     "llama": {
         "vocab_size": 260,

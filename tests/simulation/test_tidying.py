@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from random import Random
 
-import torch
 from prometheus_client import generate_latest
 
 from scheduler.api.announcer import NoAnnouncer
@@ -28,7 +27,6 @@ def _lines(metrics: SchedulerMetrics, name: str) -> list[str]:
 
 
 def test_series_go_an_hour_after_a_job_and_ten_minutes_after_a_peer(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     changes = {"pipeline__stages": 2, "training__steps": 2}
     spec = resolve(
         small_spec(write_text(tmp_path), **changes), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1
@@ -68,7 +66,6 @@ def test_series_go_an_hour_after_a_job_and_ten_minutes_after_a_peer(tmp_path: Pa
 
 def test_a_restarted_scheduler_shows_the_jobs_that_it_knows(tmp_path: Path) -> None:
     """swarm_job_info was there only for jobs submitted since the start."""
-    torch.set_num_threads(1)
     spec = resolve(
         small_spec(write_text(tmp_path), pipeline__stages=1, training__steps=2),
         vocabulary_size=ByteTokenizer.vocabulary_size,

@@ -8,7 +8,6 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-import pytest
 import torch
 
 from scheduler.jobs.job import Job
@@ -38,11 +37,6 @@ class FlushingDevice(InlineDevice):
                 torch.set_flush_denormal(False)
 
         return super().run(flushing)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def train(

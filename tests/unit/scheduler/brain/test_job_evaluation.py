@@ -8,7 +8,7 @@ from scheduler.brain.job import Fail, Finish, Mode, WriteCommit, WriteEvaluation
 from scheduler.brain.outputs import EvaluationRow
 from swarm.messages import Average, Commit, Evaluate, Evaluated, LoadStage, Route, SaveStage
 from swarm.types import PeerId
-from tests.unit.scheduler.brain.test_job import A, B, C, D, Swarm
+from tests.support.brain import A, B, C, D, Swarm
 
 EVALUATING: dict[str, Any] = {"eval_every_steps": 1, "evaluation_microbatches": 3, "evaluation_tokens": 6}
 

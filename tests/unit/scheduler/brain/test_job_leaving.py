@@ -21,7 +21,7 @@ from swarm.messages import (
     SaveStage,
 )
 from swarm.types import JobState, PeerId
-from tests.unit.scheduler.brain.test_job import JOB, A, B, C, D, Swarm, sends
+from tests.support.brain import JOB, A, B, C, D, Swarm, sends
 
 J = PeerId("j")
 

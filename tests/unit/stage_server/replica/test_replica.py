@@ -44,11 +44,6 @@ JOB = JobId("job")
 ME = PeerId("me")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @dataclass
 class Neighbour:
     """Takes whatever comes and says nothing."""

@@ -7,9 +7,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 
-import pytest
-import torch
-
 from stage_server.device import InlineDevice
 from stage_server.identity import Identity
 from stage_server.session.server import StageServer
@@ -36,11 +33,6 @@ from swarm.types import JobId, PeerId
 
 JOB = JobId("job")
 ADDRESS = "scheduler"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def load(job: JobId = JOB, spec_json: str = "") -> LoadStage:

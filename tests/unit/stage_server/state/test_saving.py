@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-import pytest
 import torch
 
 from stage_server.device import ThreadDevice
@@ -18,11 +17,6 @@ from swarm.process.logs import get_logger
 from swarm.types import JobId, PeerId
 
 JOB = JobId("job")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def spec_of() -> JobSpec:

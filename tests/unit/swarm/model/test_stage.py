@@ -5,7 +5,7 @@ That the cut changes no bit is the subject of tests/integration/test_cut_invaria
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,14 +25,6 @@ from swarm.types import Microbatch, UnitName
 
 CPU = torch.device("cpu")
 B, T, D = 2, 16, 32
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def spec_of(stages: int = 2, *, staleness: int = 0, training: dict[str, Any] | None = None, **model: Any) -> JobSpec:

@@ -14,7 +14,7 @@ from scheduler.brain.settings import SavingRules
 from swarm.errors import CheckpointFailed
 from swarm.messages import Average, Commit, LoadStage, Release, Route, Saved, SaveStage
 from swarm.types import JobId, JobState
-from tests.unit.scheduler.brain.test_job import A, B, C, D, Swarm, sends
+from tests.support.brain import A, B, C, D, Swarm, sends
 
 RULES = SavingRules(every_steps=2, optimizer=True)
 

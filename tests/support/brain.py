@@ -1,0 +1,143 @@
+"""One job's brain and obedient replicas, which a test makes answer one command at a time."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from scheduler.brain.job import (
+    BrainSettings,
+    CommitRow,
+    Fail,
+    JobBrain,
+    Output,
+    ReplicaRecord,
+    Send,
+    WriteCommit,
+)
+from swarm.messages import (
+    Accumulated,
+    Average,
+    Averaged,
+    Command,
+    Commit,
+    Committed,
+    Event,
+    Loaded,
+    LoadStage,
+    ParameterHash,
+    ParameterNorm,
+    Route,
+    Saved,
+    SaveStage,
+    UnitSize,
+)
+from swarm.types import JobId, PeerId, UnitName
+
+JOB = JobId("job")
+A, B, C, D = (PeerId(name) for name in "abcd")  # a and b serve stage 0, c and d stage 1
+S0, S1 = UnitName("stage-0"), UnitName("stage-1")
+
+
+class Swarm:
+    """A brain with obedient replicas that a test can make answer one command at a time."""
+
+    def __init__(self, peers: dict[PeerId, int] | None = None, **changes: Any) -> None:
+        self.stage_of = peers or {A: 0, B: 0, C: 1, D: 1}
+        stages = 1 + max(self.stage_of.values())
+        values: dict[str, Any] = {
+            "job": JOB,
+            "epoch": 3,
+            "timeline": 0,
+            "steps": 2,
+            "microbatches": 4,
+            "split": (1,) * stages,
+            "spec_json": "{}",
+            "staleness": 0,
+            "max_in_flight": None,
+            "units": {UnitName(f"stage-{stage}"): (stage,) for stage in range(stages)},
+            "grad_clip_norm": 1.0,
+            "averaging_timeout_s": 5.0,
+            "fail_on_nonfinite": False,
+            "learning_rate": lambda step: 0.5 - 0.1 * step,
+            "tokens_of": lambda step: 8,
+        }
+        self.brain = JobBrain(BrainSettings(**{**values, **changes}), Random(0))
+        self.outputs: list[Output] = []  # all that was decided, in order
+        self.inbox: list[tuple[PeerId, Command]] = []  # commands that no replica has answered
+        self.rows: list[CommitRow] = []
+        self.loss = 1.0
+        replicas = [ReplicaRecord(peer, 1, f"at {peer}", stage) for peer, stage in self.stage_of.items()]
+        self.take(self.brain.start(replicas, 0.0))
+
+    def take(self, outputs: list[Output]) -> list[Output]:
+        self.outputs += outputs
+        self.inbox += [(one.peer, one.command) for one in outputs if isinstance(one, Send)]
+        self.rows += [one.row for one in outputs if isinstance(one, WriteCommit)]
+        self.brain.validate()
+        return outputs
+
+    def hear(self, peer: PeerId, event: Event) -> list[Output]:
+        return self.take(self.brain.handle(peer, event, 1.0))
+
+    def write(self) -> list[Output]:
+        return self.take(self.brain.row_written(self.rows[-1].step, 1.0))
+
+    def pop(self, *kinds: type[Command], peer: PeerId | None = None) -> list[tuple[PeerId, Any]]:
+        """Take the unanswered commands of these kinds out of the inbox."""
+        found = [one for one in self.inbox if isinstance(one[1], kinds) and peer in (None, one[0])]
+        self.inbox = [one for one in self.inbox if one not in found]
+        return found
+
+    def answer(self, *kinds: type[Command], peer: PeerId | None = None) -> None:
+        for to, command in self.pop(*kinds, peer=peer):
+            event = self.reply(to, command)
+            if event is not None:
+                self.hear(to, event)
+
+    def reply(self, peer: PeerId, command: Command, **changes: Any) -> Event | None:
+        """What an obedient replica says to a command."""
+        stage = self.stage_of[peer]
+        match command:
+            case LoadStage():
+                units = [unit for unit, stages in self.brain.settings.units.items() if stage in stages]
+                sizes = tuple(UnitSize(unit, 1000) for unit in units)
+                return Loaded(JOB, 0, stage, command.version, changes.get("digest", "start"), sizes)
+            case Route(microbatch=microbatch, hops=hops) if hops[stage].peer == peer:
+                loss = self.loss + microbatch.index if stage == len(hops) - 1 else 0.0
+                return Accumulated(
+                    microbatch, stage, hops[stage].attempt, changes.get("finite", True), loss, 0.1, 0.2, 0.0
+                )
+            case Average():
+                norms = (ParameterNorm(f"w of {command.unit}", changes.get("squared_norm", 4.0)),)
+                digest = changes.get("digest", "mean")
+                return Averaged(0, command.step, command.unit, command.round, digest, norms, 0.1)
+            case Commit():
+                return Committed(0, command.step, command.version, stage, changes.get("digest", "after"))
+            case SaveStage():
+                return Saved(JOB, 0, command.version, stage, (ParameterHash(f"w{stage}", "float32", (1,), "00"),))
+        return None
+
+    def until_averaging(self) -> None:
+        self.answer(LoadStage)
+        while self.brain.in_flight:
+            self.answer(Route)
+
+    def until_written(self) -> None:
+        self.until_averaging()
+        self.answer(Average)
+
+    @property
+    def failure(self) -> Fail:
+        found = [one for one in self.outputs if isinstance(one, Fail)]
+        assert len(found) == 1
+        return found[0]
+
+
+def sends(outputs: list[Output], *kinds: type[Command]) -> list[Send]:
+    return [one for one in outputs if isinstance(one, Send) and isinstance(one.command, kinds)]
+
+
+def routes_in(outputs: list[Output]) -> list[tuple[PeerId, Route]]:
+    sent = [(one.peer, one.command) for one in outputs if isinstance(one, Send)]
+    return [(peer, command) for peer, command in sent if isinstance(command, Route)]

@@ -1,0 +1,255 @@
+"""Simulated systems at work, for tests that break something in them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from scheduler.api.drain import drain
+from scheduler.brain.explain.facts import explain_peer
+from scheduler.jobs.job import Job
+from swarm.checkpoint.writer import Checkpoint, list_checkpoints
+from swarm.data import ByteTokenizer
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.reference.trainer import train_local
+from swarm.sim import loop as sim
+from swarm.types import JobState, PeerId, PeerState
+from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+
+T = TypeVar("T")
+BEFORE = (JobState.QUEUED, JobState.PLACING, JobState.LOADING)
+
+
+def play(
+    tokens: Tokens,
+    peers: int,
+    act: Callable[[Rig], Awaitable[T]],
+    *,
+    seed: int = 1,
+    rng: Random | None = None,
+    database: str = "sqlite://",
+    hold_bytes: int = 1 << 30,
+    limit_s: float = 7200.0,
+) -> T:
+    """Run a simulated system of idle peers for as long as `act` takes; give what `act` gives."""
+
+    async def main() -> T:
+        given: list[T] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                chance = Random(seed) if rng is None else rng
+                rig = await Rig.start(tokens, peers, tasks, chance, database=database, hold_bytes=hold_bytes)
+                while len(rig.membership.idle_peers()) < peers:
+                    await asyncio.sleep(0.1)
+                given.append(await act(rig))
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+        return given[0]
+
+    return sim.run(main(), seed=seed, limit_s=limit_s)
+
+
+def resolved(spec: JobSpec) -> JobSpec:
+    """The spec of a job on text, one token a byte."""
+    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job and the weights that it must end with."""
+
+    spec: JobSpec
+    tokens: Tokens
+    sha256: str
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {"pipeline__stages": 2, "training__steps": 4}
+
+    @classmethod
+    def make(cls, folder: Path, **changes: Any) -> Task:
+        spec = resolved(small_spec(write_text(folder), **{**cls.DEFAULTS, **changes}))
+        tokens = Tokens.make(folder, spec)
+        return cls(spec, tokens, train_local(spec, tokens.batches(spec), device=torch.device("cpu")).sha256)
+
+
+class SavingTask(Task):
+    """A job of eight steps that saves a checkpoint at every second one."""
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "pipeline__stages": 2,
+        "training__steps": 8,
+        "training__global_batch_sequences": 6,
+        "checkpoint__every_steps": 2,
+    }
+
+
+@dataclass(slots=True)
+class Run:
+    """A job at work, for a test that breaks something."""
+
+    rig: Rig
+    job: Job
+    rng: Random
+
+    async def until_step(self, step: int) -> None:
+        """Return some time after so many commits, at a random moment of the step that follows."""
+        while self.job.progress.steps_done < step or self.job.record.state in BEFORE:
+            await asyncio.sleep(0.01)
+            if self.job.record.state.is_final:
+                return
+        await asyncio.sleep(self.rng.uniform(0.0, 0.3))
+
+    async def until_it_holds_something(self, peer: PeerId) -> None:
+        """Return when the peer has accumulated what is not committed, or the job is over."""
+        while self.job.driver is not None:
+            ledger = self.job.driver.brain._state.ledger
+            if any(ledger.share(step, peer) for step in ledger.open_steps()):
+                return
+            await asyncio.sleep(0.001)
+
+    def spare(self) -> list[PeerId]:
+        """Replicas that are not the last of their stage."""
+        pools = [[peer for peer in pool if peer in self.rig.servers] for pool in self.job.stages.values()]
+        return [peer for pool in pools if len(pool) > 1 for peer in pool]
+
+
+def train(
+    task: Task, peers: int, seed: int, breaking: Callable[[Run], Awaitable[None]], hold_bytes: int = 1 << 30
+) -> Run:
+    """Run the job to its end while `breaking` is at work; it must succeed with the right weights."""
+
+    async def act(rig: Rig) -> Run:
+        job = await rig.jobs.submit(task.spec, task.tokens.of_job(), {})
+        run = Run(rig, job, Random(f"{seed} breaks"))
+        await breaking(run)
+        await rig.finished(run.job)
+        assert run.job.record.state is JobState.SUCCEEDED, run.job.record.reason
+        assert run.job.record.weights_sha256 == task.sha256
+        return run
+
+    database = f"sqlite:///{task.tokens.root / f'{seed}.db'}"
+    return play(task.tokens, peers, act, seed=seed, database=database, hold_bytes=hold_bytes, limit_s=400.0)
+
+
+def replayed(run: Run) -> float:
+    """How many microbatches were computed again."""
+    samples = [sample for metric in run.rig.metrics.registry.collect() for sample in metric.samples]
+    return sum(sample.value for sample in samples if sample.name == "swarm_microbatches_replayed_total")
+
+
+def add_peer(run: Run, name: str, **options: Any) -> PeerId:
+    """Start one more stage server."""
+    run.rig.add_peer(PeerId(name), run.rig.tasks, Random(run.rng.random()), **options)
+    return PeerId(name)
+
+
+async def serves(run: Run, peer: PeerId) -> None:
+    """Return when the peer is a replica, or the job is over."""
+    while not run.job.record.state.is_final:
+        known = run.rig.membership.get(peer)
+        if known is not None and known.state is PeerState.SERVING and known.job:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def drained(run: Run, peer: str) -> list[str]:
+    """What `drain` tells until the peer serves no job."""
+    said = []
+    async for known, waits_for in drain(run.rig.jobs, run.rig.membership, peer, "test"):
+        said.append(waits_for)
+        if not waits_for:
+            assert not known.job
+    return said
+
+
+def about_peer(run: Run, peer: PeerId) -> dict[str, str]:
+    """What `explain` tells of the peer, by topic."""
+    known, now_s = run.rig.membership.find(peer), asyncio.get_running_loop().time()
+    idle = next((one for one in run.rig.jobs.idle() if one.peer == peer), None)
+    assert run.job.driver is not None
+    situation = run.job.driver.brain.situation(now_s) if known.job else None
+    return {fact.topic: fact.text for fact in explain_peer(known, situation, idle, {}, now_s)}
+
+
+@dataclass(slots=True)
+class Scene:
+    """A job that saves and goes back, for a test that breaks something."""
+
+    rig: Rig
+    task: Task
+    job: Job
+    rng: Random
+
+    async def until_step(self, step: int) -> None:
+        while self.job.progress.steps_done < step or self.job.record.state is not JobState.RUNNING:
+            assert not self.job.record.state.is_final, self.job.record.reason
+            await asyncio.sleep(0.005)
+
+    async def until(self, *states: JobState) -> None:
+        async for _ in self.rig.jobs.watch(self.job):
+            if self.job.record.state in states:
+                return
+        assert self.job.record.state in states, self.job.record.reason
+
+    async def until_reason(self, text: str) -> None:
+        async for _ in self.rig.jobs.watch(self.job):
+            if text in self.job.record.reason:
+                return
+        raise AssertionError(self.job.record.reason)
+
+    async def until_kept(self, step: int) -> None:
+        """Return when a checkpoint at this step or a later one is there."""
+        while not any(one.step >= step for one in self.checkpoints()):
+            await asyncio.sleep(0.005)
+
+    def kill_stage(self, stage: int) -> list[PeerId]:
+        """Kill all that serve the stage, as with kill -9."""
+        victims = list(self.job.stages[stage])
+        for peer in victims:
+            self.rig.kill(peer)
+        return victims
+
+    def add_peer(self, name: str) -> None:
+        self.rig.add_peer(PeerId(name), self.rig.tasks, Random(self.rng.random()))
+
+    def checkpoints(self) -> list[Checkpoint]:
+        return list_checkpoints(self.rig.jobs.keeping.storage(self.job.spec, self.job.record.id), self.job.record.id)[0]
+
+    def damage(self, checkpoint: Checkpoint) -> None:
+        folder = self.task.tokens.root / "jobs" / self.job.record.id / "checkpoints" / checkpoint.name
+        path = folder / "optimizer" / "embed.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+
+    def said(self) -> str:
+        return "\n".join(line.message for line in self.rig.jobs.logs.of(self.job.record.id).kept()[0])
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        return self.rig.metrics.registry.get_sample_value(name, {"job_id": self.job.record.id, **labels})
+
+    async def succeeds(self, *, may_stand_still: bool = False) -> None:
+        """The job ends with the right weights, and each of its steps counts once."""
+        await self.rig.finished(self.job, may_stand_still=may_stand_still)
+        assert self.job.record.state is JobState.SUCCEEDED, self.job.record.reason
+        assert self.job.record.weights_sha256 == self.task.sha256
+        assert self.job.record.hint == ""
+        batches, steps = self.task.tokens.batches(self.task.spec), self.task.spec.training.steps
+        assert self.job.progress.steps_done == steps
+        assert self.job.progress.tokens == sum(batches.tokens_of(step) for step in range(steps))
+
+
+def stall(task: Task, peers: int, act: Callable[[Scene], Awaitable[None]], *, seed: int = 1) -> None:
+    """Submit the job to a system of `peers` and let `act` do the rest."""
+
+    async def submitted(rig: Rig) -> None:
+        job = await rig.jobs.submit(task.spec, task.tokens.of_job(), ByteTokenizer().tokenizer_files())
+        await act(Scene(rig, task, job, Random(f"{seed} breaks")))
+
+    play(task.tokens, peers, submitted, seed=seed, database=f"sqlite:///{task.tokens.root / 'jobs.db'}")
