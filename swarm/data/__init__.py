@@ -1,4 +1,4 @@
-"""From texts to microbatches: every token's place is a function of (seed, step, microbatch).
+"""From texts to microbatches: (seed, step, microbatch) decides which tokens are read.
 
     files, data sets ── documents ──▶ texts
     texts ── tokenizer ──▶ token ids ── shards ──▶ files named by their sha256

@@ -1,11 +1,11 @@
 """Token shards to microbatches, without a list of indexes and without a saved position: the step is the data cursor.
 
-Sample i is tokens[i*T : i*T + T + 1]: its first T are the input, its last T the targets, so neighbours share one token
-and nothing else. The last samples, in the order of the documents, may be held out for validation; a pass uses each of
-the others once, in an order drawn by a keyed bijection.
+Sample i is tokens[i*T : i*T + T + 1]: its first T tokens are the input, its last T the targets, so neighbouring samples
+share one token only. The last samples, in the order of the documents, may be held out for validation. A pass uses each
+of the others once, in an order drawn by a keyed bijection.
 
-Documents lie one behind the other, each closed by the end-of-text token. What comes after a text is not the text's to
-predict, so a target whose input is the end of a text does not count (-100).
+Documents follow one another, each closed by the end-of-text token. A text does not predict the next one, so a target
+whose input is the end of a text does not count (-100).
 
 Legend: B sequences of a microbatch, T tokens of a sequence.
 """
@@ -51,7 +51,7 @@ class TokenData:
     def open(cls, paths: Sequence[Path], token_dtype: str, vocabulary_size: int | None = None) -> TokenData:
         """The shards in the order given; with `vocabulary_size`, ids are checked whenever they are read.
 
-        InvalidData if a file is missing, empty or no whole number of tokens.
+        InvalidData if a file is missing, empty, or not a whole number of tokens.
         """
         if token_dtype not in TOKEN_DTYPES:
             raise InvalidData(f"token dtype {token_dtype!r} is unknown; known are {', '.join(TOKEN_DTYPES)}")
@@ -83,7 +83,7 @@ class TokenData:
         return out
 
     def occurrences(self, token: int, start: int, count: int) -> int:
-        """How often `token` is among tokens [start, start + count)."""
+        """How often `token` occurs in [start, start + count)."""
         return sum(int(np.count_nonzero(piece == token)) for piece in self._pieces(start, count))
 
     def _pieces(self, start: int, count: int) -> Iterator[NDArray[Any]]:
@@ -99,7 +99,7 @@ class TokenData:
 
 
 def sample_count(tokens: int, sequence_length: int) -> int:
-    """Samples in so many tokens; InvalidData if there is not even one."""
+    """How many samples `tokens` tokens hold; InvalidData if not even one."""
     samples = (tokens - 1) // sequence_length
     if samples < 1:
         raise InvalidData(
@@ -130,7 +130,7 @@ def split_samples(tokens: int, sequence_length: int, validation_ratio: float) ->
 class Batches:
     """Which tokens are microbatch m of step t: a pure function of the data, the seed and (t, m).
 
-    `samples` is the length of a pass, `validation_samples` how many follow it and are never trained on.
+    `samples` is the length of a pass; the `validation_samples` behind it are never trained on.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Batches:
     def tokens_of(self, step: int) -> int:
         """Targets that count in the whole of step `step`: the divisor of its gradient and of its loss.
 
-        At least 1: where no target counts, loss and gradient are 0 whatever they are divided by.
+        At least 1: if no target counts, loss and gradient are 0 whatever the divisor is.
         """
         if self._end_of_text == NO_END_OF_TEXT:
             return self._batch * self._length
@@ -210,7 +210,7 @@ class Batches:
     def evaluation(self, microbatch: int) -> tuple[TokenIds, TokenIds]:
         """Tokens and targets, int32 [B, T] each, of a microbatch of the validation set, in the order of the documents.
 
-        The last one is filled up with rows in which no target counts.
+        The last microbatch is filled up with rows in which no target counts.
         """
         assert 0 <= microbatch < self.evaluation_microbatches
         first = self.samples + microbatch * self._sequences
@@ -235,7 +235,7 @@ class Batches:
         return tokens, targets
 
     def _ends(self, start: int, count: int) -> int:
-        """How many of these tokens of the row are the end of a text."""
+        """How many of the tokens [start, start + count) end a text."""
         if self._end_of_text == NO_END_OF_TEXT:
             return 0
         return self._data.occurrences(self._end_of_text, start, count)

@@ -1,12 +1,12 @@
 """Where texts come from: files of plain text, JSON lines or Parquet, and Hugging Face data sets.
 
-A text comes as one piece, or, if it is larger than CUT_BYTES, as several: cut in front of a line that does not begin
-with a space, where tokenizers split anyway, so that no file needs more memory than a piece does. Errors name the file
-and the line, row or byte. Sources are read in order of path, each from its beginning: the same files give the same
-texts in the same order.
+A text comes as one piece. If it is larger than CUT_BYTES it comes as several, so that no file needs more memory than a
+piece. It is cut in front of a line that does not begin with a space, where tokenizers split anyway. Errors name the
+file and the line, row or byte. Sources are read in order of path, each from its beginning, so the same files give the
+same texts in the same order.
 
-pyarrow and datasets are imported when a source needs them: a job on text files starts without. No code of a data set is
-ever run; scripts in it are refused by the library.
+pyarrow and datasets are imported only when a source needs them. No code of a data set is ever run: the library refuses
+data sets with scripts.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Source:
 def find_sources(section: DataSection) -> list[Source]:
     """What `section.source` names, in order of path; nothing is read yet, empty files are left out.
 
-    It is a glob, or several between commas ("**" descends into folders), or a data set on the hub ("hf:owner/name",
-    "hf:owner/name@revision"). With format "auto" the suffix decides: .jsonl and .ndjson (also .gz and .zst), .parquet,
-    .bin; a folder that `save_to_disk` wrote is a data set; all else is text, one file one text. InvalidData if nothing
-    matches, only empty files do, or token files (.bin) are mixed with others.
+    It names a glob, several globs separated by commas ("**" descends into folders), or a data set on the hub
+    ("hf:owner/name", "hf:owner/name@revision"). With format "auto" the suffix decides: .jsonl and .ndjson (also .gz and
+    .zst), .parquet, .bin. A folder that `save_to_disk` wrote is a data set. Any other file is one text. InvalidData if
+    nothing matches, if only empty files match, or if token files (.bin) are mixed with others.
     """
     named = section.source.removeprefix(HUB_PREFIX)
     if section.source.startswith(HUB_PREFIX):
@@ -107,7 +107,7 @@ def read_texts(source: Source, section: DataSection) -> Iterator[TextPiece]:
 
 
 def read_ids(source: Source, bin_dtype: str, vocabulary_size: int) -> Iterator[tuple[NDArray[Any], int]]:
-    """The token ids of a "bin" source in order, each time with how many bytes are done; InvalidData: see the text."""
+    """The token ids of a "bin" source in order, with the bytes read so far; InvalidData says what is wrong."""
     dtype = TOKEN_DTYPES[bin_dtype]
     done_bytes = 0
     if source.size_bytes % dtype.itemsize:
@@ -130,7 +130,7 @@ def read_ids(source: Source, bin_dtype: str, vocabulary_size: int) -> Iterator[t
 
 
 def load_extra(name: str, needed_for: str) -> Any:
-    """The module `name` of the optional dependencies; InvalidConfig says how to install it."""
+    """Import the optional dependency `name`; InvalidConfig says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -361,7 +361,7 @@ def _column(column: Any, where: str, text_field: str, first_row: int, done_bytes
 
 
 def _whole(text: str, done_bytes: int) -> Iterator[TextPiece]:
-    """A text that is in memory already, cut if it is large; nothing if it is empty."""
+    """The pieces of a text that is in memory; none if it is empty."""
     start = 0
     while len(text) - start > CUT_BYTES:
         cut = _line_end(text, start, start + CUT_BYTES)
@@ -372,7 +372,7 @@ def _whole(text: str, done_bytes: int) -> Iterator[TextPiece]:
 
 
 def _line_end(text: str, start: int, stop: int) -> int:
-    """Where to cut text[start:stop]: behind its last line end that no white space follows, else at `stop`."""
+    """Where to cut text[start:stop]: behind its last line end that is not followed by white space, else at `stop`."""
     at = text.rfind("\n", start, stop)
     while at > start and text[at + 1].isspace():
         at = text.rfind("\n", start, at)

@@ -62,11 +62,11 @@ class Corpus:
 
     @property
     def size_bytes(self) -> int:
-        """Of all sources together; what lies on the hub counts as 0."""
+        """The size of all sources together; data sets on the hub count as 0."""
         return sum(source.size_bytes for source in self.sources)
 
     def resolve(self, spec: JobSpec) -> JobSpec:
-        """The resolved spec of a job on this corpus, of one stage if the number is "auto"; InvalidConfig."""
+        """The resolved spec of a job on this corpus; an "auto" number of stages becomes one. InvalidConfig."""
         tokenizer = self.tokenizer
         return resolve(
             spec,
@@ -92,10 +92,10 @@ def tokenise(
 ) -> TokenManifest:
     """Write the token shards of `spec.data.source` into `out_dir` (made if missing), each named by its hash.
 
-    Documents follow one another, each closed by the end-of-text token; without packing each begins at a multiple of the
-    sequence length, and the room before it is filled with that token. Ids (.bin) are taken as they are. The same
-    sources and tokenizer files give the same shards, whatever the machine. InvalidData: a source that cannot be read,
-    no text in it, an id beyond the vocabulary, or fewer tokens than one sample needs.
+    Documents follow one another, each closed by the end-of-text token. Without packing each begins at a multiple of the
+    sequence length, and the gap before it is filled with that token. Ids (.bin) are taken as they are. The same sources
+    and tokenizer files give the same shards on every machine. InvalidData if a source cannot be read or has no text, if
+    an id is beyond the vocabulary, or if there are fewer tokens than one sample needs.
     """
     corpus = corpus or open_corpus(spec)
     tokenizer = corpus.tokenizer
@@ -131,9 +131,9 @@ def tokenise(
 
 
 class _Row:
-    """Lays texts one behind the other as ids, each closed, and filled up to a multiple of `multiple` tokens.
+    """Turns texts into one row of ids: each text is closed, then padded to a multiple of `multiple` tokens.
 
-    `counts` is how often each id occurs, without what only fills up.
+    `counts` says how often each id occurs, padding left out.
     """
 
     def __init__(self, tokenizer: Tokenizer, multiple: int) -> None:
@@ -143,7 +143,7 @@ class _Row:
         self._length = 0  # of the text so far
 
     def of(self, pieces: Iterable[TextPiece]) -> Iterator[tuple[Ids, int]]:
-        """Ids of the texts in order, many at a time, each time with how many bytes of the source are done."""
+        """The ids of the texts in order, many at a time, with the bytes of the source read so far."""
         held: list[TextPiece] = []
         characters = 0
         for piece in pieces:
@@ -156,12 +156,12 @@ class _Row:
             yield self._laid(held), held[-1].done_bytes
 
     def given(self, ids: Ids) -> Ids:
-        """Ids that need no laying out; they only count."""
+        """Ids that are taken as they are; they are only counted."""
         self.counts += np.bincount(ids, minlength=self.counts.size)
         return ids
 
     def end(self) -> Ids:
-        """What follows the last text: without packing one token more, so that the last sample has all its targets."""
+        """The ids behind the last text: without packing one more token, so that the last sample has all its targets."""
         return self._closing(1 if self._multiple > 1 and self.counts.any() else 0)
 
     def _laid(self, pieces: Sequence[TextPiece]) -> Ids:

@@ -27,7 +27,7 @@ BYTE = "byte"
 
 
 class Tokenizer(Protocol):
-    """What turns texts into ids below `vocabulary_size`; `end_of_text` closes each text, -1 if nothing does."""
+    """Turns texts into ids below `vocabulary_size`; `end_of_text` is the id that closes a text, -1 if there is none."""
 
     @property
     def vocabulary_size(self) -> int: ...
@@ -46,10 +46,11 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(spec: JobSpec, *, ids_given: bool = False) -> Tokenizer:
-    """The tokenizer that `spec.model.tokenizer` names: "byte", a local folder or a hub id; empty: that of `model.id`.
+    """The tokenizer that `spec.model.tokenizer` names: "byte", a local folder or a hub id.
 
-    Without both it is "byte". `ids_given`: the data are token ids already, so that none is needed unless the job names
-    one. InvalidConfig: no such tokenizer, or one without an end of text.
+    If the name is empty it is that of `model.id`; without both it is "byte". With `ids_given` the data are token ids
+    already, so a tokenizer is needed only if the job names one. InvalidConfig if there is no such tokenizer, or if it
+    has no end of text.
     """
     model = spec.model
     name, where = model.tokenizer or model.id, f'model.tokenizer = "{model.tokenizer}"'
@@ -88,7 +89,7 @@ def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
 
 
 class NoTokenizer:
-    """Stands where the data are token ids already and nothing says which tokenizer made them."""
+    """Stands in for a tokenizer if the data are token ids and the job does not say which tokenizer made them."""
 
     end_of_text = NO_END_OF_TEXT
 
@@ -112,9 +113,9 @@ class NoTokenizer:
 class HuggingFaceTokenizer:
     """A tokenizer.json with what its configuration files say of special tokens; truncation and padding are off.
 
-    Every text begins with what the tokenizer's own template puts in front (Llama: <|begin_of_text|>), and is closed by
-    the eos_token, without which only `packing = false` works, if there is a pad_token. Special tokens that are written
-    out in a text become special tokens, as in transformers, unless `split_special_tokens` is set.
+    Every text begins with what the tokenizer's own template puts in front (Llama: <|begin_of_text|>) and is closed by
+    the eos_token. Without an eos_token there must be a pad_token, and only `packing = false` works. Special tokens that
+    are written out in a text become special tokens, as in transformers, unless `split_special_tokens` is set.
     """
 
     def __init__(self, files: Mapping[str, bytes], where: str, packing: bool) -> None:
@@ -168,7 +169,7 @@ class HuggingFaceTokenizer:
         return int(found)
 
     def _start(self) -> Ids:
-        """What the template puts in front of a text; what it puts behind is replaced by the end of text."""
+        """What the template puts in front of a text; the end of text replaces what it puts behind."""
         plain = self._tokenizer.encode("a", add_special_tokens=False).ids
         whole = self._tokenizer.encode("a", add_special_tokens=True).ids
         fits = (at for at in range(len(whole) - len(plain) + 1) if whole[at : at + len(plain)] == plain)
@@ -215,7 +216,7 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text; bytes that are no UTF-8 become U+FFFD, the end-of-text token is left out."""
+        """The text; bytes that are not UTF-8 become U+FFFD, and the end-of-text token is left out."""
         return bytes(token for token in tokens if token < self.END_OF_TEXT).decode(errors="replace")
 
     def tokenizer_files(self) -> dict[str, bytes]:

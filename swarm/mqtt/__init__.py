@@ -1,1 +1,1 @@
-"""Discovery over MQTT, and a broker for those who have none."""
+"""Discovery over MQTT, and a broker where there is none."""

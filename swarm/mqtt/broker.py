@@ -1,6 +1,6 @@
 """A broker on this machine, for `swarm up` and for tests: mosquitto where it is installed, else amqtt embedded.
 
-`python -m swarm.mqtt.broker --port P` is the second. Either runs as a child process, listens on loopback only, takes
+`python -m swarm.mqtt.broker --port P` runs amqtt. Either broker is a child process, listens on loopback only, accepts
 anonymous clients, and keeps nothing on disk: peers announce themselves again when they reconnect.
 """
 
@@ -32,7 +32,7 @@ ATTEMPTS = 3
 RESTART_S = 0.5
 CONNECTIONS_MAX = 1000
 
-# Debian installs mosquitto where the path of an ordinary user does not lead.
+# Debian installs mosquitto in a folder that is not in the PATH of an ordinary user.
 _SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/local/opt/mosquitto/sbin")
 _CONNECT = b"\x10\x13\x00\x04MQTT\x04\x02\x00\x05\x00\x07" + b"swarm-?"
 _ACCEPTED = b"\x20\x02\x00\x00"
@@ -94,7 +94,7 @@ async def _start(binary: str | None, port: int, folder: Path, log: Path) -> tupl
 async def _keep(
     children: list[asyncio.subprocess.Process], binary: str | None, port: int, folder: Path, log: Path
 ) -> None:
-    """Start the broker again whenever the last of `children` ends; its clients come back by themselves."""
+    """Restart the broker whenever the last of `children` ends; its clients reconnect by themselves."""
     while True:
         code = await children[-1].wait()
         _log.warning("broker ended", port=port, exit_code=code)
@@ -108,7 +108,7 @@ async def _spawn(binary: str | None, port: int, folder: Path, log: Path) -> asyn
         config.write_text(
             f"listener {port} {HOST}\nallow_anonymous true\npersistence false\nmax_connections {CONNECTIONS_MAX}\n"
             "message_size_limit 262144\n" + ("user root\n" if os.geteuid() == 0 else "")
-            # Started by root, mosquitto becomes another user, and the kernel then forgets that it dies with its parent.
+            # Started by root, mosquitto changes its user, and the kernel then forgets to end it with its parent.
         )
         command = [binary, "-c", str(config)]
     else:
@@ -164,7 +164,7 @@ def _free_port() -> int:
 
 async def serve_amqtt(port: int) -> None:
     """Run amqtt on loopback until SIGTERM or SIGINT; SwarmError if it does not start."""
-    # amqtt warns at import about plug-ins that we do not use, and is of no use to those who have mosquitto.
+    # amqtt warns at import about plug-ins that we do not use, and is not needed where mosquitto is installed.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from amqtt.broker import Broker  # noqa: PLC0415  # slow to import
@@ -177,7 +177,7 @@ async def serve_amqtt(port: int) -> None:
         loop.add_signal_handler(number, stop.set)
     config = BrokerConfig(
         listeners={"default": ListenerConfig(bind=f"{HOST}:{port}", max_connections=CONNECTIONS_MAX)},
-        # Nothing but this one: passwords stall its loop, and $SYS topics tell strangers about us.
+        # Only this plug-in: that for passwords stalls the loop, and that for $SYS topics tells strangers about us.
         plugins={"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
     )
     broker = Broker(config, loop=loop)

@@ -1,8 +1,8 @@
 """The bus: announcements and hints over an MQTT broker that may come and go.
 
-MQTT 3.1.1 through aiomqtt, which does not reconnect by itself. `run` keeps connecting; what was announced is announced
-again and what was subscribed is subscribed again after every reconnection. Nothing here raises because the broker is
-away. Messages that arrive are treated as written by strangers: only small JSON objects on topics that were asked for.
+MQTT 3.1.1 through aiomqtt, which does not reconnect by itself. `run` keeps connecting, and repeats all announcements
+and subscriptions after every reconnection. Nothing here raises because the broker is away. Messages that arrive are
+treated as written by strangers: only small JSON objects on subscribed topics are accepted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CALL_S_MAX = 5.0
 BACKOFF_FIRST_S = 0.1
 BACKOFF_S_MAX = 5.0
 FAREWELL_S_MAX = 1.0
-CANCEL_AGAIN_S = 2.0  # longer than a farewell and a disconnect take, which a second cancellation would cut short
+CANCEL_AGAIN_S = 2.0  # longer than a farewell and a disconnect take: a second cancellation would cut them short
 
 _log = get_logger(__name__)
 # aiomqtt's own messages. An answer to a subscription that was given up meanwhile is no fault, but it shows a traceback:
@@ -48,8 +48,8 @@ _client_log.addFilter(lambda record: not str(record.msg).startswith("Unexpected 
 class Bus:
     """One client of the broker at `url` (mqtt://[user:password@]host[:port]).
 
-    `will` is published, retained, when the connection dies and also when `run` is cancelled. `on_connected` hears True
-    and False as the link comes and goes. Raises InvalidConfig if the URL is none.
+    `will` is published, retained, when the connection dies and also when `run` is cancelled. `on_connected` is called
+    with True and False as the link comes and goes. Raises InvalidConfig if the URL is not valid.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class Bus:
         return self._client is not None
 
     def announce(self, topic: str, payload: Mapping[str, Any]) -> None:
-        """Keep `payload` as the retained message of `topic`; the last value wins, and is sent after every reconnect."""
+        """Keep `payload` as the retained message of `topic`; the newest value is sent after every reconnection."""
         self._announced[topic] = self._unsent[topic] = encode(payload)
         self._wake.set()
 
     async def publish(self, topic: str, payload: Mapping[str, Any]) -> None:
-        """Send a hint at QoS 0; without a link it is counted in `dropped` and forgotten."""
+        """Send a hint at QoS 0; without a link it is dropped, and counted in `dropped`."""
         data = encode(payload)
         if self._client is None:
             self.dropped += 1
@@ -105,7 +105,7 @@ class Bus:
         return subscription
 
     async def run(self) -> None:
-        """Hold the link until cancelled; returns never, raises nothing because of the broker."""
+        """Hold the link until cancelled; never returns, and never raises because of the broker."""
         link, cancelled = asyncio.create_task(self._hold()), False
         while not link.done():
             try:
@@ -270,7 +270,7 @@ class Subscription(AsyncIterator[tuple[str, Payload]]):
 
 
 class Endpoint:
-    """Host, port and credentials of a broker; `shown` has no password."""
+    """Host, port and credentials of a broker; `shown` is the URL without the password."""
 
     __slots__ = ("host", "password", "port", "shown", "username")
 
@@ -280,7 +280,7 @@ class Endpoint:
 
 
 def parse_url(url: str) -> Endpoint:
-    """The parts of mqtt://[user:password@]host[:port]; InvalidConfig if it is something else."""
+    """The parts of mqtt://[user:password@]host[:port]; InvalidConfig for anything else."""
     hint = "write it as mqtt://HOST:PORT, for example mqtt://127.0.0.1:1883"
     try:
         parts = urlsplit(url)
@@ -306,7 +306,7 @@ def encode(payload: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes) -> Payload | None:
-    """The JSON object in `data`; None if it is none, or too large."""
+    """The JSON object in `data`; None if it is not one, or too large."""
     if len(data) > PAYLOAD_BYTES_MAX:
         return None
     try:

@@ -30,12 +30,12 @@ class Announcement:
     protocol: int = PROTOCOL_VERSION
 
     def payload(self) -> dict[str, Any]:
-        """As it is announced on `topics.SCHEDULER`."""
+        """The message for `topics.SCHEDULER`."""
         return asdict(self)
 
 
 def parse_announcement(payload: Mapping[str, Any]) -> Announcement | None:
-    """The announcement in a message of a stranger; None if it is none."""
+    """The announcement in a stranger's message; None if it is not one."""
     address, epoch = payload.get("address"), payload.get("epoch")
     product, protocol = payload.get("product", ""), payload.get("protocol")
     if not (isinstance(address, str) and len(address) <= ADDRESS_CHARACTERS_MAX and _is_address(address)):
@@ -49,7 +49,7 @@ async def find_scheduler(url: str, *, timeout_s: float | None = None) -> Announc
     """The scheduler that is announced at the broker `url`; waits until there is one.
 
     Raises SchedulerUnreachable after `timeout_s` (None: never), IncompatibleVersion if it speaks another protocol,
-    InvalidConfig if the URL is none.
+    InvalidConfig if the URL is not valid.
     """
     bus = Bus(url, "find-scheduler")
     link = asyncio.create_task(bus.run())
@@ -74,7 +74,7 @@ async def find_scheduler(url: str, *, timeout_s: float | None = None) -> Announc
 
 
 async def _announced(bus: Bus) -> Announcement:
-    """The first announcement of a new subscription; IncompatibleVersion if it is of another protocol."""
+    """The first announcement of a new subscription; IncompatibleVersion if the scheduler speaks another protocol."""
     messages = bus.subscribe(topics.SCHEDULER)
     try:
         async for _, payload in messages:

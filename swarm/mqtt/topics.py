@@ -1,4 +1,4 @@
-"""The topics of the broker. All are hints: nothing that is lost here breaks an invariant."""
+"""The topics of the broker. All messages are hints: losing one breaks no invariant."""
 
 from __future__ import annotations
 

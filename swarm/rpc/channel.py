@@ -41,7 +41,7 @@ MAX_MESSAGE_BYTES = (4 << 20) + (64 << 10)  # one chunk, or one route with its t
 MAX_METADATA_BYTES = 8 << 10
 MAX_CONCURRENT_STREAMS = 64  # per connection
 KEEPALIVE_INTERVAL_MS = 1000
-KEEPALIVE_TIMEOUT_MS = 2000  # a busy two-core machine answers pings late; 1000 would call it dead
+KEEPALIVE_TIMEOUT_MS = 2000  # a busy two-core machine answers pings late, and with 1000 it would count as dead
 
 _CODE_KEY = "swarm-code"
 _CODE = re.compile(r"^E[0-9]{4}$")
@@ -58,7 +58,7 @@ def client_options() -> Options:
         # Own connection per channel: a control stream must not queue behind another channel's tensors.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
-        ("grpc.enable_retries", 0),  # the protocol repeats what may be repeated, and knows why
+        ("grpc.enable_retries", 0),  # no retries by gRPC: our protocol repeats what may be repeated
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1000),  # also the time a connection attempt may take
         ("grpc.max_reconnect_backoff_ms", 1000),
@@ -93,7 +93,7 @@ def new_server() -> grpc.aio.Server:
 
 
 def bind(server: grpc.aio.Server, address: str) -> int:
-    """Listen at `host:port` (port 0: any) and give the port; InvalidConfig if it is taken or not ours."""
+    """Listen at `host:port` (port 0: any) and give the port; InvalidConfig if it is taken or not allowed."""
     try:
         port = server.add_insecure_port(address)
     except RuntimeError:
@@ -111,10 +111,9 @@ def translate(
 ) -> SwarmError:
     """The SwarmError behind a failed call to `address`.
 
-    If the other side named one of our errors, that class with its text and hint; else by status code. A code that is
-    none of `swarm.errors` (of another module or a newer version) stays, with text and hint, on the class of the status.
-    `unavailable` is the class for a peer that does not answer: SchedulerUnreachable or
-    PeerUnavailable.
+    If the other side named one of our errors, it has that class, with its text and hint. Otherwise the status code
+    decides the class; a code that is not in `swarm.errors` (such as that of a newer version) is kept, with text and
+    hint. `unavailable` is the class for a peer that does not answer: SchedulerUnreachable or PeerUnavailable.
     """
     code, details, metadata = _facts(error)
     told, hint = _text(metadata.get(_CODE_KEY, "")), _text(metadata.get(_HINT_KEY, ""))
@@ -156,10 +155,10 @@ def status_of(error: SwarmError) -> grpc.StatusCode:
 
 @asynccontextmanager
 async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Wrap a servicer's method body: what it raises becomes a status, and no traceback leaves the process.
+    """Wrap a servicer's method body: an exception becomes a status, and no traceback leaves the process.
 
-    A SwarmError (also the first in an exception group) is sent to the caller; anything else is a fault of ours, logged
-    with its traceback and answered as INTERNAL with a text that says no more than that.
+    A SwarmError (also the first in an exception group) is sent to the caller. Anything else is our own fault: it is
+    logged with its traceback and answered as INTERNAL, without details.
     """
     try:
         yield
@@ -170,7 +169,7 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterato
 
 
 def public_error(error: Exception) -> SwarmError:
-    """What a peer may know of an exception: a SwarmError as it is; else a plain one, after logging the traceback."""
+    """What a peer may learn of an exception: a SwarmError as it is, else a plain one; its traceback is logged."""
     found = next((leaf for leaf in leaves(error) if isinstance(leaf, SwarmError)), None)
     if found is not None:
         return found
@@ -240,7 +239,7 @@ def _facts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, dict[str, str | 
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The plain exceptions in an exception, depth first: itself, or those of the group that it is."""
+    """The plain exceptions in an exception, depth first: itself, or the members of a group."""
     if isinstance(error, BaseExceptionGroup):
         for child in error.exceptions:
             yield from leaves(child)

@@ -6,9 +6,9 @@ but the payload never passes through protobuf, which would copy it twice:
     | 08 sequence | 12 len header | 18 offset | 29 checksum | 22 len | payload ... |
       written and scanned by hand, field by field                     joined once, sliced as a memoryview
 
-A tensor is one or more frames with the same sequence number, in order, the header in the first. Frames of several
-tensors may alternate on one stream. The receiver looks at the header before it takes any payload, and holds no more
-than what has arrived: a header that lies about its size costs nothing.
+A tensor is one or more frames with the same sequence number, in order; the first has the header. Frames of several
+tensors may alternate on one stream. The receiver checks the header before it accepts any payload, and holds only what
+has arrived, so a header that lies about its size costs nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class RawFrame:
-    """A frame, scanned but not yet believed: nothing is checked against the checksum."""
+    """A frame that was scanned; its checksum was not compared yet."""
 
     sequence: int
     header: memoryview | None
@@ -130,8 +130,8 @@ def decode(data: bytes) -> RawFrame:
 class Assembler:
     """Puts the frames of one stream together again.
 
-    `admit` sees every header first and raises a SwarmError to refuse the tensor. Of a refused tensor the remaining
-    frames are skipped without a word, so each tensor is answered once.
+    `admit` sees every header first and raises a SwarmError to refuse the tensor. The remaining frames of a refused
+    tensor are skipped silently, so each tensor is answered once.
     """
 
     def __init__(
@@ -149,14 +149,14 @@ class Assembler:
 
     @property
     def open_tensors(self) -> int:
-        """Tensors of which some frames are here and some are not."""
+        """How many tensors have arrived in part."""
         return len(self._open)
 
     def add(self, frame: RawFrame) -> Tensor | None:
         """Take the next frame; gives the tensor that it completes.
 
         Raises CorruptFrame (checksum, gap, overlap, excess, disorder), Refused (a header that breaks a rule, too many
-        open tensors) or what `admit` raised; the tensor of that sequence is dropped then.
+        open tensors) or what `admit` raised; the tensor of that sequence number is then dropped.
         """
         try:
             return self._add(frame)
@@ -222,7 +222,7 @@ class Assembler:
 
 
 def read_header(data: memoryview | bytes) -> TensorHeader:
-    """A header from its bytes; CorruptFrame if they are none, Refused if it contradicts itself."""
+    """A header from its bytes; CorruptFrame if they are not a header, Refused if it contradicts itself."""
     if len(data) > MAX_HEADER_BYTES:
         raise Refused(f"the tensor's header has {len(data)} bytes, the limit is {MAX_HEADER_BYTES}")
     header = from_message(TensorHeader, parse(frame_pb2.TensorHeader, bytes(data)))
@@ -231,7 +231,7 @@ def read_header(data: memoryview | bytes) -> TensorHeader:
 
 
 def uncompressed_bytes(header: TensorHeader) -> int:
-    """How many bytes the tensor has in the type that it is computed in: float64 as such, all else as float32."""
+    """The size of the tensor in the type that it is computed in: float64, or float32 for all other types."""
     return prod(header.shape) * (8 if header.dtype == "float64" else 4) if header.shape else 0
 
 
@@ -268,7 +268,7 @@ def _frame(sequence: int, header: bytes, offset: int, payload: memoryview) -> by
 
 
 def _checksum(sequence: int, offset: int, header: bytes | memoryview, payload: memoryview) -> int:
-    """Seeded with the chunk's place, so that a chunk of another tensor or position does not pass for this one."""
+    """The checksum of a chunk, seeded with its place: a chunk of another tensor or position has another checksum."""
     seed = (sequence + offset) & _WORD
     if not header:
         return xxhash.xxh3_64_intdigest(payload, seed)
@@ -278,7 +278,7 @@ def _checksum(sequence: int, offset: int, header: bytes | memoryview, payload: m
 
 
 def _check(header: TensorHeader) -> None:
-    """Whether a header can be true at all; what dtype and codec need is the receiver's to know."""
+    """Check the header for contradictions; the receiver checks what dtype and codec require."""
     if len(header.shape) > MAX_DIMENSIONS:
         raise Refused(f"TensorHeader.shape has {len(header.shape)} dimensions, the limit is {MAX_DIMENSIONS}")
     elements = prod(header.shape) if header.shape else 0

@@ -1,9 +1,9 @@
 """Values of `swarm.messages` to protobuf and back, by field name.
 
 A dataclass and the protobuf message of the same name have the same fields, so nothing is written twice: a plan per
-class is made once from its type hints. What arrives is checked on the way in, and what leaves on the way out, by the
-same rules; `Refused` names the class and the field. The rules are about single values (sizes, signs, finite, known
-words); what a value means in the present state is for the deciding modules.
+class is made once from its type hints. Incoming and outgoing messages are checked by the same rules; `Refused` names
+the class and the field. The rules are about single values (sizes, signs, finite numbers, known words). Whether a value
+makes sense in the present state is for the brains to decide.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ TEXT_BYTES_MAX = 64 << 10
 SPEC_BYTES_MAX = 1 << 20
 TOKENS_BYTES_MAX = 4 << 20
 ID_LENGTH_MAX = 128
-INTEGER_MAX = (1 << 63) - 1  # databases and numpy hold no more
-NUMBER_MAX = 1e12  # seconds and ratios; beyond it is nonsense that overflows elsewhere
+INTEGER_MAX = (1 << 63) - 1  # the largest integer of databases and numpy
+NUMBER_MAX = 1e12  # seconds and ratios; larger values would overflow elsewhere
 
 
 def to_event(event: Event) -> session_pb2.Event:
@@ -54,7 +54,7 @@ def from_command(pb: session_pb2.Command) -> tuple[int, Command]:
 
 
 def parse(kind: type[Message], data: bytes) -> Any:
-    """A protobuf message from bytes; CorruptFrame if they are none (also strings that are not UTF-8)."""
+    """A protobuf message from bytes; CorruptFrame if they are not one, or a string in it is not UTF-8."""
     try:
         return kind.FromString(data)
     except DecodeError as error:
@@ -84,7 +84,7 @@ def to_message(value: Any) -> Any:
 def from_message(kind: type[T], pb: Any) -> T:
     """The dataclass of the same name as the protobuf message `pb`.
 
-    A missing submessage takes the dataclass's default; Refused where there is none.
+    A missing submessage takes the dataclass's default; Refused if there is no default.
     """
     values: dict[str, Any] = {}
     for part in _plan(kind):
@@ -186,7 +186,7 @@ def _checker(where: str, name: str, kind: type[Any]) -> Callable[[Any], None]:
         least = -1 if name == "pinned_stage" else 0
         return lambda value: _check_integer(where, value, least)
     if kind is float:
-        # A loss or a norm may tell of an overflow: `_check_together` and the ledger look at them.
+        # A loss or a norm may be infinite after an overflow: `_check_together` and the ledger look at them.
         return _nothing if name in ("loss", "squared_norm") else lambda value: _check_number(where, value)
     if name in _IDS:
         return lambda value: _check_id(where, value)

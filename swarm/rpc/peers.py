@@ -44,11 +44,11 @@ class PeerLinks(Protocol):
     async def send(self, address: str, header: TensorHeader, payload: bytes | memoryview) -> None:
         """Deliver one tensor to the stage server at `address`; returns once its receiver accepted it.
 
-        Tensors of concurrent calls may arrive in any order, and one may arrive twice. A receipt that names corruption
-        is answered by one resend. `payload` must not change until `send` returns, or until the link is gone if it was
-        cancelled. Raises PeerUnavailable (no answer, broken connection), or what the receiver raised: Refused,
-        StaleMessage, CorruptFrame (twice in a row), RetryElsewhere, ...
-        The deadline is the caller's (`asyncio.timeout`).
+        Tensors of concurrent calls may arrive in any order, and one may arrive twice. If the receiver reports
+        corruption, the tensor is sent once more. `payload` must not change until `send` returns or, if it was
+        cancelled, until the link is gone. Raises PeerUnavailable (no answer, broken connection), or what the receiver
+        raised: Refused, StaleMessage, CorruptFrame (twice in a row), RetryElsewhere, ... The deadline is the caller's
+        (`asyncio.timeout`).
         """
         ...
 
@@ -93,7 +93,7 @@ class TensorReceiver(Protocol):
 
 
 class Neighbour(TensorReceiver, StateDonor, Protocol):
-    """All that a stage server is to its neighbours."""
+    """The two things that a stage server is to its neighbours: a receiver of tensors, and a donor of state."""
 
 
 class Traffic(Protocol):
@@ -127,7 +127,7 @@ class GrpcPeerLinks:
         max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
         on_wire: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        """`on_wire` sees each frame as it leaves, and may change it: to show that the receiver notices."""
+        """`on_wire` sees each outgoing frame and may change it, to prove that the receiver notices."""
         self._on_wire = on_wire
         self._traffic = traffic or NoTraffic()
         self._max_bytes_in_flight = max_bytes_in_flight
@@ -143,7 +143,7 @@ class GrpcPeerLinks:
     async def pull(self, address: str, request: StateRequest, limit_bytes: int) -> tuple[StateReply, memoryview]:
         if self._closed:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
-        # A connection of its own: a joiner asks each replica seldom, and what it gets must not hold tensors up.
+        # A connection of its own: a joiner asks each replica seldom, and the state must not delay tensors.
         channel = connect(address)
         try:
             method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/{PULL}")
@@ -184,7 +184,7 @@ class _Outgoing:
 
 
 class _Link:
-    """One stream to one neighbour; once broken (`error` is set) it stays so."""
+    """One stream to one neighbour; once broken (`error` is set) it stays broken."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class _Link:
         self._unanswered[sequence] = _Outgoing(sequence, header, chunks, charge_bytes, receipt)
         self._admission.append(sequence)
         self._admit()
-        # Cancelled once the first frame is out, the rest is still sent: half a tensor would stay open at the receiver.
+        # If cancelled after the first frame, the rest is still sent: half a tensor would stay open at the receiver.
         await receipt
 
     async def close(self) -> None:
@@ -225,7 +225,7 @@ class _Link:
         await asyncio.wait({self._task})
 
     def _admit(self) -> None:
-        """Pass on to the writer what fits into the bytes in flight; what was cancelled before costs nothing."""
+        """Hand the writer the tensors that fit into the bytes in flight; those that were cancelled cost nothing."""
         while self._admission:
             outgoing = self._unanswered[self._admission[0]]
             if outgoing.receipt.cancelled():
@@ -238,7 +238,7 @@ class _Link:
             self._wake.set()
 
     async def _serve(self) -> None:
-        """Run the stream until it breaks, then tell everybody who waits."""
+        """Run the stream until it breaks, then fail everything that waits for a receipt."""
         error: SwarmError = PeerUnavailable(f"{self._address}: the link was closed")
         channel = connect(self._address)
         try:
@@ -356,7 +356,7 @@ class _PeerService:
             self._traffic.sent(request.sender, "state", reply.total_bytes, reply.total_bytes)
 
     async def exchange(self, requests: AsyncIterator[bytes], context: _Context) -> None:
-        """One neighbour's stream. A frame that cannot be read ends it: whose it was is unknown."""
+        """One neighbour's stream. A frame that cannot be read ends it, since its tensor is unknown."""
         assembler = frames.Assembler(self._receiver.admit)
         answers = _Answers(context)
         room = asyncio.Semaphore(MAX_RECEIVING)
@@ -386,7 +386,7 @@ def state_reply(version: int, reach: int, payload: bytes | memoryview) -> StateR
 
 
 def state_chunks(reply: StateReply, payload: bytes | memoryview) -> Iterator[bytes]:
-    """A part of a stage's state as it travels; the first message tells what follows."""
+    """A part of a stage's state as it travels; the first message says what follows."""
     view = memoryview(payload)
     yield frame_pb2.StateChunk(header=to_message(reply), payload=bytes(view[: frames.CHUNK_BYTES])).SerializeToString()
     for start in range(frames.CHUNK_BYTES, view.nbytes, frames.CHUNK_BYTES):
@@ -394,7 +394,7 @@ def state_chunks(reply: StateReply, payload: bytes | memoryview) -> Iterator[byt
 
 
 async def collect(chunks: AsyncIterator[bytes], limit_bytes: int) -> tuple[StateReply, memoryview]:
-    """What `state_chunks` made; CorruptFrame if it is not whole, Refused if it says that it is over the limit."""
+    """Put the output of `state_chunks` together; CorruptFrame if it is not whole, Refused if it is over the limit."""
     reply: StateReply | None = None
     held = bytearray()
     async for data in chunks:
@@ -414,7 +414,7 @@ async def collect(chunks: AsyncIterator[bytes], limit_bytes: int) -> tuple[State
 
 
 async def take(receiver: TensorReceiver, traffic: Traffic, tensor: frames.Tensor) -> SwarmError | None:
-    """Hand a complete tensor over; gives what the sender shall be told, None if all is well."""
+    """Hand a complete tensor to the receiver; gives the error for the sender, None if all is well."""
     header = tensor.header
     traffic.received(header.sender, header.kind, tensor.wire_bytes, frames.uncompressed_bytes(header))
     try:
@@ -440,6 +440,6 @@ class _Answers:
             try:
                 await self._context.write(receipt.SerializeToString())
             except Exception as error:
-                # Done or broken: the sender is gone, and with it who would read this.
+                # Done or broken: the sender is gone, and nobody would read this.
                 if not (self._context.done() or isinstance(error, grpc.aio.InternalError)):
                     raise

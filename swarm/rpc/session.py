@@ -1,7 +1,8 @@
 """The session between a stage server and the scheduler: the ports, and their gRPC side.
 
 The stage server dials. Events flow up and commands flow down one stream, each direction in order. A broken stream loses
-what was under way in both directions; the stage server attaches again and reports what it holds (`Hello.cells`).
+whatever was under way in both directions. The stage server then attaches again and reports what it holds
+(`Hello.cells`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class SchedulerLink(Protocol):
         ...
 
     def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
-        """Bytes [start, stop) of a file that the job starts from, in chunks, exactly so many.
+        """Exactly the bytes [start, stop) of a file that the job starts from, in chunks.
 
         Raises what the scheduler raised (NotFound: no such file; Refused), CorruptFrame if the bytes are more or fewer,
         SchedulerUnreachable if the connection breaks.
@@ -71,21 +72,21 @@ class SessionHandler(Protocol):
         """Serve one session: `events` as they arrive, (epoch, command) to send.
 
         `events` ends when the peer hangs up and raises PeerUnavailable when the connection breaks. After a break the
-        generator is run on for `DRAIN_S` so that it can end by itself, what it yields is dropped, then it is cancelled.
-        A SwarmError that it raises ends the session and reaches the stage server.
+        generator has DRAIN_S to end by itself, its output is dropped, and then it is cancelled. A SwarmError that it
+        raises ends the session and reaches the stage server.
         """
         ...
 
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take one stage's weights; gives their sha256.
 
-        `chunks` adds up to exactly `header.total_bytes`, else it raises CorruptFrame. If the connection breaks, the
-        call is cancelled. Either way what arrived until then must be dropped.
+        `chunks` raises CorruptFrame if it does not add up to `header.total_bytes`. If the connection breaks, the call
+        is cancelled. In both cases everything that arrived until then must be dropped.
         """
         ...
 
     def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
-        """The bytes that were asked for, in chunks of at most CHUNK_BYTES; NotFound or Refused."""
+        """The requested bytes, in chunks of at most CHUNK_BYTES; NotFound or Refused."""
         ...
 
 
@@ -108,7 +109,7 @@ class GrpcSchedulerLink:
         except grpc.RpcError as error:
             raise translate(error, self._address) from None
         except asyncio.CancelledError:
-            # gRPC raises this too where `_send_events` gave the call up because `events` failed: then say that.
+            # gRPC raises this also if `_send_events` gave the call up because `events` failed: then say that.
             task = asyncio.current_task()
             if (task is None or not task.cancelling()) and sending.done() and not sending.cancelled():
                 sending.result()
@@ -156,14 +157,14 @@ async def _send_events(call: _Call, events: AsyncIterator[Event]) -> None:
             await call.write(_within_limit(to_event(event).SerializeToString()))
         await call.done_writing()
     except (grpc.RpcError, asyncio.InvalidStateError):
-        pass  # the call has ended; whoever reads from it learns why
+        pass  # the call has ended; its reader learns why
     except Exception:
         call.cancel()
         raise
 
 
 def _within_limit(data: bytes) -> bytes:
-    """gRPC would end the whole session over a message that is too long; this names it."""
+    """Refuse a message that is too long by name; gRPC would end the whole session over it."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise Refused(f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     return data
@@ -241,7 +242,7 @@ async def serve_session(
     """Run `handler` for one session; to be cancelled when the connection breaks.
 
     The handler then sees `events` fail, and has DRAIN_S to end by itself before it is cancelled too. `write` may call
-    `events.fail` instead of raising: what the handler yields from then on is dropped.
+    `events.fail` instead of raising; the handler's later output is dropped.
     """
 
     async def run() -> None:
@@ -265,13 +266,13 @@ async def serve_session(
             serving.cancel()
         await asyncio.wait({serving})
         if not serving.cancelled() and isinstance(failure := serving.exception(), Exception):
-            public_error(failure)  # there is nobody to tell, but a fault of ours belongs in the log
+            public_error(failure)  # there is nobody to tell, but our own faults belong in the log
         raise
     serving.result()
 
 
 async def whole(header: StoreHeader, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The chunks, if they add up to what the header says; else CorruptFrame as soon as that is sure."""
+    """The chunks, if they add up to what the header says; else CorruptFrame as soon as that is certain."""
     held_bytes = 0
     async for chunk in chunks:
         held_bytes += len(chunk)
@@ -283,7 +284,7 @@ async def whole(header: StoreHeader, chunks: AsyncIterator[bytes]) -> AsyncGener
 
 
 async def exactly(request: FetchRequest, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The chunks, if they add up to what was asked for; else CorruptFrame as soon as that is sure."""
+    """The chunks, if they add up to the requested bytes; else CorruptFrame as soon as that is certain."""
     wanted_bytes = request.stop - request.start
     held_bytes = 0
     async for chunk in chunks:
@@ -323,7 +324,7 @@ def _broken() -> PeerUnavailable:
 class Pipe(Generic[T]):
     """A bounded queue from one writer to one reader that can end or fail; read it with `async for`.
 
-    What was put before the end or the failure is still read.
+    Items that were put before the end or the failure can still be read.
     """
 
     def __init__(self, limit: int) -> None:
@@ -350,7 +351,7 @@ class Pipe(Generic[T]):
         self._room.set()
 
     def fail(self, error: Exception) -> None:
-        """Nothing comes any more, and the reader shall raise `error`; the first call counts."""
+        """Nothing comes any more, and the reader raises `error`; only the first call counts."""
         if not self.ended:
             self.error = error
         self.end()
