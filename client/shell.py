@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any, Literal, TypeAlias
 
 from rich.console import Console
@@ -113,6 +114,11 @@ class Shell:
         width = None if stream.isatty() else 240
         no_color = self.no_color or bool(os.environ.get("NO_COLOR"))
         return Console(stderr=stderr, no_color=no_color or None, width=width, highlight=False)
+
+
+def product() -> str:
+    """The version of this program."""
+    return metadata.version("swarm-stages")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -21,6 +21,40 @@ _WHAT = {
     "partition": "cut {peer} off from {against} for {for_s:g} s",
     "corrupt": "flip a byte in one of {factor:g} frames that {peer} sends for {for_s:g} s",
 }
+
+
+def command(
+    context: typer.Context,
+    fault: Annotated[
+        Literal["kill", "freeze", "slow", "partition", "corrupt"], typer.Argument(metavar="FAULT", help="See above.")
+    ],
+    peer: Annotated[
+        str, typer.Argument(metavar="PEER", help="Id of a stage server, or its beginning; swarm peers lists them.")
+    ],
+    for_: Annotated[float, typer.Option("--for", help="How long, seconds; a kill is for ever.")] = 10.0,
+    factor: Annotated[float, typer.Option(help="slow: how many times slower; corrupt: one frame in this many.")] = 4.0,
+    seed: Annotated[int, typer.Option(min=0, help="corrupt: which frames.")] = 0,
+    against: Annotated[
+        str, typer.Option(metavar="PEER", help="partition: only from this neighbour.", show_default="all")
+    ] = "",
+) -> int:
+    """Harm a stage server on purpose and show how its job recovers.
+
+    kill: SIGKILL, no farewell. freeze: SIGSTOP, then SIGCONT. slow: computing takes --factor times as long. partition:
+    no tensor passes between it and its neighbours, while the scheduler still hears it. corrupt: a byte of one in
+    --factor frames that it sends is flipped.
+
+    Only a swarm that was started for it obeys: swarm up --allow-chaos, or swarm scheduler --allow-chaos and swarm
+    stage-server --allow-chaos. Say --yes where nobody can be asked.
+
+    When the job has committed two more steps and the fault is over, this prints when the stage server was suspect, its
+    work given to others, itself gone and the job well again, in seconds from the order; and the ledger: microbatches
+    fed, committed and open, contributions done again, and the balance, which must be 0 lost and 0 counted twice. The
+    exit code is 1 if it is not, or if the job did not recover within a minute after the fault.
+
+    Example: swarm chaos freeze vm-1a2b3c --for 3 --yes
+    """
+    return chaos(context.obj, fault, peer, for_s=for_, factor=factor, seed=seed, against=against)
 
 
 def chaos(shell: Shell, fault: str, peer: str, *, for_s: float, factor: float, seed: int, against: str) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +16,26 @@ from swarm.errors import UsageError
 from swarm.wire import jobs_pb2 as pb
 
 _MICROBATCH = re.compile(r"(\d{1,18}):(\d{1,18})")
+
+
+def command(
+    context: typer.Context,
+    about: Annotated[
+        str, typer.Argument(metavar="JOB|PEER", help="Name, id or beginning of an id: of a job or a stage server.")
+    ],
+    microbatch: Annotated[
+        str,
+        typer.Option(
+            metavar="STEP:INDEX",
+            help="Tell the story of one microbatch: who got it, when and why. Known for the steps under way and the "
+            "newest committed ones.",
+            show_default=False,
+        ),
+    ] = "",
+) -> None:
+    """Say in numbers why a job waits, which stage limits it, who joins, leaves or moves and why; or why a stage server
+    gets little work or none."""
+    explain(context.obj, about, microbatch)
 
 
 def explain(shell: Shell, about: str, microbatch: str) -> None:

@@ -1,21 +1,45 @@
-"""What the processes of a job said."""
+"""`swarm logs`: what the processes of a job said."""
 
 from __future__ import annotations
 
 import re
 import time
 from datetime import UTC, datetime
+from typing import Annotated
 
+import typer
 from rich.text import Text
 
 from client.connection import Scheduler
+from client.flags import JobName
 from client.shell import Shell, utc
 from swarm.errors import UsageError
+from swarm.process.logs import LOG_LEVELS
 from swarm.wire import jobs_pb2 as pb
 
 _STYLE = {"debug": "dim", "info": "", "warning": "yellow", "error": "red", "critical": "bold red"}
 _SPAN = re.compile(r"^(\d+(?:\.\d+)?)([smhd])$")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def command(
+    context: typer.Context,
+    job: JobName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="Only this many last lines; 0 = all.")] = 100,
+    peer: Annotated[str, typer.Option(help="Only this peer.", show_default=False)] = "",
+    stage: Annotated[int, typer.Option(min=-1, help="Only this stage.", show_default="all")] = -1,
+    level: Annotated[str, typer.Option(help="This level and above: debug, info, warning or error.")] = "info",
+    since: Annotated[str, typer.Option(help="Only since then: 10m, 2h, or an ISO-8601 time.", show_default=False)] = "",
+) -> None:
+    """Show what the processes of a job logged."""
+    if level not in LOG_LEVELS:
+        raise UsageError(f'there is no level "{level}"', hint=f"one of: {', '.join(LOG_LEVELS)}")
+    since_s = since_unix_s(since, time.time()) if since else 0.0
+    request = pb.LogsRequest(
+        job=job, follow=follow, tail=tail, peer=peer, stage=stage, level=level, since_unix_s=since_s
+    )
+    show_logs(context.obj, request)
 
 
 def show_logs(shell: Shell, request: pb.LogsRequest) -> None:

@@ -1,21 +1,60 @@
-"""`swarm peers drain`: take a stage server out of work in order, and wait until it serves no job."""
+"""`swarm peers`: list the stage servers, or drain one and wait until it serves no job."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
+from typing import Annotated, Literal
 
 import typer
 
 from client.connection import Scheduler
 from client.shell import Shell
-from client.views import peer_values
+from client.views import peer_values, peers_table
 from swarm.errors import INTERRUPTED, DeadlinePassed, SchedulerUnreachable, UsageError
 from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 
 LINE_S = 1.0  # between two lines of progress
+
+
+def command(
+    context: typer.Context,
+    action: Annotated[Literal["ls", "drain"], typer.Argument(help="ls: list them; drain PEER: take one out.")] = "ls",
+    peer: Annotated[
+        str, typer.Argument(metavar="[PEER]", help="drain: id of a stage server, or its beginning.", show_default=False)
+    ] = "",
+    stage: Annotated[int, typer.Option(min=-1, help="ls: only this stage.", show_default="all")] = -1,
+    state: Annotated[str, typer.Option(help="ls: only peers in this state.", show_default=False)] = "",
+    drain_timeout: Annotated[
+        float, typer.Option(help="drain: wait this many seconds, then exit 8; the hand-over goes on.")
+    ] = 60.0,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="drain: only ask, do not wait.")] = False,
+) -> int:
+    """List stage servers, or drain one: it finishes what it has, hands its work over without any being done again, and
+    gets none until it is started again. The last of a stage stays until another one has joined."""
+    shell: Shell = context.obj
+    if action == "drain":
+        if not peer:
+            raise UsageError("missing argument PEER", hint="list them with: swarm peers")
+        return drain(shell, peer, timeout_s=drain_timeout, wait=not no_wait)
+    if peer:
+        raise UsageError(f'peers ls takes no "{peer}"', hint=f"about one stage server: swarm explain {peer}")
+    show_peers(shell, stage, state)
+    return 0
+
+
+def show_peers(shell: Shell, stage: int, state: str) -> None:
+    """List the stage servers of a stage (-1: all) and in a state ("": any)."""
+    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+        views = scheduler.peers(state=state, stage=stage)
+    if shell.json:
+        shell.data([peer_values(view) for view in views])
+    elif views:
+        shell.out.print(peers_table(views))
+    else:
+        shell.say(f"no stage servers; start one with: swarm stage-server --scheduler {shell.scheduler}")
 
 
 def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:

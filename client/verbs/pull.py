@@ -1,4 +1,4 @@
-"""Fetching a trained model: every file checked, the folder appears whole or not at all."""
+"""`swarm pull`: fetch a trained model. Every file is checked; the folder appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
+
+import typer
 
 from client.connection import Scheduler
+from client.flags import JobName
 from client.shell import Shell, bytes_bar
 from client.verbs.precision import Dtype, convert_folder
 from swarm.errors import CorruptFrame, InvalidConfig, InvalidModel, NotAllowed
@@ -22,6 +25,20 @@ from swarm.wire import jobs_pb2 as pb
 FILES_MAX = 10_000
 LATEST = "latest"
 _AGAIN = "pull again; if it happens again, the checkpoint on the scheduler is damaged"
+
+
+def command(
+    context: typer.Context,
+    job: JobName,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model folder goes.")],
+    step: Annotated[str, typer.Option(metavar="latest|STEP", help="Which checkpoint.")] = LATEST,
+    dtype: Annotated[
+        Dtype, typer.Option(help="Precision of the weights; rounded to nearest even, after all hashes were checked.")
+    ] = "keep",
+    force: Annotated[bool, typer.Option("--force", help="Replace DIR if it exists.")] = False,
+) -> None:
+    """Fetch the model of a checkpoint, the newest if none is named, as a Hugging Face folder; every hash is checked."""
+    pull(context.obj, job, folder, step=step, dtype=dtype, force=force)
 
 
 def pull(shell: Shell, job: str, folder: Path, *, step: str = "latest", dtype: Dtype = "keep", force: bool) -> None:

@@ -1,33 +1,76 @@
-"""Submitting a job: check the file, tokenise, send what the scheduler lacks, submit, follow."""
+"""`swarm submit`: check a job file, tokenise, send what the scheduler lacks, submit, follow."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
 from client.connection import Scheduler
+from client.flags import Detach
 from client.shell import Shell, bytes_bar
 from client.upload.blobs import File, upload
+from client.upload.start import open_start, upload_start
 from client.upload.weights import upload_weights
-from client.verbs.checkpoints import open_start, upload_start
+from client.verbs.example import example_job
 from client.verbs.follow import follow, raise_unless_succeeded
 from client.views import job_values
 from swarm.data import Corpus, TokenManifest, open_corpus, tokenise
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
-from swarm.errors import INTERRUPTED
+from swarm.errors import INTERRUPTED, UsageError
 from swarm.hf.pretrained import ground, weight_files
 from swarm.job.partition import common_name
 from swarm.job.spec import JobSpec, load_job
 from swarm.text import counted, size
 from swarm.wire import jobs_pb2 as pb
+
+
+def command(
+    context: typer.Context,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Job file (TOML).")] = None,
+    detach: Detach = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the job, instead of the file's.", show_default=False)] = "",
+    resume_from: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER|JOB:STEP",
+            help="Start from a checkpoint, at its step: a folder on this machine, or that of a job of the scheduler "
+            "(JOB:500, JOB:latest). To train on from weights alone, set model.id to a model folder instead.",
+            show_default=False,
+        ),
+    ] = "",
+    dry_run_: Annotated[
+        bool, typer.Option("--dry-run", help="Show the values and where each came from; send nothing.")
+    ] = False,
+    example: Annotated[bool, typer.Option("--example", help="Print a complete job file.")] = False,
+    managed: Annotated[bool, typer.Option("--managed", hidden=True, help="Started by swarm up.")] = False,
+) -> int:
+    """Check a job file, tokenise and upload its data, start the job and follow it; Ctrl-C detaches."""
+    shell: Shell = context.obj
+    if example:
+        print(example_job(), end="")
+        return 0
+    if file is None:
+        raise UsageError("missing argument FILE", hint="write one with: swarm submit --example > job.toml")
+    overrides = [*(set_ or ()), *([f'name="{name}"'] if name else [])]
+    if resume_from:
+        overrides.append(f"checkpoint.resume_from={json.dumps(resume_from)}")
+    if dry_run_:
+        dry_run(shell, file, overrides)
+        return 0
+    return submit(shell, file, overrides, detach=detach, managed=managed)
 
 
 @dataclass(frozen=True, slots=True)

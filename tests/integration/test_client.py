@@ -708,6 +708,7 @@ def test_global_flags_work_before_and_after_the_verb(swarm: Any, address: str, m
     assert swarm("--scheduler", "127.0.0.1:2", "ls", "--scheduler", address)[0] == 0
     assert swarm("ls")[0] == 4
     assert _data(swarm("-o", "json", "ls", "--scheduler", address)[1])
+    assert swarm("logs", "-fv", "tiny", "--scheduler", address)[0] == 0
 
 
 def test_quiet_leaves_data_and_errors(swarm: Any) -> None:
@@ -739,9 +740,26 @@ def test_help_is_exit_0(swarm: Any) -> None:
         assert "Usage: swarm" in out
 
 
+def test_the_list_of_verbs_loads_none_of_them() -> None:
+    script = (
+        "import sys, client.cli; client.cli.run(['--help']); print('grpc' in sys.modules, 'pydantic' in sys.modules)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert "  checkpoints   List the checkpoints of a job." in answer.stdout
+    assert answer.stdout.endswith("False False\n")
+
+
+def test_a_misspelt_verb_is_answered_with_the_nearest(swarm: Any) -> None:
+    assert "Did you mean 'status'?" in swarm("stauts", "x")[2]
+    assert "Did you mean" not in swarm("sto")[2]  # an alias is no suggestion
+
+
 def test_the_client_runs_without_torch_and_without_the_servers() -> None:
     script = (
-        "import sys, client.cli; "
+        "import sys, client.cli, importlib; "
+        "[importlib.import_module(verb.module) for verb in client.cli.VERBS.values() if not verb.program]; "
         "print([m for m in ('torch', 'transformers', 'scheduler', 'stage_server', 'sqlalchemy') if m in sys.modules])"
     )
     answer = subprocess.run(

@@ -19,7 +19,7 @@ import pytest
 
 from client.shell import Shell
 from client.up.demo import FOLDER, demo_job, free_name, report
-from client.up.fleet import UpOptions, up_and_wait
+from client.up.up import UpOptions, up_and_wait
 from swarm.errors import InvalidConfig
 from swarm.job.spec import parse_job
 from swarm.wire import jobs_pb2 as pb
@@ -108,7 +108,7 @@ if verb == "pull":
 DRIVER = """
 import asyncio, json, sys
 from pathlib import Path
-from client.up import fleet
+from client.up import fleet, up
 from client.shell import Shell
 from swarm.errors import SwarmError
 here = Path.cwd()
@@ -118,13 +118,13 @@ options = json.loads(sys.argv[1])
 fleet.END_S_MAX = options.pop("end_s", 2.0)
 for name in ("job", "data_dir"):
     options[name] = Path(options[name]) if options.get(name) else None
-options = fleet.UpOptions(**({"stages": 2, "replicas": 1, "device": "cpu", "demo": False} | options))
+options = up.UpOptions(**({"stages": 2, "replicas": 1, "device": "cpu", "demo": False} | options))
 programs = fleet.Programs(program("scheduler"), program("stage"), program("client"), program("sample"))
-fleet.START_S_MAX = 30.0
-fleet.SILENT_S = 0.5
+fleet.START_S_MAX = up.START_S_MAX = 30.0
+up.SILENT_S = 0.5
 shell = Shell()
 try:
-    sys.exit(asyncio.run(fleet.up_and_wait(shell, options, programs)))
+    sys.exit(asyncio.run(up.up_and_wait(shell, options, programs)))
 except SwarmError as error:
     shell.error(error)
     sys.exit(error.exit_code)
