@@ -12,14 +12,14 @@ from pathlib import Path
 from random import SystemRandom
 
 from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
-from scheduler.api.chaos import ChaosDesk
 from scheduler.api.job_service import JobService
 from scheduler.api.metric_expiry import tidy
-from scheduler.api.sessions import Sessions
+from scheduler.assembly import assemble
 from scheduler.brain.fleet.membership import Membership
-from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Announcer
+from scheduler.jobs.ports import SchedulerPorts
 from scheduler.storage.database import Database
+from scheduler.storage.stores import Stores
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics
 from swarm.mqtt.broker import local_broker
@@ -64,14 +64,14 @@ async def serve(options: SchedulerOptions) -> None:
     log = get_logger("scheduler")
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.data_dir))
-        executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="store"))
-        # Of its own, so that no commit waits behind the files of a checkpoint.
-        files_executor = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="files"))
+        # Each has threads of its own, so that no commit waits behind the files of a checkpoint or a reader of logs.
+        commits = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="database"))
+        files = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="files"))
+        log_readers = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="logs"))
         url = f"sqlite:///{options.data_dir / 'scheduler.db'}" if options.db == "sqlite" else options.db
-        store = await Database.open(url, executor)
-        stack.push_async_callback(store.close)
+        database = await Database.open(url, commits)
+        stack.push_async_callback(database.close)
         metrics = SchedulerMetrics(product, PROTOCOL_VERSION)
-        membership = Membership(grace_s=options.grace_s)
 
         broker = await stack.enter_async_context(local_broker()) if options.broker == "embedded" else options.broker
         announcer: Announcer = NoAnnouncer()
@@ -79,46 +79,36 @@ async def serve(options: SchedulerOptions) -> None:
         if broker != "none":
             bus = Bus(
                 broker,
-                f"swarm-scheduler-{store.epoch}-{SystemRandom().randbytes(4).hex()}",
+                f"swarm-scheduler-{database.epoch}-{SystemRandom().randbytes(4).hex()}",
                 will=None,
                 on_connected=metrics.process.mqtt_link,
             )
             announcer = BusAnnouncer(bus)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        sessions: Sessions
-        jobs = Jobs(
-            store,
-            membership,
-            options.data_dir,
-            executor,
-            lambda peer, command: sessions.send(peer, command),
+        ports = SchedulerPorts(
+            Stores.under(options.data_dir, database, files, log_readers),
             announcer,
             metrics,
-            tasks,
             SystemRandom(),
             time.time,
             log,
-            files_executor=files_executor,
-            product=product,
+            product,
         )
-        desk = ChaosDesk(jobs, jobs, membership, lambda peer, command: sessions.send(peer, command))
-        listener = desk if options.allow_chaos else jobs
-        sessions = Sessions(store.epoch, membership, listener, jobs.store_stage, jobs.fetch, tasks, log)
-        await jobs.load()
+        membership = Membership(grace_s=options.grace_s)
+        scheduler = assemble(ports, tasks, membership, allow_chaos=options.allow_chaos)
+        await scheduler.load()
 
         server = new_server()
-        add_session_service(server, sessions)
-        service = JobService(
-            jobs, membership, store.epoch, product, executor, time.time, desk if options.allow_chaos else None
-        )
+        add_session_service(server, scheduler.sessions)
+        service = JobService(scheduler.jobs, membership, database.epoch, product, time.time, scheduler.chaos)
         jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         host = options.listen.rpartition(":")[0]
         address = f"{host}:{bind(server, options.listen)}"
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
-        stack.callback(sessions.close)
-        stack.callback(jobs.stop)
+        stack.callback(scheduler.sessions.close)
+        stack.callback(scheduler.stop)
 
         http_address = ""
         if options.http_port is not None:
@@ -134,11 +124,10 @@ async def serve(options: SchedulerOptions) -> None:
             stack.callback(endpoint.close)
 
         if bus is not None:
-            bus.announce(topics.scheduler(), Announcement(address, store.epoch, product).payload())
+            bus.announce(topics.scheduler(), Announcement(address, database.epoch, product).payload())
             tasks.create_task(bus.run())
-        tasks.create_task(jobs.dispatch())
-        tasks.create_task(sessions.watch())
-        tasks.create_task(tidy(jobs, membership, metrics, time.time))
-        log.info("scheduler started", address=address, http=http_address, broker=broker, epoch=store.epoch)
+        scheduler.start()
+        tasks.create_task(tidy(scheduler.jobs, membership, metrics, time.time))
+        log.info("scheduler started", address=address, http=http_address, broker=broker, epoch=database.epoch)
         say_ready("scheduler", address=address, http=http_address, broker=broker)
         await asyncio.Event().wait()

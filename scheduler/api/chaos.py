@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scheduler.api.sessions import SessionListener
+from scheduler.api.sessions import Connections, SessionListener
 from scheduler.brain.fleet.membership import Membership, Peer, Transition
 from scheduler.brain.job import JobBrain
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
-from swarm.messages import Chaos, ChaosBegun, Command, Event
+from swarm.messages import Chaos, ChaosBegun, Event
 from swarm.types import JobState, PeerId, PeerState
 from swarm.wire import jobs_pb2 as pb
 
@@ -73,13 +72,11 @@ class _Balance:
 class ChaosDesk:
     """Takes orders one per peer, and listens to what the sessions say before `inner` does."""
 
-    def __init__(
-        self, inner: SessionListener, jobs: Jobs, membership: Membership, send: Callable[[PeerId, Command], None]
-    ) -> None:
+    def __init__(self, inner: SessionListener, jobs: Jobs, membership: Membership, connections: Connections) -> None:
         self._inner = inner
         self._jobs = jobs
         self._membership = membership
-        self._send = send
+        self._connections = connections
         self._watched: dict[PeerId, _Watched] = {}
 
     # The listener ------------------------------------------------------------------------------------------------
@@ -118,12 +115,12 @@ class ChaosDesk:
         self, request: pb.ChaosRequest, peer: Peer, other: Peer | None, watched: _Watched
     ) -> pb.ChaosReport:
         name, stage = peer.hello.peer, peer.stage
-        job = next((job for job in self._jobs.all() if job.record.id == peer.job), None)
+        job = self._jobs.get(peer.job)
         brain = _brain_of(job)
         before = _Balance.of(brain) if brain is not None else None
         against, address = (other.hello.peer, other.hello.address) if other is not None else (PeerId(""), "")
         order = Chaos(request.fault, request.for_s, request.factor, against, address, request.seed)
-        self._send(name, order)
+        self._connections.send(name, order)
         await self._answered(name, watched)
 
         lasts_s = 0.0 if request.fault == "kill" else request.for_s

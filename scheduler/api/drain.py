@@ -31,7 +31,7 @@ async def drain(jobs: Jobs, membership: Membership, reference: str, reason: str)
     if known.job:
         await asyncio.sleep(LOOK_S)  # until the job has heard of it
     while known.job:  # of this incarnation: when another one dials, this one is gone
-        job = next((job for job in jobs.all() if job.record.id == known.job), None)
+        job = jobs.get(known.job)
         brain = job.driver.brain if job is not None and job.driver is not None else None
         now_s = asyncio.get_running_loop().time()
         waits_for = why_it_stays(brain.situation(now_s), peer) if brain is not None else ""

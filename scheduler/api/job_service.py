@@ -7,7 +7,6 @@ import hashlib
 import math
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -61,7 +60,6 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         membership: Membership,
         epoch: int,
         product: str,
-        executor: ThreadPoolExecutor | None,
         wall_s: Callable[[], float],
         chaos: ChaosDesk | None = None,
     ) -> None:
@@ -69,7 +67,6 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         self._membership = membership
         self._epoch = epoch
         self._product = product
-        self._executor = executor
         self._wall_s = wall_s
         self._chaos = chaos
 
@@ -103,7 +100,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         task = asyncio.current_task()
         part = path.with_suffix(f".{id(task):x}.part")
         digest, size_bytes = hashlib.sha256(first.payload), len(first.payload)
-        executor = self._jobs.keeping.executor  # not the database's, which commits wait for
+        executor = self._jobs.stores.threads  # not the database's, which commits wait for
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("wb", buffering=0) as file:
@@ -190,7 +187,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             return files
 
         try:
-            return await run_blocking(self._executor, read)
+            return await run_blocking(self._jobs.stores.threads, read)
         except OSError as error:
             raise InvalidData(
                 f"a tokenizer file of the job is not here: {error.strerror or error}", hint="submit again to upload it"
@@ -264,7 +261,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 raise NotFound(told, hint=hint) from None
 
     def _explain_peer(self, known: Peer) -> pb.Explanation:
-        job = next((job for job in self._jobs.all() if job.record.id == known.job), None)
+        job = self._jobs.get(known.job)
         idle = next((one for one in self._jobs.idle() if one.peer == known.hello.peer), None)
         waiting = {job.record.id: job.record.reason for job in self._jobs.waiting()}
         now_s = asyncio.get_running_loop().time()
@@ -291,7 +288,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             wanted = _log_filter(request)
             follow = request.follow and not job.record.state.is_final
             tail = request.tail
-            log = await run_blocking(self._executor, lambda: self._jobs.logs.of(job.record.id))
+            log = await self._jobs.stores.logs.read(job.record.id)
             lines, position = log.kept()
             kept = [line for line in lines if wanted(line)]
             for line in kept[-tail:] if tail else kept:
@@ -335,7 +332,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointList:
         async with answering(context):
             job = self._jobs.find(request.job)
-            shown = await self._jobs.keeping.shown(job.record, job.spec, verify=request.verify)
+            shown = await self._jobs.stores.checkpoints.shown(job.record, job.spec, verify=request.verify)
             return pb.CheckpointList(checkpoints=[pb.CheckpointView(**asdict(one)) for one in shown])
         raise AssertionError
 
@@ -352,7 +349,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def Pull(self, request: pb.PullRequest, context: Context) -> AsyncIterator[pb.FileChunk]:
         async with answering(context):
             job = self._jobs.find(request.job)
-            checkpoint = await self._jobs.keeping.to_pull(job.record, job.spec, request.step)
+            checkpoint = await self._jobs.stores.checkpoints.to_pull(job.record, job.spec, request.step)
             for file in checkpoint.files:
                 if not file.path.startswith(_MODEL):
                     continue
@@ -364,7 +361,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def _next(self, chunks: Iterator[bytes]) -> bytes | None:
         try:
-            return await run_blocking(self._jobs.keeping.executor, lambda: next(chunks, None))
+            return await run_blocking(self._jobs.stores.threads, lambda: next(chunks, None))
         except OSError as error:
             raise NotFound(
                 f"the checkpoint cannot be read: {error}", hint="it may have been removed: pull again"
@@ -419,7 +416,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     def _peer_view(self, peer: Peer) -> pb.PeerView:
         hello = peer.hello
-        job = next((job for job in self._jobs.all() if job.record.id == peer.job), None)
+        job = self._jobs.get(peer.job)
         brain = job.driver.brain if job is not None and job.driver is not None else None
         since_s = asyncio.get_running_loop().time() - peer.since_s
         return pb.PeerView(

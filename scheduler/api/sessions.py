@@ -1,6 +1,7 @@
 """Sessions with stage servers: who is connected, commands down, events up.
 
-Membership (pure) says what a connection, a silence or a new incarnation means; this module only keeps the queues.
+Membership (pure) says what a connection, a silence or a new incarnation means. `Connections` holds the queues and knows
+nothing of jobs, so jobs can send before anybody has dialled; `Sessions` reads events and tells jobs.
 """
 
 from __future__ import annotations
@@ -24,55 +25,67 @@ STOOD_STILL_S = 0.5  # a tick that comes so much too late says that this process
 
 
 class SessionListener(Protocol):
-    """Who is told what stage servers do."""
+    """Hears what stage servers do."""
 
     def on_event(self, peer: PeerId, event: Event) -> None: ...
 
     def on_transition(self, transition: Transition) -> None: ...
 
 
-class StateSource(Protocol):
-    """Gives bytes of the files that a job starts from."""
+class StateTransfer(Protocol):
+    """Moves the bytes of a stage's state between stage servers and storage."""
 
-    def __call__(self, request: FetchRequest) -> AsyncGenerator[bytes, None]: ...
+    async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        """Take a file of a checkpoint; gives its sha256."""
+        ...
 
-
-class StageSink(Protocol):
-    """Takes a stage's weights on their way to a checkpoint; gives their sha256."""
-
-    async def __call__(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str: ...
+    def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        """Give a part of a file that a job starts from."""
+        ...
 
 
 @dataclass(slots=True)
-class _Session:
+class Session:
+    """One connection of a stage server, and the commands that wait to go down it; None ends it."""
+
     incarnation: int
     commands: asyncio.Queue[Command | None] = field(default_factory=lambda: asyncio.Queue(COMMANDS_WAITING_MAX))
 
+    def end(self) -> None:
+        """Make the command side return; what waits is dropped."""
+        while self.commands.full():
+            self.commands.get_nowait()
+        self.commands.put_nowait(None)
 
-class Sessions:
-    """All sessions of one scheduler start; the handler behind the Session service."""
 
-    def __init__(
-        self,
-        epoch: int,
-        membership: Membership,
-        listener: SessionListener,
-        sink: StageSink,
-        source: StateSource,
-        tasks: asyncio.TaskGroup,
-        log: Logger,
-        *,
-        heartbeat_s: float = 1.0,
-    ) -> None:
-        self._epoch = epoch
-        self._membership = membership
-        self._listener = listener
-        self._sink = sink
-        self._source = source
-        self._tasks = tasks
+class Connections:
+    """The present session of each stage server. Jobs send commands here; `Sessions` carries them down."""
+
+    def __init__(self, log: Logger) -> None:
         self._log = log
-        self._heartbeat_s = heartbeat_s
-        self._sessions: dict[PeerId, _Session] = {}
+        self._sessions: dict[PeerId, Session] = {}
+
+    def get(self, peer: PeerId) -> Session | None:
+        """The peer's present session."""
+        return self._sessions.get(peer)
+
+    def all(self) -> list[tuple[PeerId, Session]]:
+        """Every present session."""
+        return list(self._sessions.items())
+
+    def open(self, peer: PeerId, incarnation: int) -> Session:
+        """Begin a session, which ends the peer's previous one."""
+        if (previous := self._sessions.get(peer)) is not None:
+            previous.end()
+        session = self._sessions[peer] = Session(incarnation)
+        return session
+
+    def close(self, peer: PeerId, session: Session) -> bool:
+        """Forget a session; False if the peer has begun another one meanwhile."""
+        if self._sessions.get(peer) is not session:
+            return False
+        del self._sessions[peer]
+        return True
 
     def send(self, peer: PeerId, command: Command) -> None:
         """Queue a command; without a session it is lost, as the peer is about to be declared gone."""
@@ -83,7 +96,32 @@ class Sessions:
             session.commands.put_nowait(command)
         except asyncio.QueueFull:
             self._log.warning("peer does not read its commands", peer=peer, waiting=COMMANDS_WAITING_MAX)
-            self._end(peer, session)
+            session.end()
+
+
+class Sessions:
+    """All sessions of one scheduler start; the handler behind the Session service."""
+
+    def __init__(
+        self,
+        epoch: int,
+        membership: Membership,
+        connections: Connections,
+        listener: SessionListener,
+        transfer: StateTransfer,
+        tasks: asyncio.TaskGroup,
+        log: Logger,
+        *,
+        heartbeat_s: float = 1.0,
+    ) -> None:
+        self._epoch = epoch
+        self._membership = membership
+        self._sessions = connections
+        self._listener = listener
+        self._transfer = transfer
+        self._tasks = tasks
+        self._log = log
+        self._heartbeat_s = heartbeat_s
 
     async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
         """Serve one session: the first event is a Hello, then events go to the listener and commands come out."""
@@ -91,11 +129,7 @@ class Sessions:
         loop = asyncio.get_running_loop()
         for transition in self._membership.hello(hello, loop.time()):
             self._listener.on_transition(transition)
-        previous = self._sessions.get(hello.peer)
-        if previous is not None:
-            self._end(hello.peer, previous)
-        session = _Session(hello.incarnation)
-        self._sessions[hello.peer] = session
+        session = self._sessions.open(hello.peer, hello.incarnation)
         session.commands.put_nowait(Welcome(hello.peer, self._heartbeat_s))
         self._log.info("peer attached", peer=hello.peer, address=hello.address, device=hello.device)
         self._listener.on_event(hello.peer, hello)
@@ -105,8 +139,7 @@ class Sessions:
                 yield self._epoch, command
         finally:
             reader.cancel()
-            if self._sessions.get(hello.peer) is session:
-                del self._sessions[hello.peer]
+            if self._sessions.close(hello.peer, session):
                 for transition in self._membership.disconnected(hello.peer, hello.incarnation, loop.time()):
                     self._listener.on_transition(transition)
 
@@ -115,11 +148,11 @@ class Sessions:
         session = self._sessions.get(header.peer)
         if session is None or session.incarnation != header.incarnation:
             raise StaleMessage(f"{header.peer} has no session; attach before storing")
-        return await self._sink(header, chunks)
+        return await self._transfer.store(header, chunks)
 
     def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         """Give a stage server a part of a file that its job starts from."""
-        return self._source(request)
+        return self._transfer.fetch(request)
 
     async def watch(self) -> None:
         """Let membership notice silence, for ever."""
@@ -140,12 +173,12 @@ class Sessions:
         """End the session of a peer that is gone, so that it dials again if it still can."""
         session = self._sessions.get(peer)
         if session is not None:
-            self._end(peer, session)
+            session.end()
 
     def close(self) -> None:
         """End every session, as the scheduler stops."""
-        for peer, session in list(self._sessions.items()):
-            self._end(peer, session)
+        for _, session in self._sessions.all():
+            session.end()
 
     async def _hello(self, events: AsyncIterator[Event]) -> Hello:
         try:
@@ -163,7 +196,7 @@ class Sessions:
             )
         return first
 
-    async def _read(self, peer: PeerId, session: _Session, events: AsyncIterator[Event]) -> None:
+    async def _read(self, peer: PeerId, session: Session, events: AsyncIterator[Event]) -> None:
         loop = asyncio.get_running_loop()
         try:
             async for event in events:
@@ -177,10 +210,4 @@ class Sessions:
         except SwarmError as error:
             self._log.warning("session broken", peer=peer, reason=error.message)
         finally:
-            self._end(peer, session)
-
-    def _end(self, peer: PeerId, session: _Session) -> None:
-        """Make the command side of a session return."""
-        while session.commands.full():
-            session.commands.get_nowait()
-        session.commands.put_nowait(None)
+            session.end()

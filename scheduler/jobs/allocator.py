@@ -18,17 +18,15 @@ from scheduler.brain.stall import waiting
 from scheduler.jobs.driver import JobDriver
 from scheduler.jobs.job import Job, now_s, split_of
 from scheduler.jobs.peers import Peers
+from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.runner import JobRunner
 from scheduler.jobs.settings import model_costs
-from scheduler.storage.job_files import JobFiles
 from swarm.errors import SwarmError
 from swarm.messages import Hello
 from swarm.text import counted
 from swarm.types import Decision, JobId, JobState, PeerId, PeerState
 
-# A job takes the peers that are there when it starts: wait until nobody new has come for this long.
-SETTLE_S = 2.0
 SETTLE_S_MAX = 10.0  # where peers come and go all the time
 LOOK_AGAIN_S = 5.0  # for a place for idle peers: one that failed to join may try again
 
@@ -37,14 +35,14 @@ class Allocator:
     """Starts jobs that wait and lets idle peers join those at work."""
 
     def __init__(
-        self, book: JobRegistry, peers: Peers, membership: Membership, files: JobFiles, runs: JobRunner, settle_s: float
+        self, ports: SchedulerPorts, registry: JobRegistry, peers: Peers, membership: Membership, runner: JobRunner
     ) -> None:
-        self._book = book
+        self._registry = registry
         self._peers = peers
         self._membership = membership
-        self._files = files
-        self._runs = runs
-        self._settle_s = settle_s
+        self._files = ports.stores.files
+        self._runner = runner
+        self._settle_s = ports.settle_s
         self._unused: Mapping[PeerId, Mapping[JobId, str]] = {}  # why no job at work took an idle peer
 
     async def run(self) -> None:
@@ -54,12 +52,12 @@ class Allocator:
                 async with asyncio.timeout(self._look_again_s()):
                     await self._peers.wake.wait()
             self._peers.wake.clear()
-            if self._book.waiting():
+            if self._registry.waiting():
                 # Peers that come meanwhile make it longer; a moment without news has no event to wait for.
                 until_s = now_s() + SETTLE_S_MAX
                 while (wait_s := min(self._peers.changed_s + self._settle_s, until_s) - now_s()) > 0:  # noqa: ASYNC110
                     await asyncio.sleep(wait_s)
-                for job in self._book.waiting():
+                for job in self._registry.waiting():
                     await self._try_to_start(job)
             self._hand_out_idle()
 
@@ -72,7 +70,7 @@ class Allocator:
 
     def _look_again_s(self) -> float | None:
         """How long nothing can become possible without news; None: for ever."""
-        pauses_s = [job.tries_again_s - now_s() for job in self._book.waiting()]
+        pauses_s = [job.tries_again_s - now_s() for job in self._registry.waiting()]
         idle_s = [LOOK_AGAIN_S] if self._membership.idle_peers() else []
         return min((one for one in pauses_s + idle_s if one > 0.0), default=None)
 
@@ -116,18 +114,18 @@ class Allocator:
         handed = allocate(
             idle,
             present,
-            [self._waiting(job, len(present)) for job in self._book.waiting()],
-            [self._running(job, job.driver) for job in self._book.at_work() if job.driver is not None],
+            [self._waiting(job, len(present)) for job in self._registry.waiting()],
+            [self._running(job, job.driver) for job in self._registry.at_work() if job.driver is not None],
             self._peers.reservations.now(now_s()),
         )
         self._unused = handed.unused
         for join in handed.joins:
-            job, peer = self._book.get(join.job), self._membership.get(join.peer)
+            job, peer = self._registry.get(join.job), self._membership.get(join.peer)
             assert peer is not None
             assert job is not None
             assert job.driver is not None
             self._peers.assign(job, join.peer, join.stage)
-            self._book.say(job, "info", f"{join.peer} is to join: {join.reason}")
+            self._registry.say(job, "info", f"{join.peer} is to join: {join.reason}")
             job.driver.join(_replica(peer.hello, join.stage))
 
     async def _try_to_start(self, job: Job) -> None:
@@ -137,7 +135,7 @@ class Allocator:
         if _looks(job) or (stalled and now_s() < job.tries_again_s):
             return
         idle = {peer.hello.peer: peer for peer in self._membership.idle_peers()}
-        older = takewhile(lambda one: one is not job, self._book.waiting())
+        older = takewhile(lambda one: one is not job, self._registry.waiting())
         decision = start_with(
             self._waiting(job, len(idle)),
             [self._waiting(one, len(idle)) for one in older if _looks(one)],  # others have had their turn
@@ -148,24 +146,24 @@ class Allocator:
             state = JobState.STALLED if stalled else JobState.PLACING
             reason = waiting(job.gone_back, decision.reason) if stalled else decision.reason
             if (job.record.state, job.record.reason) != (state, reason):
-                await self._book.enter(job, state, reason)
+                await self._registry.enter(job, state, reason)
             return
         try:
             batches = self._files.batches(job.spec, job.record.tokens)
         except SwarmError as error:
-            await self._book.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
+            await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
             return
         replicas = [_replica(idle[peer].hello, stage) for peer, stage in decision.plan.items()]
         # No await until the driver is there: whoever cancels or leaves from now on reaches it.
         for replica in replicas:
             self._peers.assign(job, replica.peer, replica.stage)
             job.stages.setdefault(replica.stage, []).append(replica.peer)
-        self._runs.begin(job, batches, replicas)
+        self._runner.begin(job, batches, replicas)
         job.gone_back = ""
-        self._book.say(job, "info", f"placed: {_describe(job.stages)}")
+        self._registry.say(job, "info", f"placed: {_describe(job.stages)}")
         peers = {replica.peer: replica.stage for replica in replicas}
         told = f"{counted(len(replicas), 'peer')} for {counted(len(job.stages), 'stage')}"
-        await self._book.enter(job, JobState.LOADING, told, peers=peers, hint="")
+        await self._registry.enter(job, JobState.LOADING, told, peers=peers, hint="")
 
 
 def _looks(job: Job) -> bool:

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Protocol
 
 from scheduler.brain.fleet.allocation import Reservations
 from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.jobs.job import Job, now_s, split_of
+from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from swarm.messages import Command, Release, Route
-from swarm.process.logs import Logger
-from swarm.process.metrics import SchedulerMetrics
 from swarm.types import PeerId, PeerState
+
+
+class CommandSender(Protocol):
+    """Sends commands down the sessions of stage servers."""
+
+    def send(self, peer: PeerId, command: Command) -> None: ...
 
 
 class Peers:
@@ -25,19 +31,18 @@ class Peers:
 
     def __init__(
         self,
-        book: JobRegistry,
+        ports: SchedulerPorts,
+        registry: JobRegistry,
         membership: Membership,
-        send: Callable[[PeerId, Command], None],
-        metrics: SchedulerMetrics,
+        commands: CommandSender,
         tasks: asyncio.TaskGroup,
-        log: Logger,
     ) -> None:
-        self._book = book
+        self._registry = registry
         self._membership = membership
-        self._send = send
-        self._metrics = metrics
+        self._commands = commands
+        self._metrics = ports.metrics
         self._tasks = tasks
-        self._log = log
+        self._log = ports.log
         self.wake = asyncio.Event()  # something may be handed out
         self.changed_s = -math.inf  # when a peer last changed
         self.reservations = Reservations()
@@ -79,7 +84,7 @@ class Peers:
         self.reservations.end_of(job.record.id)
         for known in self._membership.peers():
             if known.job == job.record.id:
-                self._send(known.hello.peer, Release(job.record.id, reason))
+                self._commands.send(known.hello.peer, Release(job.record.id, reason))
                 self.release(job, known.hello.peer, reason)
 
     def has(self, job: Job, peer: PeerId, stage: int | None) -> None:
@@ -92,7 +97,7 @@ class Peers:
         peers = {peer: stage for stage, pool in job.stages.items() for peer in pool}
         if peers != job.record.peers:
             job.record = replace(job.record, peers=peers)
-            self._tasks.create_task(self._book.put(job))
+            self._tasks.create_task(self._registry.put(job))
 
     def on_transition(self, transition: Transition) -> None:
         """A peer changed state."""
@@ -104,7 +109,7 @@ class Peers:
             "peer changed state", peer=transition.peer, state=transition.after.value, reason=transition.reason
         )
         self._count_peers()
-        job = self._book.get(transition.job)
+        job = self._registry.get(transition.job)
         if job is not None and job.driver is not None:
             job.driver.on_transition(transition)
             if transition.after is PeerState.GONE:
@@ -118,7 +123,7 @@ class Peers:
             for stage, hop in enumerate(command.hops):
                 if hop.peer == peer:
                     self._metrics.route_decided(stage, peer)
-        self._send(peer, command)
+        self._commands.send(peer, command)
 
     def _count_peers(self) -> None:
         counts: dict[tuple[str, int | None, str], int] = {}
@@ -126,7 +131,7 @@ class Peers:
             key = (peer.job, peer.stage if peer.job else None, peer.state.value)
             counts[key] = counts.get(key, 0) + 1
         stages: dict[str, int] = {
-            job.record.id: len(split_of(job.spec)) for job in self._book.all() if job.driver is not None
+            job.record.id: len(split_of(job.spec)) for job in self._registry.all() if job.driver is not None
         }
         self._metrics.peers(counts, stages)
 

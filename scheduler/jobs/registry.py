@@ -6,17 +6,14 @@ A change of state counts at once; then it is written to the database, and told t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from scheduler.brain.explain.facts import WAITING_STATES
-from scheduler.jobs.job import Announcer, Job, now_s
-from scheduler.storage.database import Database, patiently
-from scheduler.storage.job_log import JobLogs, LogLine
+from scheduler.jobs.job import Job, now_s
+from scheduler.jobs.ports import SchedulerPorts
+from scheduler.storage.database import patiently
+from scheduler.storage.job_log import LogLine
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, NotFound
-from swarm.process.logs import Logger
-from swarm.process.metrics import SchedulerMetrics
 from swarm.types import JobId, JobState
 
 REASON_CHARACTERS_MAX = 4000
@@ -27,22 +24,14 @@ STATE_PATIENCE_S = 10.0
 class JobRegistry:
     """All jobs that are known."""
 
-    def __init__(
-        self,
-        store: Database,
-        logs: Path,
-        announcer: Announcer,
-        metrics: SchedulerMetrics,
-        wall_s: Callable[[], float],
-        log: Logger,
-    ) -> None:
-        self._store = store
-        self._announcer = announcer
-        self._metrics = metrics
-        self._wall_s = wall_s
-        self._log = log
+    def __init__(self, ports: SchedulerPorts) -> None:
+        self._database = ports.stores.database
+        self._announcer = ports.announcer
+        self._metrics = ports.metrics
+        self._wall_s = ports.wall_s
+        self._log = ports.log
         self._jobs: dict[JobId, Job] = {}
-        self.logs = JobLogs(logs)
+        self.logs = ports.stores.logs
 
     def add(self, job: Job) -> None:
         """A job that was submitted, or read from the database."""
@@ -96,7 +85,7 @@ class JobRegistry:
         """Write the job's record, if the database takes it."""
 
         async def put() -> None:
-            await self._store.put_job(job.record)  # the newest: writes may be late
+            await self._database.put_job(job.record)  # the newest: writes may be late
 
         try:
             await patiently(put, patience_s=STATE_PATIENCE_S)

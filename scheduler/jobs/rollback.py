@@ -1,4 +1,4 @@
-"""How a job that lost a stage, or stood still, goes back to where it can go on, as stalling.py decides."""
+"""Takes a stalled job back to its newest valid checkpoint; brain/stall.py decides what becomes of it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from scheduler.brain.stall import (
 )
 from scheduler.jobs.job import Job, now_s, success_text
 from scheduler.jobs.peers import Peers
+from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.timelines import Timelines
-from scheduler.storage.checkpoint_catalog import LATEST, CheckpointCatalog
+from scheduler.storage.checkpoint_catalog import LATEST
 from scheduler.storage.database import JobRecord
 from swarm.errors import DatabaseUnavailable, Fenced, StorageError, SwarmError
-from swarm.process.logs import Logger
 from swarm.types import JobState
 
 # How often a stalled job looks for checkpoints whose storage does not answer.
@@ -32,14 +32,12 @@ CHECKPOINTS_RETRY_S = 10.0
 class Rollback:
     """Takes stalled jobs to a new timeline."""
 
-    def __init__(
-        self, book: JobRegistry, peers: Peers, timelines: Timelines, keeping: CheckpointCatalog, log: Logger
-    ) -> None:
-        self._book = book
+    def __init__(self, ports: SchedulerPorts, registry: JobRegistry, peers: Peers, timelines: Timelines) -> None:
+        self._catalog = ports.stores.checkpoints
+        self._log = ports.log
+        self._registry = registry
         self._peers = peers
         self._timelines = timelines
-        self._keeping = keeping
-        self._log = log
 
     async def go_back(self, job: Job) -> None:
         """Take a stalled job to a new timeline that begins at its newest checkpoint that verifies; then it is placed.
@@ -53,7 +51,7 @@ class Rollback:
             except (StorageError, DatabaseUnavailable) as error:
                 reason = seeking(lost, str(error))
                 if job.record is record and reason != record.reason:
-                    await self._book.enter(job, JobState.STALLED, reason)
+                    await self._registry.enter(job, JobState.STALLED, reason)
                 await asyncio.sleep(CHECKPOINTS_RETRY_S)
             except Fenced:
                 raise
@@ -63,29 +61,29 @@ class Rollback:
                 self._log.error("stalled job cannot go back", job_id=record.id, exc_info=error)
                 told = error if isinstance(error, SwarmError) else SwarmError(f"internal error: {error!r}")
                 reason, hint = f"{lost}; it cannot go back: {told.message}", told.hint or stalled_hint(record.id)
-                await self._book.enter(job, JobState.PAUSED, reason, error_code=told.code, hint=hint)
+                await self._registry.enter(job, JobState.PAUSED, reason, error_code=told.code, hint=hint)
 
     async def _try_to_go_back(self, job: Job, record: JobRecord, lost: str) -> None:
-        """NotAllowed if the job is no longer as in `record`; StorageError, StoreUnavailable: try again."""
-        found = await self._keeping.choose(record, job.spec, LATEST)
+        """NotAllowed if the job is no longer as in `record`; StorageError, DatabaseUnavailable: try again."""
+        found = await self._catalog.choose(record, job.spec, LATEST)
         found_of = found.checkpoint.job if found.checkpoint is not None else None
         way = recovery_for(record.id, found_of, skipped=bool(found.skipped))
         if way is Recovery.BY_HAND:
             if job.record is record:
                 reason = f"{lost}; no checkpoint of the job verifies: {found.skipped_text()}"
-                await self._book.enter(job, JobState.PAUSED, reason, hint=resume_hint(record.id, None))
+                await self._registry.enter(job, JobState.PAUSED, reason, hint=resume_hint(record.id, None))
             return
         beginning = await self._timelines.beginning(job, found, anew=way is Recovery.ANEW)
         if beginning.start is not None and beginning.step >= job.spec.training.steps:
             if job.record is record:
                 sha256 = beginning.start.weights_sha256
-                await self._book.enter(job, JobState.SUCCEEDED, success_text(job), hint="", weights_sha256=sha256)
+                await self._registry.enter(job, JobState.SUCCEEDED, success_text(job), hint="", weights_sha256=sha256)
             return
         await self._timelines.switch_to(job, record, beginning, job.spec)
         if beginning.skipped:
-            self._book.say(job, "warning", beginning.skipped)
+            self._registry.say(job, "warning", beginning.skipped)
         job.gone_back = going_on(lost, beginning.step, beginning.source, beginning.skipped)
         job.tries_again_s = now_s() + pause_s(job.stalls)
         told, hint = pausing(job.gone_back, job.stalls), stalled_hint(record.id, job.stalls)
-        await self._book.enter(job, JobState.STALLED, told, hint=hint)
+        await self._registry.enter(job, JobState.STALLED, told, hint=hint)
         self._peers.wake.set()

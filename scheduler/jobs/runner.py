@@ -18,19 +18,17 @@ from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import JobDriver, Outcome
 from scheduler.jobs.job import Job, again, now_s, success_text
 from scheduler.jobs.peers import Peers
+from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.settings import brain_settings
-from scheduler.storage.checkpoint_catalog import CheckpointCatalog
 from scheduler.storage.checkpoint_sink import CheckpointSink
-from scheduler.storage.database import Database, patiently
-from scheduler.storage.job_files import JobFiles
+from scheduler.storage.database import patiently
 from swarm.checkpoint.writer import Checkpoint, Facts
 from swarm.data.batches import Batches
 from swarm.errors import CheckpointFailed, DatabaseUnavailable, Fenced, SwarmError
 from swarm.job.schedule import perplexity
 from swarm.messages import Command, Release
-from swarm.process.logs import Logger
 from swarm.process.metrics import SchedulerMetrics
 from swarm.types import JobState, PeerId, PeerState
 
@@ -43,33 +41,22 @@ class JobRunner:
 
     def __init__(
         self,
-        store: Database,
-        book: JobRegistry,
+        ports: SchedulerPorts,
+        registry: JobRegistry,
         peers: Peers,
         membership: Membership,
-        files: JobFiles,
-        keeping: CheckpointCatalog,
-        back: Rollback,
-        metrics: SchedulerMetrics,
+        rollback: Rollback,
         tasks: asyncio.TaskGroup,
-        rng: Random,
-        wall_s: Callable[[], float],
-        log: Logger,
-        product: str,
     ) -> None:
-        self._store = store
-        self._book = book
+        stores = ports.stores
+        self._store, self._files, self._keeping = stores.database, stores.files, stores.checkpoints
+        self._book = registry
         self._peers = peers
         self._membership = membership
-        self._files = files
-        self._keeping = keeping
-        self._back = back
-        self._metrics = metrics
+        self._back = rollback
         self._tasks = tasks
-        self._rng = rng
-        self._wall_s = wall_s
-        self._log = log
-        self._product = product
+        self._metrics, self._rng, self._wall_s, self._log = ports.metrics, ports.rng, ports.wall_s, ports.log
+        self._product = ports.product
 
     def begin(self, job: Job, batches: Batches, replicas: Sequence[ReplicaRecord]) -> None:
         """Let the placed job load; a stalled one has trained before."""

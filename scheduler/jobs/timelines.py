@@ -8,36 +8,34 @@ from typing import Any
 
 from scheduler.brain.lineage import checkpoint_counts, resumed, row_counts
 from scheduler.jobs.job import Job, JobProgress
+from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
-from scheduler.storage.checkpoint_catalog import Beginning, CheckpointCatalog, job_and_step, same_model
-from scheduler.storage.database import Database, JobRecord
+from scheduler.storage.checkpoint_catalog import Beginning, job_and_step, same_model
+from scheduler.storage.database import JobRecord
 from swarm.checkpoint.storage import MANIFEST
 from swarm.checkpoint.writer import Checkpoint, Found
 from swarm.errors import NotAllowed, NotFound
 from swarm.job.changes import check_state, check_steps
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
-from swarm.process.metrics import SchedulerMetrics
 
 
 class Timelines:
     """Begins the timelines of all jobs."""
 
-    def __init__(
-        self, store: Database, book: JobRegistry, keeping: CheckpointCatalog, metrics: SchedulerMetrics
-    ) -> None:
-        self._store = store
-        self._book = book
-        self._keeping = keeping
-        self._metrics = metrics
+    def __init__(self, ports: SchedulerPorts, registry: JobRegistry) -> None:
+        self._database = ports.stores.database
+        self._catalog = ports.stores.checkpoints
+        self._metrics = ports.metrics
+        self._registry = registry
 
     async def progress_of(self, record: JobRecord) -> JobProgress:
         """How far the job is by the rows that count: those of timelines that were left behind do not."""
         progress = JobProgress(steps_done=record.first_steps[-1])
-        for row in await self._store.commits(record.id):
+        for row in await self._database.commits(record.id):
             if row_counts(row["timeline"], row["step"], record.first_steps):
                 progress.take(row)
-        for evaluation in await self._store.evaluations(record.id):
+        for evaluation in await self._database.evaluations(record.id):
             if checkpoint_counts(evaluation.timeline, evaluation.version, record.first_steps):
                 progress.evaluation_loss, progress.evaluation_step = evaluation.loss, evaluation.version
         return progress
@@ -49,9 +47,9 @@ class Timelines:
         """
         name, step = job_and_step(spec.checkpoint.resume_from)
         step = step if at is None else f"{at}"
-        other = self._book.find(name)
+        other = self._registry.find(name)
         same_model(other.spec, spec, f"job {other.record.id}")
-        found = await self._keeping.choose(other.record, other.spec, step)
+        found = await self._catalog.choose(other.record, other.spec, step)
         if found.checkpoint is None:
             raise NotFound(f"job {other.record.id} has no checkpoint to start from", hint=found.skipped_text())
         check_state(found.checkpoint.trainer_state(), spec)
@@ -88,7 +86,7 @@ class Timelines:
             **(starting_at(start) | {"first_steps": first_steps}),
         )
         progress = await self.progress_of(turned)
-        newest = await self._keeping.newest(turned, spec)
+        newest = await self._catalog.newest(turned, spec)
         if job.record is not record:
             raise NotAllowed(f"job {record.id} changed meanwhile: it is {job.record.state.value}")
         job.record, job.spec, job.start, job.stages = turned, spec, start, {}

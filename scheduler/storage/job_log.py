@@ -6,14 +6,18 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from scheduler.storage.executor import run_blocking
+from swarm.errors import NotAllowed
 from swarm.types import JobId
 
 LINES_KEPT = 10_000
 FILE_BYTES_MAX = 16 << 20
+READS_MAX = 64  # logs of ended jobs that are being read, or wait for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,10 @@ class JobLog:
 class JobLogs:
     """The logs of all jobs; in memory are those of jobs that have not ended, and what a reader is reading."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, readers: ThreadPoolExecutor | None = None) -> None:
         self._root = root
+        self._readers = readers
+        self._reading = 0
         self._open: dict[JobId, JobLog] = {}
 
     def open(self, job: JobId) -> None:
@@ -94,6 +100,18 @@ class JobLogs:
     def of(self, job: JobId) -> JobLog:
         """The job's log; of a job that has ended it is read from its file, which takes a moment."""
         return self._open.get(job) or JobLog(self._path(job), closed=True)
+
+    async def read(self, job: JobId) -> JobLog:
+        """The same, without holding up the event loop or the database; NotAllowed if too many are being read."""
+        if self._reading >= READS_MAX:
+            raise NotAllowed(f"{READS_MAX} logs of ended jobs are being read already", hint="try again in a moment")
+        self._reading += 1
+        try:
+            if job in self._open:
+                return self._open[job]
+            return await run_blocking(self._readers, lambda: self.of(job))
+        finally:
+            self._reading -= 1
 
     def close(self, job: JobId) -> None:
         """The job has ended: those who follow come to the end, and its lines leave the memory."""

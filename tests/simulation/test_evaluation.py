@@ -33,7 +33,7 @@ def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> tuple[str
                 assert job.record.state is JobState.SUCCEEDED, job.record.reason
                 rows = await rig.store.evaluations(job.record.id)
                 assert (job.progress.evaluation_loss, job.progress.evaluation_step) == (rows[-1].loss, rows[-1].version)
-                lines = [line.message for line in rig.jobs.logs.of(job.record.id).kept()[0]]
+                lines = [line.message for line in rig.jobs.stores.logs.of(job.record.id).kept()[0]]
                 result = job.record.weights_sha256, rows, lines
                 await rig.network.close()
                 raise Done

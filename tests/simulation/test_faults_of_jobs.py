@@ -98,7 +98,7 @@ def test_a_database_that_is_locked_for_a_while_costs_time_only(tmp_path: Path, m
         assert refused > 3
         told = [
             line.message
-            for line in scene.rig.jobs.logs.of(job.record.id).kept()[0]
+            for line in scene.rig.jobs.stores.logs.of(job.record.id).kept()[0]
             if "waits for its row" in line.message
         ]
         assert 0 < len(told) < refused
@@ -111,19 +111,19 @@ def test_a_lie_about_saved_weights_fails_the_job_and_not_the_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def act(scene: Scene) -> None:
-        real = scene.rig.jobs.on_event
+        real = scene.rig.parts.listener.on_event
 
         def lie(peer: PeerId, event: object) -> None:
             if isinstance(event, Saved):
                 event = replace(event, parameters=(replace(event.parameters[0], dtype="strange"),))
             real(peer, event)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(scene.rig.jobs, "on_event", lie)
+        monkeypatch.setattr(scene.rig.parts.listener, "on_event", lie)
         job = await scene.submit()
         await scene.rig.finished(job)
         assert job.record.state is JobState.FAILED
         assert not list(scene.tokens.root.glob("jobs/*/checkpoints/*")), "half a checkpoint was left behind"
-        monkeypatch.setattr(scene.rig.jobs, "on_event", real)
+        monkeypatch.setattr(scene.rig.parts.listener, "on_event", real)
         await scene.works()
 
     play(tmp_path, act)
@@ -183,14 +183,14 @@ def test_a_step_whose_loss_is_nan_is_skipped_and_committed(tmp_path: Path, monke
     """No database takes a NaN: the row was once refused for 300 s, then the job failed."""
 
     async def act(scene: Scene) -> None:
-        real = scene.rig.jobs.on_event
+        real = scene.rig.parts.listener.on_event
 
         def poison(peer: PeerId, event: object) -> None:
             if isinstance(event, Accumulated) and event.stage == 1 and event.microbatch.step == 1:
                 event = replace(event, finite=False, loss=math.nan)
             real(peer, event)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(scene.rig.jobs, "on_event", poison)
+        monkeypatch.setattr(scene.rig.parts.listener, "on_event", poison)
         job = await scene.submit()
         await scene.rig.finished(job)
         assert job.record.state is JobState.SUCCEEDED, job.record.reason

@@ -120,7 +120,7 @@ def test_a_replica_that_is_lost_between_its_stages_is_waited_for_no_longer(tmp_p
     async def lose_the_mover(run: Run) -> None:
         await run.until_step(1)
         other = await submit_another(run, pipeline__stages=1)
-        reservations = run.rig.jobs._peers.reservations
+        reservations = run.rig.parts.peers.reservations
         for peer in list(run.job.stages[1])[1:]:
             run.rig.kill(peer)
         loop = asyncio.get_running_loop()

@@ -97,7 +97,7 @@ def test_a_peer_that_was_thought_gone_wakes_up_and_joins_again(tmp_path: Path) -
         peer = run.job.stages[0][0]
         run.rig.network.cut(f"address-of-{peer}", "scheduler")
         for transition in run.rig.membership.disconnected(peer, 1, asyncio.get_running_loop().time(), "test"):
-            run.rig.jobs.on_transition(transition)
+            run.rig.parts.listener.on_transition(transition)
         await asyncio.sleep(0.05)
         # The scheduler gives it up while the peer still holds its stage.
         known = run.rig.membership.get(peer)
@@ -105,7 +105,7 @@ def test_a_peer_that_was_thought_gone_wakes_up_and_joins_again(tmp_path: Path) -
         late_s = asyncio.get_running_loop().time() + 60.0
         for transition in run.rig.membership.tick(late_s):
             if transition.peer == peer:
-                run.rig.jobs.on_transition(transition)
+                run.rig.parts.listener.on_transition(transition)
         await serves(run, peer)
         assert peer in run.job.stages[0]
 

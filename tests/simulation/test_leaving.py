@@ -21,7 +21,7 @@ SHAPES = [
 def drain(run: Run, peer: PeerId) -> None:
     """What the scheduler does when a stage server says that it is leaving."""
     for transition in run.rig.membership.leaving(peer, asyncio.get_running_loop().time(), "test"):
-        run.rig.jobs.on_transition(transition)
+        run.rig.parts.listener.on_transition(transition)
 
 
 async def left(run: Run, peer: PeerId) -> None:

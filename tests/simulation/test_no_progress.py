@@ -24,14 +24,14 @@ AWAY_S = 1000.0  # longer than a job may stand still
 
 def swallow(scene: Scene, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Event], bool]) -> None:
     """The scheduler does not hear events of the last stage that are `lost`."""
-    heard = scene.rig.jobs.on_event
+    heard = scene.rig.parts.listener.on_event
 
     def on_event(peer: PeerId, event: Event) -> None:
         known = scene.rig.membership.get(peer)
         if known is None or known.stage != 1 or not lost(event):
             heard(peer, event)
 
-    monkeypatch.setattr(scene.rig.jobs, "on_event", on_event)
+    monkeypatch.setattr(scene.rig.parts.listener, "on_event", on_event)
 
 
 def hang_storage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,13 +128,13 @@ def test_who_does_not_answer_is_not_asked_for_the_last_checkpoint_again(
     async def act(scene: Scene) -> None:
         await scene.until_step(1)
         hanging = min(scene.job.stages[1])
-        heard = scene.rig.jobs.on_event
+        heard = scene.rig.parts.listener.on_event
 
         def on_event(peer: PeerId, event: Event) -> None:
             if peer != hanging or not isinstance(event, Saved):
                 heard(peer, event)
 
-        monkeypatch.setattr(scene.rig.jobs, "on_event", on_event)
+        monkeypatch.setattr(scene.rig.parts.listener, "on_event", on_event)
         await scene.succeeds()
         assert f"waits for {hanging} to hand over" in scene.said()
         assert "tries again in 1 s" in scene.said()

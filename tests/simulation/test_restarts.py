@@ -48,7 +48,7 @@ def test_a_job_that_had_committed_nothing_is_placed_again(tmp_path: Path) -> Non
             await asyncio.sleep(0.001)
         await restart(run, JobState.LOADING)
         assert run.job.record.state is JobState.PLACING
-        said = [line.message for line in run.rig.jobs.logs.of(run.job.record.id).kept()[0]]
+        said = [line.message for line in run.rig.jobs.stores.logs.of(run.job.record.id).kept()[0]]
         assert "job is placing: the scheduler was restarted before the job ran" in said
         assert run.job.record.peers == {}
 

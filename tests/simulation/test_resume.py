@@ -75,10 +75,10 @@ class Scene:
         assert job.record.state in states, job.record.reason
 
     def checkpoints(self, job: Job) -> list[Checkpoint]:
-        return list_checkpoints(self.rig.jobs.keeping.storage(job.spec, job.record.id), job.record.id)[0]
+        return list_checkpoints(self.rig.jobs.stores.checkpoints.storage(job.spec, job.record.id), job.record.id)[0]
 
     def said(self, job: Job) -> str:
-        return "\n".join(line.message for line in self.rig.jobs.logs.of(job.record.id).kept()[0])
+        return "\n".join(line.message for line in self.rig.jobs.stores.logs.of(job.record.id).kept()[0])
 
     def sample(self, name: str, **labels: str) -> float:
         return self.rig.metrics.registry.get_sample_value(name, labels) or 0.0
@@ -137,7 +137,7 @@ def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
         for stages in counts:
             other = changed(changed(spec, "pipeline", stages=stages), "checkpoint", resume_from=f"{job.record.id}:3")
             again = await scene.submit(other)
-            told = scene.rig.jobs.logs.of(again.record.id).kept()[0]
+            told = scene.rig.jobs.stores.logs.of(again.record.id).kept()[0]
             assert f"; starts at step 3 from step-00000003 of {job.record.id}" in told[0].message
             await scene.rig.finished(again)
             assert again.record.state is JobState.SUCCEEDED, again.record.reason
@@ -348,14 +348,14 @@ def test_a_checkpoint_that_cannot_be_written_costs_nothing_but_itself(
 
     async def act(scene: Scene) -> None:
         full = True
-        real = scene.rig.jobs.store_stage
+        real = scene.rig.parts.transfer.store
 
         async def store(header: StoreHeader, chunks: object) -> str:
             if full and header.path.startswith("optimizer/") and header.version in (2, 8):
                 header = StoreHeader(**{name: getattr(header, name) for name in header.__slots__} | {"path": "../x"})
             return await real(header, chunks)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(scene.rig.sessions, "_sink", store)
+        monkeypatch.setattr(scene.rig.parts.transfer, "store", store)
         job = await scene.submit(spec)
         while scene.said(job).count("job is running: the final weights (step 8) could not be saved") < 3:
             await asyncio.sleep(0.1)
@@ -377,14 +377,14 @@ def test_a_step_that_is_not_finite_can_pause_the_job(tmp_path: Path, monkeypatch
     tokens = Tokens.make(tmp_path, spec)
 
     async def act(scene: Scene) -> None:
-        real = scene.rig.jobs.on_event
+        real = scene.rig.parts.listener.on_event
 
         def poison(peer: PeerId, event: object) -> None:
             if isinstance(event, Accumulated) and event.stage == 1 and event.microbatch.step == 1:
                 event = replace(event, finite=False)
             real(peer, event)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(scene.rig.jobs, "on_event", poison)
+        monkeypatch.setattr(scene.rig.parts.listener, "on_event", poison)
         job = await scene.submit(spec)
         await scene.until_state(job, JobState.PAUSED)
         assert "step 1 was not finite" in job.record.reason

@@ -164,7 +164,7 @@ def test_a_storage_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytes
     task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
-        keeping = scene.rig.jobs.keeping
+        keeping = scene.rig.jobs.stores.checkpoints
         real, asked = keeping.choose, 0
 
         async def away(*arguments: Any) -> Any:
@@ -252,7 +252,7 @@ def test_a_stage_that_is_lost_while_it_hands_over_a_checkpoint_costs_that_checkp
     task = SavingTask.make(tmp_path, pipeline__staleness=0)
 
     async def act(scene: Scene) -> None:
-        real, killed = scene.rig.jobs.store_stage, asyncio.Event()
+        real, killed = scene.rig.parts.transfer.store, asyncio.Event()
 
         async def store(header: StoreHeader, chunks: Any) -> str:
             if (header.version, header.stage) == (version, 1) and not killed.is_set():
@@ -261,7 +261,7 @@ def test_a_stage_that_is_lost_while_it_hands_over_a_checkpoint_costs_that_checkp
                 await asyncio.sleep(3600.0)
             return await real(header, chunks)
 
-        monkeypatch.setattr(scene.rig.sessions, "_sink", store)
+        monkeypatch.setattr(scene.rig.parts.transfer, "store", store)
         await killed.wait()
         await scene.until_reason("needs 1 replica more")
         assert version not in [one.step for one in scene.checkpoints()]

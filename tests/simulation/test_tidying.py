@@ -11,7 +11,9 @@ from prometheus_client import generate_latest
 
 from scheduler.api.announcer import NoAnnouncer
 from scheduler.api.metric_expiry import tidy
-from scheduler.jobs.commands import Jobs
+from scheduler.assembly import assemble
+from scheduler.jobs.ports import SchedulerPorts
+from scheduler.storage.stores import Stores
 from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.messages import PROTOCOL_VERSION
@@ -80,20 +82,15 @@ def test_a_restarted_scheduler_shows_the_jobs_that_it_knows(tmp_path: Path) -> N
                 job = await rig.jobs.submit(spec, tokens.of_job(), {})
                 await rig.finished(job)
                 metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
-                again = Jobs(
-                    rig.store,
-                    rig.membership,
-                    tmp_path,
-                    None,
-                    lambda peer, command: None,
+                ports = SchedulerPorts(
+                    Stores.under(tmp_path, rig.store),
                     NoAnnouncer(),
                     metrics,
-                    tasks,
                     Random(2),
                     lambda: WALL_START_UNIX_S,
                     get_logger("rig"),
                 )
-                await again.load()
+                await assemble(ports, tasks).load()
                 shown = "\n".join(_lines(metrics, job.record.id))
                 assert re.search(r'swarm_job_info{family="llama",job_id="rig-\w+"} 1.0', shown)
                 assert re.search(r'swarm_job_state{job_id="rig-\w+",state="succeeded"} 1.0', shown)

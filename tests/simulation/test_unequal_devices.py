@@ -53,14 +53,14 @@ def train(
         try:
             async with asyncio.TaskGroup() as tasks:
                 rig = await Rig.start(tokens, 0, tasks, Random(1))
-                send = rig.sessions.send
+                send = rig.parts.connections.send
 
                 def watched(peer: PeerId, command: object) -> None:
                     if isinstance(command, LoadStage):
                         step_on[command.stage] = command.step_on
                     send(peer, command)  # type: ignore[arg-type]
 
-                rig.sessions.send = watched  # type: ignore[method-assign, assignment]
+                rig.parts.connections.send = watched  # type: ignore[method-assign, assignment]
                 for number, (name, kind, pin) in enumerate(peers):
                     rng = Random(number)
                     peer = PeerId(f"peer-{number}")

@@ -221,7 +221,8 @@ class Scene:
         self.rig.add_peer(PeerId(name), self.rig.tasks, Random(self.rng.random()))
 
     def checkpoints(self) -> list[Checkpoint]:
-        return list_checkpoints(self.rig.jobs.keeping.storage(self.job.spec, self.job.record.id), self.job.record.id)[0]
+        job = self.job.record.id
+        return list_checkpoints(self.rig.jobs.stores.checkpoints.storage(self.job.spec, job), job)[0]
 
     def damage(self, checkpoint: Checkpoint) -> None:
         folder = self.task.tokens.root / "jobs" / self.job.record.id / "checkpoints" / checkpoint.name
@@ -229,7 +230,7 @@ class Scene:
         path.write_bytes(path.read_bytes()[:-1])
 
     def said(self) -> str:
-        return "\n".join(line.message for line in self.rig.jobs.logs.of(self.job.record.id).kept()[0])
+        return "\n".join(line.message for line in self.rig.jobs.stores.logs.of(self.job.record.id).kept()[0])
 
     def sample(self, name: str, **labels: str) -> float | None:
         return self.rig.metrics.registry.get_sample_value(name, {"job_id": self.job.record.id, **labels})

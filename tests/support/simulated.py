@@ -10,10 +10,13 @@ from random import Random
 
 from scheduler.api.announcer import NoAnnouncer
 from scheduler.api.sessions import Sessions
+from scheduler.assembly import Scheduler, assemble
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
+from scheduler.jobs.ports import SchedulerPorts
 from scheduler.storage.database import Database, JobTokens
+from scheduler.storage.stores import Stores
 from stage_server.device import InlineDevice
 from stage_server.identity import Identity
 from stage_server.replica.replica import BuildStage
@@ -115,6 +118,7 @@ class Rig:
     rng: Random
     database: str
     hold_bytes: int
+    parts: Scheduler = field(init=False)
     jobs: Jobs = field(init=False)
     membership: Membership = field(init=False)
     sessions: Sessions = field(init=False)
@@ -154,35 +158,26 @@ class Rig:
     async def _run_scheduler(self, started: asyncio.Event) -> None:
         log, loop = get_logger("rig"), asyncio.get_running_loop()
         self.store = await Database.open(self.database, None)
-        self.membership = membership = Membership()
         self.metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
         async with asyncio.TaskGroup() as tasks:
-            sessions: Sessions
-            self.jobs = jobs = Jobs(
-                self.store,
-                membership,
-                self.tokens.root,
-                None,
-                lambda peer, command: sessions.send(peer, command),
+            ports = SchedulerPorts(
+                Stores.under(self.tokens.root, self.store),
                 NoAnnouncer(),
                 self.metrics,
-                tasks,
                 Random(self.rng.random()),
                 lambda: WALL_START_UNIX_S + loop.time(),
                 log,
             )
-            self.sessions = sessions = Sessions(
-                self.store.epoch, membership, jobs, jobs.store_stage, jobs.fetch, tasks, log
-            )
-            await jobs.load()
-            self.network.add_handler(SCHEDULER, sessions)
-            tasks.create_task(jobs.dispatch())
-            tasks.create_task(sessions.watch())
+            self.parts = scheduler = assemble(ports, tasks)
+            self.jobs, self.membership, self.sessions = scheduler.jobs, scheduler.membership, scheduler.sessions
+            await scheduler.load()
+            self.network.add_handler(SCHEDULER, scheduler.sessions)
+            scheduler.start()
             started.set()
 
     async def kill_scheduler(self) -> None:
         """The scheduler is gone, as with kill -9: nothing more is written, no connection is closed in order."""
-        self.jobs.stop()
+        self.parts.stop()
         self.network.kill(SCHEDULER)
         self.scheduler.cancel()
         await asyncio.wait({self.scheduler})

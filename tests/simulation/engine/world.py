@@ -12,7 +12,7 @@ import sqlite3
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -24,13 +24,16 @@ import torch
 from sqlalchemy.pool import StaticPool
 
 from scheduler.api.announcer import NoAnnouncer
-from scheduler.api.sessions import COMMANDS_WAITING_MAX, Sessions
+from scheduler.api.sessions import COMMANDS_WAITING_MAX
+from scheduler.assembly import Scheduler, assemble
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
+from scheduler.jobs.ports import SchedulerPorts
 from scheduler.storage.checkpoint_catalog import CheckpointCatalog
 from scheduler.storage.checkpoint_sink import job_storage
 from scheduler.storage.database import Database, JobTokens, _take_epoch
+from scheduler.storage.stores import Stores
 from stage_server.brain.work_queue import ORDERS_MAX
 from stage_server.device import Timed
 from stage_server.identity import Identity
@@ -146,7 +149,7 @@ class SchedulerSide:
     epoch: int = 0
     jobs: Jobs | None = None  # once it has read the database
     membership: Membership | None = None
-    sessions: Sessions | None = None
+    parts: Scheduler | None = None
 
     @property
     def is_up(self) -> bool:
@@ -255,31 +258,22 @@ class World(Observer):
         epoch = side.epoch = _take_epoch(self.engine)
         self.history.add(SCHEDULER, side.process.incarnation, EpochTaken(epoch))
         store = FaultyDatabase(Database(self.engine, epoch, None), self, side.process)
-        membership = Membership()
-        log = get_logger("scheduler")
+        plain = Stores.under(self.root, store)  # type: ignore[arg-type]
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
-            sessions: Sessions
-            jobs = Jobs(
-                store,  # type: ignore[arg-type]
-                membership,
-                self.root,
-                None,
-                lambda peer, command: sessions.send(peer, command),
+            ports = SchedulerPorts(
+                replace(plain, checkpoints=FaultyCatalog(self.root, self, side.process)),
                 NoAnnouncer(),
                 SchedulerMetrics("0", PROTOCOL_VERSION),
-                tasks,
                 Random(f"{epoch}/{self._compute.random()}"),
                 lambda: WALL_START_UNIX_S + loop.time(),
-                log,
-                keeping=FaultyCatalog(self.root, self, side.process),
+                get_logger("scheduler"),
             )
-            sessions = Sessions(epoch, membership, jobs, jobs.store_stage, jobs.fetch, tasks, log)
-            await jobs.load()
-            self.network.add_handler(SCHEDULER, sessions)
-            tasks.create_task(jobs.dispatch())
-            tasks.create_task(sessions.watch())
-            side.jobs, side.membership, side.sessions = jobs, membership, sessions
+            scheduler = assemble(ports, tasks)
+            await scheduler.load()
+            self.network.add_handler(SCHEDULER, scheduler.sessions)
+            scheduler.start()
+            side.parts, side.jobs, side.membership = scheduler, scheduler.jobs, scheduler.membership
             await asyncio.Event().wait()
 
     def _ended(self, process: Process, task: asyncio.Task[Any]) -> None:
@@ -447,8 +441,8 @@ class World(Observer):
                 self._held[peer.name, peer.incarnation] = outputs
                 self.history.add(peer.name, peer.incarnation, Held(replica.cells.version, outputs))
         side = self.scheduler
-        if side is not None and side.sessions is not None and not side.process.is_dead:
-            for session in side.sessions._sessions.values():
+        if side is not None and side.parts is not None and not side.process.is_dead:
+            for _, session in side.parts.connections.all():
                 self._gauge("commands waiting", session.commands.qsize(), COMMANDS_WAITING_MAX)
             job = self.job
             if job is not None and job.driver is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from scheduler.api.sessions import COMMANDS_WAITING_MAX, Sessions
+from scheduler.api.sessions import COMMANDS_WAITING_MAX, Connections, Sessions
 from scheduler.brain.fleet.membership import Membership, Transition
 from swarm.errors import IncompatibleVersion, Refused, StaleMessage
 from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, Heartbeat, Hello, Release, StoreHeader, Welcome
@@ -34,16 +34,21 @@ class Heard:
         pass
 
 
-@asynccontextmanager
-async def sessions(heard: Heard) -> AsyncIterator[Sessions]:
-    async def store(header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+class Transfer:
+    """Takes what is stored, and expects nobody to fetch."""
+
+    async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         return "stored"
 
-    def fetch(request: FetchRequest) -> AsyncGenerator[bytes, None]:
+    def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         raise AssertionError("nothing is fetched here")
 
+
+@asynccontextmanager
+async def sessions(heard: Heard, connections: Connections | None = None) -> AsyncIterator[Sessions]:
+    log = get_logger("test")
     async with asyncio.TaskGroup() as tasks:
-        yield Sessions(7, Membership(), heard, store, fetch, tasks, get_logger("test"))
+        yield Sessions(7, Membership(), connections or Connections(log), heard, Transfer(), tasks, log)
 
 
 async def nothing() -> AsyncIterator[bytes]:
@@ -116,10 +121,11 @@ async def test_a_session_that_was_replaced_is_not_heard_any_more() -> None:
 
 
 async def test_a_peer_that_does_not_read_its_commands_loses_its_session() -> None:
-    async with sessions(Heard()) as made:
+    connections = Connections(get_logger("test"))
+    async with sessions(Heard(), connections) as made:
         session = aiter(made.attach(aiter(Line(HELLO))))
         await anext(session)
         for _ in range(COMMANDS_WAITING_MAX + 1):
-            made.send(PEER, Release(JobId("job"), ""))
+            connections.send(PEER, Release(JobId("job"), ""))
         async with asyncio.timeout(30):
             assert len([command async for command in session]) < COMMANDS_WAITING_MAX

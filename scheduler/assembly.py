@@ -1,0 +1,94 @@
+"""Puts a scheduler together on given ports: the program, the simulated world and the tests all do it here."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from scheduler.api.chaos import ChaosDesk
+from scheduler.api.sessions import Connections, Sessions
+from scheduler.brain.fleet.membership import Membership
+from scheduler.jobs.allocator import Allocator
+from scheduler.jobs.commands import Jobs
+from scheduler.jobs.listener import PeerListener
+from scheduler.jobs.peers import Peers
+from scheduler.jobs.ports import SchedulerPorts
+from scheduler.jobs.registry import JobRegistry
+from scheduler.jobs.restart import Restart
+from scheduler.jobs.rollback import Rollback
+from scheduler.jobs.runner import JobRunner
+from scheduler.jobs.timelines import Timelines
+from scheduler.jobs.transfer import JobTransfer
+from scheduler.storage.drains import Drains
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """A scheduler that was put together: load it, then start it."""
+
+    jobs: Jobs
+    membership: Membership
+    connections: Connections
+    sessions: Sessions
+    listener: PeerListener
+    transfer: JobTransfer
+    chaos: ChaosDesk | None
+    peers: Peers
+    allocator: Allocator
+    restart: Restart
+    drains: Drains
+    tasks: asyncio.TaskGroup
+
+    async def load(self) -> None:
+        """Read what an earlier start left. Nobody may dial before that."""
+        await self.drains.load()
+        await self.restart.load()
+
+    def start(self) -> None:
+        """Hand out idle peers, and notice those that fall silent, for ever."""
+        self.tasks.create_task(self.allocator.run())
+        self.tasks.create_task(self.sessions.watch())
+
+    def stop(self) -> None:
+        """From here on, the end of a session means nothing for jobs."""
+        self.peers.stop()
+
+
+def assemble(
+    ports: SchedulerPorts,
+    tasks: asyncio.TaskGroup,
+    membership: Membership | None = None,
+    *,
+    allow_chaos: bool = False,
+) -> Scheduler:
+    """Make every part, each from those above it. What runs in the background runs in `tasks`."""
+    membership = membership or Membership()
+    connections = Connections(ports.log)
+    drains = Drains(ports.stores.database, ports.log)
+    registry = JobRegistry(ports)
+    peers = Peers(ports, registry, membership, connections, tasks)
+    timelines = Timelines(ports, registry)
+    rollback = Rollback(ports, registry, peers, timelines)
+    runner = JobRunner(ports, registry, peers, membership, rollback, tasks)
+    allocator = Allocator(ports, registry, peers, membership, runner)
+    restart = Restart(ports, registry, peers, timelines, rollback, runner, tasks)
+    jobs = Jobs(ports, registry, peers, membership, timelines, allocator, drains)
+    listener = PeerListener(ports, registry, membership, peers, runner, drains, tasks)
+    chaos = ChaosDesk(listener, jobs, membership, connections) if allow_chaos else None
+    transfer = JobTransfer(ports.stores, registry)
+    epoch = ports.stores.database.epoch
+    sessions = Sessions(epoch, membership, connections, chaos or listener, transfer, tasks, ports.log)
+    return Scheduler(
+        jobs=jobs,
+        membership=membership,
+        connections=connections,
+        sessions=sessions,
+        listener=listener,
+        transfer=transfer,
+        chaos=chaos,
+        peers=peers,
+        allocator=allocator,
+        restart=restart,
+        drains=drains,
+        tasks=tasks,
+    )

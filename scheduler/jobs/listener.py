@@ -1,0 +1,103 @@
+"""What stage servers do: each event, and each change of a stage server's state, reaches its job here."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scheduler.brain.fleet.membership import Membership, Peer, Transition
+from scheduler.jobs.driver import JobDriver
+from scheduler.jobs.job import Job
+from scheduler.jobs.peers import Peers
+from scheduler.jobs.ports import SchedulerPorts
+from scheduler.jobs.registry import JobRegistry
+from scheduler.jobs.runner import JobRunner
+from scheduler.storage.drains import Drains
+from scheduler.storage.job_log import LogLine
+from swarm.messages import Event, Hello, Leaving, Loaded, Logged, Release
+from swarm.types import JobState, PeerId
+
+
+class PeerListener:
+    """Passes events to the driver of the sender's job, and to metrics, logs and drains."""
+
+    def __init__(
+        self,
+        ports: SchedulerPorts,
+        registry: JobRegistry,
+        membership: Membership,
+        peers: Peers,
+        runner: JobRunner,
+        drains: Drains,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._metrics, self._wall_s, self._logs = ports.metrics, ports.wall_s, ports.stores.logs
+        self._registry = registry
+        self._membership = membership
+        self._peers = peers
+        self._runner = runner
+        self._drains = drains
+        self._tasks = tasks
+
+    def on_transition(self, transition: Transition) -> None:
+        """A peer changed state."""
+        self._peers.on_transition(transition)
+
+    def on_event(self, peer: PeerId, event: Event) -> None:
+        """A peer said something."""
+        known = self._membership.get(peer)
+        if known is None or self._peers.is_stopping:
+            return
+        self._metrics.peer_heard(peer, self._wall_s())
+        match event:
+            case Hello():
+                self._attached(known, event)
+            case Logged():
+                self._logged(known, event)
+            case Leaving():
+                self._peers.leave(peer, event.reason)
+            case _:
+                self._at_work(known, event)
+
+    def _attached(self, known: Peer, hello: Hello) -> None:
+        """A session begins. A drained peer stays drained, unless its process started anew."""
+        self._metrics.peer_attached(hello.peer, hello.product, hello.device, self._wall_s())
+        self._reattach(known, hello)
+        if reason := self._drains.reason(hello):
+            self._peers.leave(hello.peer, reason)
+        elif self._drains.is_over(hello):
+            self._tasks.create_task(self._drains.forget(hello.peer))
+
+    def _reattach(self, known: Peer, hello: Hello) -> None:
+        """The peer's job hears of the session, or takes the peer back, or the peer gives the job up."""
+        present = known.job
+        job = self._registry.get(present or hello.job)
+        if job is not None and job.driver is not None and (present or job.driver.brain.admits(hello)):
+            if not present:
+                self._peers.adopt(job, hello.peer, hello.stage)
+            job.driver.on_event(hello.peer, hello)
+        elif hello.job:
+            self._peers.send(hello.peer, Release(hello.job, "the job has ended, or went on without this peer"))
+
+    def _logged(self, known: Peer, line: Logged) -> None:
+        """A line for the log of the job that it names; while a job loads, it shows that a download goes on."""
+        peer = known.hello.peer
+        if self._registry.get(line.job) is not None:
+            self._logs.append(line.job, LogLine(line.time_unix_s, line.level, peer, known.stage, line.message))
+        if (found := self._driver_of(known)) is not None and found[0].record.state is JobState.LOADING:
+            found[1].made_progress()
+
+    def _at_work(self, known: Peer, event: Event) -> None:
+        """An event for the brain of the peer's job."""
+        peer = known.hello.peer
+        if (found := self._driver_of(known)) is None:
+            return
+        job, driver = found
+        if isinstance(event, Loaded) and event.job == known.job and not driver.brain.is_joining(peer):
+            self._peers.serving(peer)
+            self._tasks.create_task(self._runner.note_if_running(job))
+        driver.on_event(peer, event)
+
+    def _driver_of(self, known: Peer) -> tuple[Job, JobDriver] | None:
+        """The job that the peer serves, and the driver that runs it."""
+        job = self._registry.get(known.job)
+        return None if job is None or job.driver is None else (job, job.driver)

@@ -1,0 +1,39 @@
+"""Everything that outlives the scheduler: the database, and what the data folder holds."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler.storage.checkpoint_catalog import CheckpointCatalog
+from scheduler.storage.database import Database
+from scheduler.storage.job_files import JobFiles
+from scheduler.storage.job_log import JobLogs
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The stores of one scheduler.
+
+    The database has a thread of its own, so no commit waits for a file. `threads` do the work on files; None does it
+    at once, as simulation wants it.
+    """
+
+    database: Database
+    files: JobFiles
+    checkpoints: CheckpointCatalog
+    logs: JobLogs
+    threads: ThreadPoolExecutor | None
+
+    @classmethod
+    def under(
+        cls,
+        root: Path,
+        database: Database,
+        threads: ThreadPoolExecutor | None = None,
+        log_readers: ThreadPoolExecutor | None = None,
+    ) -> Stores:
+        """The stores of a data folder."""
+        catalog = CheckpointCatalog(root, threads)
+        return cls(database, JobFiles(root, threads), catalog, JobLogs(root / "jobs", log_readers), threads)
