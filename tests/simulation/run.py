@@ -19,7 +19,7 @@ from tests.simulation.engine.scenario import SCENARIOS, Scenario, named
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 1 if a seed failed, or a failpoint was hit too seldom for the runs to say much about it."""
+    """The exit status: 1 if a seed failed, or if a failpoint was hit too seldom to prove anything."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__.splitlines()[0])
     parser.add_argument("--scenario", action="append", choices=sorted(SCENARIOS), help="default: all, in turn")
     parser.add_argument("--seed", type=int, help="play this seed and no other")

@@ -1,4 +1,4 @@
-"""Many runs of the simulation, one process per core; what is kept of each, and what they come to together."""
+"""Many runs of the simulation, one process per core: what is kept of each run, and the sum of all runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def outcome_of(run: Run) -> Outcome:
 
 @contextmanager
 def workers(count: int = 0) -> Iterator[ProcessPoolExecutor]:
-    """Processes that play; as many as there are cores if `count` is 0. What was not begun when it ends is left out."""
+    """A pool of `count` processes that play, one per core if 0; runs that have not begun when it ends are left out."""
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count or cores(), mp_context=context, initializer=_prepare)
     try:
@@ -83,7 +83,7 @@ def _prepare() -> None:
 
 
 def outcomes(pool: ProcessPoolExecutor, runs: Iterable[Run], count: int) -> Iterator[Outcome]:
-    """The outcome of each run, as they come; `runs` is read only a little ahead of the `count` processes."""
+    """The outcome of each run, in the order of completion; `runs` is read only a little ahead."""
     left = iter(runs)
     waiting: set[Future[Outcome]] = {pool.submit(outcome_of, run) for run in islice(left, AHEAD * count)}
     while waiting:
@@ -95,7 +95,7 @@ def outcomes(pool: ProcessPoolExecutor, runs: Iterable[Run], count: int) -> Iter
 
 @dataclass(slots=True)
 class Sum:
-    """What many runs come to."""
+    """The sum of many runs."""
 
     seeds: int = 0
     failed: int = 0

@@ -1,7 +1,7 @@
 """The invariants, judged from the history alone: nothing here asks the system what it thinks happened.
 
-Each checker takes the history and the facts of the job (computed without the system) and gives what is wrong, in words.
-tests/simulation/test_checkers.py doctors histories to prove that each of them can object.
+Each checker takes the history and the facts of the job (computed without the system) and says in words what is wrong.
+tests/simulation/test_checkers.py doctors histories to prove that each checker can object.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def parity(history: History, _: Facts) -> Iterator[str]:
 
 
 def equality(history: History, facts: Facts) -> Iterator[str]:
-    """I4: after every step every replica holds the bytes of the one-process reference."""
+    """I4: after every step every replica holds the same bytes as the one-process reference."""
     for record, applied in history.of(Applied):
         expected = facts.digests[applied.step][applied.stage]
         if applied.digest != expected:
@@ -153,7 +153,7 @@ def data_cursor(history: History, facts: Facts) -> Iterator[str]:
 
 
 def checkpoints(history: History, facts: Facts) -> Iterator[str]:
-    """I6: every checkpoint that is there is whole, and is that of its step; one that succeeded has left its last."""
+    """I6: every checkpoint is whole and belongs to its step, and a job that succeeded has left its last one."""
     kept = [one for _, one in history.of(Kept)]
     for one in kept:
         if one.fault:
@@ -166,7 +166,7 @@ def checkpoints(history: History, facts: Facts) -> Iterator[str]:
 
 
 def replays(history: History, _: Facts) -> Iterator[str]:
-    """I4, per tensor: whoever computes a microbatch again at a stage gets the same bytes from the same bytes."""
+    """I4, per tensor: computing a microbatch again at a stage gives the same output bytes for the same input bytes."""
     known: dict[tuple[object, ...], tuple[str, str, Record]] = {}
     for record, what in _both(history, Forwarded, Backwarded):
         key = (type(what).__name__, what.stage, what.microbatch)
@@ -176,7 +176,7 @@ def replays(history: History, _: Facts) -> Iterator[str]:
 
 
 def fencing(history: History, _: Facts) -> Iterator[str]:
-    """I7: what an older scheduler, incarnation, timeline or round says has no effect."""
+    """I7: messages of an older scheduler, incarnation, timeline or round have no effect."""
     newest = 0
     for record in history.records:
         match record.what:
@@ -191,7 +191,7 @@ def fencing(history: History, _: Facts) -> Iterator[str]:
 
 
 def _fenced_commits(history: History) -> Iterator[str]:
-    """Every optimizer step follows a Commit of an epoch that was the newest its replica had heard of."""
+    """Every optimizer step follows a Commit of the newest epoch that its replica had heard of."""
     heard: dict[Replica, int] = {}
     allowed: dict[tuple[Replica, int], dict[str, object]] = {}
     digests: dict[tuple[int, str, object], set[str]] = defaultdict(set)
@@ -224,7 +224,7 @@ def _fenced_commits(history: History) -> Iterator[str]:
 
 
 def _fenced_frames(history: History) -> Iterator[str]:
-    """No boundary tensor of an incarnation that is no more changes a sum: it may be accepted, but only once."""
+    """A boundary tensor of an incarnation that has ended may be accepted once, and never changes a sum twice."""
     current: dict[str, int] = {}
     for record in history.records:
         match record.what:
@@ -242,7 +242,7 @@ def bounds(history: History, _: Facts) -> Iterator[str]:
 
 
 def added_once(history: History, _: Facts) -> Iterator[str]:
-    """I9: however often a tensor comes, a replica adds each microbatch once, unless what it added was void."""
+    """I9: however often a tensor arrives, a replica adds each microbatch once, unless a Void came in between."""
     added: dict[tuple[Replica, int], set[int]] = defaultdict(set)
     for record in history.records:
         replica = (record.process, record.incarnation)
@@ -259,7 +259,7 @@ def added_once(history: History, _: Facts) -> Iterator[str]:
 
 
 def steps_in_order(history: History, _: Facts) -> Iterator[str]:
-    """I10: rows come one by one, each once, and every replica applies step after step."""
+    """I10: rows are written in order, each once, and every replica applies the steps in order."""
     expected: dict[tuple[str, int], int] = {}
     for _, stored in history.of(RowStored):
         key, step = (stored.job, stored.row.timeline), stored.row.step
@@ -282,7 +282,7 @@ def steps_in_order(history: History, _: Facts) -> Iterator[str]:
 
 
 def held_until_commit(history: History, _: Facts) -> Iterator[str]:
-    """I12: an output that a replica held is held until the commit of its step, a Void, or another route."""
+    """I12: a held output is held until the commit of its step, a Void, or another route."""
     held: dict[Replica, frozenset[tuple[int, int, str]]] = defaultdict(frozenset)
     committed: dict[Replica, int] = defaultdict(lambda: -1)  # newest step whose Commit came
     let_go: dict[Replica, set[tuple[int, int, str]]] = defaultdict(set)  # of later steps
@@ -339,7 +339,7 @@ OBJECTIONS_MAX = 5  # per checker: one fault shows in many places
 
 
 def judge(history: History, facts: Facts) -> list[str]:
-    """What is wrong, by every checker."""
+    """Everything that any checker objects to."""
     return [
         objection
         for checker in CHECKERS

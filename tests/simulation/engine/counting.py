@@ -1,13 +1,13 @@
-"""A model of a few numbers whose gradient counts: the production stage computes with it as with any other.
+"""A model of a few numbers whose gradient counts microbatches; the production stage computes with it as with any model.
 
 Each stage has one parameter of three sections. The gradient of microbatch (t, m) is
 
-    weight   of the numbers that pass through, different for every (t, m) and every version of the weights
-    count    1 at m                 so the sum of a step must be all ones
-    when     t + 1 at m             so a contribution of another step shows
+    weight   that of the numbers that pass through: different for every (t, m) and every version of the weights
+    count    1 at m: the sum of a step must be all ones
+    when     t + 1 at m: a contribution of another step is visible
 
-With a tied model the first and the last stage hold one more each, the two uses of one weight, whose gradients count as
-well. Every boundary tensor begins with its (t, m), in both directions, so a mixed-up tensor spoils the count.
+In a tied model the first and the last stage hold one more parameter each, the two uses of one weight; their gradients
+count as well. Every boundary tensor begins with its (t, m), in both directions, so a mixed-up tensor spoils the count.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def batches_of(root: Path, tokens: JobTokens, spec: JobSpec) -> Batches:
 
 
 class _Counted(torch.autograd.Function):
-    """y = tanh(x + weight) behind the two numbers that say whose it is; the gradients count."""
+    """y = tanh(x + weight), behind the two numbers t and m; the gradients count."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, numbers: Tensor, *uses: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class _Counted(torch.autograd.Function):
 
 
 class _Loss(torch.autograd.Function):
-    """Logits from the numbers that passed through all stages; the gradient is told whose it is."""
+    """Logits from the numbers that passed through all stages; the gradient begins with its t and m."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, table: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ def _counting_module(
 
 @contextmanager
 def _counting_modules() -> Any:
-    """Only what the stage computes with is another; made here, synchronously, and undone at once."""
+    """Replace only the modules that a stage computes with; synchronous, and undone at once."""
     real = stage_module.build
     stage_module.build = _counting_module  # type: ignore[assignment]
     try:
@@ -223,7 +223,7 @@ def _counting_modules() -> Any:
 
 @contextmanager
 def counting_files() -> Iterator[None]:
-    """Checkpoints of the counting model are read as what they are, not as the Llama that their config describes."""
+    """Read checkpoints of the counting model as such, not as the Llama that their config describes."""
     real = state_module.parameter_shapes
     state_module.parameter_shapes = _counting_shapes  # type: ignore[assignment]
     try:
@@ -244,7 +244,7 @@ def _counting_shapes(spec: JobSpec, stage: int | None = None) -> dict[str, tuple
 
 
 def watched(base: type[Stage], watch: Watch) -> type[Stage]:
-    """A kind of stage that tells `watch` what is asked of it."""
+    """A class of stage that reports its calls to `watch`."""
 
     class Watched(base):  # type: ignore[valid-type,misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Doing the harm that a scenario names: one flow per fault, each with dice of its own, until the calm phase."""
+"""The harm that a scenario names: one flow per fault, each with a random generator of its own, until the calm phase."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def _leave(world: World, fault: Leave, rng: Random) -> None:
                     await server.handed_over()
                 _note(world, "left", f"{victim.name}.{victim.incarnation}")
             except TimeoutError:
-                pass  # it ends all the same, as a process does that is told so
+                pass  # it ends anyway, as a process that was told to end does
         world.kill(process, "SIGTERM", rng.uniform(*fault.down_s))
 
 
@@ -148,7 +148,7 @@ async def _pause(world: World, fault: Pause, rng: Random) -> None:
         if rng.random() < fault.scheduler and side is not None and side.is_up:
             process, address = side.process, SCHEDULER
         else:
-            # A long pause is a loss to the others: it must not be that of a stage.
+            # To the others a long pause is a loss, and no stage may be lost by it.
             victims = [peer for peer in _up(world) if seconds < DETECT_S or world.can_lose(peer.name)]
             if not victims:
                 continue
@@ -217,7 +217,7 @@ async def _clog(world: World, fault: Clog, rng: Random) -> None:
         chosen = [address for address in [*(peer.address for peer in up), SCHEDULER] if rng.random() < 0.5]
         pauses_s = [rng.uniform(*fault.between_s) for _ in range(2 * len(chosen))]
         if sum(pauses_s) >= DETECT_S:
-            # So long that those who are cut off may be lost: never all of a stage, and never all at once.
+            # Long enough that the peers that are cut off may be lost: never all of a stage, and never all at once.
             candidates, chosen = [address for address in chosen if address != SCHEDULER], []
             for victim in map(world.peer_at, candidates):
                 if world.can_lose(victim.name):
@@ -255,7 +255,7 @@ async def _cut(world: World, fault: CutSession, rng: Random) -> None:
 
 
 def _hurt(world: World, victims: Iterable[Peer], seconds: float) -> None:
-    """They are cut off for so long: if that may be taken for a loss, others of their stages are spared meanwhile."""
+    """Note that these peers are cut off; if that may count as a loss, spare the others of their stages meanwhile."""
     if seconds < DETECT_S:
         return
     names = [victim.name for victim in victims]
@@ -264,7 +264,7 @@ def _hurt(world: World, victims: Iterable[Peer], seconds: float) -> None:
 
 
 def _pool(world: World, rng: Random) -> list[Peer]:
-    """All that hold the stage of one who is chosen by chance."""
+    """All peers that hold the same stage as a randomly chosen one."""
     stages = {peer.name: world.stage_of(peer.name) for peer in _up(world)}
     held = sorted({stage for stage in stages.values() if stage is not None})
     if not held:

@@ -1,7 +1,7 @@
 """What happened in a simulation, as seen at the ports: an append-only list that only checkers read.
 
-Nothing here comes from the ledger, the cells or any other part that is judged: commands and events as they passed the
-network, frames as receivers answered them, rows as the database took them, and calls of the device's stage.
+Nothing here comes from the ledger, the cells or any other part that is judged. It records commands and events as they
+passed the network, frames as receivers answered them, rows as the database took them, and calls of the stage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process is no more: "killed: ...", or the exception that it died of."""
+    """A process ended: "killed: ...", or the exception that it died of."""
 
     cause: str
     unexpected: bool = False
@@ -82,7 +82,7 @@ class RowStored:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A replica made its stage, which holds `version`."""
+    """A replica built its stage, which holds `version`."""
 
     stage: int
     version: int
@@ -91,7 +91,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A joiner has put its stage's state together from what others gave."""
+    """A joiner has put its stage's state together from the parts that others gave."""
 
     stage: int
     version: int
@@ -152,7 +152,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A checkpoint that was there when the job had ended; `fault` is what does not verify."""
+    """A checkpoint that existed when the job had ended; `fault` says what does not verify."""
 
     step: int
     weights_sha256: str
@@ -190,7 +190,7 @@ class Calm:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line: when, of which process (name and incarnation; "" outside of all), what."""
+    """One line: when, by which process (name and incarnation; "" outside of all processes), what."""
 
     at_s: float
     process: str
@@ -223,7 +223,7 @@ class History:
         return counts
 
     def sha256(self) -> str:
-        """Names the history: two runs of a seed must agree."""
+        """The hash of the history: two runs of a seed must agree."""
         digest = hashlib.sha256()
         for record in self.records:
             digest.update(_stable(record).encode())
@@ -231,7 +231,7 @@ class History:
 
 
 def _stable(record: Record) -> str:
-    """The line without what differs between equal runs: sets have no order."""
+    """The line in a form that equal runs share: sets have no order."""
     what = record.what
     if isinstance(what, Held):
         return f"{record.at_s!r} {record.process} {record.incarnation} {what.version} {sorted(what.outputs)}"

@@ -1,4 +1,4 @@
-"""Plays one seed of a scenario, and has it judged; run.py plays many."""
+"""Plays one seed of a scenario and judges it; run.py plays many."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Result:
         )
 
     def explain(self) -> str:
-        """Everything that a person needs who has to find out why it failed."""
+        """Everything that a person needs to find out why the run failed."""
         return "\n".join(
             [f"{self.scenario.name}, seed {self.seed}: {self.shape}"]
             + [f"FAILED: {failure}" for failure in self.failures]
@@ -98,7 +98,7 @@ def play(scenario: Scenario, seed: int) -> Result:
 
 
 def facts_of(shape: Shape) -> Facts:
-    """What is known of a job without playing it."""
+    """The facts of a job that are known without playing it."""
     job = _prepared(shape)
     return Facts(
         shape.stages,
@@ -189,7 +189,7 @@ async def _play_out(world: World, scenario: Scenario, shape: Shape, result: Resu
 
 
 async def _of_no_fault(world: World, work):  # type: ignore[no-untyped-def]
-    """Await what a client asks before the faults begin."""
+    """Await a client's call that is made before the faults begin."""
     world.is_calm = True
     try:
         return await work
@@ -202,7 +202,7 @@ async def _of_no_fault(world: World, work):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A job with its data, and what one process makes of it."""
+    """A job with its data, and the results of one process."""
 
     spec: JobSpec
     tokens: JobTokens
@@ -214,7 +214,7 @@ class _Prepared:
 
 
 def _prepared(shape: Shape) -> _Prepared:
-    """The job of a shape; what one process makes of it does not depend on peers and routes."""
+    """The job of a shape; the results of one process do not depend on peers and routes."""
     made = _trained(replace(shape, replicas=1, spares=0, routing="uniform", compute_s=(0.0, 0.0)))
     pipeline = made.spec.pipeline.model_copy(update={"routing": shape.routing})
     return replace(made, spec=made.spec.model_copy(update={"pipeline": pipeline}))

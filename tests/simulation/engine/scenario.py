@@ -1,4 +1,4 @@
-"""Scenarios: what is trained, what goes wrong meanwhile, what must come of it. Data, and nothing but data.
+"""Scenarios: what is trained, what goes wrong meanwhile, and how the job must end. Nothing but data.
 
 A field that is a tuple of choices is drawn by the seed, so one scenario covers many shapes. Times are virtual seconds.
 """
@@ -73,7 +73,7 @@ class Links:
     loss: float = 0.0
     duplicate: float = 0.2
     copies_max: int = 2
-    late_s_max: float = 0.0  # how much later than the first another copy may come
+    late_s_max: float = 0.0  # how much later than the first copy another one may arrive
     delay_s: Seconds = (0.0005, 0.02)
     encode: bool = False  # through the real encoding, which costs CPU
 
@@ -102,7 +102,7 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """SIGTERM: a stage server hands its work over, for `patience_s` at most, and ends; another start comes later."""
+    """SIGTERM: a stage server hands its work over, for `patience_s` at most, and ends; it starts again later."""
 
     every_s: Seconds = (1.0, 4.0)
     patience_s: float = 10.0
@@ -148,8 +148,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Clog:
-    """Swizzle-clog: a random subset of processes loses its links one after the other, and gets them back in another
-    order."""
+    """Swizzle-clog: some processes lose their links one after the other, and get them back in another order."""
 
     every_s: Seconds = (2.0, 5.0)
     between_s: Seconds = (0.0, 0.3)
@@ -164,7 +163,7 @@ class CutSession:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseOutage:
-    """Writes are refused, or done although an error is raised, or slow."""
+    """Writes are refused, are slow, or are done although an error is raised."""
 
     refused: float = 0.2
     unknown: float = 0.2
@@ -175,7 +174,7 @@ class DatabaseOutage:
 class Disk:
     """An operation on the scheduler's disk fails while it writes a checkpoint: full, or broken; writes may be torn.
 
-    Not for the last checkpoint, whose loss ends the job by right.
+    The last checkpoint is spared: its loss may rightly end the job.
     """
 
     fails: float = 0.05
@@ -183,7 +182,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """A process dies exactly at an edge, with some chance each time it is passed."""
+    """A process dies exactly at an edge, with some probability each time it passes the edge."""
 
     edge: str
     chance: float = 0.05
@@ -236,8 +235,8 @@ class Scenario:
     safety_s: float = 20.0
     calm_s: float = 120.0
     expect: tuple[str, ...] = ("succeeded",)
-    weight: int = 1  # how often it is played for each time of the others
-    must_happen: tuple[str, ...] = ()  # fault kinds without which a hundred runs of this prove nothing
+    weight: int = 1  # how often it is played, relative to the others
+    must_happen: tuple[str, ...] = ()  # fault kinds that a hundred runs must show, or they prove nothing
 
 
 TWO_UP = Workload(stages=(1, 2, 3), replicas=(2, 3), steps=8, compute_s=(0.02, 0.3))

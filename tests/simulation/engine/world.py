@@ -1,7 +1,7 @@
 """A whole system in virtual time: real brain, flows, cells and stage; simulated processes, links and database faults.
 
-Each scheduler and each stage server is a process of its own that can be frozen, killed and started again. What passes
-the ports goes into the history; faults.py does the harm, checkers.py judges afterwards.
+Each scheduler and each stage server is a process of its own that can be frozen, killed and started again. Everything
+that passes the ports goes into the history; faults.py does the harm, checkers.py judges afterwards.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _COMPILED: dict[Any, Any] = {}
 
 
 class SimDevice:
-    """A compute thread in virtual time: work takes its seconds first and has its effect then, one after the other."""
+    """A compute thread in virtual time: each piece of work first takes its seconds, then has its effect, in order."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self.name = torch.device("cpu")
@@ -182,7 +182,9 @@ class World(Observer):
         self.peers: dict[str, Peer] = {}
         self.scheduler: SchedulerSide | None = None
         self.retired: set[str] = set()  # names that do not come back
-        self.hurt: Counter[str] = Counter()  # peers, by so many faults cut off so long that they may be lost
+        self.hurt: Counter[str] = (
+            Counter()
+        )  # by how many faults a peer is cut off long enough to count as lost
         self.restarts: dict[asyncio.Task[None], None] = {}
         self.edge_passed: dict[str, int] = {}
         self.log_lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
@@ -203,7 +205,7 @@ class World(Observer):
     # Processes ---------------------------------------------------------------------------------------------------
 
     def start_peer(self, name: str) -> Peer:
-        """Start a stage server, as a new incarnation if the name was there before."""
+        """Start a stage server, as a new incarnation if the name was used before."""
         known = self.peers.get(name)
         incarnation = known.incarnation + 1 if known is not None else 1
         process = Process(name, incarnation)
@@ -366,7 +368,7 @@ class World(Observer):
 
     @property
     def job(self) -> Job | None:
-        """The job as the scheduler that is up knows it."""
+        """The job as the running scheduler knows it."""
         side = self.scheduler
         return side.jobs.find(self.job_id) if side is not None and side.jobs is not None and self.job_id else None
 
@@ -407,13 +409,13 @@ class World(Observer):
         return None if peer.server is None or peer.process.is_dead else peer.server._replica
 
     async def sample_forever(self) -> None:
-        """Look how full everything is, and what is held, every SAMPLE_S."""
+        """Every SAMPLE_S, record how full everything is, and which outputs are held."""
         while True:
             await asyncio.sleep(SAMPLE_S)
             self.sample()
 
     def sample(self) -> None:
-        """Write down new maxima of what is bounded, and the outputs that replicas hold."""
+        """Record new maxima of everything bounded, and the outputs that replicas hold."""
         shape = self.shape
         open_cells = shape.microbatches * (2 + shape.staleness)
         for peer in self.peers.values():
@@ -523,9 +525,9 @@ class World(Observer):
 
 
 class FaultyDatabase:
-    """The scheduler's store as one process sees it: refuses, loses answers, is slow; dies with the process.
+    """The scheduler's database as one process sees it: refuses, loses answers, is slow; dies with the process.
 
-    Everything that `Database` has passes through here, also what is added later.
+    All calls of `Database` pass through here, also those that are added later.
     """
 
     def __init__(self, store: Database, world: World, process: Process) -> None:
@@ -588,7 +590,7 @@ class FaultyCatalog(CheckpointCatalog):
 
 
 class FaultyFiles(Files):
-    """Operations on files that fail now and then, or for ever once the process is dead."""
+    """Operations on files that fail now and then, and always once the process is dead."""
 
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
@@ -644,7 +646,7 @@ class FaultyFiles(Files):
 
 
 def sim_task(work: Any) -> asyncio.Task[Any]:
-    """A task of no process, whoever asks for it."""
+    """A task that belongs to no process, whoever asks for it."""
     return asyncio.get_running_loop().create_task(work, context=Process.outside())
 
 
