@@ -33,8 +33,8 @@ from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import add_session_service
 from swarm.wire import jobs_pb2_grpc
 
-GRACE_S = 5.0  # how long a peer may be silent or cut off, after it became suspect, before it is gone
-# Calls under way at the end get this long; streams to watchers and peers would stay open for ever.
+GRACE_S = 5.0  # how long a suspect may stay silent or cut off before it is gone
+# Calls under way at the end get this long; streams to watchers and peers would stay open forever.
 STOP_S_MAX = 0.5
 
 
@@ -64,7 +64,7 @@ async def serve(options: SchedulerOptions) -> None:
     log = get_logger("scheduler")
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.data_dir))
-        # Each has threads of its own, so that no commit waits behind the files of a checkpoint or a reader of logs.
+        # Each has its own threads, so no commit waits behind the files of a checkpoint or a reader of logs.
         commits = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="database"))
         files = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="files"))
         log_readers = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="logs"))

@@ -1,4 +1,4 @@
-"""Hints for followers on the broker; nothing depends on their arrival."""
+"""Hints for followers on the broker; nothing depends on them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`swarm chaos` at the scheduler: order a fault, and tell from what the scheduler sees how the job took it.
+"""`swarm chaos` at the scheduler: order a fault, and report from what the scheduler sees how the job recovers.
 
-Moments are counted from the order. A job has recovered when two more steps are committed than at the order: those that
-the fault found open. The balance is read from the brain, which alone counts; if the job lost a stage, it is the
-balance since the checkpoint from which it went on.
+Times are counted from the order. A job has recovered when two more steps are committed: those that were open when the
+fault began. The balance comes from the brain, which alone counts. If the job lost a stage, it is the balance since the
+checkpoint that the job resumed from.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from swarm.types import JobState, PeerId, PeerState
 from swarm.wire import jobs_pb2 as pb
 
 FAULTS = ("kill", "freeze", "slow", "partition", "corrupt")
-ANSWER_S_MAX = 5.0  # until the stage server says that it begins
+ANSWER_S_MAX = 5.0  # until the stage server confirms that the fault begins
 WATCH_S_MAX = 60.0  # beyond the fault's own time
 LOOK_S = 0.01
 STEPS_UNTIL_RECOVERED = 2
@@ -33,7 +33,7 @@ NEVER = -1.0
 
 @dataclass(slots=True)
 class _Watched:
-    """What is seen of one peer while a fault goes on."""
+    """The observations of one peer during a fault."""
 
     ordered_s: float
     answer: asyncio.Future[str]
@@ -70,7 +70,7 @@ class _Balance:
 
 
 class ChaosDesk:
-    """Takes orders one per peer, and listens to what the sessions say before `inner` does."""
+    """Takes one order per peer, and hears sessions before `inner` does."""
 
     def __init__(self, inner: SessionListener, jobs: Jobs, membership: Membership, connections: Connections) -> None:
         self._inner = inner
@@ -96,7 +96,7 @@ class ChaosDesk:
     # Orders ------------------------------------------------------------------------------------------------------
 
     async def inflict(self, request: pb.ChaosRequest) -> pb.ChaosReport:
-        """Harm a stage server and watch its job; NotFound, InvalidConfig, NotAllowed if it cannot be."""
+        """Harm a stage server and watch its job; NotFound, InvalidConfig, NotAllowed."""
         _check(request)
         peer = self._find(request.peer)
         other = self._find(request.against) if request.against else None
@@ -133,7 +133,7 @@ class ChaosDesk:
                     break
             else:
                 if (current := _brain_of(job)) is not None and current is not brain:
-                    # A stage was lost: the job goes on from a checkpoint, with a ledger of its own.
+                    # A stage was lost: the job resumes from a checkpoint, with a new ledger.
                     brain, before, recovered_s = current, _Balance.of(current), NEVER
                 if rerouted_s == NEVER and sum(brain.reroutes.values()) > before.rerouted:
                     rerouted_s = watched.since_order_s(PeerState.SUSPECT)
@@ -160,7 +160,7 @@ class ChaosDesk:
         return report
 
     async def _answered(self, peer: PeerId, watched: _Watched) -> None:
-        """Wait until the stage server begins; its end is an answer too."""
+        """Wait until the stage server confirms the fault; if it ends, that is an answer too."""
         deadline_s = _now_s() + ANSWER_S_MAX
         while not watched.answer.done() and not watched.entered_s:
             if _now_s() > deadline_s:

@@ -1,6 +1,7 @@
-"""`swarm peers drain` at the scheduler: let a stage server hand its work over, and tell how far it is.
+"""`swarm peers drain` at the scheduler: let a stage server hand its work over, and report its progress.
 
-The hand-over goes on whether somebody listens or not; leaving.py has its order, drained.py remembers it.
+The hand-over goes on whether anybody listens or not. brain/replicas/departures.py decides its order, storage/drains.py
+remembers it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LOOK_S = 0.1
 
 
 async def drain(jobs: Jobs, membership: Membership, reference: str, reason: str) -> AsyncIterator[tuple[Peer, str]]:
-    """The peer, and what it does until it is released: now, after every change, and once it serves no job or is gone.
+    """The peer and what it still waits for: now, after every change, and when it serves no job or is gone.
 
     NotFound; NotAllowed if it is gone already.
     """
@@ -30,7 +31,7 @@ async def drain(jobs: Jobs, membership: Membership, reference: str, reason: str)
     told: tuple[PeerState, str] | None = None
     if known.job:
         await asyncio.sleep(LOOK_S)  # until the job has heard of it
-    while known.job:  # of this incarnation: when another one dials, this one is gone
+    while known.job:  # this incarnation; when a newer one dials, this one is gone
         job = jobs.get(known.job)
         brain = job.driver.brain if job is not None and job.driver is not None else None
         now_s = asyncio.get_running_loop().time()

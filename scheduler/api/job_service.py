@@ -1,4 +1,4 @@
-"""What the `swarm` command asks: the Jobs service, a thin translation between the wire and `Jobs`."""
+"""Answers the `swarm` command: the Jobs service, a thin translation between the wire and `Jobs`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def _write_shard(self, path: Path, first: pb.ShardChunk, rest: AsyncIterator[pb.ShardChunk]) -> None:
         """Write beside `path`, check size and hash, then move into place: a broken upload leaves nothing.
 
-        What is there is taken for whole ever after, so it is on the disk before it gets its name.
+        A file that has its name counts as whole ever after, so it is synced to disk before it is renamed.
         """
         task = asyncio.current_task()
         part = path.with_suffix(f".{id(task):x}.part")
@@ -171,7 +171,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         raise AssertionError
 
     async def _uploaded_tokenizer(self, request: pb.SubmitRequest) -> dict[str, bytes]:
-        """The tokenizer files among the files that were uploaded before, by name; InvalidData if one is not here."""
+        """The tokenizer files among the uploaded files, by name; InvalidData if one is missing."""
         paths = {
             name: self._shard_path(file.sha256)
             for file in request.files

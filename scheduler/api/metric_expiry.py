@@ -1,6 +1,6 @@
-"""Which series of /metrics are over: those of a job an hour after its end, those of a peer ten minutes after it left.
+"""Removes series of /metrics: those of a job an hour after its end, those of a peer ten minutes after it left.
 
-Until then a scraper or a person can still see the last values; kept for ever, they would grow with every job and peer.
+Until then scrapers and people can still see the last values. Kept forever, they would grow with every job and peer.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ TIDY_S = 60.0
 
 
 def job_is_over(record: JobRecord, now_unix_s: float) -> bool:
-    """Whether the job ended so long ago that its series go."""
+    """Whether the job ended long enough ago for its series to be removed."""
     return record.state.is_final and now_unix_s - record.since_unix_s >= JOB_KEPT_S
 
 
 class MetricExpiry:
-    """Since when each peer is away."""
+    """Remembers since when each peer has been away."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
 
     def over(self, known: Iterable[str], here: Set[str], now_s: float) -> list[str]:
-        """The known peers that have been away for long enough; to be asked regularly."""
+        """The known peers that have been away for long enough; must be called regularly."""
         self._since_s = {peer: self._since_s.get(peer, now_s) for peer in known if peer not in here}
         return sorted(peer for peer, since_s in self._since_s.items() if now_s - since_s >= PEER_KEPT_S)
 
 
 async def tidy(jobs: Jobs, membership: Membership, metrics: SchedulerMetrics, wall_s: Callable[[], float]) -> None:
-    """Remove what is over, once a minute, for ever."""
+    """Remove expired series, once a minute, forever."""
     absences = MetricExpiry()
     loop = asyncio.get_running_loop()
     while True:

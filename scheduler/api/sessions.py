@@ -17,11 +17,11 @@ from swarm.messages import PROTOCOL_VERSION, Command, Event, FetchRequest, Hello
 from swarm.process.logs import Logger
 from swarm.types import PeerId, PeerState
 
-# A peer that does not take this many commands is not reading any more.
+# A peer that leaves this many commands unread has stopped reading.
 COMMANDS_WAITING_MAX = 8192
 HELLO_S_MAX = 10.0
 TICK_S = 0.25
-STOOD_STILL_S = 0.5  # a tick that comes so much too late says that this process did not run
+STOOD_STILL_S = 0.5  # a tick that is late by more than this says that this process did not run
 
 
 class SessionListener(Protocol):
@@ -155,7 +155,7 @@ class Sessions:
         return self._transfer.fetch(request)
 
     async def watch(self) -> None:
-        """Let membership notice silence, for ever."""
+        """Let membership notice silence, forever."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + TICK_S

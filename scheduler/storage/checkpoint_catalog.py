@@ -1,6 +1,6 @@
-"""The checkpoints of all jobs: where they are, which one a job goes on from, what a person is shown.
+"""The checkpoints of all jobs: where they are, which one a job resumes from, what a person is shown.
 
-Reads only; writing is `checkpoints.py`. Nothing here changes a job.
+It only reads; `checkpoint_sink.py` writes. Nothing here changes a job.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _JOB_AND_STEP = re.compile(r"^([^/\\:]+):(\d{1,12}|latest)$")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A checkpoint for a person; `fault` is empty if nothing is wrong as far as was looked."""
+    """A checkpoint for a person; `fault` is empty if the look at it found nothing wrong."""
 
     step: int
     created_unix_s: float = 0.0
@@ -43,7 +43,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where a timeline begins: at a checkpoint, or (None) from what the job started from."""
+    """Where a timeline begins: at a checkpoint, or (None) where the job itself started."""
 
     step: int
     start: Checkpoint | None
@@ -72,7 +72,7 @@ class CheckpointCatalog:
         return await run_blocking(self.executor, lambda: find(open_storage(record.start_where), record.start_name))
 
     async def newest(self, record: JobRecord, spec: JobSpec) -> Checkpoint | None:
-        """The newest checkpoint on the way to the job's present, by its manifest alone."""
+        """The newest checkpoint that belongs to the job's present timeline, by its manifest alone."""
 
         def look() -> Checkpoint | None:
             try:
@@ -85,10 +85,10 @@ class CheckpointCatalog:
         return await run_blocking(self.executor, look)
 
     async def choose(self, record: JobRecord, spec: JobSpec, which: str) -> Found:
-        """The checkpoint to go on from, every byte read: "latest" that verifies, or that of a step.
+        """The checkpoint to resume from, after reading every byte: the "latest" that verifies, or that of a step.
 
-        A `latest` that finds nothing has no checkpoint; a step that is not there or damaged is NotFound or
-        CheckpointDamaged. InvalidConfig for anything else.
+        If "latest" finds none, the result has no checkpoint. A step that is missing or damaged raises NotFound or
+        CheckpointDamaged; anything else InvalidConfig.
         """
         return await run_blocking(self.executor, lambda: self._choose(record, spec, which))
 
@@ -140,7 +140,7 @@ class CheckpointCatalog:
         return await run_blocking(self.executor, look)
 
     async def to_pull(self, record: JobRecord, spec: JobSpec, which: str) -> Checkpoint:
-        """The checkpoint whose model folder is asked for; NotFound. Its files are checked as they are read."""
+        """The checkpoint whose model folder is to be pulled; NotFound. Its files are checked as they are read."""
 
         def look() -> Checkpoint:
             found, _ = list_checkpoints(self.storage(spec, record.id), record.id)
@@ -167,7 +167,7 @@ class CheckpointCatalog:
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A checkpoint that came with a job: its files as blobs, each under the hash that was announced."""
+    """A checkpoint that came with a job: its files as blobs, each under its announced hash."""
 
     files: Mapping[str, Path]  # by path within the checkpoint
     where: str = "upload"
@@ -183,9 +183,9 @@ class Uploaded:
 
 
 def uploaded_checkpoint(files: Sequence[StateFile], place: Callable[[str], Path]) -> Checkpoint | None:
-    """The checkpoint among the files that came with a job, None if there is none; `place` has the blobs by hash.
+    """The checkpoint among the files that came with a job, None if there is none; `place` finds a blob by its hash.
 
-    CheckpointDamaged if the files are not those that its manifest names.
+    CheckpointDamaged if the files are not those that the manifest names.
     """
     if MANIFEST not in {file.path for file in files}:
         return None
@@ -206,7 +206,7 @@ def uploaded_checkpoint(files: Sequence[StateFile], place: Callable[[str], Path]
 
 
 def job_and_step(text: str) -> tuple[str, str]:
-    """The parts of "JOB:STEP"; InvalidConfig if it is no such thing."""
+    """The parts of "JOB:STEP"; InvalidConfig for anything else."""
     match = _JOB_AND_STEP.match(text)
     if match is None:
         raise InvalidConfig(
@@ -217,7 +217,7 @@ def job_and_step(text: str) -> tuple[str, str]:
 
 
 def same_model(start: JobSpec, spec: JobSpec, of: str) -> None:
-    """InvalidConfig if a job cannot go on from the weights of another."""
+    """Raise InvalidConfig if a job cannot start from the weights of another."""
     ours: Mapping[str, object] = {"model.family": spec.model.family, **spec.model.config}
     theirs: Mapping[str, object] = {"model.family": start.model.family, **start.model.config}
     for key in ("model.family", *sorted((ours.keys() | theirs.keys()) - {"model.family"})):

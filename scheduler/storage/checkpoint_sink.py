@@ -1,7 +1,7 @@
-"""One job's checkpoints: files come in from stage servers, a checkpoint comes out, old ones go.
+"""One job's checkpoints: collects files from stage servers, publishes checkpoints, removes old ones.
 
-What is saved when, by whom, and what a failure means is decided in `saving.py`; the format is
-swarm/checkpoint/writer.py. All blocking work runs on an executor of its own, so that no commit waits behind a
+The brain decides what is saved when and by which replica, and what a failure means (brain/checkpoint/schedule.py). The
+format is in swarm/checkpoint/writer.py. All blocking work runs on an executor of its own, so no commit waits behind a
 checkpoint.
 """
 
@@ -42,7 +42,7 @@ _LAYER_FILE = re.compile(r"optimizer/layer-([0-9]{4,5})\.safetensors")
 
 
 class Listener(Protocol):
-    """Who is told what became of a checkpoint."""
+    """Hears what became of a checkpoint."""
 
     def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
         """It is complete and was read back."""
@@ -53,11 +53,11 @@ class Listener(Protocol):
         ...
 
     def note(self, level: str, text: str) -> None:
-        """Something that a person should know."""
+        """There is something that a person should know."""
         ...
 
     def at_work(self) -> None:
-        """A part was read back: it goes on, however long it takes."""
+        """A part was read back: the work goes on, however long it takes."""
         ...
 
 
@@ -73,7 +73,7 @@ class _Open:
 
     @property
     def is_being_published(self) -> bool:
-        """It is complete any moment, or breaks by itself."""
+        """Whether it is being completed; it then ends by itself, kept or failed."""
         return self.publishing is not None and not self.publishing.done()
 
 
@@ -111,8 +111,8 @@ class CheckpointSink:
     async def prepare(self, *, at_start: bool) -> None:
         """Remove what an interrupted writer left.
 
-        CheckpointFailed if nothing can be written: `at_start`, not at the end. A job that trained already is not ended
-        for it: the storage may come back.
+        `at_start`, CheckpointFailed if nothing can be written, so that a job fails at its start, not at its end. A job
+        that has trained already does not fail for it: the storage may come back.
         """
         try:
             await self._run(self._storage.clean)
@@ -131,9 +131,9 @@ class CheckpointSink:
         self._open = _Open(version, self._facts(version), asyncio.get_running_loop().time())
 
     async def put(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
-        """Write one file of a stage; gives its sha256. Storing it again replaces it.
+        """Write one file of a stage; gives its sha256. A second file of the same name replaces the first.
 
-        Refused if it does not belong here, CorruptFrame if it is not as long as announced, CheckpointFailed if it
+        Refused if it does not belong here, CorruptFrame if its length is not the announced one, CheckpointFailed if it
         cannot be written.
         """
         held = self._open
@@ -163,7 +163,7 @@ class CheckpointSink:
         self._open.publishing = self._start(self._publish(self._open, move))
 
     def drop(self) -> None:
-        """Forget what was collected; what is being published may still come to be."""
+        """Forget what was collected; a checkpoint that is being published may still be completed."""
         held, self._open = self._open, None
         if held is not None and held.writer is not None and not held.is_being_published:
             self._discarding = self._start(self._discard(held.writer, self._discarding))
@@ -177,14 +177,14 @@ class CheckpointSink:
             await asyncio.wait(set(self._working))
 
     async def _writer(self, held: _Open) -> CheckpointWriter:
-        """The writer, made by the first file that comes."""
+        """The writer; the first file makes it."""
         if held.writer is None:
             held.writer = asyncio.ensure_future(self._make_writer(held.version, self._discarding))
         return await asyncio.shield(held.writer)
 
     async def _make_writer(self, version: int, before: asyncio.Task[None] | None) -> CheckpointWriter:
-        """Not before what was dropped is gone: another try at a version has the same name."""
-        if before is not None:  # what was dropped before this one began: a later drop waits for this one
+        """Make the writer once what was dropped is gone: a second try at a version has the same name."""
+        if before is not None:  # only what was dropped before this one began: a later drop waits for this one
             await asyncio.wait([before])
         return await self._run(lambda: CheckpointWriter(self._storage, self._spec, version, f"{self._timeline}"))
 
@@ -204,7 +204,7 @@ class CheckpointSink:
         except CheckpointFailed as error:
             self._listener.failed(held.version, error)
             return
-        except SwarmError as error:  # hashes that contradict each other, a stage that says nonsense
+        except SwarmError as error:  # hashes that contradict each other, or a report that makes no sense
             self._listener.failed(held.version, CheckpointFailed(error.message, hint=error.hint, reason="peer"))
             return
         except Exception as error:
@@ -255,7 +255,7 @@ class CheckpointSink:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFiles:
-    """A checkpoint's tensors as what stages start from, served in parts to the stage servers that load it."""
+    """A checkpoint's tensors, served in parts to the stage servers that start from them."""
 
     checkpoint: Checkpoint
 
@@ -265,7 +265,7 @@ class CheckpointFiles:
         return tuple(file for file in self.checkpoint.state_files() if file.path.endswith(".safetensors"))
 
     async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
-        """The bytes that were asked for; NotFound, Refused, or CheckpointDamaged if they are gone."""
+        """The requested bytes; NotFound, Refused, or CheckpointDamaged if they are gone."""
         found = next((file for file in self.listed if file.path == request.path), None)
         if found is None:
             raise NotFound(f"job {request.job} has no file {request.path[:200]!r}")
@@ -310,7 +310,7 @@ def newest_step(storage: Storage, job: JobId) -> int:
 
 
 def _try_out(storage: Storage) -> None:
-    """Write something and remove it; StorageError."""
+    """Write something and remove it again; StorageError."""
     draft = storage.begin("writable", "0")
     try:
         sink = draft.create("yes")
@@ -325,7 +325,7 @@ def _try_out(storage: Storage) -> None:
 
 
 def _belongs(header: StoreHeader, spec: JobSpec) -> bool:
-    """Whether the file is one that this stage writes."""
+    """Whether a stage writes files of this name."""
     split = spec.pipeline.split
     assert split != "auto"
     if not 0 <= header.stage < len(split):

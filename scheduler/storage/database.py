@@ -1,10 +1,10 @@
 """What must survive the scheduler: jobs, and one row per committed step.
 
 The row of a commit is the commit point: before it a step can be done again, after it only a declared rollback undoes
-it. Every start takes epoch + 1 first, and every later write happens in a transaction that begins by claiming the epoch,
-so a scheduler that was superseded cannot write any more (`Fenced`).
+it. Every start first takes epoch + 1. Every later write is a transaction that begins by claiming the epoch, so a
+scheduler that was superseded can no longer write (`Fenced`).
 
-SQLAlchemy is synchronous; all of it runs on one worker thread (none in simulation, where the database is in memory).
+SQLAlchemy is synchronous, so all of it runs on one worker thread (none in simulation, where the database is in memory).
 """
 
 from __future__ import annotations
@@ -113,11 +113,11 @@ class JobRecord:
     weights_sha256: str = ""
     error_code: str = ""
     hint: str = ""
-    files: tuple[StateFile, ...] = ()  # what it starts from; empty: from the seed, or the hub
+    files: tuple[StateFile, ...] = ()  # the files that it starts from; none: it starts from the seed, or from the hub
     first_steps: tuple[int, ...] = (0,)  # the step at which each timeline began
     start_where: str = ""  # storage and name of the checkpoint that the present timeline started from
     start_name: str = ""
-    peers: Mapping[PeerId, int] = field(default_factory=dict)  # who serves which stage, while the job is at work
+    peers: Mapping[PeerId, int] = field(default_factory=dict)  # which peer serves which stage, while the job is at work
 
     def entered(self, state: JobState, reason: str, now_unix_s: float, **changes: Any) -> JobRecord:
         """The record in another state."""
@@ -211,7 +211,7 @@ class Database:
         await self._write(write)
 
     async def last_rows(self, job: JobId, timeline: int, count: int) -> tuple[CommitRow, ...]:
-        """The newest commit rows of a timeline, oldest of them first."""
+        """The newest `count` commit rows of a timeline, oldest first."""
 
         def read() -> tuple[CommitRow, ...]:
             query = sa.select(_COMMITS).where(_COMMITS.c.job == job, _COMMITS.c.timeline == timeline)
@@ -232,7 +232,7 @@ class Database:
         return await self._read(read)
 
     async def put_evaluation(self, job: JobId, row: EvaluationRow, now_unix_s: float) -> None:
-        """Write the result of an evaluation; a repeated one changes nothing."""
+        """Write the result of an evaluation; writing it again changes nothing."""
         table = _EVALUATIONS.c
         key = sa.and_(table.job == job, table.timeline == row.timeline, table.version == row.version)
         values = {
@@ -271,7 +271,7 @@ class Database:
         return await self._read(read)
 
     async def put_drain(self, peer: PeerId, drain: Drain) -> None:
-        """Keep that the peer is drained; in the place of what is known of an earlier incarnation."""
+        """Store that the peer is drained; this replaces the row of an earlier incarnation."""
 
         def write(connection: sa.Connection) -> None:
             connection.execute(sa.delete(_DRAINS).where(_DRAINS.c.peer == peer))
@@ -280,7 +280,7 @@ class Database:
         await self._write(write)
 
     async def delete_drain(self, peer: PeerId, incarnation: int) -> None:
-        """Forget the drain of this incarnation, if it is there."""
+        """Forget the drain of this incarnation, if there is one."""
         key = sa.and_(_DRAINS.c.peer == peer, _DRAINS.c.incarnation == incarnation)
         await self._write(lambda connection: connection.execute(sa.delete(_DRAINS).where(key)))
 
@@ -337,9 +337,9 @@ async def patiently(
     patience_s: float,
     refused: Callable[[DatabaseUnavailable], None] = lambda error: None,
 ) -> None:
-    """Repeat a write that the database could not take, for so long; then StoreUnavailable.
+    """Repeat a write that the database refuses, for `patience_s`; then DatabaseUnavailable.
 
-    `refused` hears of the first refusal, the second, the fourth and so on, while it is tried again.
+    `refused` hears of the first refusal, the second, the fourth and so on.
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + patience_s

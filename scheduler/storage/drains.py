@@ -1,7 +1,7 @@
 """Stage servers that a person told to hand their work over (`swarm peers drain`).
 
-That outlives the scheduler and every session: it ends when the stage server itself starts anew, which is how a person
-says that it may work again. One that is ended by a signal says so itself, in every session, and is not kept here.
+A drain outlives the scheduler and every session. It ends when the stage server itself is started again, which is how a
+person takes it back. A stage server that is ended by a signal says so in every session, and is not kept here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PATIENCE_S = 10.0
 
 
 class Drains:
-    """The drained ones, in memory and in the database."""
+    """The drained stage servers, in memory and in the database."""
 
     def __init__(self, store: Database, log: Logger, *, patience_s: float = PATIENCE_S) -> None:
         self._store = store
@@ -40,14 +40,14 @@ class Drains:
         return drain is not None and drain.incarnation < hello.incarnation
 
     async def keep(self, hello: Hello, reason: str) -> None:
-        """This process is drained. What the database does not take is known until the scheduler ends."""
+        """This process is drained. If the database refuses the row, it is known until the scheduler ends."""
         drain = Drain(hello.incarnation, reason)
         if self._drains.get(hello.peer, Drain(-1, "")).incarnation >= hello.incarnation:
             return
         self._drains[hello.peer] = drain
 
         async def put() -> None:
-            if self._drains.get(hello.peer) is drain:  # else it is over, or a newer one is in its place
+            if self._drains.get(hello.peer) is drain:  # else the drain is over, or a newer one has replaced it
                 await self._store.put_drain(hello.peer, drain)
 
         try:
@@ -56,7 +56,7 @@ class Drains:
             self._log.error("drain not stored", peer=hello.peer, reason=error.message)
 
     async def forget(self, peer: PeerId) -> None:
-        """The stage server has started anew. A row that stays in the database is of an incarnation that is over."""
+        """The stage server was started again. A row that stays in the database names an incarnation that has ended."""
         drain = self._drains.pop(peer, None)
         if drain is None:
             return

@@ -1,4 +1,4 @@
-"""Blocking work (database, files) on one worker thread; inline where there is none, as in simulation."""
+"""Blocking work (database, files) on a worker thread; inline if there is none, as in simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of jobs in the scheduler's folder: token shards, tokenizers, what a job starts from."""
+"""The files of jobs in the scheduler's folder: token shards, tokenizers, starting states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class JobFiles:
         self._executor = executor
 
     async def remove_unfinished(self) -> None:
-        """Delete what a scheduler that was killed left half written."""
+        """Delete files that a killed scheduler left half written."""
         await run_blocking(self._executor, lambda: _remove_unfinished(self._root))
 
     def shard(self, sha256: str) -> Path:
@@ -45,7 +45,7 @@ class JobFiles:
         return await run_blocking(self._executor, lambda: _read_files(folder))
 
     def state(self, files: Iterable[StateFile], start: Checkpoint | None) -> StateFiles | CheckpointFiles:
-        """What a timeline starts from: a checkpoint, or the files that came with the job."""
+        """The starting state of a timeline: a checkpoint, or the files that came with the job."""
         return CheckpointFiles(start) if start else StateFiles({file: self.shard(file.sha256) for file in files})
 
     def batches(self, spec: JobSpec, tokens: JobTokens) -> Batches:

@@ -1,4 +1,4 @@
-"""What `swarm logs` shows: the lines of a job from all of its processes, kept on disk, the newest in memory."""
+"""What `swarm logs` shows: the lines of all processes of a job, kept on disk; the newest are also in memory."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class JobLog:
         _write(self._path, line)
 
     def close(self) -> None:
-        """The job has ended: those who follow come to the end."""
+        """The job has ended: followers reach the end."""
         self._closed = True
         self._wake()
 
     def kept(self) -> tuple[list[LogLine], int]:
-        """The lines that are kept, oldest first, and the position behind them."""
+        """The lines in memory, oldest first, and the position behind them."""
         return list(self._lines), self._total
 
     async def after(self, position: int) -> AsyncIterator[LogLine]:
@@ -75,7 +75,7 @@ class JobLog:
 
 
 class JobLogs:
-    """The logs of all jobs; in memory are those of jobs that have not ended, and what a reader is reading."""
+    """The logs of all jobs; in memory are those of jobs that have not ended, and those that are being read."""
 
     def __init__(self, root: Path, readers: ThreadPoolExecutor | None = None) -> None:
         self._root = root
@@ -98,11 +98,11 @@ class JobLogs:
             _write(self._path(job), line)
 
     def of(self, job: JobId) -> JobLog:
-        """The job's log; of a job that has ended it is read from its file, which takes a moment."""
+        """The job's log; that of an ended job is read from its file, which takes a moment."""
         return self._open.get(job) or JobLog(self._path(job), closed=True)
 
     async def read(self, job: JobId) -> JobLog:
-        """The same, without holding up the event loop or the database; NotAllowed if too many are being read."""
+        """The same, without blocking the event loop or the database; NotAllowed if too many are being read."""
         if self._reading >= READS_MAX:
             raise NotAllowed(f"{READS_MAX} logs of ended jobs are being read already", hint="try again in a moment")
         self._reading += 1
@@ -114,7 +114,7 @@ class JobLogs:
             self._reading -= 1
 
     def close(self, job: JobId) -> None:
-        """The job has ended: those who follow come to the end, and its lines leave the memory."""
+        """The job has ended: followers reach the end, and its lines leave the memory."""
         log = self._open.pop(job, None)
         if log is not None:
             log.close()
@@ -124,7 +124,7 @@ class JobLogs:
 
 
 def _write(path: Path, line: LogLine) -> None:
-    """Append to a file, turned over once at FILE_BYTES_MAX. A full disk costs the line: training must go on."""
+    """Append to a file that is rotated once at FILE_BYTES_MAX. A full disk costs the line: training must go on."""
     with suppress(OSError):
         if path.exists() and path.stat().st_size > FILE_BYTES_MAX:
             path.replace(_turned_over(path))
@@ -139,7 +139,7 @@ def _read(path: Path) -> list[LogLine]:
             lines.extend(file)
     found = []
     for line in lines:
-        with suppress(ValueError, TypeError):  # a line that a crash or a full disk tore
+        with suppress(ValueError, TypeError):  # a line that was cut by a crash or a full disk
             found.append(LogLine(**json.loads(line)))
     return found
 

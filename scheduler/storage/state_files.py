@@ -1,6 +1,6 @@
 """The files that a job starts from, served in parts to the stage servers that load it.
 
-A path is looked up among the job's own files, never on the disk: there is nothing to traverse.
+A path is looked up among the job's own files, never on the disk, so no path can lead elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PATH = re.compile(r"^((model|optimizer)/[A-Za-z0-9][A-Za-z0-9_.-]{0,199}|manife
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """Files of a starting state by path, and where each lies."""
+    """The files of a starting state: their paths, and where each lies."""
 
     locations: Mapping[StateFile, Path]
 
@@ -33,7 +33,7 @@ class StateFiles:
         return tuple(self.locations)
 
     async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
-        """The bytes that were asked for; NotFound if the job has no such file, Refused if it is not that long."""
+        """The requested bytes; NotFound if the job has no such file, Refused if it is shorter."""
         found = next((item for item in self.locations.items() if item[0].path == request.path), None)
         if found is None:
             raise NotFound(f"job {request.job} has no file {request.path[:200]!r}")
@@ -64,7 +64,7 @@ NO_FILES = StateFiles({})
 
 
 def check_uploaded(files: Iterable[StateFile], locations: Iterable[Path]) -> None:
-    """InvalidModel unless the paths are those of a starting state and every file is here at its full size."""
+    """Raise InvalidModel unless the paths are those of a starting state and every file is here at its full size."""
     seen: set[str] = set()
     for file, location in zip(files, locations, strict=True):
         if not _PATH.fullmatch(file.path) or file.path in seen:

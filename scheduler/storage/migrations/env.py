@@ -1,4 +1,4 @@
-"""Alembic's entry point: migrates over the connection that the store hands in."""
+"""Alembic's entry point: migrates over the connection of the database."""
 
 from alembic import context
 
