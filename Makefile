@@ -24,8 +24,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## train a small model through 2 stages x 2 replicas on this machine, then sample from it
 	@exec $(BIN)/swarm up --demo
 
+# One process per core; one that has no tests left takes them from another. WORKERS=0 runs one test after the other.
+WORKERS ?= auto
 test: setup ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # With SEED (and SCENARIO) one run again, as a failing seed says.
 MINUTES ?= 30

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -53,8 +53,20 @@ def _port(url: str) -> int:
     return parse_url(url).port
 
 
-def _child_of_ours(command: str) -> psutil.Process:
-    return next(child for child in psutil.Process().children() if command in " ".join(child.cmdline()))
+def _brokers() -> list[psutil.Process]:
+    """Brokers that this process started and that live."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile, or nobody waited for it yet
+            if any(word in " ".join(child.cmdline()) for word in ("mosquitto", "swarm.mqtt.broker")):
+                found.append(child)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _no_broker_is_left_behind() -> Iterator[None]:
+    yield
+    assert _brokers() == []
 
 
 # The broker ----------------------------------------------------------------------------------------------------------
@@ -62,10 +74,9 @@ def _child_of_ours(command: str) -> psutil.Process:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_broker_ends_with_its_block(kind: Any) -> None:
-    before = {child.pid for child in psutil.Process().children()}
     async with local_broker(kind=kind) as url:
-        pass
-    assert {child.pid for child in psutil.Process().children()} <= before
+        assert len(_brokers()) == 1
+    assert _brokers() == []
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", _port(url)), timeout=5).close()
 
@@ -75,8 +86,8 @@ async def test_the_broker_listens_on_loopback_only(kind: Any) -> None:
     async with local_broker(kind=kind) as url:
         listening = {
             address.laddr.ip
-            for child in psutil.Process().children()
-            for address in child.net_connections()
+            for broker in _brokers()
+            for address in broker.net_connections()
             if address.status == psutil.CONN_LISTEN and address.laddr.port == _port(url)
         }
     assert listening == {"127.0.0.1"}
@@ -94,7 +105,7 @@ async def test_a_busy_port_is_an_error(kind: Any) -> None:
 def test_the_broker_does_not_outlive_a_killed_parent(kind: str) -> None:
     script = textwrap.dedent(f"""
         import asyncio
-        from swarm.process.lifecycle import logs
+        from swarm.process import logs
         from swarm.mqtt.broker import local_broker
         logs.configure("error")
         async def main():
@@ -103,13 +114,14 @@ def test_the_broker_does_not_outlive_a_killed_parent(kind: str) -> None:
                 await asyncio.sleep(600)
         asyncio.run(main())
     """)
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    assert parent.stdout.readline().startswith("mqtt://")
-    children = psutil.Process(parent.pid).children(recursive=True)
-    assert children
-    parent.kill()
-    parent.communicate()
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        try:
+            assert parent.stdout.readline().startswith("mqtt://")
+            children = psutil.Process(parent.pid).children(recursive=True)
+            assert children
+        finally:
+            parent.kill()
     _, left = psutil.wait_procs(children, timeout=10)
     assert not left
 
@@ -120,7 +132,8 @@ async def test_a_broker_that_died_comes_back_at_its_port_and_its_clients_with_it
         announcer.announce(PEER, {"n": 1})
         messages = reader.subscribe(topics.PEERS)
         assert await anext(messages) == (PEER, {"n": 1})
-        _child_of_ours("mosquitto" if kind == "mosquitto" else "swarm.mqtt.broker").send_signal(signal.SIGKILL)
+        (child,) = _brokers()
+        child.send_signal(signal.SIGKILL)
         announcer.announce(topics.scheduler(), {"said": "while away"})
         announcer.announce(PEER, {"n": 2})
         assert await anext(messages) == (PEER, {"n": 2})
@@ -132,7 +145,8 @@ async def test_without_mosquitto_the_embedded_broker_answers(monkeypatch: pytest
     monkeypatch.setattr(broker, "_SYSTEM_FOLDERS", ())
     monkeypatch.setenv("PATH", "/nonexistent")
     async with local_broker() as url:
-        assert "swarm.mqtt.broker" in " ".join(_child_of_ours("swarm.mqtt.broker").cmdline())
+        (child,) = _brokers()
+        assert "swarm.mqtt.broker" in child.cmdline()
         async with _linked(url, "any") as bus:
             assert bus.connected
 
@@ -291,8 +305,3 @@ async def test_another_protocol_is_refused_by_name(url: str) -> None:
         scheduler.announce(topics.scheduler(), other.payload())
         with pytest.raises(IncompatibleVersion, match=f"protocol {PROTOCOL_VERSION + 1}"):
             await find_scheduler(url, timeout_s=10)
-
-
-def test_this_file_leaves_no_broker_behind() -> None:
-    commands = [" ".join(child.cmdline()) for child in psutil.Process(os.getpid()).children()]
-    assert not [command for command in commands if "mosquitto" in command or "swarm.mqtt.broker" in command]

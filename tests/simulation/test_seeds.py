@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future
 
 import pytest
 
-from tests.simulation.engine.batch import Outcome, Sum, outcome_of, workers
+from tests.simulation.engine.batch import Sum, outcome_of
 from tests.simulation.engine.player import play
 from tests.simulation.engine.scenario import SCENARIOS, Scenario
 
@@ -31,37 +30,32 @@ def seeds_of(scenario: Scenario) -> range:
     return range(FIRST_SEED, FIRST_SEED + whole * scenario.weight + turn[:more].count(scenario.name))
 
 
-@pytest.fixture(scope="module")
-def played(request: pytest.FixtureRequest) -> Iterator[dict[str, list[Future[Outcome]]]]:
-    """All seeds of the scenarios that were asked for, under way on all cores."""
-    items = [item for item in request.session.items if "played" in getattr(item, "fixturenames", ())]
-    names = {item.callspec.params["name"] if hasattr(item, "callspec") else "" for item in items}
-    chosen = sorted(SCENARIOS if "" in names else names)
-    with workers() as pool:
-        yield {name: [pool.submit(outcome_of, (name, seed)) for seed in seeds_of(SCENARIOS[name])] for name in chosen}
+@pytest.fixture(autouse=True)
+def patient_collector() -> Iterator[None]:
+    """Torch and its friends live for ever: looking through them takes a seventh of the time."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
 
 
-@pytest.mark.parametrize("name", sorted(SCENARIOS))
-def test_nothing_is_lost(name: str, played: dict[str, list[Future[Outcome]]]) -> None:
-    happened: Counter[str] = Counter()
-    failed = []
-    for future in played[name]:
-        outcome = future.result()
-        happened.update(outcome.counts)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", sorted(SCENARIOS, key=lambda name: -SCENARIOS[name].weight))
+def test_nothing_is_lost(name: str) -> None:
+    total, failed = Sum(), []
+    for seed in seeds_of(SCENARIOS[name]):
+        outcome = outcome_of((name, seed))
+        total.add(outcome)
         if outcome.failures:
             failed.append(outcome)
     explanations = [outcome.explanation for outcome in failed[:3]]
     assert not failed, "\n\n".join([*explanations, "\n".join(outcome.replay for outcome in failed)])
-    missing = [kind for kind in SCENARIOS[name].must_happen if not happened[kind]]
+    missing = [kind for kind in SCENARIOS[name].must_happen if not total.counts[kind]]
     assert not missing, f"the seeds prove nothing: {missing} never happened"
-
-
-def test_every_failpoint_is_hit_often(played: dict[str, list[Future[Outcome]]]) -> None:
-    total = Sum()
-    for futures in played.values():
-        for future in futures:
-            total.add(future.result())
-    assert not total.rare(), total.hits()
+    if name == "failpoints":
+        assert not total.rare(), f"hit too seldom: {total.hits()}"
 
 
 def test_all_seeds_are_used() -> None:
