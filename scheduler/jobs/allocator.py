@@ -1,4 +1,4 @@
-"""The flow that hands idle peers to jobs; handing.py decides."""
+"""Gives idle peers to jobs; brain/fleet/allocation.py decides which job gets which."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from swarm.messages import Hello
 from swarm.text import counted
 from swarm.types import Decision, JobId, JobState, PeerId, PeerState
 
-SETTLE_S_MAX = 10.0  # where peers come and go all the time
-LOOK_AGAIN_S = 5.0  # for a place for idle peers: one that failed to join may try again
+SETTLE_S_MAX = 10.0  # at most this long, if peers come and go all the time
+LOOK_AGAIN_S = 5.0  # how often to look for a place for idle peers: a peer that failed to join may try again
 
 
 class Allocator:
-    """Starts jobs that wait and lets idle peers join those at work."""
+    """Starts waiting jobs and lets idle peers join running ones."""
 
     def __init__(
         self, ports: SchedulerPorts, registry: JobRegistry, peers: Peers, membership: Membership, runner: JobRunner
@@ -43,17 +43,17 @@ class Allocator:
         self._files = ports.stores.files
         self._runner = runner
         self._settle_s = ports.settle_s
-        self._unused: Mapping[PeerId, Mapping[JobId, str]] = {}  # why no job at work took an idle peer
+        self._unused: Mapping[PeerId, Mapping[JobId, str]] = {}  # why no running job took an idle peer
 
     async def run(self) -> None:
-        """Start queued jobs, oldest first, whenever there are peers for one; for ever."""
+        """Start waiting jobs, oldest first, whenever there are peers for one; forever."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._look_again_s()):
                     await self._peers.wake.wait()
             self._peers.wake.clear()
             if self._registry.waiting():
-                # Peers that come meanwhile make it longer; a moment without news has no event to wait for.
+                # Every new peer prolongs the wait. No event says that nothing has happened for a while, so sleep.
                 until_s = now_s() + SETTLE_S_MAX
                 while (wait_s := min(self._peers.changed_s + self._settle_s, until_s) - now_s()) > 0:  # noqa: ASYNC110
                     await asyncio.sleep(wait_s)
@@ -69,13 +69,13 @@ class Allocator:
         ]
 
     def _look_again_s(self) -> float | None:
-        """How long nothing can become possible without news; None: for ever."""
+        """When to look again although nothing has happened; None: never."""
         pauses_s = [job.tries_again_s - now_s() for job in self._registry.waiting()]
         idle_s = [LOOK_AGAIN_S] if self._membership.idle_peers() else []
         return min((one for one in pauses_s + idle_s if one > 0.0), default=None)
 
     def _waiting(self, job: Job, peers: int) -> PendingJob:
-        """The job as `handing` sees it, where so many peers are there for it."""
+        """The job as the brain sees it, if `peers` peers are available to it."""
         return PendingJob(
             job.record.id,
             needs(model_costs(job.spec), split_of(job.spec), peers),
@@ -87,7 +87,7 @@ class Allocator:
     def _running(self, job: Job, driver: JobDriver) -> ActiveJob:
         here = [peer for peer in self._membership.peers() if peer.job == job.record.id]
         staying = Counter(peer.stage for peer in here if not peer.leaving)
-        # Its brain hears of them one after the other, and not before the hand-out is over.
+        # The job's brain hears of these peers one by one, and only after the allocation.
         loading = {peer.hello.peer: peer.stage for peer in here if peer.state is PeerState.LOADING}
 
         def where(peer: Candidate, stages: Collection[int], coming: Mapping[PeerId, int]) -> Decision[int]:
@@ -105,7 +105,7 @@ class Allocator:
         )
 
     def _hand_out_idle(self) -> None:
-        """Let idle peers join jobs at work."""
+        """Let idle peers join running jobs."""
         idle = _candidates(self._membership.idle_peers())
         if not idle:
             return
@@ -130,7 +130,7 @@ class Allocator:
 
     async def _try_to_start(self, job: Job) -> None:
         if job.record.state not in WAITING_STATES:
-            return  # it was cancelled or paused while another one's state was written
+            return  # it was cancelled or paused while another job's state was being written
         stalled = job.record.state is JobState.STALLED
         if _looks(job) or (stalled and now_s() < job.tries_again_s):
             return
@@ -154,7 +154,7 @@ class Allocator:
             await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
             return
         replicas = [_replica(idle[peer].hello, stage) for peer, stage in decision.plan.items()]
-        # No await until the driver is there: whoever cancels or leaves from now on reaches it.
+        # No await until the driver exists: a cancel or a leave from now on must reach it.
         for replica in replicas:
             self._peers.assign(job, replica.peer, replica.stage)
             job.stages.setdefault(replica.stage, []).append(replica.peer)
@@ -167,7 +167,7 @@ class Allocator:
 
 
 def _looks(job: Job) -> bool:
-    """Whether a stalled job does not know yet where it goes on."""
+    """Whether a stalled job is still looking for its checkpoint."""
     return job.record.state is JobState.STALLED and not job.gone_back
 
 

@@ -136,7 +136,7 @@ class Jobs:
         return job
 
     def _resolve(self, spec: JobSpec, tokens: JobTokens) -> JobSpec:
-        """The spec with every "auto" decided, the cut by the memory of the idle peers; OutOfMemory if it cannot fit."""
+        """The spec with every "auto" resolved; the cut follows the memory of the idle peers. OutOfMemory."""
         idle = [peer.hello.memory_bytes for peer in self._membership.idle_peers()]
         decide = partial(
             resolve,
@@ -178,7 +178,7 @@ class Jobs:
             await self._registry.enter(job, JobState.CANCELLING, reason)
 
     async def pause(self, job: Job, reason: str) -> None:
-        """Commit what runs, save, and let the peers go; idempotent. NotAllowed if the job ends or has ended."""
+        """Commit what runs, save it, and release the peers; idempotent. NotAllowed if the job ends or has ended."""
         state = job.record.state
         if state in (JobState.PAUSED, JobState.PAUSING):
             return
@@ -191,10 +191,10 @@ class Jobs:
             await self._registry.enter(job, JobState.PAUSING, f"{reason}; what runs is committed and saved first")
 
     async def resume(self, job: Job, which: str, spec: JobSpec | None) -> None:
-        """Go on from a checkpoint ("latest" that verifies, or a step) on a new timeline, perhaps with changed values.
+        """Resume from a checkpoint (the "latest" valid one, or a step) on a new timeline, perhaps with other values.
 
-        From "0", or if nothing was ever committed, the job starts anew. NotAllowed unless it is paused, failed or
-        cancelled; InvalidConfig, NotFound, CheckpointDamaged.
+        From "0", or if nothing was ever committed, the job starts from its beginning. NotAllowed unless it is paused,
+        failed or cancelled; InvalidConfig, NotFound, CheckpointDamaged.
         """
         record = job.record
         if record.state not in _RESUMABLE or job.driver is not None:
@@ -223,7 +223,7 @@ class Jobs:
         self._peers.wake.set()
 
     async def drain(self, peer: PeerId, reason: str) -> None:
-        """Let the peer hand its work over, and give it none until it starts anew; twice is the same as once."""
+        """Let the peer hand its work over, and give it none until its process is started again; idempotent."""
         self._peers.leave(peer, reason)
         known = self._membership.get(peer)
         if known is not None:

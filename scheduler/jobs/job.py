@@ -1,4 +1,4 @@
-"""A job, how far it is, and what everybody asks of it."""
+"""A job, its progress, and what others ask about it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEED_STEPS = 8
 
 
 class Announcer(Protocol):
-    """Tells followers on the broker; a hint that may get lost."""
+    """Tells followers on the broker; the hint may get lost."""
 
     def job_changed(self, record: JobRecord, progress: JobProgress) -> None: ...
 
@@ -52,7 +52,7 @@ class JobProgress:
         self._take(row["norm"], row["learning_rate"], skip=row["skip"])
 
     def committed(self, row: CommitRow, step_s: float, steps: int) -> None:
-        """Take in a commit that came `step_s` after the one before."""
+        """Take in a commit that came `step_s` after the previous one."""
         first = math.isnan(self.step_s)
         self.step_s = step_s if first else self.step_s + (step_s - self.step_s) / SPEED_STEPS
         self.steps_done = row.step + 1
@@ -100,12 +100,12 @@ def split_of(spec: JobSpec) -> tuple[int, ...]:
 
 
 def success_text(job: Job) -> str:
-    """What a job ends with that succeeded."""
+    """The reason of a job that succeeded."""
     return "; ".join(filter(None, (SAVED, job.progress.skipped_text)))
 
 
 def again(job: Job) -> str:
-    """How to go on after a failure, if there is a checkpoint."""
+    """How to resume after a failure, if there is a checkpoint."""
     if job.newest is None:
         return ""
     return f"go on from step {job.newest.step} with: swarm resume {job.record.id}"

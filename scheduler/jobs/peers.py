@@ -1,4 +1,4 @@
-"""The stage servers, as jobs have them: every change of a peer goes to its job, to metrics and to whoever hands out.
+"""Peers in the service of jobs: every change of a peer goes to its job, to metrics and to the allocator.
 
 Membership (pure) says what a change is; here is what follows from it.
 """
@@ -27,7 +27,7 @@ class CommandSender(Protocol):
 
 
 class Peers:
-    """What jobs do with peers, and peers with jobs."""
+    """Assigns peers to jobs and releases them, and tells jobs of changes."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class Peers:
         self._metrics = ports.metrics
         self._tasks = tasks
         self._log = ports.log
-        self.wake = asyncio.Event()  # something may be handed out
+        self.wake = asyncio.Event()  # there may be something to allocate
         self.changed_s = -math.inf  # when a peer last changed
         self.reservations = Reservations()
         self.is_stopping = False
 
     def stop(self) -> None:
-        """The scheduler ends: what becomes of peers means nothing from here on."""
+        """The scheduler ends: changes of peers mean nothing from here on."""
         self.is_stopping = True
 
     def assign(self, job: Job, peer: PeerId, stage: int) -> None:
@@ -58,20 +58,20 @@ class Peers:
         self._tell(self._membership.assign(peer, job.record.id, stage, now_s()))
 
     def adopt(self, job: Job, peer: PeerId, stage: int) -> None:
-        """The idle peer goes on with the stage that it holds."""
+        """The idle peer continues with the stage that it holds."""
         self._tell(self._membership.adopt(peer, job.record.id, stage, now_s()))
         self.has(job, peer, stage)
 
     def serving(self, peer: PeerId) -> None:
-        """The peer has all that its stage has."""
+        """The peer has everything that its stage needs."""
         self._tell(self._membership.serving(peer, now_s()))
 
     def leave(self, peer: PeerId, reason: str) -> None:
-        """Let the peer hand its work over, and give it none any more."""
+        """Let the peer hand its work over, and give it no more."""
         self._tell(self._membership.leaving(peer, now_s(), reason))
 
     def release(self, job: Job, peer: PeerId, reason: str) -> None:
-        """The peer was told that it is free; one that serves another job by now is not concerned."""
+        """The peer was released by this job; if it serves another job by now, nothing happens."""
         known = self._membership.get(peer)
         if known is None or known.job != job.record.id:
             return
@@ -80,7 +80,7 @@ class Peers:
             self.has(job, peer, None)
 
     def release_all(self, job: Job, reason: str) -> None:
-        """Let go of all that the job has."""
+        """Release all peers of the job."""
         self.reservations.end_of(job.record.id)
         for known in self._membership.peers():
             if known.job == job.record.id:
@@ -88,7 +88,7 @@ class Peers:
                 self.release(job, known.hello.peer, reason)
 
     def has(self, job: Job, peer: PeerId, stage: int | None) -> None:
-        """The job has the peer at a stage, or (None) no longer: a restarted scheduler must know."""
+        """Store that the peer serves a stage of the job, or (None) no longer: a restarted scheduler must know."""
         for pool in job.stages.values():
             if peer in pool:
                 pool.remove(peer)

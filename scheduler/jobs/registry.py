@@ -1,6 +1,6 @@
-"""The jobs of one scheduler, by name, and the one door through which their state changes.
+"""The jobs of one scheduler, and the only place that changes a job's state.
 
-A change of state counts at once; then it is written to the database, and told to watchers, metrics and the broker.
+A change of state counts at once. Then it is written to the database, and shown to watchers, metrics and the broker.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class JobRegistry:
         return sorted(self._jobs.values(), key=lambda job: job.record.created_unix_s, reverse=True)
 
     def find(self, reference: str) -> Job:
-        """The job with this id, else the newest with this name, else the only one whose id begins so; NotFound."""
+        """The job with this id, else the newest with this name, else the only one whose id begins with it; NotFound."""
         if (exact := self._jobs.get(JobId(reference))) is not None:
             return exact
         jobs = self.all()
@@ -62,19 +62,19 @@ class JobRegistry:
         raise NotFound(f'there is no job "{reference}"', hint="list them with: swarm ls -a")
 
     def waiting(self) -> list[Job]:
-        """Jobs that want peers, the oldest first."""
+        """Jobs that wait for peers, oldest first."""
         return [job for job in reversed(self.all()) if job.record.state in WAITING_STATES]
 
     def at_work(self) -> list[Job]:
-        """Jobs that train, the oldest first."""
+        """Running jobs, oldest first."""
         return [job for job in reversed(self.all()) if job.record.state is JobState.RUNNING]
 
     async def enter(self, job: Job, state: JobState, reason: str, **changes: Any) -> None:
-        """The job is in that state from now on."""
+        """Change the job's state."""
         record = job.record.entered(state, reason[:REASON_CHARACTERS_MAX], self._wall_s(), **changes)
         if state in WAITING_STATES and job.record.state not in WAITING_STATES:
             job.waits_since_s = now_s()
-        job.record = record  # shown at once: nobody may act on the old state while the row is written
+        job.record = record  # shown at once: nobody may act on the old state while the row is being written
         await self.put(job)
         self.say(job, "error" if state is JobState.FAILED else "info", f"job is {state.value}: {reason}")
         self.changed(job)
@@ -82,15 +82,15 @@ class JobRegistry:
             self.logs.close(record.id)
 
     async def put(self, job: Job) -> None:
-        """Write the job's record, if the database takes it."""
+        """Write the job's record, if the database accepts it."""
 
         async def put() -> None:
-            await self._database.put_job(job.record)  # the newest: writes may be late
+            await self._database.put_job(job.record)  # the newest record, since writes may be late
 
         try:
             await patiently(put, patience_s=STATE_PATIENCE_S)
         except (DatabaseUnavailable, DatabaseRejected) as error:
-            # Commits are what must be durable; a state that is only in memory is better than a scheduler that ends.
+            # Only commits must be durable; a state that is only in memory is better than a scheduler that ends.
             record = job.record
             self._log.error("state of job not stored", job_id=record.id, state=record.state.value, reason=error.message)
 
@@ -107,6 +107,6 @@ class JobRegistry:
         self._announcer.job_changed(job.record, job.progress)
 
     def say(self, job: Job, level: str, text: str) -> None:
-        """A line for the job's log and ours."""
+        """Write a line to the job's log and to the scheduler's."""
         getattr(self._log, level)(text, job_id=job.record.id)
         self.logs.append(job.record.id, LogLine(self._wall_s(), level, "", -1, text))

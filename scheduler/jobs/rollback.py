@@ -40,9 +40,9 @@ class Rollback:
         self._timelines = timelines
 
     async def go_back(self, job: Job) -> None:
-        """Take a stalled job to a new timeline that begins at its newest checkpoint that verifies; then it is placed.
+        """Take a stalled job to a new timeline that begins at its newest valid checkpoint; then it waits for peers.
 
-        Whoever cancels, pauses or resumes it meanwhile wins.
+        A cancel, pause or resume in the meantime wins.
         """
         lost, timeline = lost_in(job.record.reason), job.record.timeline
         while (record := job.record).state is JobState.STALLED and record.timeline == timeline:
@@ -55,7 +55,7 @@ class Rollback:
                 await asyncio.sleep(CHECKPOINTS_RETRY_S)
             except Fenced:
                 raise
-            except Exception as error:  # such as a start that is gone, or a fault of ours: not the end of other jobs
+            except Exception as error:  # such as a missing start, or our own fault: it must not end other jobs
                 if job.record is not record:
                     continue
                 self._log.error("stalled job cannot go back", job_id=record.id, exc_info=error)

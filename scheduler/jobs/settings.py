@@ -1,4 +1,4 @@
-"""What a job's brain must know, from its record and job file."""
+"""The settings of a job's brain, from the job's record and job file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swarm.messages import StateFile
 
 
 def model_costs(spec: JobSpec) -> ModelCosts:
-    """What the stages of a resolved spec's model cost; its own split is ignored."""
+    """The costs of the model of a resolved spec, for any cut; the spec's own split is ignored."""
     layer, head = flops_per_token(spec)
 
     def stage_bytes(layers: int, stage: int, stages: int, replicas: int) -> int:
@@ -35,7 +35,7 @@ def brain_settings(
     files: Sequence[StateFile],
     skipped_in_a_row: int = 0,
 ) -> BrainSettings:
-    """The settings of a job that is to work on its present timeline, from `files`.
+    """The settings of a job on its present timeline, which starts from `files`.
 
     `skipped_in_a_row` counts its newest commits that changed no weight.
     """
@@ -85,7 +85,7 @@ def brain_settings(
 
 
 def _state_bytes(footprint: Footprint) -> int:
-    """What a peer fetches when it joins a stage."""
+    """How many bytes a peer fetches when it joins a stage."""
     return footprint.weights + footprint.optimizer
 
 

@@ -1,4 +1,4 @@
-"""Where a job begins or goes on: from which checkpoint, on which timeline, and which rows count since then."""
+"""Where a job begins or resumes: from which checkpoint, on which timeline, and which rows count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Timelines:
         self._registry = registry
 
     async def progress_of(self, record: JobRecord) -> JobProgress:
-        """How far the job is by the rows that count: those of timelines that were left behind do not."""
+        """How far the job is, by its rows; those of abandoned parts of its timelines do not count."""
         progress = JobProgress(steps_done=record.first_steps[-1])
         for row in await self._database.commits(record.id):
             if row_counts(row["timeline"], row["step"], record.first_steps):
@@ -57,7 +57,7 @@ class Timelines:
         return found
 
     async def beginning(self, job: Job, found: Found, *, anew: bool) -> Beginning:
-        """Where the job goes on, with what was found or (`anew`) as it started; NotFound, CheckpointDamaged."""
+        """Where the job resumes: at the checkpoint `found`, or (`anew`) at its start; NotFound, CheckpointDamaged."""
         record = job.record
         start, skipped = (None, "") if anew else (found.checkpoint, found.skipped_text())
         if start is None and not anew:
@@ -70,7 +70,7 @@ class Timelines:
         return Beginning(start.step if start is not None else record.first_steps[0], start, skipped)
 
     async def switch_to(self, job: Job, record: JobRecord, beginning: Beginning, spec: JobSpec) -> None:
-        """Begin a new timeline; what came after `beginning` counts no more. The caller enters a state next.
+        """Begin a new timeline; nothing after `beginning` counts any more. The caller enters a state next.
 
         NotAllowed, and nothing changes, if the job is no longer as in `record`.
         """

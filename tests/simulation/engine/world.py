@@ -182,9 +182,7 @@ class World(Observer):
         self.peers: dict[str, Peer] = {}
         self.scheduler: SchedulerSide | None = None
         self.retired: set[str] = set()  # names that do not come back
-        self.hurt: Counter[str] = (
-            Counter()
-        )  # by how many faults a peer is cut off long enough to count as lost
+        self.hurt: Counter[str] = Counter()  # by how many faults a peer is cut off long enough to count as lost
         self.restarts: dict[asyncio.Task[None], None] = {}
         self.edge_passed: dict[str, int] = {}
         self.log_lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
