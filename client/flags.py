@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from client.shell import DEFAULT_SCHEDULER, DEFAULT_TIMEOUT_S, Shell
+from swarm.process.lifecycle import given_as_flag
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -52,6 +53,7 @@ def _shared_flags(
     shell: Shell = context.obj
     if scheduler is not None:
         shell.scheduler = scheduler
+    shell.scheduler_is_flag |= given_as_flag(context, "scheduler")
     if output is not None:
         shell.output = output
     if timeout is not None:

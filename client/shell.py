@@ -38,6 +38,7 @@ class Shell:
     """The global flags and the two streams."""
 
     scheduler: str = DEFAULT_SCHEDULER
+    scheduler_is_flag: bool = False  # it was named on the command line, not by the environment
     output: OutputFormat = "table"
     timeout_s: float = DEFAULT_TIMEOUT_S
     verbosity: int = 0

@@ -14,7 +14,15 @@ with quiet_start():
 
     from stage_server.lean_imports import lean_imports
     from stage_server.options import DEFAULT_SHARE, MemoryShare, StageServerOptions
-    from swarm.process.lifecycle import Farewell, auto_int, http_port_of, log_format_of, run_cli, run_process
+    from swarm.process.lifecycle import (
+        Farewell,
+        auto_int,
+        given_as_flag,
+        http_port_of,
+        log_format_of,
+        run_cli,
+        run_process,
+    )
     from swarm.process.logs import configure
 
 DATA_DIR = platformdirs.user_data_path("swarm") / "stage-server"
@@ -25,6 +33,7 @@ cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @cli.command()
 def stage_server(
+    context: typer.Context,
     broker: Annotated[str, typer.Option(help="MQTT broker where the scheduler is announced: mqtt://HOST:PORT.")] = "",
     scheduler: Annotated[str, typer.Option(help="The scheduler's HOST:PORT, instead of --broker.")] = "",
     listen: Annotated[
@@ -74,6 +83,9 @@ def stage_server(
     """Serve a stage of whatever job the scheduler gives: compute microbatches, average gradients, hold weights."""
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if broker and scheduler and given_as_flag(context, "broker") != given_as_flag(context, "scheduler"):
+        # The flag wins over the other way's variable in the environment.
+        broker, scheduler = (broker, "") if given_as_flag(context, "broker") else ("", scheduler)
     form = log_format_of(log_format)
     configure(log_level, form)
     options = StageServerOptions(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
@@ -170,6 +171,8 @@ class Fleet:
     ) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *dying_with_parent(command),
+            # The children belong to this swarm, whichever scheduler the user's commands talk to.
+            env={name: value for name, value in os.environ.items() if name != "SWARM_SCHEDULER"},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

@@ -27,7 +27,7 @@ from client.shell import DEFAULT_SCHEDULER, Shell
 from client.up.demo import demo_job, free_name, report
 from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
 from client.verbs.submit import check_job
-from swarm.errors import DeadlinePassed, UsageError
+from swarm.errors import DeadlinePassed, InvalidConfig, UsageError
 from swarm.mqtt.broker import local_broker
 from swarm.process.lifecycle import lock_folder
 from swarm.rpc.channel import connect
@@ -36,6 +36,7 @@ from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 
 HOST = "127.0.0.1"
+DEFAULT_PORT = int(DEFAULT_SCHEDULER.rpartition(":")[2])
 HTTP_PORT = 9464
 SILENT_S = 4.0  # a start that takes longer says how far it is
 
@@ -61,21 +62,33 @@ def command(
         Path | None,
         typer.Option(envvar="SWARM_DATA_DIR", help="Where everything is kept.", show_default="user data folder"),
     ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Port of the scheduler; 0 = any free one.", show_default=f"{DEFAULT_PORT} or any"
+        ),
+    ] = None,
     allow_chaos: Annotated[bool, typer.Option("--allow-chaos", help="Let swarm chaos harm the stage servers.")] = False,
 ) -> int:
     """Run a whole swarm on this machine: broker, scheduler and stage servers on loopback. Ctrl-C stops it."""
+    shell: Shell = context.obj
+    if shell.scheduler_is_flag:
+        raise UsageError(
+            "swarm up starts a scheduler of its own and takes no --scheduler",
+            hint=f"choose a port with --port, or serve that one: swarm stage-server --scheduler {shell.scheduler}",
+        )
     if demo and job is not None:
         raise UsageError("--demo and --job exclude each other", hint="swarm up --demo, or swarm up --job FILE")
     folder = data_dir
     if folder is None and not demo:
         folder = platformdirs.user_data_path("swarm") / "up"
-    options = UpOptions(stages, replicas, device, job, demo, folder, allow_chaos)
-    return asyncio.run(up_and_wait(context.obj, options))
+    options = UpOptions(stages, replicas, device, job, demo, folder, port, allow_chaos)
+    return asyncio.run(up_and_wait(shell, options))
 
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """The flags of `swarm up`; no `data_dir`: a temporary folder."""
+    """The flags of `swarm up`; no `data_dir`: a temporary folder; no `port`: the usual one, or any if it is taken."""
 
     stages: int
     replicas: int
@@ -83,6 +96,7 @@ class UpOptions:
     job: Path | None
     demo: bool
     data_dir: Path | None
+    port: int | None = None
     allow_chaos: bool = False
 
 
@@ -122,6 +136,8 @@ async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | Non
 async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet) -> int:
     # Checked before half a minute of starting things.
     spec = None if options.job is None else check_job(options.job, ())[0]
+    if options.port and not _is_free(options.port):
+        raise InvalidConfig(f"port {options.port} is taken", hint="choose another --port; 0 takes any free one")
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_data_folder(shell, options.data_dir))
         fleet.logs = folder / "logs"
@@ -151,12 +167,15 @@ async def _start(
     shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet, broker: str, folder: Path
 ) -> tuple[Child, list[Child]]:
     """Start scheduler and stage servers; all are ready when this returns."""
+    port = options.port
+    if port is None:
+        port = DEFAULT_PORT if _is_free(DEFAULT_PORT) else 0
     scheduler = await fleet.start(
         "scheduler",
         [
             *programs.scheduler,
-            *("--listen", f"{HOST}:{_port(int(DEFAULT_SCHEDULER.rpartition(':')[2]))}"),
-            *("--http-port", str(_port(HTTP_PORT))),
+            *("--listen", f"{HOST}:{port}"),
+            *("--http-port", str(HTTP_PORT if _is_free(HTTP_PORT) else 0)),
             *("--broker", broker),
             *("--data-dir", str(folder / "scheduler")),
             *(["--allow-chaos"] * options.allow_chaos),
@@ -189,6 +208,9 @@ async def _start(
         shell, lambda: f"{sum(bool(c.ready) for c in children)} of {len(children)} processes are ready"
     ):
         await asyncio.gather(*(fleet.ready(child) for child in children))
+    if options.port is None and not port:
+        address = scheduler.ready["address"]
+        shell.say(f"port {DEFAULT_PORT} is taken: the scheduler listens at {address}; choose a port with --port")
     return scheduler, servers
 
 
@@ -328,15 +350,15 @@ def _data_folder(shell: Shell, given: Path | None) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _port(preferred: int) -> int:
-    """The preferred port if it is free, else 0 for any."""
+def _is_free(port: int) -> bool:
+    """Whether a server of ours could listen at this port of loopback."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ended connections do not matter
         try:
-            probe.bind((HOST, preferred))
+            probe.bind((HOST, port))
         except OSError:
-            return 0
-    return preferred
+            return False
+    return True
 
 
 def _cores() -> int:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from client.connection import Scheduler
 from client.shell import Shell
 from client.views import evaluation_text, has_ended, job_values, number
-from swarm.errors import JobDidNotFit, JobEnded, OutOfMemory, SchedulerUnreachable
+from swarm.errors import INTERRUPTED, JobDidNotFit, JobEnded, OutOfMemory, SchedulerUnreachable
 from swarm.text import duration
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
@@ -35,6 +35,21 @@ def follow(shell: Shell, scheduler: Scheduler, job: str) -> pb.JobView:
             f"the scheduler at {scheduler.address} ended the stream", hint=f"look again with: swarm status {job}"
         )
     return view
+
+
+def follow_to_success(shell: Shell, scheduler: Scheduler, job: str, *, commands: str) -> int:
+    """Follow a job that was just started; Ctrl-C detaches and shows `commands`. Returns the exit code.
+
+    Raises as `follow` and `raise_unless_succeeded`.
+    """
+    try:
+        ended = follow(shell, scheduler, job)
+    except KeyboardInterrupt:
+        shell.say(f"\ndetached: job {job} goes on.   {commands}")
+        return INTERRUPTED
+    raise_unless_succeeded(ended)
+    shell.say(f"job {ended.id} succeeded: weights sha256 {ended.weights_sha256}")
+    return 0
 
 
 def raise_unless_succeeded(view: pb.JobView) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 from client.connection import Scheduler
 from client.flags import JobName
 from client.shell import Shell, utc
-from swarm.errors import UsageError
+from swarm.errors import NotFound, UsageError
 from swarm.process.logs import LOG_LEVELS
 from swarm.wire import jobs_pb2 as pb
 
@@ -43,9 +43,15 @@ def command(
 
 
 def show_logs(shell: Shell, request: pb.LogsRequest) -> None:
-    """Print the lines as they come; with `follow` until the job ends or Ctrl-C."""
+    """Print the lines as they come; with `follow` until the job ends or Ctrl-C.
+
+    NotFound if only a peer is wanted that neither serves now nor has logged anything.
+    """
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+        known = not request.peer or any(view.id.startswith(request.peer) for view in scheduler.peers())
+        request.follow &= known
         for entry in scheduler.logs(request):
+            known = True
             if shell.json:
                 shell.data(
                     {
@@ -58,6 +64,11 @@ def show_logs(shell: Shell, request: pb.LogsRequest) -> None:
                 )
             else:
                 shell.out.print(log_line(entry), soft_wrap=True)
+    if not known:
+        raise NotFound(
+            f'there is no stage server "{request.peer}" now, and no line of one matches',
+            hint="list them with: swarm peers",
+        )
 
 
 def log_line(entry: pb.LogEntry) -> Text:

@@ -41,6 +41,8 @@ def command(
         return drain(shell, peer, timeout_s=drain_timeout, wait=not no_wait)
     if peer:
         raise UsageError(f'peers ls takes no "{peer}"', hint=f"about one stage server: swarm explain {peer}")
+    if state and state not in list(PeerState):
+        raise UsageError(f'there is no state "{state}" of stage servers', hint=f"one of: {', '.join(PeerState)}")
     show_peers(shell, stage, state)
     return 0
 
@@ -53,6 +55,8 @@ def show_peers(shell: Shell, stage: int, state: str) -> None:
         shell.data([peer_values(view) for view in views])
     elif views:
         shell.out.print(peers_table(views))
+    elif state or stage >= 0:
+        shell.say("no such stage servers; all: swarm peers")
     else:
         shell.say(f"no stage servers; start one with: swarm stage-server --scheduler {shell.scheduler}")
 

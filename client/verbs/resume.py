@@ -11,10 +11,9 @@ import typer
 from client.connection import Scheduler
 from client.flags import Detach, JobName
 from client.shell import Shell
-from client.verbs.follow import follow, raise_unless_succeeded
+from client.verbs.follow import follow_to_success
 from client.views import job_values
 from swarm.checkpoint.storage import LATEST
-from swarm.errors import INTERRUPTED
 from swarm.job.changes import changed_values
 from swarm.job.spec import JobSpec, apply_overrides, parse_job
 from swarm.wire import jobs_pb2 as pb
@@ -56,17 +55,11 @@ def resume(shell: Shell, job: str, which: str, overrides: Sequence[str], *, deta
         if shell.json:
             shell.data(job_values(view))
         shell.say(f"job {view.id}: {view.reason}")
+        commands = f"follow: swarm status -w {view.id}{shell.scheduler_flag}"
         if detach:
-            shell.say(f"follow: swarm status -w {view.id}{shell.scheduler_flag}")
+            shell.say(commands)
             return 0
-        try:
-            ended = follow(shell, scheduler, view.id)
-        except KeyboardInterrupt:
-            shell.say(f"\ndetached: job {view.id} goes on.   follow: swarm status -w {view.id}{shell.scheduler_flag}")
-            return INTERRUPTED
-    raise_unless_succeeded(ended)
-    shell.say(f"job {ended.id} succeeded: weights sha256 {ended.weights_sha256}")
-    return 0
+        return follow_to_success(shell, scheduler, view.id, commands=commands)
 
 
 def changed_spec(view: pb.JobView, overrides: Sequence[str]) -> JobSpec:

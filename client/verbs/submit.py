@@ -22,11 +22,11 @@ from client.upload.blobs import File, upload
 from client.upload.start import open_start, upload_start
 from client.upload.weights import upload_weights
 from client.verbs.example import example_job
-from client.verbs.follow import follow, raise_unless_succeeded
+from client.verbs.follow import follow_to_success
 from client.views import job_values
 from swarm.data import Corpus, TokenManifest, open_corpus, tokenise
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
-from swarm.errors import INTERRUPTED, UsageError
+from swarm.errors import UsageError
 from swarm.hf.pretrained import ground, weight_files
 from swarm.job.partition import common_name
 from swarm.job.spec import JobSpec, load_job
@@ -132,16 +132,10 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detac
         return 0
     if not managed:
         shell.say(f"Ctrl-C detaches, the job goes on.   {commands}")
-    try:
-        ended = follow(shell, scheduler, view.id)
-    except KeyboardInterrupt:
-        shell.say(f"\ndetached: job {view.id} goes on.   {commands}")
-        return INTERRUPTED
-    raise_unless_succeeded(ended)
-    shell.say(f"job {ended.id} succeeded: weights sha256 {ended.weights_sha256}")
-    if not managed:
-        shell.say(f"fetch the model: swarm pull {ended.id} DIR{where}")
-    return 0
+    code = follow_to_success(shell, scheduler, view.id, commands=commands)
+    if not (code or managed):
+        shell.say(f"fetch the model: swarm pull {view.id} DIR{where}")
+    return code
 
 
 def _request(spec: JobSpec, manifest: TokenManifest) -> pb.SubmitRequest:

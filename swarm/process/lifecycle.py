@@ -37,6 +37,12 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
     sys.exit(0)
 
 
+def given_as_flag(context: typer.Context, name: str) -> bool:
+    """Whether a value stood on the command line: it is neither a default nor from the environment."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def say_ready(role: str, **facts: str) -> None:
     """One JSON line on stdout, for whoever started this process."""
     print(json.dumps({"schema": "swarm.ready/1", "role": role, **facts}), flush=True)

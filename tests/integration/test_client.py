@@ -78,6 +78,8 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
     submitted: list[pb.SubmitRequest] = field(default_factory=list)
     patience_s: list[float] = field(default_factory=list)  # of each Submit
     cancelled: list[str] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)  # Cancel refuses these
+    ambiguous: set[str] = field(default_factory=set)  # Get refuses these
     requests: list[Any] = field(default_factory=list)
     files: list[pb.FileChunk] = field(default_factory=list)
     error: SwarmError | None = None
@@ -89,9 +91,11 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
     def _perhaps_fail(self, context: grpc.ServicerContext) -> None:
         time.sleep(self.pause_s)
         if self.error is not None:
-            metadata = (("swarm-code", self.error.code), ("swarm-hint-bin", self.error.hint.encode()))
-            context.set_trailing_metadata(metadata)
-            context.abort(status_of(self.error), self.error.message)
+            self._fail(context, self.error)
+
+    def _fail(self, context: grpc.ServicerContext, error: SwarmError) -> None:
+        context.set_trailing_metadata((("swarm-code", error.code), ("swarm-hint-bin", error.hint.encode())))
+        context.abort(status_of(error), error.message)
 
     def Version(self, request: pb.VersionRequest, context: grpc.ServicerContext) -> pb.VersionReply:
         self._perhaps_fail(context)
@@ -124,7 +128,9 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
     def Get(self, request: pb.JobRequest, context: grpc.ServicerContext) -> pb.JobView:
         self._perhaps_fail(context)
         self.requests.append(request)
-        return self.views[-1]
+        if request.job in self.ambiguous:
+            self._fail(context, NotAllowed(f"{request.job} names 2 open jobs: a-1, a-2", hint="give the id"))
+        return _view(id=request.job) if request.job in self.ended else self.views[-1]
 
     def Watch(self, request: pb.JobRequest, context: grpc.ServicerContext) -> Iterator[pb.JobView]:
         if self.broken_streams:
@@ -136,6 +142,8 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
             self.hold.wait(30)
 
     def Cancel(self, request: pb.CancelRequest, context: grpc.ServicerContext) -> pb.JobView:
+        if request.job in self.ended:
+            self._fail(context, NotAllowed(f"job {request.job} has ended", hint="nothing is left to cancel"))
         self._perhaps_fail(context)
         self.cancelled.append(request.job)
         return _view(state="cancelling", reason=request.reason)
@@ -147,6 +155,8 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
 
     def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogEntry]:
         self.requests.append(request)
+        if request.peer not in ("", "p1"):
+            return
         yield pb.LogEntry(time_unix_s=1_700_000_000, level="info", stage=-1, message="job accepted")
         yield pb.LogEntry(time_unix_s=1_700_000_001, level="warning", peer="p1", stage=1, message="slow\x1b[2J\n")
 
@@ -522,11 +532,19 @@ def test_logs_pass_the_filter_on_and_neutralise_control_characters(swarm: Any, f
     assert "scheduler: job accepted" in out
     assert "p1 stage 1: slow [2J" in out
     assert "\x1b" not in out
-    request = fake.requests[0]
+    request = next(request for request in fake.requests if isinstance(request, pb.LogsRequest))
     assert (request.job, request.tail, request.peer, request.stage, request.level) == ("tiny", 5, "p1", 1, "warning")
     assert request.since_unix_s == pytest.approx(now_unix_s - 120, abs=20)
     entries = [_data(line) for line in swarm("logs", "tiny", "-o", "json")[1].splitlines()]
     assert [entry["stage"] for entry in entries] == [None, 1]
+
+
+@pytest.mark.parametrize("flags", [(), ("-f",)])
+def test_logs_of_an_unknown_stage_server_are_not_found(swarm: Any, fake: FakeJobs, flags: tuple[str, ...]) -> None:
+    code, out, err = swarm("logs", "tiny", "--peer", "zz", *flags)
+    assert (code, out) == (NotFound.exit_code, "")
+    assert 'there is no stage server "zz"' in err
+    assert swarm("logs", "tiny", "--peer", "p2")[:2] == (0, "")  # it is there, and said nothing
 
 
 def test_version_tells_both_sides(swarm: Any, fake: FakeJobs) -> None:
@@ -545,6 +563,19 @@ def test_cancel_and_its_alias_stop(swarm: Any, fake: FakeJobs) -> None:
     assert swarm("cancel", "tiny")[0] == 0
     assert swarm("stop", "-y", "tiny", "tiny")[0] == 0
     assert fake.cancelled == ["tiny-1a2b3c"] * 3
+
+
+def test_a_job_that_cannot_be_cancelled_keeps_no_other_from_it(swarm: Any, fake: FakeJobs) -> None:
+    fake.ended = {"old-1"}
+    fake.ambiguous = {"a"}
+    code, _, err = swarm("cancel", "old-1", "a", "tiny")
+    assert (code, fake.cancelled) == (NotAllowed.exit_code, ["tiny-1a2b3c"])
+    assert "job old-1 has ended" in err
+    assert "a names 2 open jobs: a-1, a-2" in err
+    assert "job tiny-1a2b3c: cancelling" in err
+    lines = swarm("cancel", "old-1", "tiny", "-o", "json")[1].splitlines()
+    assert json.loads(lines[0])["error"]["code"] == NotAllowed.code
+    assert [job["id"] for job in _data(lines[1])] == ["tiny-1a2b3c"]
 
 
 # pull ----------------------------------------------------------------------------------------------------------------
@@ -693,6 +724,9 @@ def test_a_slow_scheduler_is_exit_8(swarm: Any, fake: FakeJobs) -> None:
         ("up", "--stages", "0"),
         ("up", "--demo", "--job", "x"),
         ("peers", "eat"),
+        ("peers", "--state", "foo"),
+        ("up", "--scheduler", "127.0.0.1:7951"),
+        ("up", "--port", "65536"),
     ],
 )
 def test_wrong_flags_are_exit_2_with_one_line_and_a_hint(swarm: Any, arguments: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -116,6 +117,7 @@ def program(name):
     return (sys.executable, str(here / f"{name}.py"))
 options = json.loads(sys.argv[1])
 fleet.END_S_MAX = options.pop("end_s", 2.0)
+up.DEFAULT_PORT = options.pop("usual_port", up.DEFAULT_PORT)
 for name in ("job", "data_dir"):
     options[name] = Path(options[name]) if options.get(name) else None
 options = up.UpOptions(**({"stages": 2, "replicas": 1, "device": "cpu", "demo": False} | options))
@@ -162,7 +164,8 @@ class Up:
         self.here = here
         self.seen = ""
         self._family: dict[int, psutil.Process] = {}
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+        ours = ("SWARM_SCHEDULER",)
+        environment = {name: text for name, text in os.environ.items() if not name.startswith("SWARM_") or name in ours}
         self.process = subprocess.Popen(
             # -P: the stand-ins' names hide packages of ours otherwise.
             [sys.executable, "-P", str(here / "driver.py"), json.dumps({"data_dir": str(here / "data")} | options)],
@@ -368,6 +371,35 @@ def test_a_wrong_job_file_is_found_before_anything_starts(here: Path, made: list
     assert up.end() == 3
     assert "stepz" in up.seen
     assert not (here / "data").exists()
+
+
+def test_the_port_of_the_scheduler_can_be_chosen_and_a_taken_one_is_told(here: Path, made: list[Up]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = _started(here, made, port=port)
+        assert refused.end() == 3
+        assert f"port {port} is taken" in refused.seen
+        usual = _started(here, made, usual_port=port)
+        usual.until("Ctrl-C stops everything")
+        assert re.search(rf"port {port} is taken: the scheduler listens at 127.0.0.1:\d+;", usual.seen)
+        usual.process.send_signal(signal.SIGINT)
+        assert usual.end() == 130
+    chosen = _started(here, made, port=port)
+    chosen.until(f"scheduler   127.0.0.1:{port}")
+    chosen.process.send_signal(signal.SIGINT)
+    assert chosen.end() == 130
+
+
+def test_children_do_not_inherit_the_scheduler_of_the_users_commands(
+    here: Path, made: list[Up], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_SCHEDULER", "127.0.0.1:1")
+    stage = (here / "stage.py").read_text()
+    (here / "stage.py").write_text('import os\nassert "SWARM_SCHEDULER" not in os.environ\n' + stage)
+    up = _started(here, made)
+    up.until("Ctrl-C stops everything")
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
 
 
 def test_two_swarms_do_not_share_a_folder(here: Path, made: list[Up]) -> None:

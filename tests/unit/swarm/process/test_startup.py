@@ -80,6 +80,33 @@ def test_what_is_wrong_is_said_before_torch_is_loaded(
     assert err.startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("variables", "flags", "message"),
+    [
+        ({"SWARM_SCHEDULER": "h:1"}, ("--broker", "mqtt://h:2"), "--listen 0.0.0.0:1 would take plaintext"),
+        ({"SWARM_BROKER": "mqtt://h:2"}, ("--scheduler", "h:1"), "--listen 0.0.0.0:1 would take plaintext"),
+        ({"SWARM_BROKER": "mqtt://h:2", "SWARM_SCHEDULER": "h:1"}, (), "give either --broker or --scheduler"),
+        ({}, ("--broker", "mqtt://h:2", "--scheduler", "h:1"), "give either --broker or --scheduler"),
+    ],
+)
+def test_a_flag_wins_over_the_variable_of_the_other_way_to_a_scheduler(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    flags: tuple[str, ...],
+    message: str,
+) -> None:
+    for name in ("SWARM_BROKER", "SWARM_SCHEDULER"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    # An address off loopback is refused after that choice, and before anything starts.
+    with _start(here, "torch", "", "stage_server", "--listen", "0.0.0.0:1", *flags) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert err.startswith(f"error[E0300]: {message}")
+
+
 def test_a_busy_port_is_one_error_without_grpcs_own_line(here: Path) -> None:
     flags = ("--broker", "none", "--http-port", "none", "--data-dir", str(here / "data"))
     busy = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); print(s.getsockname()[1])"
