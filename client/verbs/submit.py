@@ -28,7 +28,7 @@ from swarm.data import Corpus, TokenManifest, open_corpus, tokenise
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.errors import UsageError
 from swarm.hf.pretrained import ground, weight_files
-from swarm.job.partition import common_name
+from swarm.job.model_config import common_name
 from swarm.job.spec import JobSpec, load_job
 from swarm.text import counted, size
 from swarm.wire import jobs_pb2 as pb

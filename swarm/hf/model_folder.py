@@ -16,19 +16,11 @@ from typing import Any, BinaryIO
 
 from swarm.errors import CorruptFrame, InvalidConfig, NotAllowed, ReplicaDiverged
 from swarm.hf.safetensors_header import StoredTensor
-from swarm.job.partition import hugging_face_config
+from swarm.job.families import FAMILIES
+from swarm.job.model_config import hugging_face_config
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "gpt_neox": "GPTNeoXForCausalLM",
-}
 INDEX_NAME = "model.safetensors.index.json"
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # in safetensors headers
 READ_BYTES = 4 << 20
@@ -89,7 +81,7 @@ def safetensors_index(files: Mapping[str, Sequence[ParameterHash]]) -> bytes:
 def model_folder_files(spec: JobSpec) -> dict[str, bytes]:
     """config.json and generation_config.json of a resolved spec, by file name."""
     config = {
-        "architectures": [ARCHITECTURES[spec.model.family]],
+        "architectures": [FAMILIES[spec.model.family].architecture],
         "model_type": spec.model.family,
         "dtype": "float32",
         "use_cache": True,

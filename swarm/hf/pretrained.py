@@ -18,7 +18,8 @@ from typing import Any
 from swarm.errors import InvalidConfig, InvalidModel, NotCached, NotFound
 from swarm.hf.model_folder import INDEX_NAME
 from swarm.hf.safetensors_header import CONVERT, read_header
-from swarm.job.partition import FAMILY_NAMES, check_overrides
+from swarm.job.families import FAMILIES
+from swarm.job.model_config import check_overrides
 from swarm.job.spec import JobSpec
 
 CONFIG_BYTES_MAX = 256 << 10  # it travels within the job
@@ -173,10 +174,10 @@ def _no_weights(where: str, names: list[str]) -> InvalidModel:
 
 def _family(spec: JobSpec, published: dict[str, Any], where: str) -> str:
     named = published.get("model_type")
-    if named not in FAMILY_NAMES:
+    if named not in FAMILIES:
         raise InvalidModel(
             f"{where} says model_type = {named!r}, which this version cannot train",
-            hint=f"it can train {', '.join(FAMILY_NAMES)}",
+            hint=f"it can train {', '.join(FAMILIES)}",
         )
     if spec.model.family not in ("auto", named):
         raise InvalidConfig(

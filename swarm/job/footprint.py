@@ -9,7 +9,7 @@
 
 The first three are counted per parameter. Graphs were measured: what autograd saves in one decoder layer is, per token,
 about 5 D + a (q + 2 kv) + m I elements of 4 bytes (D width, q and kv widths of the attention, I width of the MLP; a and
-m per family below), with eager attention 2 x heads x T more, with dropout in attention 4 x heads x T. With bfloat16
+m per family), with eager attention 2 x heads x T more, with dropout in attention 4 x heads x T. With bfloat16
 autocast it is up to 0.8 of that, and every graph keeps its own copy of the cast weights.
 tests/unit/swarm/job/test_footprint.py holds the estimate to measured graphs. What allocators lose is a factor, MARGIN.
 Of a process that kept four graphs of six layers (D 384) and then took a step, the estimate was 1.44 times the measured
@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from swarm.job.families import FAMILIES
 from swarm.job.partition import layer_widths
 from swarm.job.spec import JobSpec
 
@@ -28,17 +29,6 @@ MARGIN = 1.1
 BFLOAT16_SHARE = 0.8
 STATE_BYTES = {"adamw": 8, "nadamw": 8, "lamb": 8, "sgd": 0}
 WIRE_BYTES = {"none": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.02}
-# Saved elements per element of q + 2 kv, and of I. Families that norm more save more.
-SAVED = {
-    "llama": (2.25, 4.0),
-    "mistral": (2.25, 4.0),
-    "qwen2": (2.25, 4.0),
-    "qwen3": (4.0, 4.0),
-    "gemma2": (5.0, 4.0),
-    "gpt2": (1.25, 5.0),
-    "gpt_neox": (2.0, 2.0),
-}
-EAGER = ("gemma2",)
 # Saved elements per score, where attention drops (fused kernels do not, on every device), and per element of D.
 ATTENTION_DROPOUT = 4.0
 HIDDEN_DROPOUT = 3.0
@@ -96,7 +86,7 @@ def stage_parameters(spec: JobSpec, layers: int, *, first: bool, last: bool) -> 
     width: int = config["hidden_size"]
     layer = widths.matrices + 8 * width + 2 * widths.inner
     vocabulary: int = config["vocab_size"]
-    positions: int = config["max_position_embeddings"] if spec.model.family == "gpt2" else 0
+    positions: int = config["max_position_embeddings"] if FAMILIES[spec.model.family].learns_positions else 0
     embedding = (vocabulary + positions) * width
     head = (vocabulary + 2) * width
     return layers * layer + first * embedding + last * head
@@ -108,12 +98,12 @@ def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
     width: int = config["hidden_size"]
     vocabulary: int = config["vocab_size"]
     tokens = _tokens(spec)
-    attention, inner = SAVED[spec.model.family]
-    saved = 5 * width + attention * widths.attention + inner * widths.inner
+    family = FAMILIES[spec.model.family]
+    saved = 5 * width + family.saved_attention * widths.attention + family.saved_inner * widths.inner
     scores = config["num_attention_heads"] * spec.data.sequence_length
     if any(config.get(key) for key in ("attention_dropout", "attn_pdrop")):
         saved += ATTENTION_DROPOUT * scores
-    elif spec.model.family in EAGER:
+    elif family.attention == "eager":
         saved += 2 * scores
     if any(config.get(key) for key in ("hidden_dropout", "resid_pdrop", "embd_pdrop")):
         saved += HIDDEN_DROPOUT * width

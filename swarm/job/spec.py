@@ -15,15 +15,20 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from swarm.errors import InvalidConfig, UsageError
+from swarm.job.families import FAMILIES
 from swarm.types import OnStall, Routing
 
 Auto: TypeAlias = Literal["auto"]
+if TYPE_CHECKING:
+    FamilyName: TypeAlias = str
+else:
+    FamilyName = Literal["auto", *FAMILIES]
 
 
 LAYERS_MAX = 10_000
@@ -41,7 +46,7 @@ class ModelSection(Section):
 
     id: str = ""  # local folder or hub id; empty = from scratch
     revision: Annotated[str, Field(min_length=1)] = "main"  # of a hub id
-    family: Literal["auto", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox"] = "auto"
+    family: FamilyName = "auto"
     # Fields of the family's Hugging Face config; with an id all that its config.json says, grounded.
     config: dict[str, Any] = Field(default_factory=dict)
     init: Literal["pretrained", "random"] = "pretrained"  # without an id always random

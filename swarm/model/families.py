@@ -1,8 +1,7 @@
 """Model families: which Hugging Face classes a stage is made of.
 
-A stage uses the library's own layer classes, cut by hand: no tracing, no code from a hub. A family whose model is
-"embedding, layers, norm, head" is one more row of FAMILIES, with its fields in swarm.job.partition and its architecture
-in swarm.hf.model_folder.
+A stage uses the library's own layer classes, cut by hand: no tracing, no code from a hub. The classes are looked up by
+the names in swarm.job.families, where a family is one row.
 
 Legend: B sequences, T tokens, D width, V vocabulary.
 """
@@ -10,6 +9,7 @@ Legend: B sequences, T tokens, D width, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,98 +21,44 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.models.gemma2.configuration_gemma2 import Gemma2Config
-from transformers.models.gemma2.modeling_gemma2 import (
-    Gemma2DecoderLayer,
-    Gemma2RMSNorm,
-    Gemma2RotaryEmbedding,
-    Gemma2TextScaledWordEmbedding,
-)
-from transformers.models.gpt2.configuration_gpt2 import GPT2Config
-from transformers.models.gpt2.modeling_gpt2 import GPT2Block
-from transformers.models.gpt_neox.configuration_gpt_neox import GPTNeoXConfig
-from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer, GPTNeoXRotaryEmbedding
-from transformers.models.llama.configuration_llama import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
-from transformers.models.mistral.configuration_mistral import MistralConfig
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralRMSNorm, MistralRotaryEmbedding
-from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
-from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from swarm.errors import InvalidConfig, InvalidModel
-from swarm.job.partition import DROPOUTS, hugging_face_config
+from swarm.job.families import DEFAULT, DROPOUTS, FAMILIES, HEAD, Family
+from swarm.job.model_config import hugging_face_config
 from swarm.job.spec import JobSpec
 
-HEAD = "lm_head.weight"  # in every family
+EMBEDDING = FAMILIES[DEFAULT].embedding_name
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """The classes of one family, and where they sit in its model."""
+class Classes:
+    """The classes of one family."""
 
     config: type[Any]
     layer: type[Any]
     norm: type[Any]
-    rotary: type[Any] | None  # None: positions are learned, and belong to the first stage
-    trunk: str = "model"
-    embedding: str = "embed_tokens"
-    positions: str = "wpe"
-    layers: str = "layers"
-    final_norm: str = "norm"
-    head_in_files: str = HEAD  # what files of the library call the head
-    norm_eps: str = "rms_norm_eps"
-    embedding_dropout: str = ""  # the config's field; empty: none
-    padded: bool = True  # the embedding of pad_token_id is zero and stays so
-    attention: str = "sdpa"
-    norm_start: float = 1.0
-    residual: str = ""  # matrices whose name ends so start smaller by sqrt(2 x layers)
-
-    @property
-    def embedding_name(self) -> str:
-        """The name of the embedding's weight."""
-        return f"{self.trunk}.{self.embedding}.weight"
+    rotary: type[Any] | None  # None: positions are learned
+    scaled_embedding: type[Any] | None
 
 
-FAMILIES = {
-    "llama": Family(LlamaConfig, LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding),
-    "mistral": Family(MistralConfig, MistralDecoderLayer, MistralRMSNorm, MistralRotaryEmbedding),
-    "qwen2": Family(Qwen2Config, Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding),
-    "qwen3": Family(Qwen3Config, Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding),
-    # Eager attention as in Transformers: sdpa cannot cap the scores. The norms multiply by 1 + weight.
-    "gemma2": Family(
-        Gemma2Config, Gemma2DecoderLayer, Gemma2RMSNorm, Gemma2RotaryEmbedding, attention="eager", norm_start=0.0
-    ),
-    "gpt2": Family(
-        GPT2Config,
-        GPT2Block,
-        nn.LayerNorm,
-        None,
-        trunk="transformer",
-        embedding="wte",
-        layers="h",
-        final_norm="ln_f",
-        norm_eps="layer_norm_epsilon",
-        embedding_dropout="embd_pdrop",
-        padded=False,
-        residual="c_proj.weight",
-    ),
-    "gpt_neox": Family(
-        GPTNeoXConfig,
-        GPTNeoXLayer,
-        nn.LayerNorm,
-        GPTNeoXRotaryEmbedding,
-        trunk="gpt_neox",
-        embedding="embed_in",
-        final_norm="final_layer_norm",
-        head_in_files="embed_out.weight",
-        norm_eps="layer_norm_eps",
-        embedding_dropout="hidden_dropout",
-        padded=False,
-    ),
-}
-EMBEDDING = FAMILIES["llama"].embedding_name
+def _classes(name: str, family: Family) -> Classes:
+    """The library's classes, by its names for modules and classes."""
+    configuration = importlib.import_module(f"transformers.models.{name}.configuration_{name}")
+    modeling = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+
+    def of(kind: str) -> Any:
+        return getattr(modeling, family.library + kind)
+
+    return Classes(
+        config=getattr(configuration, f"{family.library}Config"),
+        layer=of(family.layer),
+        norm=of(family.norm) if family.norm else nn.LayerNorm,
+        rotary=of(family.rotary) if family.rotary else None,
+        scaled_embedding=of(family.scaled_embedding) if family.scaled_embedding else None,
+    )
+
+
+CLASSES = {name: _classes(name, family) for name, family in FAMILIES.items()}
 
 
 EMBEDDING_SITE = -1  # where a layer's index stands in a draw's seed
@@ -167,9 +113,9 @@ class StageModule(nn.Module):
 
     def __init__(self, spec: JobSpec, first_layer: int, layers: int, *, first: bool, last: bool) -> None:
         super().__init__()
-        family = FAMILIES[spec.model.family]
-        config = _config(family, spec)
-        self._family, self._config = family, config
+        family, classes = FAMILIES[spec.model.family], CLASSES[spec.model.family]
+        config = _config(classes, family, spec)
+        self._family, self._classes, self._config = family, classes, config
         self._first, self._last = first, last
         self._kinds = [_attention_kind(config, index) for index in range(first_layer, first_layer + layers)]
         self._first_layer = first_layer
@@ -178,16 +124,16 @@ class StageModule(nn.Module):
         with torch.device("meta"), _Unfilled():
             trunk = nn.Module()
             if first:
-                trunk.add_module(family.embedding, _embedding(family, config))
-                if family.rotary is None:
+                trunk.add_module(family.embedding, _embedding(family, classes, config))
+                if family.learns_positions:
                     positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
                     trunk.add_module(family.positions, positions)
             indices = range(first_layer, first_layer + layers)
             trunk.add_module(
-                family.layers, nn.ModuleDict({str(index): family.layer(config, index) for index in indices})
+                family.layers, nn.ModuleDict({str(index): classes.layer(config, index) for index in indices})
             )
             if last:
-                norm = family.norm(config.hidden_size, eps=getattr(config, family.norm_eps))
+                norm = classes.norm(config.hidden_size, eps=getattr(config, family.norm_eps))
                 trunk.add_module(family.final_norm, norm)
             self.add_module(family.trunk, trunk)
             if last:
@@ -198,11 +144,12 @@ class StageModule(nn.Module):
     def materialise(self) -> None:
         """Give every parameter memory on the CPU, not yet filled."""
         self._apply(_on_cpu)  # type: ignore[no-untyped-call]
+        scaled = self._classes.scaled_embedding
         for module in self.modules():
-            if isinstance(module, Gemma2TextScaledWordEmbedding):
+            if scaled is not None and isinstance(module, scaled):
                 module.embed_scale.fill_(module.scalar_embed_scale)
-        if self._family.rotary is not None:
-            self.rotary = self._family.rotary(self._config).eval()
+        if self._classes.rotary is not None:
+            self.rotary = self._classes.rotary(self._config).eval()
 
     def forward(self, tokens_or_hidden: Tensor, draw: Draw | None = None) -> Tensor:
         """Tokens [B, T] (first stage) or hidden state [B, T, D] in; hidden state or logits [B, T, V] (last) out.
@@ -322,11 +269,13 @@ def initialise(module: StageModule, spec: JobSpec) -> None:
                 parameter[padding] = 0.0
 
 
-def _embedding(family: Family, config: Any) -> nn.Embedding:
+def _embedding(family: Family, classes: Classes, config: Any) -> nn.Embedding:
     padding: Any = config.pad_token_id if family.padded else None
-    if family.config is Gemma2Config:
+    if classes.scaled_embedding is not None:
         scale = config.hidden_size**0.5
-        return Gemma2TextScaledWordEmbedding(config.vocab_size, config.hidden_size, padding, embed_scale=scale)
+        scaled = classes.scaled_embedding(config.vocab_size, config.hidden_size, padding, embed_scale=scale)
+        assert isinstance(scaled, nn.Embedding)
+        return scaled
     return nn.Embedding(config.vocab_size, config.hidden_size, padding)
 
 
@@ -355,8 +304,8 @@ def _described(spec: JobSpec) -> Iterator[None]:
         ) from error
 
 
-def _config(family: Family, spec: JobSpec) -> Any:
-    config = family.config(**hugging_face_config(spec))
+def _config(classes: Classes, family: Family, spec: JobSpec) -> Any:
+    config = classes.config(**hugging_face_config(spec))
     config._attn_implementation = family.attention
     _check_agreement(config, spec)
     return config

@@ -33,11 +33,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from swarm.errors import NotFound, StaleMessage
+from swarm.job.families import FAMILIES, HEAD
 from swarm.job.partition import TIED_UNIT
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash, ParameterNorm
 from swarm.model import exact_sums
-from swarm.model.families import FAMILIES, HEAD, Draw, StageModule, build, stored_name
+from swarm.model.families import Draw, StageModule, build, stored_name
 from swarm.model.optimizers import Optimizer
 from swarm.model.runtime import step_device, sum_device
 from swarm.model.state import InitialState

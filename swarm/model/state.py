@@ -26,9 +26,10 @@ from torch import Tensor
 from swarm.errors import InvalidModel
 from swarm.hf.pretrained import MODEL_FOLDER, WeightFile, hub_files, weight_files
 from swarm.hf.safetensors_header import LENGTH_BYTES, StoredTensor, header_bytes, parse_header
+from swarm.job.families import FAMILIES, HEAD
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
-from swarm.model.families import FAMILIES, HEAD, parameter_shapes
+from swarm.model.families import parameter_shapes
 
 OPTIMIZER_FOLDER = "optimizer"
 PREVIOUS = "previous"  # stands where an optimizer state's name does: the weights of version - 1

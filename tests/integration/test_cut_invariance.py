@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm.data import Batches, ByteTokenizer, TokenData
 from swarm.errors import JobFailed, NotAllowed
+from swarm.job.families import HEAD
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.model.families import EMBEDDING, HEAD
+from swarm.model.families import EMBEDDING
 from swarm.reference import trainer
 from swarm.reference.trainer import Trained, build_stages, save_folder, sha256_of, train_local, train_step
 from swarm.types import Microbatch

@@ -12,9 +12,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarm.data import Batches, TokenData
-from swarm.job.partition import hugging_face_config, resolve
+from swarm.job.families import FAMILIES, HEAD
+from swarm.job.model_config import hugging_face_config
+from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.model.families import FAMILIES, HEAD
 from swarm.reference.trainer import build_stages, save_folder, train_local
 from tests.support.unsplit_model import assert_equals_unsplit, loss_of
 

@@ -27,9 +27,10 @@ import swarm.model.stage as stage_module
 import swarm.model.state as state_module
 from scheduler.storage.database import JobTokens
 from swarm.data import Batches, TokenData
+from swarm.job.families import FAMILIES, HEAD
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.model.families import FAMILIES, HEAD, stored_name
+from swarm.model.families import stored_name
 from swarm.model.stage import Stage
 from tests.simulation.engine.history import Applied, Backwarded, Built, Fetched, Forwarded, SumsDropped
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from swarm.job.families import FAMILIES
 from swarm.job.footprint import graph_bytes, stage_footprint, stage_parameters
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.stage import Stage
 from swarm.types import Microbatch
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox")
 
 
 def spec_of(family: str = "llama", dtype: str = "float32", **changes: dict[str, object]) -> JobSpec:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from swarm.errors import InvalidConfig
+from swarm.job.model_config import hugging_face_config
 from swarm.job.partition import (
     auto_microbatch,
     balanced_split,
     flops_per_token,
-    hugging_face_config,
     resolve,
     unit_names,
 )

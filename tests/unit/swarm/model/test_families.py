@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+import swarm
 from swarm.errors import InvalidConfig
-from swarm.hf.model_folder import ARCHITECTURES, model_folder_files
-from swarm.job.partition import _FAMILIES, balanced_split, flops_per_token, resolve
+from swarm.hf.model_folder import model_folder_files
+from swarm.job.families import FAMILIES
+from swarm.job.partition import balanced_split, flops_per_token, resolve
 from swarm.job.spec import JobSpec, ModelSection, parse_job
-from swarm.model.families import FAMILIES
+from swarm.model.families import CLASSES
 
 # What a config class takes beside its fields, and turns into rope_parameters.
 ROTARY = {"rope_theta", "rotary_pct", "rotary_emb_base"}
@@ -34,17 +37,27 @@ def resolved(spec: JobSpec) -> JobSpec:
     return resolve(spec, vocabulary_size=257, stages_if_auto=1)
 
 
-def test_every_table_has_every_family() -> None:
-    names = set(get_args(ModelSection.model_fields["family"].annotation))
-    names.remove("auto")
-    assert names == FAMILIES.keys() == _FAMILIES.keys() == ARCHITECTURES.keys()
-    assert all(ARCHITECTURES[name] == MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name] for name in names)
+def test_whatever_knows_families_has_them_from_the_one_table() -> None:
+    assert get_args(ModelSection.model_fields["family"].annotation) == ("auto", *FAMILIES)
+    assert CLASSES.keys() == FAMILIES.keys()
+    for name, family in FAMILIES.items():
+        assert family.architecture == MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]
+
+
+def test_no_source_file_but_the_table_names_more_than_one_family() -> None:
+    sources = Path(swarm.__file__).parent.rglob("*.py")
+    naming = {
+        path.name: named
+        for path in sources
+        if len(named := {name for name in FAMILIES if f'"{name}"' in path.read_text(encoding="utf-8")}) > 1
+    }
+    assert naming == {"families.py": set(FAMILIES)}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fields_are_those_of_the_library_with_its_defaults(family: str) -> None:
-    ours = _FAMILIES[family]
-    known = {field.name: field.default for field in dataclasses.fields(FAMILIES[family].config)}
+    ours = FAMILIES[family]
+    known = {field.name: field.default for field in dataclasses.fields(CLASSES[family].config)}
     for key, (kind, default) in ours.fields.items():
         name = ours.own_names.get(key, key)
         assert name in known.keys() | ROTARY, key
@@ -58,7 +71,7 @@ def test_the_config_file_has_the_familys_own_names_and_resolving_twice_changes_n
     spec = resolved(job(family))
     assert resolved(spec) == spec
     config = json.loads(model_folder_files(spec)["config.json"])
-    known = {field.name for field in dataclasses.fields(FAMILIES[family].config)}
+    known = {field.name for field in dataclasses.fields(CLASSES[family].config)}
     assert config.keys() <= known | ROTARY | {"model_type", "architectures", "dtype"}
     # Else Gemma 2 would take an ordinary byte for padding, and never learn it.
     assert config["pad_token_id"] is None

@@ -15,10 +15,11 @@ from safetensors.torch import load
 from torch import Tensor
 
 from swarm.errors import InvalidConfig, NotFound, StaleMessage
+from swarm.job.families import HEAD
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.exact_sums import mean_of_parts
-from swarm.model.families import EMBEDDING, HEAD
+from swarm.model.families import EMBEDDING
 from swarm.model.runtime import choose_device
 from swarm.model.stage import Stage
 from swarm.types import Microbatch, UnitName
