@@ -18,6 +18,7 @@ from scheduler.assembly import assemble
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.job import Announcer
 from scheduler.jobs.ports import SchedulerPorts
+from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.messages import PROTOCOL_VERSION
@@ -28,7 +29,6 @@ from swarm.mqtt.discovery import Announcement
 from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import check_http_host, check_loopback, lock_folder, say_ready
 from swarm.process.logs import get_logger
-from swarm.process.metrics import SchedulerMetrics
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import add_session_service
 from swarm.wire import jobs_pb2_grpc

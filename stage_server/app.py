@@ -19,6 +19,7 @@ import torch
 from stage_server.chaos import Harm, HarmedDevice, HarmedLinks, HarmedReceiver
 from stage_server.device import Device, ThreadDevice
 from stage_server.identity import Identity
+from stage_server.metrics import StageServerMetrics
 from stage_server.options import StageServerOptions
 from stage_server.session.server import StageServer
 from swarm.errors import InvalidConfig
@@ -31,7 +32,6 @@ from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import Farewell, lock_first, say_ready
 from swarm.process.logs import Logger, configure, get_logger
 from swarm.process.malloc import tune_malloc
-from swarm.process.metrics import StageServerMetrics
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.peers import GrpcPeerLinks, Neighbour, PeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink

@@ -9,8 +9,8 @@ from pathlib import Path
 from client.connection import Scheduler
 from client.shell import Shell
 from client.upload.blobs import File, upload
+from swarm.checkpoint.reader import Checkpoint, open_folder
 from swarm.checkpoint.storage import MANIFEST, LocalStorage
-from swarm.checkpoint.writer import Checkpoint, open_folder
 from swarm.errors import InvalidConfig, InvalidModel, NotFound
 from swarm.job.changes import check_state, check_steps
 from swarm.job.spec import JobSpec

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Set
 
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.commands import Jobs
+from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import JobRecord
-from swarm.process.metrics import SchedulerMetrics
 from swarm.types import PeerState
 
 JOB_KEPT_S = 3600.0

@@ -30,7 +30,7 @@ from scheduler.storage.checkpoint_catalog import LATEST, uploaded_checkpoint
 from scheduler.storage.database import JobRecord, JobTokens
 from scheduler.storage.drains import Drains
 from scheduler.storage.state_files import check_uploaded
-from swarm.checkpoint.writer import Found
+from swarm.checkpoint.reader import Found
 from swarm.errors import NotAllowed
 from swarm.job.changes import check_changes, check_state, check_steps
 from swarm.job.partition import resolve

@@ -13,7 +13,7 @@ from scheduler.brain.stall import Stalls
 from scheduler.jobs.driver import SAVED, JobDriver
 from scheduler.storage.checkpoint_sink import CheckpointSink
 from scheduler.storage.database import JobRecord
-from swarm.checkpoint.writer import Checkpoint
+from swarm.checkpoint.reader import Checkpoint
 from swarm.job.spec import JobSpec
 from swarm.types import PeerId
 

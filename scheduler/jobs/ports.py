@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from random import Random
 
 from scheduler.jobs.job import Announcer
+from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.stores import Stores
 from swarm.process.logs import Logger
-from swarm.process.metrics import SchedulerMetrics
 
 SETTLE_S = 2.0
 

@@ -22,14 +22,15 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.settings import brain_settings
+from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.checkpoint_sink import CheckpointSink
 from scheduler.storage.database import patiently
-from swarm.checkpoint.writer import Checkpoint, Facts
+from swarm.checkpoint.reader import Checkpoint
+from swarm.checkpoint.writer import Facts
 from swarm.data.batches import Batches
 from swarm.errors import CheckpointFailed, DatabaseUnavailable, Fenced, SwarmError
 from swarm.job.schedule import perplexity
 from swarm.messages import Command, Release
-from swarm.process.metrics import SchedulerMetrics
 from swarm.types import JobState, PeerId, PeerState
 
 RESUMED = "goes on after a restart of the scheduler"

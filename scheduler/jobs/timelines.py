@@ -12,8 +12,8 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.checkpoint_catalog import Beginning, job_and_step, same_model
 from scheduler.storage.database import JobRecord
+from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import MANIFEST
-from swarm.checkpoint.writer import Checkpoint, Found
 from swarm.errors import NotAllowed, NotFound
 from swarm.job.changes import check_state, check_steps
 from swarm.job.spec import JobSpec

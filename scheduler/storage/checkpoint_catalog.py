@@ -17,8 +17,8 @@ from scheduler.brain.lineage import checkpoint_counts
 from scheduler.storage.checkpoint_sink import job_storage
 from scheduler.storage.database import JobRecord
 from scheduler.storage.executor import run_blocking
+from swarm.checkpoint.reader import Checkpoint, Fault, Found, fault_of, find, list_checkpoints, newest
 from swarm.checkpoint.storage import MANIFEST, Storage, open_storage
-from swarm.checkpoint.writer import Checkpoint, Fault, Found, fault_of, find, list_checkpoints, newest
 from swarm.errors import CheckpointDamaged, InvalidConfig, NotFound, StorageError
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile

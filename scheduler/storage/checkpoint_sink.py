@@ -18,8 +18,9 @@ from typing import Protocol, TypeVar
 
 from scheduler.brain.outputs import PublishCheckpoint
 from scheduler.storage.executor import run_blocking
+from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage, Storage, open_storage
-from swarm.checkpoint.writer import Checkpoint, CheckpointWriter, Facts, FileWriter, fault_of, list_checkpoints, prune
+from swarm.checkpoint.writer import CheckpointWriter, Facts, FileWriter, prune
 from swarm.errors import (
     CheckpointDamaged,
     CheckpointFailed,

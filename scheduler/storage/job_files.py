@@ -11,7 +11,7 @@ from scheduler.storage.checkpoint_sink import CheckpointFiles
 from scheduler.storage.database import JobTokens
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.state_files import StateFiles
-from swarm.checkpoint.writer import Checkpoint
+from swarm.checkpoint.reader import Checkpoint
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidData
 from swarm.job.spec import JobSpec

@@ -22,12 +22,12 @@ from stage_server.brain.evaluation import (
     ReportEvaluation,
 )
 from stage_server.device import Device
+from stage_server.metrics import StageServerMetrics
 from stage_server.replica.packing import Packed, pack
 from swarm.errors import StaleMessage
 from swarm.messages import Evaluate, Event, TensorHeader
 from swarm.model import codec
 from swarm.model.stage import Stage
-from swarm.process.metrics import StageServerMetrics
 from swarm.types import Microbatch
 
 

@@ -36,6 +36,7 @@ from stage_server.brain.held_outputs import HeldOutputs
 from stage_server.brain.work_queue import WorkQueue
 from stage_server.device import Device
 from stage_server.identity import ReplicaId
+from stage_server.metrics import StageServerMetrics
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
 from stage_server.replica.packing import NOTHING, SLICE_CODEC, Packed, pack
@@ -78,7 +79,6 @@ from swarm.model.runtime import configure, is_slow_at_bfloat16, step_device
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState
 from swarm.process.logs import Logger
-from swarm.process.metrics import StageServerMetrics
 from swarm.rpc.peers import PeerLinks
 from swarm.types import Direction, Hop, Microbatch, UnitName
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from stage_server.device import Device
 from stage_server.identity import ReplicaId
+from stage_server.metrics import StageServerMetrics
 from stage_server.replica.averaging import Mailbox, Mean, run_round
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.messages import AbortRound, Average, Averaged, Commit, RoundFailed
 from swarm.model.stage import Stage
 from swarm.process.logs import Logger
-from swarm.process.metrics import StageServerMetrics
 from swarm.rpc.peers import PeerLinks
 from swarm.types import PeerId, Round, UnitName
 

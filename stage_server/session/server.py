@@ -17,6 +17,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from stage_server.device import Device
 from stage_server.identity import Identity, ReplicaId
+from stage_server.metrics import StageServerMetrics
 from stage_server.replica.replica import HOLD_BYTES, BuildStage, Replica
 from stage_server.session.event_queue import EventQueue
 from stage_server.state.joiner import JoinClient
@@ -54,7 +55,6 @@ from swarm.messages import (
 from swarm.model.runtime import release_memory
 from swarm.model.stage import Stage
 from swarm.process.logs import Logger
-from swarm.process.metrics import StageServerMetrics
 from swarm.rpc.peers import PeerLinks
 from swarm.rpc.session import SchedulerLink
 from swarm.types import JobId

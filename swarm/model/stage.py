@@ -33,7 +33,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from swarm.errors import NotFound, StaleMessage
-from swarm.job.families import FAMILIES, HEAD
+from swarm.job.families import HEAD
 from swarm.job.partition import TIED_UNIT
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash, ParameterNorm
@@ -42,15 +42,8 @@ from swarm.model.families import Draw, StageModule, build, stored_name
 from swarm.model.optimizers import Optimizer
 from swarm.model.runtime import step_device, sum_device
 from swarm.model.state import InitialState
+from swarm.model.units import UnitUse, module_names, places_of, tied_name, views
 from swarm.types import Microbatch, UnitName
-
-
-@dataclass(frozen=True, slots=True)
-class UnitLayout:
-    """How the parameters of a unit lie in its flat sums and means: (name, offset, shape) each, without gaps."""
-
-    elements: int
-    parameters: tuple[tuple[str, int, tuple[int, ...]], ...]
 
 
 @dataclass(slots=True)
@@ -70,14 +63,6 @@ class _Graph:
     source: Tensor  # tokens [B, T], or the boundary tensor [B, T, D] as a leaf
     targets: Tensor | None
     output: Tensor | None = None  # boundary tensor, or the loss
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """A place where parameters of a unit are used: the tied weight has two, all other parameters one."""
-
-    unit: UnitName
-    role: str  # "own", "embedding" or "head"
 
 
 class Stage:
@@ -112,10 +97,10 @@ class Stage:
             _Buffer(version, build(spec, stage, device, weights))
             for version, weights in _starts(initial)[: 1 + spec.pipeline.staleness]
         ]
-        self._places = _places(self._buffers[0].module, UnitName(f"stage-{stage}"), _tied_name(spec))
+        self._places = places_of(self._buffers[0].module, UnitName(f"stage-{stage}"), tied_name(spec))
         self.units = {use.unit: layout for use, layout in self._places.items()}
         self._graphs: dict[Microbatch, _Graph] = {}
-        self._sums: dict[int, dict[_Use, Tensor]] = {}
+        self._sums: dict[int, dict[UnitUse, Tensor]] = {}
         self._sum_device, self._step_device = sum_device(device), step_device(device, step_on)
         self._optimizer = Optimizer(
             spec.training,
@@ -243,9 +228,7 @@ class Stage:
 
     def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
         """Squared norm of each parameter tensor in an averaged gradient of the unit."""
-        return tuple(
-            ParameterNorm(name, exact_sums.squared_norm(view)) for name, view in _views(self.units[unit], mean)
-        )
+        return tuple(ParameterNorm(name, exact_sums.squared_norm(view)) for name, view in views(self.units[unit], mean))
 
     def apply(
         self, step: int, means: Mapping[UnitName, Tensor], *, learning_rate: float, scale: float, skip: bool
@@ -343,7 +326,7 @@ class Stage:
         return {
             name: view
             for use, layout in self._places.items()
-            for (name, _, _), (_, view) in zip(_module_names(use, layout), _views(layout, means[use.unit]), strict=True)
+            for (name, _, _), (_, view) in zip(module_names(use, layout), views(layout, means[use.unit]), strict=True)
         }
 
     def means_of(self, gradients: Mapping[str, Tensor]) -> dict[UnitName, Tensor]:
@@ -443,7 +426,7 @@ class Stage:
                 exact_sums.contribution_limit(contributions * (2 if use.unit == TIED_UNIT else 1)),
             )
             for use, layout in self._places.items()
-            for name, _, _ in _module_names(use, layout)
+            for name, _, _ in module_names(use, layout)
         )
 
     def _add(self, step: int, gradients: Mapping[str, Tensor]) -> None:
@@ -453,7 +436,7 @@ class Stage:
                 sums[use] = torch.zeros(
                     layout.elements, dtype=exact_sums.sum_dtype(self._bits), device=self._sum_device
                 )
-            for name, offset, _ in _module_names(use, layout):
+            for name, offset, _ in module_names(use, layout):
                 gradient = gradients[name]
                 exact_sums.accumulate(sums[use][offset : offset + gradient.numel()], gradient, self._bits)
 
@@ -473,7 +456,7 @@ class Stage:
         gradients = {}
         for use, layout in self._places.items():
             mean = means[use.unit].to(self._step_device)
-            for (name, _, _), (_, view) in zip(_module_names(use, layout), _views(layout, mean), strict=True):
+            for (name, _, _), (_, view) in zip(module_names(use, layout), views(layout, mean), strict=True):
                 gradients[name] = view * scale
         return gradients
 
@@ -484,42 +467,6 @@ def _starts(initial: InitialState | None) -> tuple[tuple[int, Mapping[str, Tenso
         return (0, None), (0, None)
     previous = initial.previous or initial.weights
     return (initial.version, initial.weights), (max(0, initial.version - 1), previous)
-
-
-def _tied_name(spec: JobSpec) -> str | None:
-    """The name of the embedding if the head is tied to it."""
-    return FAMILIES[spec.model.family].embedding_name if spec.tied else None
-
-
-def _places(module: StageModule, own: UnitName, tied: str | None) -> dict[_Use, UnitLayout]:
-    """Which parameters of the module lie where in which unit."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    roles = {tied: "embedding", HEAD: "head"} if tied is not None else {}
-    places = {_Use(own, "own"): _layout({name: shape for name, shape in shapes.items() if name not in roles})}
-    for name, role in roles.items():
-        if tied is not None and name in shapes:
-            places[_Use(TIED_UNIT, role)] = _layout({tied: shapes[name]})
-    return places
-
-
-def _layout(shapes: Mapping[str, tuple[int, ...]]) -> UnitLayout:
-    parameters, offset = [], 0
-    for name, shape in shapes.items():
-        parameters.append((name, offset, shape))
-        offset += torch.Size(shape).numel()
-    return UnitLayout(offset, tuple(parameters))
-
-
-def _module_names(use: _Use, layout: UnitLayout) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-    """The layout under the names that the module uses: the tied head is called by the embedding's name outside."""
-    if use.role != "head":
-        return layout.parameters
-    return tuple((HEAD, offset, shape) for _, offset, shape in layout.parameters)
-
-
-def _views(layout: UnitLayout, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-    for name, offset, shape in layout.parameters:
-        yield name, flat[offset : offset + torch.Size(shape).numel()].view(shape)
 
 
 @torch.no_grad()

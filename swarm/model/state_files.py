@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from swarm.checkpoint.writer import STATE_MARK
+from swarm.checkpoint.reader import STATE_MARK
 from swarm.hf.model_folder import shard_name
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash

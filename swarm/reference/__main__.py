@@ -15,7 +15,7 @@ with quiet_start():
 
     import typer
 
-    from swarm.checkpoint.writer import open_folder
+    from swarm.checkpoint.reader import open_folder
     from swarm.data import open_corpus
     from swarm.errors import SwarmError, UsageError
     from swarm.hf.model_folder import check_out_dir

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
+from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage, Storage
-from swarm.checkpoint.writer import Checkpoint, CheckpointWriter, Facts, fault_of, list_checkpoints, prune
+from swarm.checkpoint.writer import CheckpointWriter, Facts, prune
 from swarm.errors import CheckpointFailed, InvalidConfig, SwarmError
 from swarm.hf.pretrained import WeightFile
 from swarm.job.changes import check_state, check_steps

@@ -21,8 +21,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import open_storage
-from swarm.checkpoint.writer import Checkpoint
 from swarm.data import Batches, ByteTokenizer, Corpus, TokenData, TokenManifest, tokenise
 from swarm.errors import JobFailed, OutOfMemory
 from swarm.hf.model_folder import (

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from swarm.messages import Admit, Command, Event, Follow, Loaded
-from swarm.sim.network import Observer, SimNetwork
+from swarm.sim.fabric import Observer
+from swarm.sim.network import SimNetwork
 from tests.support.scenes import BEFORE, Run, Task, add_peer, serves, train
 
 SHAPES = [

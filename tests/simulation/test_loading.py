@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from stage_server.device import InlineDevice
 from stage_server.identity import Identity
+from stage_server.metrics import StageServerMetrics
 from stage_server.session.server import StageServer
 from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
@@ -19,7 +20,6 @@ from swarm.job.spec import JobSpec
 from swarm.messages import PROTOCOL_VERSION, Command, Event, Failed, Loaded, LoadStage, Release, StoreHeader, Welcome
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
-from swarm.process.metrics import StageServerMetrics
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from scheduler.jobs.job import Job
+from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage
-from swarm.checkpoint.writer import Checkpoint, fault_of, list_checkpoints
 from swarm.data import ByteTokenizer
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.job.partition import resolve

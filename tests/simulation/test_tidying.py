@@ -13,12 +13,12 @@ from scheduler.api.announcer import NoAnnouncer
 from scheduler.api.metric_expiry import tidy
 from scheduler.assembly import assemble
 from scheduler.jobs.ports import SchedulerPorts
+from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.stores import Stores
 from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
-from swarm.process.metrics import SchedulerMetrics
 from swarm.sim import loop as sim
 from swarm.types import PeerId
 from tests.support.simulated import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text

@@ -13,8 +13,9 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 from safetensors.numpy import save
 
+from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import Files, Storage
-from swarm.checkpoint.writer import Checkpoint, CheckpointWriter, Facts
+from swarm.checkpoint.writer import CheckpointWriter, Facts
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash

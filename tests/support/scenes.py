@@ -14,7 +14,7 @@ import torch
 from scheduler.api.drain import drain
 from scheduler.brain.explain.facts import explain_peer
 from scheduler.jobs.job import Job
-from swarm.checkpoint.writer import Checkpoint, list_checkpoints
+from swarm.checkpoint.reader import Checkpoint, list_checkpoints
 from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec

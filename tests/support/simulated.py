@@ -15,10 +15,12 @@ from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
+from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, JobTokens
 from scheduler.storage.stores import Stores
 from stage_server.device import InlineDevice
 from stage_server.identity import Identity
+from stage_server.metrics import StageServerMetrics
 from stage_server.replica.replica import BuildStage
 from stage_server.session.server import StageServer
 from swarm.data import Batches, ByteTokenizer, TokenData, TokenManifest, tokenise
@@ -26,9 +28,9 @@ from swarm.job.spec import JobSpec
 from swarm.messages import PROTOCOL_VERSION
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
-from swarm.process.metrics import SchedulerMetrics, StageServerMetrics
 from swarm.sim import loop as sim
-from swarm.sim.network import Counts, SimNetwork
+from swarm.sim.fabric import Counts
+from swarm.sim.network import SimNetwork
 from swarm.types import JobState, PeerId
 
 SCHEDULER = "scheduler"

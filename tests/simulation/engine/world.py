@@ -30,6 +30,7 @@ from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
+from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.checkpoint_catalog import CheckpointCatalog
 from scheduler.storage.checkpoint_sink import job_storage
 from scheduler.storage.database import Database, JobTokens, _take_epoch
@@ -37,18 +38,19 @@ from scheduler.storage.stores import Stores
 from stage_server.brain.work_queue import ORDERS_MAX
 from stage_server.device import Timed
 from stage_server.identity import Identity
+from stage_server.metrics import StageServerMetrics
 from stage_server.replica.averaging import MAILBOX_BYTES_MAX
 from stage_server.session.server import StageServer
+from swarm.checkpoint.reader import fault_of, list_checkpoints
 from swarm.checkpoint.storage import Files, LocalStorage, Storage
-from swarm.checkpoint.writer import fault_of, list_checkpoints
 from swarm.errors import DatabaseUnavailable, SwarmError
 from swarm.job.spec import JobSpec
 from swarm.messages import PROTOCOL_VERSION, Averaged, Command, Commit, Event, TensorHeader
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
-from swarm.process.metrics import SchedulerMetrics, StageServerMetrics
 from swarm.sim import loop as sim
-from swarm.sim.network import Observer, SimNetwork
+from swarm.sim.fabric import Observer
+from swarm.sim.network import SimNetwork
 from swarm.sim.processes import Process
 from swarm.sim.weather import Weather
 from swarm.types import JobId, PeerId, PeerState

@@ -14,8 +14,8 @@ from safetensors.numpy import save
 
 from scheduler.brain.outputs import PublishCheckpoint
 from scheduler.storage.checkpoint_sink import CheckpointFiles, CheckpointSink, _try_out, job_storage
+from swarm.checkpoint.reader import Checkpoint, list_checkpoints, newest
 from swarm.checkpoint.storage import LocalStorage, open_storage
-from swarm.checkpoint.writer import Checkpoint, list_checkpoints, newest
 from swarm.errors import CheckpointFailed, CorruptFrame, InvalidConfig, NotFound, Refused
 from swarm.messages import FetchRequest, StoreHeader
 from swarm.types import JobId, PeerId

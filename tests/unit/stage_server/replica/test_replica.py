@@ -12,6 +12,7 @@ import torch
 
 from stage_server.device import InlineDevice
 from stage_server.identity import ReplicaId
+from stage_server.metrics import StageServerMetrics
 from stage_server.replica.replica import REPAIR_S, Replica
 from swarm.errors import StaleMessage
 from swarm.job.partition import resolve
@@ -35,7 +36,6 @@ from swarm.messages import (
     UnitRound,
 )
 from swarm.process.logs import get_logger
-from swarm.process.metrics import StageServerMetrics
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
 from swarm.types import Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest

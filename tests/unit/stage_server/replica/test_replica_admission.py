@@ -14,6 +14,7 @@ import torch
 
 from stage_server.device import InlineDevice
 from stage_server.identity import ReplicaId
+from stage_server.metrics import StageServerMetrics
 from stage_server.replica.packing import SLICE_CODEC
 from stage_server.replica.replica import Replica
 from swarm.errors import CorruptFrame, Refused, StaleMessage
@@ -21,7 +22,6 @@ from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, LoadStage, StoreHeader, TensorHeader
 from swarm.process.logs import get_logger
-from swarm.process.metrics import StageServerMetrics
 from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId, UnitName
 

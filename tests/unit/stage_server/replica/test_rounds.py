@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stage_server.device import InlineDevice
 from stage_server.identity import ReplicaId
+from stage_server.metrics import StageServerMetrics
 from stage_server.replica.averaging import MAILBOX_BYTES_MAX, Mailbox, SliceKey
 from stage_server.replica.rounds import RoundRunner
 from swarm.errors import Refused, SetMismatch, StaleMessage, SwarmError
@@ -31,7 +32,6 @@ from swarm.messages import (
     UnitRound,
 )
 from swarm.process.logs import get_logger
-from swarm.process.metrics import StageServerMetrics
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId, Round, UnitName

@@ -9,6 +9,7 @@ from random import Random
 
 from stage_server.device import InlineDevice
 from stage_server.identity import Identity
+from stage_server.metrics import StageServerMetrics
 from stage_server.session.server import StageServer
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
@@ -26,7 +27,6 @@ from swarm.messages import (
     Welcome,
 )
 from swarm.process.logs import get_logger
-from swarm.process.metrics import StageServerMetrics
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId

@@ -16,8 +16,9 @@ import fsspec
 import pytest
 from safetensors.numpy import load
 
+from swarm.checkpoint.reader import fault_of, list_checkpoints, newest, open_folder
 from swarm.checkpoint.storage import LocalStorage, Storage, open_storage
-from swarm.checkpoint.writer import CheckpointWriter, fault_of, list_checkpoints, newest, open_folder, prune
+from swarm.checkpoint.writer import CheckpointWriter, prune
 from swarm.errors import CheckpointDamaged, CheckpointFailed, InvalidConfig, NotFound, StorageError
 from swarm.types import JobId
 from tests.support.checkpoints import JOB, FlakyFiles, ForgetfulFiles, PowerCut, facts, hashes, spec, tensors, write

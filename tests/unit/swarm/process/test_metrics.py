@@ -8,7 +8,9 @@ from itertools import pairwise
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from swarm.process.metrics import PEERS_MAX, SECONDS_BUCKETS, SchedulerMetrics, StageServerMetrics
+from scheduler.metrics import PEERS_MAX, SchedulerMetrics
+from stage_server.metrics import StageServerMetrics
+from swarm.process.metrics import SECONDS_BUCKETS
 from swarm.types import JobState
 
 EVERY_PROCESS = {

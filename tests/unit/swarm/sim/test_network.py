@@ -10,7 +10,8 @@ import pytest
 from swarm.errors import PeerUnavailable, SchedulerUnreachable
 from swarm.messages import Command, Event, FetchRequest, Heartbeat, StoreHeader, TensorHeader, Void
 from swarm.sim import loop as sim
-from swarm.sim.network import Counts, SimNetwork
+from swarm.sim.fabric import Counts
+from swarm.sim.network import SimNetwork
 from tests.support.headers import header_of
 
 

@@ -7,7 +7,8 @@ import pytest
 from swarm.errors import PeerUnavailable
 from swarm.messages import TensorHeader
 from swarm.sim import loop as sim
-from swarm.sim.network import Counts, SimNetwork
+from swarm.sim.fabric import Counts
+from swarm.sim.network import SimNetwork
 from swarm.sim.processes import Process
 from swarm.sim.weather import DETECT_S, Weather
 from tests.support.headers import header_of

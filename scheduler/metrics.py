@@ -1,0 +1,336 @@
+"""The Prometheus series of a scheduler: what it knows of its jobs and peers.
+
+Labels are bounded: `job_id` to jobs that are open or ended less than an hour ago (`forget_job`), `peer` to ids that the
+scheduler issued, at most 2,000 at a time and `other` beyond that (`forget_peer`), the rest to closed sets. What a peer
+reports about itself never becomes a label as it is. Floats of the form `*_unix_s` are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence, Set
+
+from prometheus_client import (
+    Counter,
+    Gauge,
+    Histogram,
+)
+
+from swarm.process.metrics import SECONDS_BUCKETS, ProcessMetrics
+from swarm.types import JobState, PeerState
+
+LONG_SECONDS_BUCKETS = (*SECONDS_BUCKETS, 300.0, 900.0, 3600.0)
+PEERS_MAX = 2000
+OTHER = "other"
+REASONS = ("timeout", "refused", "oom", "checksum", "draining", "gone")
+CHECKPOINT_FAILURES = ("disk_full", "storage", "peer", "timeout", "internal")
+
+_PEER_STATES = tuple(state.value for state in PeerState)
+_JOB_STATES = tuple(state.value for state in JobState)
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+_VERSION = re.compile(r"^\d{1,4}(\.\d{1,4}){1,3}([a-z0-9.+-]{0,16})$")
+
+
+class SchedulerMetrics:
+    """What a scheduler knows of its jobs and peers."""
+
+    def __init__(self, version: str, protocol: int) -> None:
+        self.process = ProcessMetrics(version, protocol)
+        self.registry = registry = self.process.registry
+        job = ("job_id",)
+        self._job_info = Gauge("swarm_job_info", "Facts about a job", ("job_id", "family"), registry=registry)
+        self._job_state = Gauge("swarm_job_state", "Exactly one state is 1", ("job_id", "state"), registry=registry)
+        self._job_step = Gauge("swarm_job_step", "Steps committed", job, registry=registry)
+        self._last_progress = Gauge(
+            "swarm_job_last_progress_timestamp_seconds", "Time of the last commit", job, registry=registry
+        )
+        self._tokens = Counter("swarm_job_tokens_total", "Tokens applied", job, registry=registry)
+        self._nonfinite = Counter(
+            "swarm_job_nonfinite_steps_total", "Steps with NaN or Inf gradients", job, registry=registry
+        )
+        self._loss = Gauge("swarm_train_loss", "Loss of the last step in nats", job, registry=registry)
+        self._evaluation_loss = Gauge("swarm_evaluation_loss", "Validation loss in nats", job, registry=registry)
+        self._evaluation_step = Gauge(
+            "swarm_evaluation_step", "Steps after which the validation loss was measured", job, registry=registry
+        )
+        self._learning_rate = Gauge("swarm_learning_rate", "Current learning rate", job, registry=registry)
+        self._grad_norm = Gauge("swarm_grad_norm", "Gradient norm before clipping", job, registry=registry)
+        self._step_duration = Histogram(
+            "swarm_step_duration_seconds", "Commit to commit", job, buckets=SECONDS_BUCKETS, registry=registry
+        )
+        self._committed = Counter(
+            "swarm_microbatches_committed_total", "Microbatches in committed steps, once each", job, registry=registry
+        )
+        self._in_flight = Gauge(
+            "swarm_microbatches_in_flight", "Microbatches fed and not committed", job, registry=registry
+        )
+        self._violations = Counter(
+            "swarm_ledger_violations_total", "Refused set digests; 0 in health", job, registry=registry
+        )
+        self._replayed = Counter(
+            "swarm_microbatches_replayed_total",
+            "Hops done again because their replica was lost",
+            ("job_id", "stage"),
+            registry=registry,
+        )
+        self._duplicates = Counter(
+            "swarm_duplicates_discarded_total", "Late repeats that were ignored", job, registry=registry
+        )
+        self._reroutes = Counter(
+            "swarm_reroutes_total", "Hops taken from a replica", ("job_id", "stage", "reason"), registry=registry
+        )
+        self._routed = Counter(
+            "swarm_route_decisions_total", "Times a peer was picked for a hop", ("stage", "peer"), registry=registry
+        )
+        self._rebalances = Counter(
+            "swarm_rebalances_total", "Replicas moved to another stage", ("job_id",), registry=registry
+        )
+        self._rebalance_duration = Histogram(
+            "swarm_rebalance_duration_seconds",
+            "Decision to release by the old stage",
+            buckets=LONG_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._peers = Gauge(
+            "swarm_peers", "Peers by job, stage and state", ("job_id", "stage", "state"), registry=registry
+        )
+        self._peer_info = Gauge(
+            "swarm_peer_info", "Facts about a peer", ("peer", "version", "device"), registry=registry
+        )
+        self._last_heartbeat = Gauge(
+            "swarm_peer_last_heartbeat_timestamp_seconds", "Last sign of life", ("peer",), registry=registry
+        )
+        self._known_jobs: set[str] = set()
+        self._checkpoint_duration = Histogram(
+            "swarm_checkpoint_duration_seconds",
+            "Start of a checkpoint to its manifest",
+            buckets=LONG_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._checkpoint_success = Gauge(
+            "swarm_checkpoint_last_success_timestamp_seconds",
+            "Time of the newest checkpoint that was read back",
+            job,
+            registry=registry,
+        )
+        self._checkpoint_failures = Counter(
+            "swarm_checkpoint_failures_total", "Checkpoints given up", ("job_id", "reason"), registry=registry
+        )
+        self._checkpoint_size = Gauge(
+            "swarm_checkpoint_size_bytes", "Size of the newest checkpoint", job, registry=registry
+        )
+        self._known_peers: set[str] = set()
+        self._peer_groups: set[tuple[str, str]] = set()
+        self._totals_seen: dict[tuple[str, ...], int] = {}
+        self._last_commit_unix_s: dict[str, float] = {}
+
+    @property
+    def known_jobs(self) -> Set[str]:
+        """The jobs that have series."""
+        return frozenset(self._known_jobs)
+
+    @property
+    def known_peers(self) -> Set[str]:
+        """The peers that have series."""
+        return frozenset(self._known_peers)
+
+    def job_opened(self, job_id: str, family: str, step: int = 0) -> None:
+        """A job exists, with so many steps committed: its counters start at zero."""
+        self._known_jobs.add(job_id)
+        self._job_info.labels(job_id, family).set(1)
+        self._job_step.labels(job_id).set(step)
+        self._in_flight.labels(job_id).set(0)
+        for counter in (self._tokens, self._nonfinite, self._committed, self._violations):
+            counter.labels(job_id)
+        for reason in CHECKPOINT_FAILURES:
+            self._checkpoint_failures.labels(job_id, reason)
+        self._step_duration.labels(job_id)
+        self._totals_seen = {key: total for key, total in self._totals_seen.items() if key[1] != job_id}
+        self._last_commit_unix_s.pop(job_id, None)  # what passed since is no step's duration
+
+    def job_went_back(
+        self, job_id: str, loss: float, learning_rate: float, grad_norm: float, evaluation_step: int
+    ) -> None:
+        """The job goes on at an earlier step, where these were measured; NaN and 0: nothing was yet."""
+        measured = ((self._loss, loss), (self._learning_rate, learning_rate), (self._grad_norm, grad_norm))
+        for gauge, value in measured:
+            if math.isnan(loss):
+                _remove_series(gauge, job_id, 0)
+            else:
+                gauge.labels(job_id).set(value)
+        if not evaluation_step:
+            for gauge in (self._evaluation_loss, self._evaluation_step):
+                _remove_series(gauge, job_id, 0)
+
+    def job_state(self, job_id: str, state: JobState | str) -> None:
+        """The job is in `state` and in no other."""
+        for known in _JOB_STATES:
+            self._job_state.labels(job_id, known).set(known == str(state))
+
+    def step_committed(
+        self,
+        job_id: str,
+        *,
+        step: int,
+        time_unix_s: float,
+        loss: float,
+        learning_rate: float,
+        grad_norm: float,
+        tokens: int,
+        microbatches: int,
+        skipped: bool = False,
+    ) -> None:
+        """One more step is committed; `step` counts the commits so far. A skipped step applied no tokens."""
+        self._job_step.labels(job_id).set(step)
+        self._last_progress.labels(job_id).set(time_unix_s)
+        self._learning_rate.labels(job_id).set(learning_rate)
+        self._committed.labels(job_id).inc(microbatches)
+        if skipped:
+            self._nonfinite.labels(job_id).inc()
+        else:
+            self._loss.labels(job_id).set(loss)
+            self._grad_norm.labels(job_id).set(grad_norm)
+            self._tokens.labels(job_id).inc(tokens)
+        before = self._last_commit_unix_s.get(job_id)
+        if before is not None:
+            self._step_duration.labels(job_id).observe(max(0.0, time_unix_s - before))
+        self._last_commit_unix_s[job_id] = time_unix_s
+
+    def evaluated(self, job_id: str, *, step: int, loss: float) -> None:
+        """The weights after `step` steps have this validation loss."""
+        self._evaluation_loss.labels(job_id).set(loss)
+        self._evaluation_step.labels(job_id).set(step)
+
+    def in_flight(self, job_id: str, microbatches: int) -> None:
+        """So many microbatches are fed and not committed."""
+        self._in_flight.labels(job_id).set(microbatches)
+
+    def ledger_violations(self, job_id: str, total: int) -> None:
+        """The ledger counted `total` violations so far; a smaller number than before changes nothing."""
+        self._raise_to(self._violations, (job_id,), total)
+
+    def recovery(
+        self, job_id: str, replayed: Sequence[int], reroutes: Mapping[tuple[int, str], int], duplicates: int
+    ) -> None:
+        """Totals so far: contributions done again per stage, hops moved by (stage, reason), late repeats ignored."""
+        for stage, total in enumerate(replayed):
+            self._raise_to(self._replayed, (job_id, str(stage)), total)
+        for (stage, reason), total in reroutes.items():
+            self._raise_to(self._reroutes, (job_id, str(stage), reason if reason in REASONS else OTHER), total)
+        self._raise_to(self._duplicates, (job_id,), duplicates)
+
+    def rebalanced(self, job_id: str, duration_s: float) -> None:
+        """A replica was released by its old stage, so long after that was decided."""
+        self._rebalances.labels(job_id).inc()
+        self._rebalance_duration.observe(duration_s)
+
+    def _raise_to(self, counter: Counter, labels: tuple[str, ...], total: int) -> None:
+        """Let a counter follow a total that is kept elsewhere; a smaller one than before changes nothing."""
+        key = (counter._name, *labels)
+        before = self._totals_seen.get(key, 0)
+        if total > before:
+            counter.labels(*labels).inc(total - before)
+            self._totals_seen[key] = total
+
+    def checkpoint_kept(self, job_id: str, *, duration_s: float, time_unix_s: float, size_bytes: int) -> None:
+        """A checkpoint is complete and was read back."""
+        self._checkpoint_duration.observe(duration_s)
+        self._checkpoint_success.labels(job_id).set(time_unix_s)
+        self._checkpoint_size.labels(job_id).set(size_bytes)
+
+    def checkpoint_failed(self, job_id: str, reason: str) -> None:
+        """A checkpoint was given up; `reason` is one of CHECKPOINT_FAILURES."""
+        self._checkpoint_failures.labels(job_id, reason if reason in CHECKPOINT_FAILURES else OTHER).inc()
+
+    def route_decided(self, stage: int, peer: str) -> None:
+        """`peer` was picked for a hop at `stage`."""
+        self._routed.labels(str(stage), self._bounded(peer)).inc()
+
+    def peers(self, counts: Mapping[tuple[str, int | None, str], int], stages: Mapping[str, int]) -> None:
+        """How many peers are in each (job id, stage, state); peers without a job are ("", None, state).
+
+        `stages` has the stage count of every open job, so that an empty stage shows as zero instead of vanishing.
+        """
+        groups = {("", "")} | {(job, str(stage)) for job, count in stages.items() for stage in range(count)}
+        for job, stage in self._peer_groups - groups:
+            for state in _PEER_STATES:
+                self._peers.remove(job, stage, state)
+        self._peer_groups = groups
+        for job, stage in groups:
+            key = None if stage == "" else int(stage)
+            for state in _PEER_STATES:
+                self._peers.labels(job, stage, state).set(counts.get((job, key, state), 0))
+
+    def peer_attached(self, peer: str, version: str, device: str, time_unix_s: float) -> None:
+        """A peer said hello; what it calls its version and device is folded into known values."""
+        name = self._bounded(peer)
+        if name == OTHER:
+            return
+        _remove_series(self._peer_info, name, 0)
+        known_device = re.split("[: ]", device, maxsplit=1)[0].lower()
+        self._peer_info.labels(
+            name,
+            version if _VERSION.match(version) else OTHER,
+            known_device if known_device in _DEVICES else OTHER,
+        ).set(1)
+        self._last_heartbeat.labels(name).set(time_unix_s)
+
+    def peer_heard(self, peer: str, time_unix_s: float) -> None:
+        """A peer gave a sign of life."""
+        if peer in self._known_peers:
+            self._last_heartbeat.labels(peer).set(time_unix_s)
+
+    def forget_job(self, job_id: str) -> None:
+        """Remove all series of a job: call it an hour after the job ended."""
+        for metric in (
+            self._job_info,
+            self._job_state,
+            self._job_step,
+            self._last_progress,
+            self._tokens,
+            self._nonfinite,
+            self._loss,
+            self._evaluation_loss,
+            self._evaluation_step,
+            self._learning_rate,
+            self._grad_norm,
+            self._step_duration,
+            self._committed,
+            self._in_flight,
+            self._violations,
+            self._checkpoint_success,
+            self._checkpoint_failures,
+            self._checkpoint_size,
+            self._replayed,
+            self._rebalances,
+            self._reroutes,
+            self._duplicates,
+            self._peers,
+        ):
+            _remove_series(metric, job_id, 0)
+        self._known_jobs.discard(job_id)
+        self._peer_groups = {group for group in self._peer_groups if group[0] != job_id}
+        self._totals_seen = {key: total for key, total in self._totals_seen.items() if key[1] != job_id}
+        self._last_commit_unix_s.pop(job_id, None)
+
+    def forget_peer(self, peer: str) -> None:
+        """Remove all series of a peer: call it ten minutes after the peer left."""
+        if peer not in self._known_peers:
+            return
+        self._known_peers.discard(peer)
+        _remove_series(self._routed, peer, 1)
+        _remove_series(self._peer_info, peer, 0)
+        _remove_series(self._last_heartbeat, peer, 0)
+
+    def _bounded(self, peer: str) -> str:
+        if peer not in self._known_peers:
+            if len(self._known_peers) >= PEERS_MAX:
+                return OTHER
+            self._known_peers.add(peer)
+        return peer
+
+
+def _remove_series(metric: Gauge | Counter | Histogram, value: str, position: int) -> None:
+    name = metric._labelnames[position]
+    metric.remove_by_labels({name: value})

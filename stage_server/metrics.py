@@ -1,0 +1,121 @@
+"""The Prometheus series of a stage server: what it does with its device and its links.
+
+No `peer` label: the scraper attaches it. The other labels are of closed sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import (
+    Counter,
+    Gauge,
+    Histogram,
+)
+
+from swarm.process.metrics import SECONDS_BUCKETS, ProcessMetrics
+
+TRAFFIC_DIRECTIONS = ("sent", "received")
+TRAFFIC_KINDS = ("activation", "gradient", "state")
+ROUND_OUTCOMES = ("averaged", "failed", "aborted")
+
+
+class StageServerMetrics:
+    """What a stage server does with its device and its links."""
+
+    def __init__(self, version: str, protocol: int) -> None:
+        self.process = ProcessMetrics(version, protocol)
+        self.registry = registry = self.process.registry
+        hop = ("stage", "direction")
+        traffic = ("direction", "kind")
+        self._compute = Histogram(
+            "swarm_stage_compute_seconds",
+            "Device time per microbatch",
+            hop,
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._queue_depth = Gauge("swarm_queue_depth", "Computations waiting for the device", hop, registry=registry)
+        self._queue_wait = Histogram(
+            "swarm_queue_wait_seconds",
+            "Wait of a computation for the device",
+            hop,
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._busy = Counter(
+            "swarm_device_busy_seconds_total", "Seconds the device computed; its rate is utilisation", registry=registry
+        )
+        self._memory_used = Gauge(
+            "swarm_device_memory_used_bytes", "Device memory that this process holds", registry=registry
+        )
+        self._memory_capacity = Gauge(
+            "swarm_device_memory_capacity_bytes", "Device memory that it may use", registry=registry
+        )
+        self._oom = Counter("swarm_oom_total", "Times the device had no memory left", registry=registry)
+        self._network = Counter("swarm_network_bytes_total", "Tensor bytes on the wire", traffic, registry=registry)
+        self._uncompressed = Counter(
+            "swarm_network_uncompressed_bytes_total", "The same tensors before compression", traffic, registry=registry
+        )
+        self._averaging = Histogram(
+            "swarm_averaging_duration_seconds",
+            "Completed averaging rounds",
+            ("stage",),
+            buckets=SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._rounds = Counter(
+            "swarm_averaging_rounds_total", "Averaging rounds by outcome", ("stage", "outcome"), registry=registry
+        )
+        self._evicted = Counter(
+            "swarm_outputs_evicted_total", "Held outputs dropped for memory", ("stage",), registry=registry
+        )
+        for direction in TRAFFIC_DIRECTIONS:
+            for kind in TRAFFIC_KINDS:
+                self._network.labels(direction, kind)
+                self._uncompressed.labels(direction, kind)
+
+    def computed(self, stage: int, direction: str, seconds: float) -> None:
+        """The device computed one microbatch "forward" or "backward"."""
+        self._compute.labels(str(stage), direction).observe(seconds)
+        self._busy.inc(seconds)
+
+    def device_busy(self, seconds: float) -> None:
+        """The device was busy with something that is no microbatch, such as an optimizer step."""
+        self._busy.inc(seconds)
+
+    def device_memory(self, used_bytes: Callable[[], int], capacity_bytes: int) -> None:
+        """What the device's memory is asked for whenever the series are read."""
+        self._memory_used.set_function(used_bytes)
+        self._memory_capacity.set(capacity_bytes)
+
+    def out_of_memory(self) -> None:
+        """The device had no memory left."""
+        self._oom.inc()
+
+    def queue_depth(self, stage: int, *, forward: int, backward: int) -> None:
+        """So many computations wait for the device."""
+        self._queue_depth.labels(str(stage), "forward").set(forward)
+        self._queue_depth.labels(str(stage), "backward").set(backward)
+
+    def waited(self, stage: int, direction: str, seconds: float) -> None:
+        """One computation waited so long for the device."""
+        self._queue_wait.labels(str(stage), direction).observe(seconds)
+
+    def output_evicted(self, stage: int) -> None:
+        """A boundary tensor that was held for a neighbour was dropped to save memory."""
+        self._evicted.labels(str(stage)).inc()
+
+    def transferred(self, direction: str, kind: str, wire_bytes: int, uncompressed_bytes: int | None = None) -> None:
+        """A tensor was "sent" or "received"; kind is "activation", "gradient" or "state"."""
+        assert direction in TRAFFIC_DIRECTIONS, direction
+        assert kind in TRAFFIC_KINDS, kind
+        self._network.labels(direction, kind).inc(wire_bytes)
+        self._uncompressed.labels(direction, kind).inc(wire_bytes if uncompressed_bytes is None else uncompressed_bytes)
+
+    def round_finished(self, stage: int, outcome: str, duration_s: float) -> None:
+        """An averaging round ended as "averaged", "failed" or "aborted"; only complete ones count as durations."""
+        assert outcome in ROUND_OUTCOMES, outcome
+        self._rounds.labels(str(stage), outcome).inc()
+        if outcome == "averaged":
+            self._averaging.labels(str(stage)).observe(duration_s)

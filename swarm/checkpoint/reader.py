@@ -1,0 +1,348 @@
+"""What a checkpoint is, and reading one: it is complete or absent, and any number of stages can go on from it.
+
+    latest                      name of the newest one, for other programs; ours read the manifests
+    step-00000500/
+      model/                    a Hugging Face folder: config.json, tokenizer, model-00001-of-00003.safetensors, index
+      optimizer/                embed, layer-0000 …, head .safetensors: "<parameter>@<state>"; with staleness 1 also
+                                "<parameter>@previous", the weights of one version before
+      trainer_state.json        step, timeline, schedule, data position, seeds, totals, loss
+      manifest.json             last: what belongs to it, with size and sha256 of every file
+
+Nothing is keyed by stage. A step whose name is taken by another attempt (an earlier timeline's, or one that broke off)
+is written beside it as step-00000500.1: a good checkpoint is never touched while it is the newest. The order of
+checkpoints is (timeline, step): a resume raises the timeline, so what came after it is newer whatever its step.
+
+No torch: the scheduler and the one-process reference share this package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from swarm.checkpoint.storage import MANIFEST, LocalStorage, Storage
+from swarm.errors import CheckpointDamaged, NotFound, StorageError, SwarmError
+from swarm.hf.model_folder import (
+    INDEX_NAME,
+    tensor_hashes,
+    weights_sha256,
+)
+from swarm.hf.safetensors_header import LENGTH_BYTES, header_bytes, parse_header
+from swarm.messages import ParameterHash, StateFile
+from swarm.types import JobId
+
+FORMAT_VERSION = 1
+MANIFEST_BYTES_MAX = 64 << 20
+FILES_MAX = 100_000
+READ_BYTES = 1 << 20
+STATE_MARK = "@"
+
+_NAME = re.compile(r"^step-(\d{8,12})(?:\.(\d{1,6}))?$")
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}"
+FILE_PATH = re.compile(rf"^{_PART}(?:/{_PART}){{0,3}}$")
+_SHA256 = re.compile(r"^[0-9a-f]{64}$")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a checkpoint, relative to its folder."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder with a manifest that can be used; whether its files are still what it says, `fault_of` tells."""
+
+    storage: Storage
+    name: str
+    job: str
+    timeline: int
+    step: int
+    created_unix_s: float
+    weights_sha256: str
+    loss: float  # NaN if not known
+    optimizer: str  # whose state it holds; empty = weights only
+    staleness: int
+    files: tuple[StoredFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """All files but the manifest."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """Newer is greater."""
+        return self.timeline, self.step, self.name
+
+    def open(self, path: str) -> BinaryIO:
+        """One of its files for reading; NotFound if it has none of that name, CheckpointDamaged if it is unreadable."""
+        stored = next((file for file in self.files if file.path == path), None)
+        if stored is None:
+            raise NotFound(f"checkpoint {self.name} has no file {path!r}")
+        try:
+            file, size_bytes = self.storage.open(f"{self.name}/{path}")
+        except StorageError as error:
+            raise CheckpointDamaged(f"{self.name}: {error.message}", hint=_DAMAGED_HINT) from error
+        if size_bytes != stored.size_bytes:
+            file.close()
+            raise CheckpointDamaged(
+                f"{self.name}/{path} has {size_bytes} bytes instead of {stored.size_bytes}", hint=_DAMAGED_HINT
+            )
+        return file
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """The bytes of a file in pieces of READ_BYTES."""
+        with self.open(path) as file:
+            while chunk := file.read(READ_BYTES):
+                yield chunk
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of a file; CheckpointDamaged if it does not have them."""
+        with self.open(path) as file:
+            file.seek(start)
+            content = file.read(stop - start)
+        if len(content) != stop - start:
+            raise CheckpointDamaged(f"{self.name}/{path} ends before byte {stop}", hint=_DAMAGED_HINT)
+        return content
+
+    def state_files(self) -> tuple[StateFile, ...]:
+        """Its files as LoadStage names them."""
+        return tuple(StateFile(file.path, file.size_bytes, file.sha256) for file in self.files)
+
+    def trainer_state(self) -> dict[str, Any]:
+        """Its trainer_state.json; CheckpointDamaged if it has none that can be read."""
+        try:
+            with self.open("trainer_state.json") as file:
+                values = _parse_json(file.read(MANIFEST_BYTES_MAX))
+        except (ValueError, OSError, NotFound) as error:
+            raise CheckpointDamaged(f"{self.name}/trainer_state.json: {error}", hint=_DAMAGED_HINT) from error
+        if not isinstance(values, dict):
+            raise CheckpointDamaged(f"{self.name}/trainer_state.json is no object", hint=_DAMAGED_HINT)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A folder that looks like a checkpoint and is none; `step` is what its name says."""
+
+    name: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The newest checkpoint that verifies, if there is one, and those that were newer and did not."""
+
+    checkpoint: Checkpoint | None
+    skipped: tuple[Fault, ...]
+
+    def skipped_text(self) -> str:
+        """What was passed over, for a person; empty if nothing was."""
+        return "; ".join(f"{fault.name} was skipped: {fault.reason}" for fault in self.skipped)
+
+
+_DAMAGED_HINT = "use an earlier one; list them with: swarm checkpoints JOB --verify"
+
+
+def list_checkpoints(storage: Storage, job: JobId | None = None) -> tuple[list[Checkpoint], list[Fault]]:
+    """Checkpoints by their manifests, oldest first, and folders that have none that can be used; StorageError.
+
+    With `job`, one of another job is a fault. File contents are not looked at: see `fault_of`.
+    """
+    found, faults = [], []
+    for name in storage.names():
+        match = _NAME.match(name)
+        if match is None:
+            continue
+        try:
+            found.append(_read_manifest(storage, name, job))
+        except CheckpointDamaged as error:
+            faults.append(Fault(name, int(match.group(1)), error.message))
+    return sorted(found, key=lambda one: one.order), faults
+
+
+def fault_of(checkpoint: Checkpoint, *, contents: bool = True, progress: Callable[[], None] = lambda: None) -> str:
+    """What is wrong with a checkpoint's files; empty if nothing is.
+
+    Sizes, headers of safetensors files, the index and the step are always compared; with `contents` also the sha256 of
+    every file and of the weights as a whole. `progress` is called now and then.
+    """
+    try:
+        _check(checkpoint, contents, progress)
+    except SwarmError as error:
+        return error.message
+    except (OSError, ValueError) as error:
+        return f"{checkpoint.name}: {error}"
+    return ""
+
+
+def newest(
+    storage: Storage, job: JobId | None = None, accept: Callable[[Checkpoint], bool] = lambda _one: True
+) -> Found:
+    """The newest checkpoint that `accept`s and verifies, every byte read; StorageError if the root is unreadable."""
+    checkpoints, faults = list_checkpoints(storage, job)
+    skipped: list[Fault] = []
+    for one in reversed(checkpoints):
+        if not accept(one):
+            continue
+        reason = fault_of(one)
+        if not reason:
+            # A folder without a manifest tells no timeline; by its step it may have been meant to be newer.
+            skipped += [fault for fault in faults if fault.step >= one.step]
+            return Found(one, tuple(skipped))
+        skipped.append(Fault(one.name, one.step, reason))
+    return Found(None, tuple(skipped + faults))
+
+
+def find(storage: Storage, name: str) -> Checkpoint:
+    """The checkpoint with this folder's name, by its manifest; CheckpointDamaged if there is none."""
+    return _read_manifest(storage, name, None)
+
+
+def open_folder(path: Path) -> Checkpoint:
+    """The checkpoint in a folder on this machine: a step-… folder, or the newest that verifies in a folder of them.
+
+    NotFound if there is none, CheckpointDamaged if what is there cannot be used.
+    """
+    path = path.absolute()
+    if (path / MANIFEST).exists():
+        checkpoint = _read_manifest(LocalStorage(path.parent), path.name, None)
+        if reason := fault_of(checkpoint):
+            raise CheckpointDamaged(f"the checkpoint in {path} cannot be used: {reason}", hint="use an earlier one")
+        return checkpoint
+    found = newest(LocalStorage(path))
+    if found.checkpoint is not None:
+        return found.checkpoint
+    if found.skipped:
+        raise CheckpointDamaged(f"no checkpoint in {path} can be used: {found.skipped_text()}")
+    raise NotFound(
+        f"there is no checkpoint in {path}", hint=f"give a folder with a {MANIFEST}, or one that holds step-… folders"
+    )
+
+
+def _read_manifest(storage: Storage, name: str, job: JobId | None) -> Checkpoint:
+    try:
+        file, size_bytes = storage.open(f"{name}/{MANIFEST}")
+    except StorageError as error:
+        raise CheckpointDamaged(f"{name} has no manifest that can be read: {error.message}") from error
+    try:
+        with file:
+            if size_bytes > MANIFEST_BYTES_MAX:
+                raise ValueError(f"its manifest has {size_bytes} bytes")
+            values = _parse_json(file.read(MANIFEST_BYTES_MAX))
+        checkpoint = _checkpoint(storage, name, values)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, OverflowError) as error:
+        detail = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointDamaged(f"{name}: the manifest cannot be used: {detail}") from None
+    if job is not None and checkpoint.job != job:
+        raise CheckpointDamaged(f"{name} belongs to job {checkpoint.job!r}")
+    match = _NAME.match(name)
+    if match is not None and int(match.group(1)) != checkpoint.step:
+        raise CheckpointDamaged(f"{name}: its manifest says step {checkpoint.step}")
+    return checkpoint
+
+
+def _checkpoint(storage: Storage, name: str, values: dict[str, Any]) -> Checkpoint:
+    version = values["format"]
+    if version != FORMAT_VERSION:
+        raise ValueError(f"its format is {version!r}, this swarm reads {FORMAT_VERSION}; use a newer swarm")
+    files = tuple(StoredFile(entry["path"], entry["bytes"], entry["sha256"]) for entry in values["files"])
+    for file in files:
+        if not isinstance(file.path, str) or not FILE_PATH.match(file.path) or ".." in PurePosixPath(file.path).parts:
+            raise ValueError(f"{file.path!r} is no path of a checkpoint's file")
+        if not isinstance(file.sha256, str) or not _SHA256.match(file.sha256) or not _is_count(file.size_bytes):
+            raise ValueError(f"the entry of {file.path} is malformed")
+    if len({file.path for file in files}) != len(files) or len(files) > FILES_MAX:
+        raise ValueError("it names a file twice, or too many")
+    if MANIFEST in {file.path for file in files} or "model/config.json" not in {file.path for file in files}:
+        raise ValueError("it does not name a model folder")
+    if not _is_count(values["step"]) or not _is_count(values["timeline"]) or values.get("staleness", 0) not in (0, 1):
+        raise ValueError("step, timeline or staleness is no number that it could be")
+    if not isinstance(values["weights_sha256"], str) or not _SHA256.match(values["weights_sha256"]):
+        raise ValueError("weights_sha256 is no sha256")
+    loss = values.get("loss")
+    return Checkpoint(
+        storage,
+        name,
+        job=str(values["job"]),
+        timeline=values["timeline"],
+        step=values["step"],
+        created_unix_s=float(values.get("created_unix_s", 0.0)),
+        weights_sha256=values["weights_sha256"],
+        loss=math.nan if loss is None else float(loss),
+        optimizer=str(values.get("optimizer") or ""),
+        staleness=values.get("staleness", 0),
+        files=files,
+    )
+
+
+def _parse_json(content: bytes) -> Any:
+    """The value of UTF-8 JSON; ValueError also for a key that comes twice, and for senseless nesting."""
+    try:
+        return json.loads(content, object_pairs_hook=_unique)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a key comes twice in its JSON")
+    return values
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _check(checkpoint: Checkpoint, contents: bool, progress: Callable[[], None]) -> None:
+    """Raise a SwarmError, ValueError or OSError at the first thing that is wrong."""
+    weights: list[ParameterHash] = []
+    names: dict[str, str] = {}  # of parameters, with their file
+    states: list[tuple[str, str]] = []
+    for stored in checkpoint.files:
+        with checkpoint.open(stored.path) as file:
+            progress()
+            if contents and _sha256(file, progress) != stored.sha256:
+                raise CheckpointDamaged(f"{stored.path} has other contents than its manifest says")
+            if not stored.path.endswith(".safetensors"):
+                continue
+            file.seek(0)
+            length = header_bytes(stored.path, stored.size_bytes, file.read(LENGTH_BYTES))
+            tensors = parse_header(stored.path, stored.size_bytes, file.read(length))
+            if stored.path.startswith("model/"):
+                names |= dict.fromkeys(tensors, stored.path.removeprefix("model/"))
+                weights += tensor_hashes(file, tensors.values()) if contents else ()
+            else:
+                states += [(name.rpartition(STATE_MARK)[0], stored.path) for name in tensors]
+    if f"model/{INDEX_NAME}" in {stored.path for stored in checkpoint.files}:
+        with checkpoint.open(f"model/{INDEX_NAME}") as file:
+            index = _parse_json(file.read(MANIFEST_BYTES_MAX))
+        if not isinstance(index, dict) or index.get("weight_map") != names:
+            raise CheckpointDamaged(f"model/{INDEX_NAME} does not fit the files beside it")
+    for parameter, path in states:
+        if parameter not in names:
+            raise CheckpointDamaged(f"{path} has state of {parameter!r}, which the model does not have")
+    if checkpoint.trainer_state().get("step") != checkpoint.step:
+        raise CheckpointDamaged("trainer_state.json is of another step than the manifest")
+    if contents and weights_sha256(weights) != checkpoint.weights_sha256:
+        raise CheckpointDamaged("the weights are not those that the manifest names")
+
+
+def _sha256(file: BinaryIO, progress: Callable[[], None]) -> str:
+    digest = hashlib.sha256()
+    while piece := file.read(4 * READ_BYTES):
+        digest.update(piece)
+        progress()
+    return digest.hexdigest()
