@@ -25,6 +25,9 @@ def scheduler(
     listen: Annotated[
         str, typer.Option(help="HOST:PORT for clients and stage servers; port 0 = any.")
     ] = "127.0.0.1:7950",
+    announce: Annotated[
+        str, typer.Option(help="HOST:PORT at which others reach the scheduler.", show_default="where it listens")
+    ] = "",
     http_host: Annotated[str, typer.Option(help="Address of /metrics and /healthz.")] = "127.0.0.1",
     http_port: Annotated[str, typer.Option(help="Port of /metrics and /healthz; 0 = any, none = off.")] = "9464",
     db: Annotated[str, typer.Option(help="Database: sqlite (a file in --data-dir) or an SQLAlchemy URL.")] = "sqlite",
@@ -51,7 +54,7 @@ def scheduler(
     """Run the scheduler: it routes microbatches, counts gradients, commits steps and answers `swarm`."""
     configure(log_level, log_format_of(log_format))
     options = SchedulerOptions(
-        listen, http_host, http_port_of(http_port), db, broker, data_dir, insecure, grace, allow_chaos
+        listen, announce, http_host, http_port_of(http_port), db, broker, data_dir, insecure, grace, allow_chaos
     )
     run_process(serve(options))
 

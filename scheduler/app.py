@@ -20,6 +20,7 @@ from scheduler.jobs.job import Announcer
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database
+from scheduler.storage.database_watch import DatabaseWatch
 from scheduler.storage.stores import Stores
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics
@@ -27,7 +28,7 @@ from swarm.mqtt.broker import local_broker
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import Announcement
 from swarm.process.http import HttpEndpoint
-from swarm.process.lifecycle import check_http_host, check_loopback, lock_folder, say_ready
+from swarm.process.lifecycle import check_announce, check_http_host, check_loopback, lock_folder, say_ready
 from swarm.process.logs import get_logger
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import add_session_service
@@ -43,6 +44,7 @@ class SchedulerOptions:
     """The scheduler's flags, checked."""
 
     listen: str
+    announce: str  # "" = the address it listens at
     http_host: str
     http_port: int | None  # None = off
     db: str  # SQLAlchemy URL, or "sqlite" for a file in data_dir
@@ -59,6 +61,7 @@ async def serve(options: SchedulerOptions) -> None:
     Raises InvalidConfig if an address, folder or database cannot be used, NotAllowed if the folder is in use.
     """
     check_loopback(options.listen, options.insecure)
+    check_announce(options.listen, options.announce)
     check_http_host(options.http_host, options.http_port, options.insecure)
     product = metadata.version("swarm-stages")
     log = get_logger("scheduler")
@@ -69,8 +72,9 @@ async def serve(options: SchedulerOptions) -> None:
         files = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="files"))
         log_readers = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="logs"))
         url = f"sqlite:///{options.data_dir / 'scheduler.db'}" if options.db == "sqlite" else options.db
-        database = await Database.open(url, commits)
+        database = await Database.open(url, commits, options.data_dir)
         stack.push_async_callback(database.close)
+        watch = DatabaseWatch(database)
         metrics = SchedulerMetrics(product, PROTOCOL_VERSION)
 
         broker = await stack.enter_async_context(local_broker()) if options.broker == "embedded" else options.broker
@@ -103,8 +107,8 @@ async def serve(options: SchedulerOptions) -> None:
         add_session_service(server, scheduler.sessions)
         service = JobService(scheduler.jobs, membership, database.epoch, product, time.time, scheduler.chaos)
         jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-        host = options.listen.rpartition(":")[0]
-        address = f"{host}:{bind(server, options.listen)}"
+        host, bound = options.listen.rpartition(":")[0], bind(server, options.listen)
+        address = options.announce or f"{host}:{bound}"
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
         stack.callback(scheduler.sessions.close)
@@ -116,7 +120,7 @@ async def serve(options: SchedulerOptions) -> None:
                 options.http_host,
                 options.http_port,
                 metrics.registry,
-                list,
+                watch.not_ready,
                 asyncio.get_running_loop(),
                 next_free=False,
             )
@@ -127,6 +131,7 @@ async def serve(options: SchedulerOptions) -> None:
             bus.announce(topics.scheduler(), Announcement(address, database.epoch, product).payload())
             tasks.create_task(bus.run())
         scheduler.start()
+        tasks.create_task(watch.run())
         tasks.create_task(tidy(scheduler.jobs, membership, metrics, time.time))
         log.info("scheduler started", address=address, http=http_address, broker=broker, epoch=database.epoch)
         say_ready("scheduler", address=address, http=http_address, broker=broker)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.spec import parse_size
-from swarm.process.lifecycle import check_http_host, check_loopback
+from swarm.process.lifecycle import check_announce, check_http_host, check_loopback
 from swarm.process.logs import LogFormat
 
 DEFAULT_SHARE = "90%"
@@ -75,4 +75,5 @@ class StageServerOptions:
                 hint="for example --scheduler 127.0.0.1:7950, or --broker mqtt://HOST:1883 to find it there",
             )
         check_loopback(self.listen or "127.0.0.1:0", self.insecure)
+        check_announce(self.listen or "127.0.0.1:0", self.announce)
         check_http_host(self.http_host, self.http_port, self.insecure)

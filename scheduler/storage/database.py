@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
+from pathlib import Path
 from typing import Any, TypeVar
 
 import alembic.command
@@ -25,6 +26,8 @@ from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError, SQLAlche
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
+from scheduler.storage.data_folder import bind
+from scheduler.storage.database_url import make_engine
 from scheduler.storage.executor import run_blocking
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
 from swarm.messages import StateFile
@@ -135,23 +138,38 @@ class Drain:
 class Database:
     """The scheduler's database; `epoch` is this start's number."""
 
-    def __init__(self, engine: sa.Engine, epoch: int, executor: ThreadPoolExecutor | None) -> None:
+    def __init__(self, engine: sa.Engine, epoch: int, executor: ThreadPoolExecutor | None, name: str = "") -> None:
         self._engine = engine
         self._executor = executor
         self.epoch = epoch
+        self.name = name  # the id that the database shares with its data folder
 
     @classmethod
-    async def open(cls, url: str, executor: ThreadPoolExecutor | None) -> Database:
-        """Migrate the database at `url` and take the next epoch; InvalidConfig if it cannot be used."""
+    async def open(cls, url: str, executor: ThreadPoolExecutor | None, folder: Path | None = None) -> Database:
+        """Migrate the database at `url` and take the next epoch; InvalidConfig if it cannot be used.
+
+        With `folder`, it must hold the data of the database's jobs; else no epoch is taken and nobody is fenced off.
+        """
+        engine = make_engine(url)
+
+        def start() -> tuple[int, str]:
+            migrate(engine)
+            name = ""
+            if folder is not None:
+                with engine.begin() as connection:
+                    name = bind(connection, folder)
+            return _next_epoch(engine), name
+
         try:
-            engine = sa.create_engine(url)
-            epoch = await run_blocking(executor, lambda: _take_epoch(engine))
+            epoch, name = await run_blocking(executor, start)
         except (SQLAlchemyError, OSError) as error:
             raise InvalidConfig(
-                f"the database {sa.make_url(url).render_as_string()} cannot be used: {_cause(error)}",
-                hint="check --db and --data-dir; the folder must exist and be writable",
+                f"the database {engine.url.render_as_string()} cannot be used: {_cause(error)}",
+                hint="check --data-dir: the folder must exist and be writable"
+                if engine.dialect.name == "sqlite"
+                else "check that the server runs, and the host, user and database in --db",
             ) from error
-        return cls(engine, epoch, executor)
+        return cls(engine, epoch, executor, name)
 
     async def close(self) -> None:
         await self._run(self._engine.dispose)
@@ -298,15 +316,28 @@ class Database:
         """Raise unless a write would be taken now."""
         await self._write(lambda _connection: None)
 
+    async def check_epoch(self) -> None:
+        """Fenced if another scheduler has taken the database over, DatabaseUnavailable if it does not answer."""
+
+        def read() -> None:
+            with self._engine.connect() as connection:
+                if connection.execute(sa.select(_CONTROL.c.epoch)).scalar_one() != self.epoch:
+                    raise self._fenced()
+
+        await self._read(read)
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            f"another scheduler took this database over (mine was epoch {self.epoch})",
+            hint="only one scheduler may run on a database: stop this one",
+        )
+
     async def _write(self, change: Callable[[sa.Connection], object]) -> None:
         def transaction() -> None:
             with self._engine.begin() as connection:
                 claim = sa.update(_CONTROL).where(_CONTROL.c.id == 1, _CONTROL.c.epoch == self.epoch)
                 if connection.execute(claim.values(epoch=self.epoch)).rowcount != 1:
-                    raise Fenced(
-                        f"another scheduler took this database over (mine was epoch {self.epoch})",
-                        hint="only one scheduler may run on a database: stop this one",
-                    )
+                    raise self._fenced()
                 change(connection)
 
         try:
@@ -361,7 +392,8 @@ async def patiently(
             await write()
 
 
-def _take_epoch(engine: sa.Engine) -> int:
+def migrate(engine: sa.Engine) -> None:
+    """Bring the tables up to date."""
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _tune_sqlite)
     with engine.begin() as connection:
@@ -369,6 +401,9 @@ def _take_epoch(engine: sa.Engine) -> int:
         config.set_main_option("script_location", str(resources.files("scheduler.storage") / "migrations"))
         config.attributes["connection"] = connection
         alembic.command.upgrade(config, "head")
+
+
+def _next_epoch(engine: sa.Engine) -> int:
     with engine.begin() as connection:
         if not connection.execute(sa.update(_CONTROL).values(epoch=_CONTROL.c.epoch + 1)).rowcount:
             connection.execute(sa.insert(_CONTROL).values(id=1, epoch=1))

@@ -9,12 +9,14 @@ import ipaddress
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
+import psutil
 import typer
 
 from swarm.errors import INTERRUPTED, InvalidConfig, NotAllowed, SwarmError, UsageError
@@ -54,6 +56,37 @@ def check_loopback(listen: str, insecure: bool) -> None:
     if not colon or not port.isdigit() or int(port) > 65535:
         raise InvalidConfig(f"--listen {listen} is not HOST:PORT", hint="for example --listen 127.0.0.1:7950")
     _refuse_unless_private(f"--listen {listen}", host, insecure)
+
+
+def check_announce(listen: str, announce: str) -> None:
+    """UsageError unless others can dial `announce`, or, if that is empty, the address that is listened at."""
+    if announce:
+        host, colon, port = announce.rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) <= 65535) or _is_wildcard(host):
+            raise UsageError(
+                f'--announce is HOST:PORT of this machine, as others dial it, not "{announce}"', hint=_addresses_hint()
+            )
+    elif _is_wildcard(listen.rpartition(":")[0]):
+        raise UsageError(f"others cannot dial {listen}: say at which address they reach it", hint=_addresses_hint())
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]") or "0.0.0.0").is_unspecified
+    except ValueError:
+        return False
+
+
+def _addresses_hint() -> str:
+    """The addresses of this machine, for --announce."""
+    own = {
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6) and "%" not in entry.address
+    }
+    shown = sorted(one for one in own if not ipaddress.ip_address(one).is_loopback)
+    return f"add --announce HOST:PORT; this machine has {', '.join(shown[:8]) or 'no address but loopback'}"
 
 
 def check_http_host(host: str, port: int | None, insecure: bool) -> None:

@@ -33,7 +33,7 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.checkpoint_catalog import CheckpointCatalog
 from scheduler.storage.checkpoint_sink import job_storage
-from scheduler.storage.database import Database, JobTokens, _take_epoch
+from scheduler.storage.database import Database, JobTokens, _next_epoch, migrate
 from scheduler.storage.stores import Stores
 from stage_server.brain.work_queue import ORDERS_MAX
 from stage_server.device import Timed
@@ -257,7 +257,7 @@ class World(Observer):
         return side
 
     async def _run_scheduler(self, side: SchedulerSide) -> None:
-        epoch = side.epoch = _take_epoch(self.engine)
+        epoch = side.epoch = _next_epoch(self.engine)
         self.history.add(SCHEDULER, side.process.incarnation, EpochTaken(epoch))
         store = FaultyDatabase(Database(self.engine, epoch, None), self, side.process)
         plain = Stores.under(self.root, store)  # type: ignore[arg-type]
@@ -655,9 +655,7 @@ def _migrated() -> bytes:
     """An empty database with all tables, as bytes: migrations take their time, so they run once."""
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     engine = sa.create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
-    _take_epoch(engine)
-    with engine.begin() as made:
-        made.execute(sa.text("UPDATE control SET epoch = 0"))
+    migrate(engine)
     return connection.serialize()
 
 

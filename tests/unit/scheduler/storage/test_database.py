@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import math
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,6 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
+from scheduler.storage import database_watch
+from scheduler.storage.data_folder import ID_FILE
 from scheduler.storage.database import Database, Drain, JobRecord, JobTokens
 from swarm.errors import DatabaseRejected, Fenced, InvalidConfig
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
@@ -175,3 +179,69 @@ async def test_evaluations_are_kept_in_order_and_written_once() -> None:
     assert math.isnan(found[0].loss)
     assert found[1].loss == 1.5
     await store.close()
+
+
+# Which database, which folder ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("nonsense", "is no database URL"),
+        ("/var/lib/swarm.db", "is no database URL"),
+        ("mysql://me:secret@host/swarm", "mysql is not supported"),
+        ("postgresql+asyncpg://me:secret@host/swarm", r"postgresql\+asyncpg is not supported"),
+    ],
+)
+async def test_a_database_url_that_cannot_be_used_is_refused_with_what_can(url: str, told: str) -> None:
+    with pytest.raises(InvalidConfig, match=told) as caught:
+        await Database.open(url, None)
+    assert "postgresql://USER" in caught.value.hint
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_missing_driver_is_named_with_the_extra_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(InvalidConfig, match="needs the Python package psycopg") as caught:
+        await Database.open("postgresql://me:secret@host/swarm", None)
+    assert "swarm-stages[postgres]" in caught.value.hint
+
+
+async def test_a_database_does_not_start_with_the_folder_of_another(tmp_path: Path) -> None:
+    """A scheduler with the right database and another data folder failed every running job."""
+    url = f"sqlite:///{tmp_path}/a.db"
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    ours.mkdir()
+    other.mkdir()
+    first = await Database.open(url, None, other)
+    await first.close()
+    moved = await Database.open(url, None, ours)
+    await moved.put_job(record())
+    with pytest.raises(InvalidConfig, match=f"of the 1 jobs in this database: they are in .*:{ours}"):
+        await Database.open(url, None, other)
+    await moved.check_epoch()
+    await moved.put_job(record())
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / ID_FILE).write_bytes((ours / ID_FILE).read_bytes())
+    copied = await Database.open(url, None, tmp_path / "copy")
+    assert (copied.name, copied.epoch) == (moved.name, 3)
+    await copied.close()
+    await moved.close()
+
+
+async def test_an_idle_scheduler_notices_that_another_one_took_its_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_watch, "LOOK_S", 0.01)
+    url = f"sqlite:///{tmp_path}/a.db"
+    first = await Database.open(url, None)
+    watch = database_watch.DatabaseWatch(first)
+    watching = asyncio.create_task(watch.run())
+    await asyncio.sleep(0)
+    assert not watching.done()
+    assert watch.not_ready() == []
+    second = await Database.open(url, None)
+    with pytest.raises(Fenced, match="mine was epoch 1"):
+        await asyncio.wait_for(watching, 10)
+    await first.close()
+    await second.close()

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from scheduler.storage import job_log
+from scheduler.storage.database import Database
 from scheduler.storage.job_log import JobLog, JobLogs, LogLine
+from scheduler.storage.stores import Stores
+from swarm.errors import NotAllowed
 from swarm.types import JobId
 
 JOB = JobId("demo-1")
@@ -93,3 +98,29 @@ async def test_a_file_that_was_turned_over_is_read_too(tmp_path: Path, monkeypat
         log.append(line(number))
     assert (tmp_path / JOB / "log.1.jsonl").exists()
     assert JobLogs(tmp_path).of(JOB).kept()[0] == [line(number) for number in range(4)]
+
+
+async def test_no_commit_waits_while_the_log_of_an_ended_job_is_read(tmp_path: Path) -> None:
+    """Logs were read on the database's only thread. This file is a pipe, empty until it is written."""
+    folder = tmp_path / "jobs" / JOB
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "log.jsonl")
+    with ThreadPoolExecutor(1) as commits, ThreadPoolExecutor(1) as files, ThreadPoolExecutor(1) as readers:
+        database = await Database.open(f"sqlite:///{tmp_path}/a.db", commits)
+        stores = Stores.under(tmp_path, database, files, readers)
+        reading = asyncio.create_task(stores.logs.read(JOB))
+        try:
+            await asyncio.sleep(0)
+            await asyncio.wait_for(stores.database.writable(), 20)
+            await asyncio.wait_for(stores.files.put_tokenizer(JOB, {"a": b""}), 20)
+            assert not reading.done()
+        finally:
+            (folder / "log.jsonl").write_bytes(b"")  # the reader comes to the end
+        assert (await asyncio.wait_for(reading, 20)).kept() == ([], 0)
+        await database.close()
+
+
+async def test_only_so_many_readers_wait_for_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_log, "READS_MAX", 0)
+    with pytest.raises(NotAllowed, match="are being read already"):
+        await JobLogs(tmp_path).read(JOB)

@@ -15,7 +15,7 @@ import scheduler.app
 import stage_server.app
 from stage_server.options import MemoryShare, StageServerOptions
 from swarm.errors import InvalidConfig, NotAllowed, UsageError
-from swarm.process.lifecycle import Farewell, check_http_host, lock_first, lock_folder
+from swarm.process.lifecycle import Farewell, check_announce, check_http_host, lock_first, lock_folder
 
 HOLD = """
 import sys, time
@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def _scheduler(folder: Path, http_host: str = "127.0.0.1") -> scheduler.app.SchedulerOptions:
-    return scheduler.app.SchedulerOptions("127.0.0.1:0", http_host, 0, "sqlite", "none", folder, insecure=False)
+    return scheduler.app.SchedulerOptions("127.0.0.1:0", "", http_host, 0, "sqlite", "none", folder, insecure=False)
 
 
 def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> StageServerOptions:
@@ -98,6 +98,19 @@ async def test_a_second_scheduler_or_stage_server_on_one_folder_is_refused(tmp_p
                 await scheduler.app.serve(_scheduler(tmp_path))
             with pytest.raises(NotAllowed, match="is using"):
                 await stage_server.app.serve(_stage_server(tmp_path), Farewell())
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7950", "[::]:7950", ":7950"])
+def test_an_address_that_nobody_can_dial_is_not_announced(listen: str) -> None:
+    """Behind --listen 0.0.0.0, two machines each dialled themselves."""
+    with pytest.raises(UsageError, match="others cannot dial") as caught:
+        check_announce(listen, "")
+    assert "add --announce HOST:PORT; this machine has" in caught.value.hint
+    check_announce(listen, "10.0.0.5:7950")
+    check_announce("10.0.0.5:7950", "")
+    for wrong in ("0.0.0.0:7950", "10.0.0.5", "10.0.0.5:0", ":7950"):
+        with pytest.raises(UsageError, match="--announce is HOST:PORT"):
+            check_announce(listen, wrong)
 
 
 async def test_metrics_are_not_shown_to_others_unless_that_is_meant(tmp_path: Path) -> None:
