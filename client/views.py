@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -130,21 +130,24 @@ def number(value: float, digits: int = 4) -> str:
 
 def jobs_table(views: Sequence[pb.JobView]) -> RenderableType:
     """One line per job."""
-    table = _table("ID", "STATE", "STEP", "LOSS", "TOKENS/S", "ETA", "AGE", "REASON")
     now_unix_s = time.time()
+    rows = []
     for view in views:
         running = view.state == JobState.RUNNING
-        table.add_row(
-            view.id,
-            state(view.state),
-            f"{view.step}/{view.steps}",
-            number(view.loss) if view.step else "-",
-            f"{view.tokens_per_s:.0f}" if running and view.step else "-",
-            duration(view.eta_s) if running and view.step else "-",
-            duration(now_unix_s - view.created_unix_s),
-            Text(view.reason),
+        rows.append(
+            (
+                Text(view.id),
+                state(view.state),
+                Text(f"{view.step}/{view.steps}"),
+                Text(number(view.loss) if view.step else "-"),
+                Text(f"{view.tokens_per_s:.0f}" if running and view.step else "-"),
+                Text(duration(view.eta_s) if running and view.step else "-"),
+                Text(duration(now_unix_s - view.created_unix_s)),
+                Text(view.reason),
+            )
         )
-    return table
+    columns = ("ID", "STATE", "STEP", "LOSS", "TOKENS/S", "ETA", "AGE", "REASON")
+    return FittedTable(columns, rows, dropped_first=("AGE", "TOKENS/S", "LOSS", "ETA", "STEP"))
 
 
 def job_table(view: pb.JobView) -> RenderableType:
@@ -188,30 +191,56 @@ def job_table(view: pb.JobView) -> RenderableType:
 
 def peers_table(views: Sequence[pb.PeerView]) -> RenderableType:
     """One line per peer."""
-    table = _table(
-        "PEER", "STATE", "STAGE", "JOB", "DEVICE", "THREADS", "MEMORY", "PACE", "WORK", "ADDRESS", "SINCE", "REASON"
-    )
     now_unix_s = time.time()
-    for view in views:
-        table.add_row(
-            view.id,
+    rows = [
+        (
+            Text(view.id),
             state(view.state),
-            str(view.stage) if view.job else "-",
-            view.job or "-",
-            view.device,
-            str(view.threads),
-            size(view.memory_bytes) if view.memory_bytes else "-",
-            f"{view.pace_s * 1000:.0f} ms" if view.pace_s else "-",
-            str(view.outstanding),
-            view.address,
-            duration(now_unix_s - view.since_unix_s) if view.since_unix_s else "-",
+            Text(str(view.stage) if view.job else "-"),
+            Text(view.job or "-"),
+            Text(view.device),
+            Text(str(view.threads)),
+            Text(size(view.memory_bytes) if view.memory_bytes else "-"),
+            Text(f"{view.pace_s * 1000:.0f} ms" if view.pace_s else "-"),
+            Text(str(view.outstanding)),
+            Text(view.address),
+            Text(duration(now_unix_s - view.since_unix_s) if view.since_unix_s else "-"),
             Text(view.reason),
         )
-    return table
+        for view in views
+    ]
+    columns = ("PEER", "STATE", "STAGE", "JOB", "DEVICE", "THREADS", "MEMORY", "PACE", "WORK", "ADDRESS", "SINCE")
+    dropped_first = ("ADDRESS", "THREADS", "WORK", "DEVICE", "SINCE", "PACE", "MEMORY", "STAGE", "JOB")
+    return FittedTable((*columns, "REASON"), rows, dropped_first=dropped_first)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column, no_wrap=column != "REASON")
-    return table
+class FittedTable:
+    """A table without cut cells: where the terminal is too narrow, whole columns are left out, in a given order.
+
+    The last column is a text: it wraps, and counts as TEXT_WIDTH at most.
+    """
+
+    TEXT_WIDTH = 26
+
+    def __init__(self, columns: Sequence[str], rows: Sequence[Sequence[Text]], *, dropped_first: Sequence[str]) -> None:
+        self._cells = {name: [row[index] for row in rows] for index, name in enumerate(columns)}
+        self._text = columns[-1]
+        self._dropped_first = dropped_first
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = list(self._cells)
+        for name in self._dropped_first:
+            if self._width(shown) <= options.max_width:
+                break
+            shown.remove(name)
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in shown:
+            table.add_column(name, no_wrap=name != self._text)
+        for row in zip(*(self._cells[name] for name in shown), strict=True):
+            table.add_row(*row)
+        yield table
+
+    def _width(self, shown: Sequence[str]) -> int:
+        widths = {name: max(len(name), *(cell.cell_len for cell in self._cells[name])) for name in shown}
+        widths[self._text] = min(widths[self._text], self.TEXT_WIDTH)
+        return sum(widths.values()) + 2 * (len(shown) - 1)

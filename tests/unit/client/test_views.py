@@ -6,13 +6,13 @@ import json
 import math
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from client.shell import Shell
 from client.verbs.explain import explain, explanation_table, explanation_values
 from client.verbs.follow import progress_line
 from client.verbs.peers import drained_text
-from client.views import job_table, job_values
+from client.views import job_table, job_values, jobs_table, peers_table
 from swarm.errors import UsageError
 from swarm.wire import jobs_pb2 as pb
 
@@ -45,6 +45,43 @@ def test_a_validation_loss_that_is_not_finite_is_a_dash_and_null() -> None:
     assert "validation - (perplexity -)" in progress_line(broken)
     assert job_values(broken)["evaluation"] == {"step": 2, "loss": None, "perplexity": None}
     assert job_values(view(evaluation_loss=1e9, evaluation_step=2))["evaluation"]["perplexity"] > 1e300
+
+
+def printed(table: RenderableType, width: int) -> list[str]:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (60, ["PEER", "STATE", "REASON"]),
+        (80, ["PEER", "STATE", "STAGE", "JOB", "REASON"]),
+        (120, ["PEER", "STATE", "STAGE", "JOB", "DEVICE", "MEMORY", "PACE", "WORK", "SINCE", "REASON"]),
+    ],
+)
+def test_a_narrow_terminal_leaves_columns_of_peers_out_and_cuts_none(width: int, columns: list[str]) -> None:
+    facts = {"stage": 1, "job": "example-1a2b3c", "device": "cpu", "threads": 4, "memory_bytes": 2 << 30, "pace_s": 0.1}
+    reason = "stage 1 of example-1a2b3c; it fetches the state from vm-815eb3"
+    peers = [
+        pb.PeerView(id=f"build-machine-{n}", state="serving", address="127.0.0.1:40123", reason=reason, **facts)
+        for n in range(3)
+    ]
+    lines = printed(peers_table(peers), width)
+    assert max(map(len, lines)) <= width
+    assert lines[0].split() == columns
+    assert [line.split()[0] for line in lines if line.startswith("build")] == [peer.id for peer in peers]
+    assert "…" not in "".join(lines)
+
+
+def test_a_narrow_terminal_keeps_id_state_step_and_reason_of_jobs() -> None:
+    jobs = [view(reason="training; all 4 replicas are loaded and at work") for _ in range(2)]
+    lines = printed(jobs_table(jobs), 60)
+    assert lines[0].split() == ["ID", "STATE", "STEP", "LOSS", "ETA", "REASON"]
+    assert printed(jobs_table(jobs), 40)[0].split() == ["ID", "STATE", "REASON"]
+    assert printed(jobs_table(jobs), 240)[0].split()[-2:] == ["AGE", "REASON"]
 
 
 def test_an_explanation_names_a_topic_once_and_is_json_with_its_numbers() -> None:
