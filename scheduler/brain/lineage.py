@@ -1,8 +1,7 @@
-"""Which of a job's past counts: every resume begins a timeline at some step, and what came after that step before is
-history of another future.
+"""Which of a job's past counts: every resume begins a timeline at some step and abandons everything after that step.
 
-`first_steps[t]` is the step at which timeline t began; of one that was left for an older future, the step behind the
-one at which that was taken up again, so that nothing of it counts.
+`first_steps[t]` is the step at which timeline t began. If a later resume returns to a timeline older than t, that
+number is raised above the step of the resume, so that nothing of t counts.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ from collections.abc import Sequence
 
 
 def resumed(first_steps: Sequence[int], timeline: int, step: int) -> tuple[int, ...]:
-    """The first steps once a new timeline goes on from a checkpoint of `timeline` after `step` steps."""
+    """The first steps once a new timeline resumes from a checkpoint of `timeline` after `step` steps."""
     left = (max(first, step + 1) for first in first_steps[timeline + 1 :])
     return (*first_steps[: timeline + 1], *left, step)
 
 
 def row_counts(timeline: int, step: int, first_steps: Sequence[int]) -> bool:
-    """Whether the commit of a step still counts: no later timeline began at it or before."""
+    """Whether the commit of a step still counts: no later timeline began at or before it."""
     own = first_steps[timeline : timeline + 1]
     return all(first <= step for first in own) and all(step < first for first in first_steps[timeline + 1 :])
 
 
 def checkpoint_counts(timeline: int, step: int, first_steps: Sequence[int]) -> bool:
-    """Whether a checkpoint after so many steps lies on the way to the present: no later timeline began before it."""
+    """Whether a checkpoint after `step` steps leads to the present: no later timeline began before it."""
     own = first_steps[timeline : timeline + 1]
     return all(first <= step for first in own) and all(step <= first for first in first_steps[timeline + 1 :])

@@ -1,6 +1,6 @@
 """What becomes of a job that cannot go on: no replica of a stage is left, or no step was committed for too long.
 
-What was trained since the newest checkpoint is lost then, for all stages.
+Everything since the newest checkpoint is then lost, for all stages.
 
     cannot  ────┬─ was told to pause or to cancel ──▶ paused | cancelled
                 ├─ on_stall = "pause" ──▶ paused
@@ -11,13 +11,13 @@ What was trained since the newest checkpoint is lost then, for all stages.
                                                   ├─ it has all steps ──▶ succeeded
                                                   └─ none of those written verifies ──▶ paused
 
-A job that comes to that again before it has got further than ever waits before it loads again, longer each time
-(`pause_s`): a stage that is too large for its stage server ends it whenever it is loaded, and would do so for ever
-without a rest. One that makes no progress may just be slow, which loading again does not heal: it fails in the end.
+A job that stalls again before it has got further than ever waits before it loads again, longer each time (`pause_s`): a
+stage that is too large for its stage server would otherwise fail over and over. A job that makes no progress may simply
+be slow, and loading again does not make it faster, so it fails in the end.
 
-All stages go back together, on a new timeline: whoever still holds something of the one before is told to let it go.
-Going back to the start although checkpoints were written is for a person to decide: what does not verify may be a disk
-that is away for a while, and what a job has left behind is removed sooner or later.
+All stages roll back together, on a new timeline; replicas of the old timeline are released. If checkpoints were written
+and none verifies, a person decides whether to begin again at the start: the disk may only be away for a while, and
+abandoned checkpoints are removed sooner or later.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _GOES_ON = "; goes on at step "
 
 
 class Recovery(StrEnum):
-    """How a stalled job goes on."""
+    """How a stalled job resumes."""
 
     FROM_CHECKPOINT = "from the checkpoint"
     ANEW = "anew"
@@ -49,7 +49,7 @@ class Recovery(StrEnum):
 
 
 def stopped_by_loss(lost: str, on_stall: OnStall, stop: Stopped | None) -> Stopped | None:
-    """How a job stops that lost a stage; None: it fails. `stop` is what it was told to do before, if anything."""
+    """How a job that lost a stage stops; None if it fails. `stop` is what it was told to do before, if anything."""
     if stop is not None:
         reason = f"{stop.reason}; {lost}: what was trained after the newest checkpoint is lost"
         return Stopped(stop.state, reason, LOST_HINT)
@@ -63,7 +63,7 @@ def stopped_by_loss(lost: str, on_stall: OnStall, stop: Stopped | None) -> Stopp
 
 
 def stuck(job: JobId, for_s: float, waiting: str, on_stall: OnStall, stop: Stopped | None) -> Stopped | Fail:
-    """How a job ends that has committed no step for so long; `waiting` says what for."""
+    """How a job that has committed no step for `for_s` ends; `waiting` says what it waits for."""
     told, hint = f"no step was committed for {for_s:g} s: {waiting}", STUCK_HINT + job
     stopped = stopped_by_loss(told, on_stall, stop)
     return replace(stopped, hint=hint, error_code=NoProgress.code) if stopped else Fail(NoProgress.code, told, hint)
@@ -73,12 +73,12 @@ def stuck(job: JobId, for_s: float, waiting: str, on_stall: OnStall, stop: Stopp
 class Stalls:
     """How often a job stalled in a row without getting further than ever before."""
 
-    furthest: int = 0  # steps that were ever committed, those that are lost among them
+    furthest: int = 0  # steps that were ever committed, including those that are lost
     count: int = 0
-    standstills: int = 0  # the last of them at which nothing moved, and no stage was lost
+    standstills: int = 0  # how many of the last ones were standstills: nothing moved, though no stage was lost
 
     def after(self, committed: int, first_step: int, *, stood_still: bool) -> Stalls:
-        """It stalled once more, at `committed` steps of a timeline that began at `first_step`."""
+        """The job stalled once more, at `committed` steps of a timeline that began at `first_step`."""
         furthest = max(self.furthest, first_step)
         if committed > furthest:
             return Stalls(committed, 0, int(stood_still))
@@ -86,12 +86,12 @@ class Stalls:
 
     @property
     def are_too_many(self) -> bool:
-        """The job fails."""
+        """Whether the job fails."""
         return self.standstills >= STUCK_MAX
 
 
 def nobody_back(stages: Iterable[int], known: Mapping[PeerId, int]) -> str:
-    """What was lost, for a person, when nobody of some stages came back after a restart of the scheduler."""
+    """What was lost, for a person, if no replica of some stages returned after a restart of the scheduler."""
     parts = []
     for stage in stages:
         names = ", ".join(sorted(peer for peer, at in known.items() if at == stage))
@@ -116,7 +116,7 @@ def seeking(lost: str, trouble: str = "") -> str:
 
 
 def going_on(lost: str, step: int, start: str, skipped: str) -> str:
-    """The reason of a stalled job that knows where it goes on; `start` says from what."""
+    """The reason of a stalled job that knows where it resumes; `start` says from what."""
     return f"{lost}{_GOES_ON}{step} {start}" + (f" ({skipped})" if skipped else "")
 
 
@@ -138,7 +138,7 @@ def waiting(gone_back: str, peers: str) -> str:
 
 
 def lost_in(reason: str) -> str:
-    """What was lost, out of the reason of a stalled job as this or an earlier scheduler start wrote it."""
+    """What was lost, taken from the reason of a stalled job; an earlier scheduler start may have written it."""
     ends = (reason.find(mark) for mark in (_SEEKS, _GOES_ON))
     return reason[: min((end for end in ends if end >= 0), default=len(reason))]
 
@@ -156,7 +156,7 @@ def stalled_hint(job: JobId, stalls: Stalls = Stalls()) -> str:
 
 
 def resume_hint(job: JobId, newest_step: int | None) -> str:
-    """How to let a job go on that a lost stage has paused; `newest_step` is that of its newest checkpoint."""
+    """How to resume a job that paused because of a lost stage; `newest_step` is that of its newest checkpoint."""
     if newest_step is None:
         return f"begin again at the start with: swarm resume {job} --from 0"
     return f"go on from step {newest_step} with: swarm resume {job}"

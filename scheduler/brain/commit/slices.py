@@ -1,4 +1,4 @@
-"""Who takes part in a round, and which slice of the unit each member sums.
+"""Which replicas take part in a round, and which slice of the unit each member sums.
 
       elements   0 ........ 64 ....... 128 ...... elements
       members    |    a     |     b     |    c     |         in order of peer id, contiguous, nothing left out
@@ -19,7 +19,7 @@ ALIGNMENT = 64  # elements; slices begin at cache lines and vector widths of any
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A replica that joins a round; `digest` names the set of microbatches that it must hold."""
+    """A replica that takes part in a round; `digest` names the set of microbatches that it must hold."""
 
     peer: PeerId
     incarnation: int
@@ -32,8 +32,8 @@ def plan_round(
 ) -> tuple[Member, ...]:
     """The members of a round in order of peer id, with slices that cover [0, elements) exactly once.
 
-    `shares` belong to `participants` in the given order, need not add up to 1, and may be 0 (the member only sends);
-    none means equal. Slices begin at multiples of 64 elements, so small units leave some members an empty slice.
+    `shares` follow the order of `participants`. They need not add up to 1, and may be 0 (the member only sends); None
+    means equal shares. Slices begin at multiples of 64 elements, so in small units some members have an empty slice.
     """
     assert participants
     assert elements >= 0
@@ -56,7 +56,7 @@ def plan_round(
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole parts of `total` in proportion to `weights`: floors, then one more to the largest weight / (part + 1).
+    """Integer parts of `total` in proportion to `weights`: floors, then one more to the largest weight / (part + 1).
 
     Source: Hagenbach-Bischoff, as in hivemind's load balancing; ties go to the earlier member.
     """

@@ -1,1 +1,1 @@
-"""All peers and all jobs: who is here, what fits where, who gets idle peers."""
+"""Across all peers and jobs: which peers are here, what fits where, which job gets an idle peer."""

@@ -1,25 +1,25 @@
 """Which job gets which idle peer.
 
-    idle peers ──▶ 1. a replica on its way to another stage of its job: to that job, nobody else
-                   2. jobs that wait, the oldest first: whatever each can start with
-                   3. jobs at work that NEED one: a stage with fewer than `min_replicas` that stay
-                   4. jobs at work that have fewer replicas than they started with
-                   5. jobs at work that would be faster with one more
+    idle peers ──▶ 1. a replica on its way to another stage of its job: reserved for that job
+                   2. waiting jobs, oldest first: whatever each can start with
+                   3. running jobs that NEED one: a stage has fewer than `min_replicas` replicas that stay
+                   4. running jobs that have fewer replicas than they started with
+                   5. running jobs that would be faster with one more
 
-A job that waits and cannot start with all that is idle keeps no peer from steps 3 and 4: a replica that wants to leave,
-or a stage that is down to its last, would wait for as long as somebody asks for what is not there. But it must not
-starve either, so peers that it would start with are kept for it
+A waiting job that could not start even with every idle peer does not reserve any against steps 3 and 4. Otherwise a
+replica that wants to leave, or a stage that is down to its last replica, would wait for as long as the job does. But a
+waiting job must not starve either, so the peers that it would start with are reserved for it
 
-    from step 5, at once: who waits to begin comes before who would only be faster;
-    from step 4, when it has waited for PATIENCE_S: where peers come and go all the time a large job at work always has
-        fewer than it started with, and takes one after the other of those that a waiting job would have to collect.
+    against step 5, at once: a job that waits comes before a job that would only be faster;
+    against step 4, once it has waited for PATIENCE_S: if peers come and go all the time, a large running job always has
+        fewer than it started with, and takes every peer that the waiting job would have to collect.
 
-Nothing is kept for a job that all peers that are here, the busy ones included, could not serve: it waits for machines
-that nobody has started, maybe for ever. Nor is more kept than the least with which it would start. Price: a peer may be
-idle, for as long as an old job waits for what others have now.
+Nothing is reserved for a job that all present peers, busy ones included, could not serve: it waits for machines that
+nobody has started, maybe forever. Never are more peers reserved than the job needs to start. Price: a peer may be idle
+while an old job waits for peers that others have now.
 
-A stalled job that still looks for its checkpoint is about to start: what it can start with is kept for it from
-everybody, for LOOKS_S_MAX.
+A stalled job that is still looking for its checkpoint is about to start: the peers that it can start with are reserved
+for it against everybody, for LOOKS_S_MAX.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOOKS_S_MAX = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A replica that was released for another stage of its job, and is not there yet."""
+    """A replica that was released for another stage of its job and has not arrived there."""
 
     job: JobId
     stage: int
@@ -47,29 +47,29 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class PendingJob:
-    """A job that wants peers to start with; `needs` are the bytes that a replica of each stage takes."""
+    """A job that waits for peers to start with; `needs` are the bytes that a replica of each stage takes."""
 
     job: JobId
     needs: tuple[int, ...]
     min_replicas: int
     waited_s: float
-    looks: bool = False  # it is stalled, and it is not known yet where it goes on
+    looks: bool = False  # it is stalled, and still looking for its checkpoint
 
     def plan(self, peers: Sequence[Candidate]) -> Decision[dict[PeerId, int]]:
-        """Who would serve which stage, if it began with these."""
+        """Which peer would serve which stage, if the job started with these."""
         return place(peers, len(self.needs), self.min_replicas, self.needs)
 
     def least(self, peers: Sequence[Candidate]) -> frozenset[PeerId]:
-        """Those of them with whom it would get nearest to a start, and no more than it needs for one."""
+        """The peers that bring the job nearest to a start, and no more than it needs to start."""
         return least(peers, len(self.needs), self.min_replicas, self.needs)
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveJob:
-    """A job at work; `replicas` are those of each stage that stay or are on their way, without those that leave.
+    """A running job; `replicas` counts per stage the replicas that stay or are on their way, not those that leave.
 
-    `where_to_join(peer, stages, coming)` is what its brain says of a peer for which these stages would do, when those
-    of `coming` were sent to stages since it last heard.
+    `where_to_join(peer, stages, coming)` asks its brain for the best of the stages that fit a peer. The brain has not
+    yet heard of the peers in `coming`, which were just sent to stages.
     """
 
     job: JobId
@@ -92,14 +92,14 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Who joins, and why no job at work takes the others."""
+    """Which peers join, and why no running job takes the others."""
 
     joins: tuple[Join, ...]
     unused: Mapping[PeerId, Mapping[JobId, str]]
 
 
 class Urgency(IntEnum):
-    """How badly a job at work wants a peer, the worst first."""
+    """How urgently a running job wants a peer, the most urgent first."""
 
     NEEDED = 3
     MISSED = 4
@@ -113,7 +113,7 @@ class Reservations:
         self._reserved: dict[PeerId, Reservation] = {}
 
     def reserve(self, peer: PeerId, job: JobId, stage: int, now_s: float) -> None:
-        """The peer was released for that stage; it is waited for as long as its job does."""
+        """Reserve the peer, which was released for that stage, for as long as its job waits for it."""
         self._reserved[peer] = Reservation(job, stage, now_s + ON_ITS_WAY_S_MAX)
 
     def end(self, peer: PeerId) -> None:
@@ -121,11 +121,11 @@ class Reservations:
         self._reserved.pop(peer, None)
 
     def end_of(self, job: JobId) -> None:
-        """The job is at work no longer."""
+        """The job no longer runs."""
         self._reserved = {peer: one for peer, one in self._reserved.items() if one.job != job}
 
     def now(self, now_s: float) -> Mapping[PeerId, Reservation]:
-        """Those that are not over."""
+        """The reservations that have not expired."""
         self._reserved = {peer: one for peer, one in self._reserved.items() if now_s < one.until_s}
         return dict(self._reserved)
 
@@ -133,7 +133,7 @@ class Reservations:
 def start_with(
     job: PendingJob, older: Iterable[PendingJob], idle: Sequence[Candidate], reserved: Mapping[PeerId, Reservation]
 ) -> Decision[dict[PeerId, int]]:
-    """Who serves which stage of the job, if it can start now; `older` are the jobs that wait before it."""
+    """Which peer serves which stage of the job, if it can start now; `older` are the jobs that come before it."""
     free = [one for one in idle if one.peer not in reserved]
     for other in older:
         taken = _about_to_start(other, free)
@@ -148,9 +148,9 @@ def allocate(
     running: Sequence[ActiveJob],
     reserved: Mapping[PeerId, Reservation],
 ) -> Allocation:
-    """Which idle peers join which jobs at work, once those that wait have started with what they could.
+    """Which idle peers join which running jobs, after the waiting jobs have started with what they could.
 
-    `present` are all peers that are here and stay, idle and busy. Jobs are in order of age, the oldest first.
+    `present` are all peers that are here and stay, idle or busy. Jobs are in order of age, the oldest first.
     """
     deciding = _Deciding(running, reserved)
     moving = [one for one in idle if one.peer in reserved]
@@ -169,14 +169,14 @@ def allocate(
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """For whom a peer is kept, and from what urgency on nobody else gets it."""
+    """The job that a peer is reserved for, and the urgency from which on no other job gets it."""
 
     job: JobId
     since: Urgency
 
 
 class _Deciding:
-    """Who joins, as far as that is decided."""
+    """The joins that are decided so far."""
 
     def __init__(self, running: Sequence[ActiveJob], reserved: Mapping[PeerId, Reservation]) -> None:
         self._running = running
@@ -196,7 +196,7 @@ class _Deciding:
                 return
 
     def offer(self, one: Candidate, urgency: Urgency, kept: _Kept | None) -> None:
-        """The peer joins the oldest job that wants one so badly and takes it, if it is not kept for another."""
+        """The peer joins the oldest job of this urgency that takes it, unless it is reserved for another."""
         if one.peer in self.joins:
             return
         for job in self._running:
@@ -226,7 +226,7 @@ class _Deciding:
 
 
 def _stages_at(urgency: Urgency, job: ActiveJob, counts: Sequence[int]) -> Collection[int]:
-    """The stages for which the job wants a peer so badly."""
+    """The stages for which the job wants a peer with this urgency."""
     match urgency:
         case Urgency.NEEDED:
             return [stage for stage, count in enumerate(counts) if count < job.min_replicas]
@@ -237,7 +237,7 @@ def _stages_at(urgency: Urgency, job: ActiveJob, counts: Sequence[int]) -> Colle
 
 
 def _about_to_start(job: PendingJob, free: Sequence[Candidate]) -> frozenset[PeerId]:
-    """Whom a job takes that is not ready, and will be in a moment."""
+    """The peers of a job that is not ready to start, but will be in a moment."""
     if not job.looks or job.waited_s >= LOOKS_S_MAX or job.plan(free).plan is None:
         return frozenset()
     return job.least(free)
@@ -246,7 +246,7 @@ def _about_to_start(job: PendingJob, free: Sequence[Candidate]) -> frozenset[Pee
 def _kept(
     free: Sequence[Candidate], present: Sequence[Candidate], waiting: Sequence[PendingJob]
 ) -> Mapping[PeerId, _Kept]:
-    """The idle peers that are kept for jobs that wait."""
+    """The idle peers that are reserved for waiting jobs."""
     kept: dict[PeerId, _Kept] = {}
     for job in waiting:
         left = [one for one in free if one.peer not in kept]

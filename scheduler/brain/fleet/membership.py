@@ -1,4 +1,4 @@
-"""Who is here: the life of a peer as the scheduler sees it.
+"""Which peers are here: the life of a peer as the scheduler sees it.
 
       hello ──▶ IDLE ──assigned──▶ LOADING ──loaded──▶ SERVING ──released──▶ IDLE
                  │                    │                   │
@@ -6,10 +6,10 @@
                                                                   │
                             leaving: ... ──▶ DRAINING             └──grace over──▶ GONE ──hello──▶ IDLE
 
-One that joins a job at work is loaded, in this sense, once the stage would live on with it alone.
+A peer that joins a running job counts as loaded once the stage could continue with it alone.
 
-A peer is an id and an incarnation (one per process start). Whatever an older incarnation says changes nothing; a newer
-one replaces it, and the older is gone at once. A peer that was gone comes back with nothing: its work was void.
+A peer is an id and an incarnation (one per process start). Messages of an older incarnation change nothing. A newer one
+replaces it, and the older is gone at once. A peer that was gone comes back with nothing, since its work was void.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Peer:
     job: JobId = NO_JOB
     stage: int = NO_STAGE
     resume: PeerState = PeerState.IDLE  # where a suspect returns to
-    leaving: str = ""  # why it is to hand its work over
+    leaving: str = ""  # why it must hand its work over
 
 
 class Membership:
@@ -102,10 +102,10 @@ class Membership:
     # What happens ------------------------------------------------------------------------------------------------
 
     def hello(self, hello: Hello, now_s: float) -> list[Transition]:
-        """A session was dialled: by a new peer, a new incarnation, or one that lost its connection.
+        """A session was dialled: by a new peer, a new incarnation, or a peer that lost its connection.
 
         Raises StaleMessage if a newer incarnation is known. The same incarnation keeps job and stage, unless it was
-        gone or has given its job up, or serves another.
+        gone, has given its job up, or serves another job.
         """
         known = self._peers.get(hello.peer)
         if known is None:
@@ -121,7 +121,7 @@ class Membership:
         if hello.incarnation > held:
             gone = self._move(known, PeerState.GONE, f"replaced by incarnation {hello.incarnation}", now_s)
             return [gone, self._enter(hello, now_s, PeerState.GONE, "restarted")]
-        # One that lost its session while it loaded will be told again what to load.
+        # A peer that lost its session while it loaded will be told again what to load.
         loading = (known.resume if known.state is PeerState.SUSPECT else known.state) is PeerState.LOADING
         if known.job not in (NO_JOB, hello.job) and (hello.job or not loading):
             gone = self._move(known, PeerState.GONE, "it lost its session and with it the job's state", now_s)
@@ -130,7 +130,7 @@ class Membership:
         return self.heard(hello.peer, now_s)
 
     def heard(self, peer: PeerId, now_s: float) -> list[Transition]:
-        """Anything came from the peer: a suspect is trusted again."""
+        """Something came from the peer: a suspect is trusted again."""
         known = self._peers.get(peer)
         if known is None or known.state is PeerState.GONE:
             return []
@@ -138,7 +138,7 @@ class Membership:
         return self._happen(known, Happening.HEARD, "heard again", now_s)
 
     def disconnected(self, peer: PeerId, incarnation: int, now_s: float, reason: str = "") -> list[Transition]:
-        """The session of this incarnation broke; news about an older one is ignored."""
+        """The session of this incarnation broke; one of an older incarnation is ignored."""
         known = self._peers.get(peer)
         if known is None or known.hello.incarnation != incarnation:
             return []
@@ -156,7 +156,7 @@ class Membership:
         return self._happen(known, Happening.LEAVING, known.leaving, now_s)
 
     def tick(self, now_s: float) -> list[Transition]:
-        """Look at the clock: who was silent too long?"""
+        """Look at the clock: which peers were silent too long?"""
         transitions: list[Transition] = []
         for name, known in list(self._peers.items()):
             silence_s = now_s - known.heard_s
@@ -172,7 +172,7 @@ class Membership:
         return transitions
 
     def stood_still(self, seconds: float, now_s: float) -> None:
-        """The scheduler itself did not run for so long (SIGSTOP, a machine at its limit): nobody was silent."""
+        """The scheduler itself did not run for a while (SIGSTOP, a machine at its limit): no peer was silent."""
         for known in self._peers.values():
             known.heard_s = min(now_s, known.heard_s + seconds)
             known.since_s = min(now_s, known.since_s + seconds)
@@ -189,7 +189,7 @@ class Membership:
         return self._happen(known, Happening.ASSIGNED, f"stage {stage} of {job}", now_s)
 
     def adopt(self, peer: PeerId, job: JobId, stage: int, now_s: float) -> list[Transition]:
-        """An idle peer goes on with the stage that it has loaded already: it served it under an earlier scheduler."""
+        """An idle peer continues with the stage that it holds: it served it under an earlier scheduler."""
         return [*self.assign(peer, job, stage, now_s), *self.serving(peer, now_s)]
 
     def serving(self, peer: PeerId, now_s: float) -> list[Transition]:
@@ -202,7 +202,7 @@ class Membership:
         return self._happen(known, Happening.LOADED, f"stage {known.stage} of {known.job}", now_s)
 
     def release(self, peer: PeerId, now_s: float, reason: str = "") -> list[Transition]:
-        """The peer's job is over: it is idle; a suspect will be when it is heard again."""
+        """The peer's job is over: it is idle. A suspect becomes idle when it is heard again."""
         known = self._peers.get(peer)
         if known is None or known.state is PeerState.GONE:
             return []
@@ -219,11 +219,11 @@ class Membership:
         return self._peers.get(peer)
 
     def peers(self) -> list[Peer]:
-        """All that are not forgotten, in order of peer id."""
+        """All peers that are not forgotten, in order of peer id."""
         return [self._peers[name] for name in sorted(self._peers)]
 
     def find(self, reference: str) -> Peer:
-        """The peer with this id, else the only one whose id begins so, those that are gone last; NotFound."""
+        """The peer with this id, else the only one whose id begins with it, gone peers last; NotFound."""
         if (exact := self._peers.get(PeerId(reference))) is not None:
             return exact
         begins = [known for known in self.peers() if reference and known.hello.peer.startswith(reference)]
@@ -236,7 +236,7 @@ class Membership:
         return found[0]
 
     def idle_peers(self) -> list[Peer]:
-        """Those that can be given a stage, in order of peer id."""
+        """The peers that can be given a stage, in order of peer id."""
         return [known for known in self.peers() if known.state is PeerState.IDLE]
 
     def validate(self) -> None:

@@ -3,9 +3,9 @@
     peers, most memory first   | a  b | c  d | e  f |        min_replicas = 2: each stage takes two that are alike
                                 slot 0  slot 1  slot 2        a slot holds as much as the smaller of its peers
 
-Every stage gets a slot. First and last stage differ from the others (embedding; head), so all pairs of slots are tried
-for them; the other stages are alike and take the slots as they come. Given the slots, layers are handed out one by one
-to the stage that would stay cheapest among those that have room, which is optimal as layers are equal.
+Every stage gets a slot. The first and the last stage differ from the others (embedding; head), so all pairs of slots
+are tried for them; the other stages are alike and take the slots in order. Given the slots, each layer goes to the
+stage that would stay cheapest among those with room. This is optimal because layers are equal.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def needs(model: ModelCosts, split: Sequence[int], peers: int) -> tuple[int, ...
 def fit(
     model: ModelCosts, memories: Sequence[int], stages: Sequence[int], min_replicas: int
 ) -> Decision[tuple[int, ...]]:
-    """The cut for peers with these memories (0 = unknown), into the first of the numbers of stages that works.
+    """The cut for peers with these memories (0 = unknown), into the first number of stages that works.
 
-    If none works there is no plan, and the reason says what is lacking.
+    If none works there is no plan, and the reason says what is missing.
     """
     known = [memory or 1 << 62 for memory in memories]
     for count in stages:
@@ -59,9 +59,9 @@ def fit(
 
 
 def check_possible(model: ModelCosts, memories: Sequence[int], stages: Sequence[int]) -> None:
-    """OutOfMemory if the smallest part, one layer with embedding or head, does not fit the largest of these peers.
+    """Raise OutOfMemory if the smallest part, one layer with embedding or head, does not fit the largest peer.
 
-    Nothing is known to be impossible without peers, or if one of them does not say how much memory it has.
+    Without peers, or if one of them does not say how much memory it has, nothing is known to be impossible.
     """
     if not memories or 0 in memories:
         return
@@ -76,7 +76,7 @@ def check_possible(model: ModelCosts, memories: Sequence[int], stages: Sequence[
 
 
 def stage_counts(layers: int, default: int, most: int) -> list[int]:
-    """Numbers of stages to try, best first: the default, then all above it up to `most`."""
+    """The numbers of stages to try, best first: the default, then all above it up to `most`."""
     return list(range(default, min(layers, max(default, most), default + STAGES_TRIED_MAX) + 1))
 
 

@@ -1,7 +1,7 @@
 """Which peer serves which stage when a job starts.
 
-Every idle peer is used that can hold a stage. A pin is obeyed; the others go, fastest first, to the stage that has the
-fewest replicas so far (then the least speed, then the lowest number), so the stages differ by at most one replica
+Every idle peer that can hold a stage is used. Pins are obeyed. The other peers go, fastest first, to the stage that has
+the fewest replicas so far (then the least speed, then the lowest number), so the stages differ by at most one replica
 wherever pins and memory allow it.
 """
 
@@ -18,7 +18,7 @@ ANY_STAGE = -1
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An idle peer; `pinned_stage` -1 = any; `speed` is relative to the others, any unit; 0 bytes = not known."""
+    """An idle peer; `pinned_stage` -1 = any; `speed` is relative to the others, in any unit; 0 bytes = not known."""
 
     peer: PeerId
     pinned_stage: int = ANY_STAGE
@@ -26,12 +26,12 @@ class Candidate:
     memory_bytes: int = 0
 
     def holds(self, size_bytes: int) -> bool:
-        """Whether so much fits; a peer that does not say what it has is believed to hold anything."""
+        """Whether `need_bytes` fit; a peer that does not say what it has is assumed to hold anything."""
         return not self.memory_bytes or size_bytes <= self.memory_bytes
 
 
 def stages_for(peers: int) -> int:
-    """How many stages a job that leaves it open gets: two replicas each, at least one stage."""
+    """The default number of stages: two replicas each, at least one stage."""
     return max(1, peers // 2)
 
 
@@ -40,9 +40,9 @@ def place(
 ) -> Decision[dict[PeerId, int]]:
     """Spread the peers evenly over the stages that they can hold; the plan gives each placed peer its stage.
 
-    `needs` is the bytes that a replica of each stage takes. A peer that no stage of the job fits, or only another than
-    that to which it is pinned, stays idle. No plan if some stage would have fewer than `min_replicas`; the reason then
-    names the stages, how many replicas each still needs, and what they must hold.
+    `needs` is the bytes that a replica of each stage takes. A peer stays idle if no stage fits it, or not the stage to
+    which it is pinned. There is no plan if some stage would have fewer than `min_replicas`; the reason then names the
+    stages, how many replicas each still needs, and how much memory they must have.
     """
     needs = needs or (0,) * stages
     members, free, useless = _must_have(candidates, stages, min_replicas, needs)
@@ -64,7 +64,7 @@ def place(
 def least(
     candidates: Sequence[Candidate], stages: int, min_replicas: int, needs: Sequence[int] = ()
 ) -> frozenset[PeerId]:
-    """Those with whom a job would start, or get nearest to it, and not one more than it needs for that."""
+    """The peers with which a job would start, or get nearest to a start, and no more than it needs."""
     members, _, _ = _must_have(candidates, stages, min_replicas, needs or (0,) * stages)
     return frozenset(one.peer for pool in members for one in pool[:min_replicas])
 
@@ -72,7 +72,7 @@ def least(
 def _must_have(
     candidates: Sequence[Candidate], stages: int, min_replicas: int, needs: Sequence[int]
 ) -> tuple[list[list[Candidate]], list[Candidate], list[str]]:
-    """Pinned peers and what every stage must have, per stage; who is left; why others are of no use."""
+    """The pinned peers and the minimum of every stage; the peers that are left; why others are of no use."""
     assert min(stages, min_replicas) >= 1
     members: list[list[Candidate]] = [[] for _ in range(stages)]
     useless = []
@@ -104,7 +104,7 @@ def _must_have(
 
 
 def _memory(candidates: Sequence[Candidate], needs: Sequence[int]) -> str:
-    """What the stages that lack replicas take, and what there is; empty if memory is not the reason."""
+    """How much memory the incomplete stages need, and how much there is; empty if memory is not the reason."""
     if all(one.holds(max(needs)) for one in candidates):
         return ""
     largest = max(candidates, key=lambda one: (one.memory_bytes, one.peer))

@@ -1,14 +1,14 @@
-"""When a hop has taken too long: deadlines that follow what is measured, and the hops that are past theirs.
+"""When a hop has taken too long: deadlines that follow the measured times, and the hops that are past theirs.
 
     deadline = median + k * max(1.4826 * MAD, 0.05 * median), within [min_s, max_s]
 
-of the last 64 completions of a stage and direction; MAD is the median absolute deviation, 1.4826 makes it a standard
-deviation where times are normal. Fewer than half of the samples, however slow, cannot carry it away. Before 8
-completions are known the deadline is max_s.
+of the last 64 completions of a stage and direction. MAD is the median absolute deviation; 1.4826 turns it into a
+standard deviation if times are normal. Outliers, however slow, cannot shift it as long as they are fewer than half of
+the samples. Before 8 completions are known the deadline is max_s.
 
-A hop that is past its deadline is told once and not watched any more; its seconds count still if it completes after
-all, so a deadline that became too tight widens. Should nothing complete at all, because everything became slower at
-once, the deadline doubles with every 8 hops that expire in a row.
+A hop that is past its deadline is reported once and no longer watched. Its seconds still count if it completes after
+all, so a deadline that became too tight widens. If nothing completes at all, because everything became slower at once,
+the deadline doubles with every 8 hops that expire in a row.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Lane:
     began_s: dict[WatchedHop, float] = field(default_factory=dict)
     late_s: dict[WatchedHop, float] = field(default_factory=dict)
     misses: int = 0  # since the last completion
-    deadline_s: float | None = None  # None: to be computed anew
+    deadline_s: float | None = None  # None: must be computed again
 
 
 class Deadlines:
@@ -88,19 +88,19 @@ class Deadlines:
         self._lanes: dict[tuple[int, Direction], _Lane] = {}
 
     def of(self, stage: int, direction: Direction) -> float:
-        """Seconds that a hop may take now."""
+        """How many seconds a hop may take now."""
         lane = self._lanes.get((stage, direction))
         return self._settings.max_s if lane is None else self._deadline_s(lane)
 
     def began(self, hop: WatchedHop, now_s: float) -> None:
-        """The peer can compute: it has, or was sent, what it needs. Times never go back. Again: anew."""
+        """The peer can compute: it has, or was sent, its input. A second call begins anew. Times never go back."""
         lane = self._lanes.setdefault((hop.stage, hop.direction), _Lane())
         lane.began_s.pop(hop, None)
         lane.late_s.pop(hop, None)
         lane.began_s[hop] = now_s
 
     def done(self, hop: WatchedHop, now_s: float) -> None:
-        """The hop completed; what was not watched, or was forgotten, is ignored."""
+        """The hop completed; one that is not watched is ignored."""
         lane = self._lanes.get((hop.stage, hop.direction))
         if lane is None:
             return
@@ -112,7 +112,7 @@ class Deadlines:
             lane.misses, lane.deadline_s = 0, None
 
     def expired(self, now_s: float) -> list[Overdue]:
-        """The hops that are past their deadline, each told once, in order of step, stage and index."""
+        """The hops that are past their deadline, each reported once, in order of step, stage and index."""
         overdue = []
         for lane in self._lanes.values():
             limit_s = self._deadline_s(lane)
@@ -151,7 +151,7 @@ class Deadlines:
             lane.late_s.pop(hop, None)
 
     def forget_step(self, step: int) -> None:
-        """The step committed, or is void: nothing of it, or of steps before, is awaited."""
+        """The step committed, or is void: nothing of it, or of earlier steps, is awaited."""
         self._forget(lambda hop: hop.step <= step)
 
     def watched(self) -> list[WatchedHop]:

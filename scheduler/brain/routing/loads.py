@@ -1,7 +1,8 @@
-"""What each replica has to do and how fast it does it: kept, and brought up to date only where something changed.
+"""What each replica has to do and how fast it is: kept, and updated only where something changed.
 
-A microbatch that is given, done, taken away or void changes the work of a few replicas; a pace that is measured changes
-that of all in the stage that never were, of whom we believe what the measured ones show.
+A microbatch that is given, done, taken away or void changes the load of a few replicas. Replicas that were never
+measured are assumed to be as fast as the fastest measured one in their stage, so one measurement can change several
+loads.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Loads:
         self._loads[peer] = self.load(peer)
 
     def remove(self, peer: PeerId, stage: int) -> None:
-        """The peer is no replica of the stage any more."""
+        """The peer is no longer a replica of the stage."""
         del self._loads[peer]
         self._pace.forget(peer)
         self._unmeasured[stage].discard(peer)
@@ -36,11 +37,11 @@ class Loads:
             self.changed(other)
 
     def changed(self, peer: PeerId) -> None:
-        """The replica is trusted, leaves, or not any more."""
+        """Whether the replica may get work has changed."""
         self._changed.add(peer)
 
     def measured(self, peer: PeerId, seconds: float) -> None:
-        """The replica took so many seconds for a microbatch."""
+        """The replica took `seconds` for a microbatch."""
         self._pace.observe(peer, seconds)
         self._changed.add(peer)
         stage = self._state.pool.stage_of(peer)
@@ -48,7 +49,7 @@ class Loads:
         self._changed |= self._unmeasured[stage]
 
     def relax(self) -> bool:
-        """Believe that those without work became faster; whether that is so of any."""
+        """Assume that slow replicas without work became faster; gives whether there are any."""
         faster: list[PeerId] = []
         for peers in self._state.pool.by_stage:
             idle = [peer for peer in peers if not self._state.ledger.outstanding(peer)]
@@ -82,13 +83,13 @@ class Loads:
         return [tuple(map(self._loads.__getitem__, peers)) for peers in self._state.pool.by_stage]
 
     def load(self, peer: PeerId, *, keep: bool = False) -> ReplicaLoad:
-        """`keep`: the replica has what the others of a route need, so that it leaves is no reason against it."""
+        """The load of a replica. `keep`: the route must keep it, so it counts as available even if it leaves."""
         pace_s = self.pace_s(peer, self._state.pool.stage_of(peer))
         may_work = not self._state.pool.is_suspect(peer) if keep else self._state.pool.may_work(peer)
         return ReplicaLoad(peer, self._state.ledger.outstanding(peer), pace_s, may_work)
 
     def validate(self) -> None:
-        """Assert that what is kept is what would be found anew."""
+        """Assert that the loads that are kept equal newly computed ones."""
         assert self._loads.keys() == set(self._state.pool)
         for peer, load in self._loads.items():
             assert peer in self._changed or self._state.ledger.has_changed(peer) or load == self.load(peer)

@@ -1,11 +1,11 @@
 """How fast each replica computes, from what its events say.
 
 The pace of a replica is an exponential mean (weight 0.3 for the newest sample) of the device seconds that a microbatch
-took, forward and backward together. A replica that was never measured is believed to be as fast as the fastest of its
+took, forward and backward together. A replica that was never measured is assumed to be as fast as the fastest of its
 stage: it is tried soon, and its outstanding work keeps it from being flooded.
 
-Source: shared least expected completion, algorithms in SWARM (arXiv 2301.11913) appendix C; the seconds reported by the
-server instead of those seen by each trainer are ours.
+Source: shared least expected completion, algorithms in SWARM (arXiv 2301.11913) appendix C. There each trainer measures
+seconds; that the stage server reports them is ours.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Pace:
         self._mean_s: dict[PeerId, float] = {}
 
     def observe(self, peer: PeerId, seconds: float) -> None:
-        """Take a sample in; anything but a positive, finite number of seconds is not one and is ignored."""
+        """Take in a sample; anything but a positive, finite number of seconds is ignored."""
         if not 0.0 < seconds < float("inf"):
             return
         mean_s = self._mean_s.get(peer)
         self._mean_s[peer] = seconds if mean_s is None else NEWEST * seconds + (1.0 - NEWEST) * mean_s
 
     def relax(self, idle: Iterable[PeerId], stage: Iterable[PeerId]) -> list[PeerId]:
-        """Believe that replicas without work became faster: half of what they lack to the best of their stage.
+        """Assume that replicas without work became faster: halve their distance to the best of their stage.
 
-        Else one that was slow for a while would never be tried again. Gives those whose pace changed.
+        Otherwise a replica that was slow for a while would never be tried again. Gives those whose pace changed.
         """
         best_s = min((self._mean_s[peer] for peer in stage if peer in self._mean_s), default=0.0)
         changed = [peer for peer in idle if self._mean_s.get(peer, 0.0) > RELAXED * best_s]

@@ -6,8 +6,8 @@ cost(a) ──────▶ cost(c) ──────▶ cost(e)      cost of
 cost(b) ──────▶ cost(d) ──────▶ cost(f)      the cheapest path is the route
 
 That is `least_completion`, the default; without costs of links no stage influences another. `iwrr` gives each replica a
-share of the work that is inverse to its measured seconds, `uniform` throws dice; both are there to be compared with
-(benchmarks/models/routing.py). All three are a `RoutingPolicy`.
+share of the work that is inverse to its measured seconds, and `uniform` chooses at random; both exist for comparison
+(benchmarks/models/routing.py). All three are a `RoutingPolicy`. SWARM calls this stochastic wiring.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StageLoad:
 
 
 class RoutingPolicy(Protocol):
-    """A way to choose routes. Only the calls that say what happened change it; `choose` asks."""
+    """A way to choose routes. `choose` changes nothing; the other calls say what happened."""
 
     def add(self, peer: PeerId, stage: int) -> None:
         """The peer may be chosen from now on: it is new, or a suspect that was heard again."""
@@ -56,27 +56,27 @@ class RoutingPolicy(Protocol):
         """The peer is suspect or gone; what is known of it is forgotten."""
 
     def given(self, peer: PeerId, units: float = 1.0) -> None:
-        """The peer was given work of so many units; one microbatch, forward and backward, is one."""
+        """The peer was given `units` of work; one microbatch, forward and backward, is one unit."""
 
     def done(self, peer: PeerId, seconds: float, units: float = 1.0) -> None:
-        """The peer finished so many units; it took so many seconds, waiting included."""
+        """The peer finished `units` of work in `seconds`, waiting included."""
 
     def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
-        """One replica with credit per stage, or no plan and why. Chance comes from `rng` alone."""
+        """One replica with credit per stage, or no plan and why. All randomness comes from `rng`."""
         ...
 
 
-AS_GOOD = 1.1  # times the least completion: less than that paces and queues cannot tell
+AS_GOOD = 1.1  # of the least completion: smaller differences mean nothing, as paces and queues are estimates
 
 
 class LeastCompletion:
-    """Where the microbatch is expected to be done first; of those that are as good, who was given work longest ago.
+    """Where the microbatch is expected to finish first; among equally good replicas, the one that has waited longest.
 
-    Dice would let one queue run empty while another grows: without pause, in turn, what flows stays even.
+    Random ties would let one queue run empty while another grows. Turns keep the flow even.
     """
 
     def __init__(self) -> None:
-        self._given: dict[PeerId, int] = {}  # when, in a count of all that was given
+        self._given: dict[PeerId, int] = {}  # when each peer was given work, as a count of all work given
         self._count = 0
 
     def add(self, peer: PeerId, stage: int) -> None: ...
@@ -106,7 +106,7 @@ class LeastCompletion:
 
 
 class Uniform:
-    """Any replica, with equal chance: the baseline that knows nothing."""
+    """Any replica, with equal probability: the baseline that knows nothing."""
 
     def add(self, peer: PeerId, stage: int) -> None: ...
 
@@ -144,12 +144,12 @@ class _RoundRobin:
 class Iwrr:
     """Interleaved weighted round robin: each replica's share of the work is inverse to its measured seconds per unit.
 
-    The replica with the smallest tag is next, and its tag grows by the seconds that the work is expected to take,
-    before any answer. Seconds per unit are an exponential mean (0.1 for the newest sample, corrected for its start),
-    1.0 before the first sample. A newcomer starts at the smallest tag of its stage: it is tried soon, and not flooded.
+    The replica with the smallest tag is next. Its tag grows at once by the seconds that the work is expected to take.
+    Seconds per unit are an exponential mean (0.1 for the newest sample, corrected for its start), and 1.0 before the
+    first sample. A newcomer starts at the smallest tag of its stage: it is tried soon, and not flooded.
 
-    Source: stochastic wiring, SWARM (arXiv 2301.11913) appendix C. There every trainer learns alone; here all share
-    what is known.
+    Source: stochastic wiring, SWARM (arXiv 2301.11913) appendix C. There every trainer learns alone; here one policy
+    learns for all.
     """
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class Iwrr:
             return Decision(None, lacking)
         path = []
         for pool in _with_credit(loads):
-            # Who has no turn any more is offered only where a route must keep it.
+            # A removed replica is offered only if a route must keep it.
             tags = {one.peer: self._turns[one.peer].tag if one.peer in self._turns else 0.0 for one in pool}
             least = min(tags.values())
             path.append(_one_of([peer for peer, tag in tags.items() if tag == least], rng))
@@ -198,7 +198,7 @@ POLICIES: dict[Routing, Callable[[], RoutingPolicy]] = {
 
 
 def choose_route(loads: Sequence[StageLoad], now_s: float, rng: Random, links: Links) -> Decision[tuple[PeerId, ...]]:
-    """Pick one replica per stage so that the microbatch is expected to finish first, with what the links cost.
+    """Pick one replica per stage so that the microbatch is expected to finish first, costs of links included.
 
     Cost of a replica is (outstanding + 1) * pace_s, of a link its transfer seconds; the cheapest path over all stages
     is found in O(stages * replicas^2). Ties are broken by `rng`. No plan if some stage has no replica with credit.
@@ -225,7 +225,7 @@ def _lacking(loads: Sequence[StageLoad]) -> str | None:
 
 
 def _cheapest_path(pools: Sequence[list[ReplicaLoad]], links: Links, rng: Random) -> tuple[tuple[PeerId, ...], float]:
-    """Dynamic programme from the first stage to the last: the best way to reach each replica."""
+    """Dynamic programming from the first stage to the last: the best way to reach each replica."""
     reach: dict[PeerId, tuple[float, tuple[PeerId, ...]]] = {
         replica.peer: (replica.completion_s, (replica.peer,)) for replica in pools[0]
     }

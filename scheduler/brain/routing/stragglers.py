@@ -1,10 +1,10 @@
-"""Which replica of a route everybody waits for, and whether it takes too long.
+"""Which replica of a route the others wait for, and whether it takes too long.
 
     routed ─▶ stage 0 forward ─Forwarded─▶ stage 1 forward ─ ... ─▶ last stage ─Accumulated─▶ ... ─▶ stage 0 backward
 
-At any time a replica either lacks what a neighbour has to send first, or it is its turn; only turns are watched
-(deadlines.py). So a replica that is slow, frozen or cut off from its neighbours is told from those that wait for it.
-The last stage has one turn for both directions: nobody waits in between.
+At any time a replica either waits for the output of a neighbour, or it is its turn. Only turns are watched
+(deadlines.py), so a replica that is slow, frozen or cut off is told apart from those that wait for it. The last stage
+has one turn for both directions, since no other stage computes in between.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Stragglers:
     def __init__(self, settings: DeadlineSettings) -> None:
         self._deadlines = Deadlines(settings)
         self._routes: dict[tuple[int, int], list[_Place]] = {}
-        self._again: dict[Overdue, float] = {}  # when to tell of it again
+        self._again: dict[Overdue, float] = {}  # when to report it again
 
     def routed(self, step: int, index: int, peers: Sequence[PeerId], held: Sequence[bool], now_s: float) -> None:
-        """The newest route, and which of its replicas have accumulated."""
+        """There is a new route; `held` says which of its replicas have accumulated."""
         before = self._routes.get((step, index))
         places = []
         for stage, (peer, is_held) in enumerate(zip(peers, held, strict=True)):
@@ -52,7 +52,7 @@ class Stragglers:
         self._look(step, index, now_s)
 
     def forwarded(self, step: int, stage: int, index: int, peer: PeerId, now_s: float) -> None:
-        """A replica computed forward; that it did for an older route counts for nothing."""
+        """A replica computed forward; a forward for an older route is ignored."""
         places = self._routes.get((step, index))
         if places is None or not 0 <= stage < len(places) or places[stage].peer != peer or places[stage].forwarded:
             return
@@ -61,7 +61,7 @@ class Stragglers:
         self._look(step, index, now_s)
 
     def accumulated(self, step: int, stage: int, index: int, peer: PeerId, now_s: float) -> None:
-        """A replica accumulated what it was asked for."""
+        """A replica accumulated a microbatch that it was asked for."""
         places = self._routes.get((step, index))
         if places is None or places[stage].peer != peer:
             return
@@ -71,7 +71,7 @@ class Stragglers:
         self._look(step, index, now_s)
 
     def expired(self, now_s: float) -> list[Overdue]:
-        """Turns that take too long, each told once, and those that were to be told again."""
+        """Turns that take too long, each reported once, and those that are due to be reported again."""
         again = [late for late, due_s in self._again.items() if due_s <= now_s]
         for late in again:
             del self._again[late]
@@ -81,7 +81,7 @@ class Stragglers:
         return self._deadlines.expired(now_s) + late_still
 
     def look_again(self, late: Overdue, now_s: float) -> None:
-        """There is a reason why the turn takes so long: tell it again after as long, if it has not ended then."""
+        """The long turn has a good reason: report it again after the same time, unless it has ended by then."""
         self._again[late] = now_s + late.deadline_s
 
     def due_s(self) -> float | None:
@@ -90,7 +90,7 @@ class Stragglers:
         return min(times_s, default=None)
 
     def of(self, stage: int, direction: Direction) -> float:
-        """Seconds that a turn may take now."""
+        """How many seconds a turn may take now."""
         return self._deadlines.of(stage, direction)
 
     def forget_step(self, step: int) -> None:
@@ -100,7 +100,7 @@ class Stragglers:
             del self._routes[key]
 
     def forget_peer(self, peer: PeerId) -> None:
-        """The peer is suspect or gone: what it had to do is given to others."""
+        """The peer is suspect or gone: its turns are given to others."""
         self._deadlines.forget_peer(peer)
         for places in self._routes.values():
             for place in places:
@@ -112,7 +112,7 @@ class Stragglers:
         return places is not None and (places[hop.stage].peer, places[hop.stage].turn) == (hop.peer, hop.direction)
 
     def _look(self, step: int, index: int, now_s: float) -> None:
-        """Begin to watch every turn that has come."""
+        """Begin to watch every turn that has begun."""
         places = self._routes[step, index]
         for stage, place in enumerate(places):
             turn = None if place.held else self._turn(places, stage)
