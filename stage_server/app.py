@@ -19,9 +19,11 @@ import torch
 from stage_server.chaos import Harm, HarmedDevice, HarmedLinks, HarmedReceiver
 from stage_server.device import Device, ThreadDevice
 from stage_server.identity import Identity
+from stage_server.memory_watch import watch_memory
 from stage_server.metrics import StageServerMetrics
 from stage_server.options import StageServerOptions
-from stage_server.session.server import StageServer
+from stage_server.ports import MemoryBudget
+from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.errors import InvalidConfig
 from swarm.messages import PROTOCOL_VERSION
 from swarm.model.runtime import choose_device, describe_device, free_bytes, limit_memory, used_bytes
@@ -39,9 +41,6 @@ from swarm.types import PeerId
 
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
 PORTS_TRIED_MAX = 100
-# Outputs held for neighbours until the commit take at most this part of the memory that was free at the start.
-HOLD_SHARE = 4
-HOLD_BYTES_MIN = 64 << 20
 _KIND = {"activation": "activation", "evaluation": "activation", "gradient": "gradient"}
 
 
@@ -92,7 +91,8 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
 
         memory_bytes = options.max_memory.of(free_bytes(device_name))
         limit_memory(device_name, memory_bytes)
-        metrics.device_memory(partial(used_bytes, device_name), memory_bytes)
+        used = partial(used_bytes, device_name)
+        metrics.device_memory(used, memory_bytes)
         identity = Identity(
             peer=peer,
             incarnation=time.time_ns(),
@@ -110,8 +110,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             bus = Bus(options.broker, f"swarm-{peer}", will=will, on_connected=metrics.process.mqtt_link)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        stage_server = StageServer(
-            identity,
+        ports = ServerPorts(
             device,
             links,
             _finder(options),
@@ -119,11 +118,11 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             tasks,
             metrics,
             get_logger("stage-server"),
-            connect_retry_s_max=options.connect_retry_s_max,
-            orphan_timeout_s=options.orphan_timeout_s,
             obey_chaos=None if harm is None else harm.begin,
-            hold_bytes=max(identity.memory_bytes // HOLD_SHARE, HOLD_BYTES_MIN),
         )
+        budget = MemoryBudget.of(memory_bytes)
+        settings = ServerSettings(options.connect_retry_s_max, options.orphan_timeout_s, budget)
+        stage_server = StageServer(identity, ports, settings)
         forward = stage_server.forward_log
         configure(
             options.log_level,
@@ -131,6 +130,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             lambda time_s, level, text: _soon(loop, lambda: forward(time_s, level, text)),
         )
         log = get_logger("stage-server")
+        tasks.create_task(watch_memory(used, memory_bytes, device, metrics, log))
         receiver: Neighbour = stage_server if harm is None else HarmedReceiver(stage_server, harm)
         add_peer_service(server, receiver, traffic, receiver)
         await server.start()

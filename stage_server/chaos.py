@@ -129,6 +129,9 @@ class HarmedDevice:
     def aside(self, work: Callable[[], T]) -> Awaitable[T]:
         return self._inner.aside(work)
 
+    def release(self) -> None:
+        self._inner.release()
+
     def _slowly(self, work: Callable[[], T]) -> T:
         started_s = time.perf_counter()
         result = work()

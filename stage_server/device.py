@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from swarm.errors import OutOfMemory
-from swarm.model.runtime import synchronise
+from swarm.model.runtime import release_memory, synchronise
 
 T = TypeVar("T")
 
@@ -49,6 +49,10 @@ class Device(Protocol):
         """Do `work` beside the compute thread: for what needs no weights, graphs or sums, such as building files."""
         ...
 
+    def release(self) -> None:
+        """Give memory that nothing uses any more back to the system, soon: a job has ended."""
+        ...
+
 
 class ThreadDevice:
     """The real device: a thread of its own with its own number of torch threads."""
@@ -70,6 +74,9 @@ class ThreadDevice:
 
     def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
         return self.run(lambda: _clocked(work, self.name))
+
+    def release(self) -> None:
+        self.run(lambda: release_memory(self.name))
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -93,6 +100,9 @@ class InlineDevice:
 
     def aside(self, work: Callable[[], T]) -> Awaitable[T]:
         return asyncio.ensure_future(_beside(work(), self._seconds()))
+
+    def release(self) -> None:
+        pass
 
     async def _after(self, result: T, seconds: float) -> T:
         async with self._turn:  # asyncio locks are fair: first come, first served, as on the thread

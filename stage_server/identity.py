@@ -1,20 +1,10 @@
-"""Who a stage server is: to the scheduler, and on behalf of one replica."""
+"""Who a stage server is to the scheduler."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.types import JobId, PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaId:
-    """Who takes part: this peer, on behalf of which job and stage."""
-
-    job: JobId
-    peer: PeerId
-    incarnation: int
-    stage: int
+from swarm.types import PeerId
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,9 @@ class StageServerMetrics:
         self._memory_capacity = Gauge(
             "swarm_device_memory_capacity_bytes", "Device memory that it may use", registry=registry
         )
+        self._exceeded = Counter(
+            "swarm_device_memory_exceeded_total", "Times this process held more than it may use", registry=registry
+        )
         self._oom = Counter("swarm_oom_total", "Times the device had no memory left", registry=registry)
         self._network = Counter("swarm_network_bytes_total", "Tensor bytes on the wire", traffic, registry=registry)
         self._uncompressed = Counter(
@@ -88,6 +91,10 @@ class StageServerMetrics:
         """What the device's memory is asked for whenever the series are read."""
         self._memory_used.set_function(used_bytes)
         self._memory_capacity.set(capacity_bytes)
+
+    def memory_exceeded(self) -> None:
+        """This process holds more memory than it may use."""
+        self._exceeded.inc()
 
     def out_of_memory(self) -> None:
         """The device had no memory left."""

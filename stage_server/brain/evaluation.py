@@ -113,6 +113,10 @@ class EvaluationTable:
         entry.has_input |= self._stage == 0
         return self._advance(command.microbatch, entry)
 
+    def may_hold(self, version: int) -> bool:
+        """Whether this replica still holds the weights of `version`, or will."""
+        return version >= self._version - self._staleness
+
     def wants(self, microbatch: Microbatch) -> bool:
         """Whether this replica is to compute the microbatch and has not done so."""
         entry = self._entries.get(microbatch)

@@ -23,7 +23,7 @@ import xxhash
 from torch import Tensor
 
 from stage_server.device import Device
-from stage_server.identity import ReplicaId
+from stage_server.ports import ReplicaId
 from stage_server.replica.packing import deliver, pack_slice
 from swarm.errors import Refused, RoundBroken, StaleMessage, SwarmError
 from swarm.messages import Average, Member, ParameterNorm, TensorHeader

@@ -7,13 +7,12 @@ route around, and the tensor is tried again until it arrives or a newer route ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 
+from stage_server.ports import ReplicaPorts
 from stage_server.replica.packing import Packed, describe
 from swarm.errors import PeerUnavailable, StaleMessage, SwarmError
 from swarm.messages import TensorHeader, Undelivered
-from swarm.process.logs import Logger
-from swarm.rpc.peers import PeerLinks
 from swarm.types import Hop, Microbatch, PeerId
 
 # A link that fails for this long is reported, and again after REPEAT_S: the scheduler may have had no other way then.
@@ -27,17 +26,8 @@ HANGING_S = 5.0
 class Deliveries:
     """What one replica has under way."""
 
-    def __init__(
-        self,
-        links: PeerLinks,
-        emit: Callable[[Undelivered], None],
-        start: Callable[[Coroutine[object, object, None]], object],
-        log: Logger,
-    ) -> None:
-        self._links = links
-        self._emit = emit
-        self._start = start
-        self._log = log
+    def __init__(self, ports: ReplicaPorts) -> None:
+        self._ports = ports
         self._under_way: dict[tuple[Microbatch, str, str, PeerId, int], float] = {}
         self._addresses: dict[tuple[PeerId, int], str] = {}
 
@@ -58,7 +48,7 @@ class Deliveries:
         if now_s - self._under_way.get(key, -HANGING_S) < HANGING_S:
             return
         self._under_way[key] = now_s
-        self._start(self._deliver(key, to, header, payload, matters))
+        self._ports.work.start(self._deliver(key, to, header, payload, matters))
 
     async def _deliver(
         self,
@@ -78,21 +68,21 @@ class Deliveries:
                     address = self._addresses.get((to.peer, to.incarnation))
                     if address is None:
                         raise PeerUnavailable(f"no route has told yet where {to.peer} is")
-                    await self._links.send(address, describe(header, packed), packed.payload)
+                    await self._ports.links.send(address, describe(header, packed), packed.payload)
                     return
                 except StaleMessage as error:
                     # It has moved on, or is not as far as we are; if it lacks the tensor it will ask.
-                    self._log.debug("neighbour refused", peer=to.peer, reason=error.message)
+                    self._ports.log.debug("neighbour refused", peer=to.peer, reason=error.message)
                     return
                 except SwarmError as error:
-                    failure = error
+                    reason = error.message  # the error itself would hold this frame, and with it the replica
                 if not matters():
                     return
                 if loop.time() >= report_s:
                     report_s = loop.time() + REPEAT_S
-                    self._log.warning("neighbour not reached", peer=to.peer, reason=failure.message)
+                    self._ports.log.warning("neighbour not reached", peer=to.peer, reason=reason)
                     evaluation = header.kind == "evaluation"
-                    self._emit(Undelivered(key[0], header.stage, to.peer, to.attempt, failure.message, evaluation))
+                    self._ports.emit(Undelivered(key[0], header.stage, to.peer, to.attempt, reason, evaluation))
                 await asyncio.sleep(pause_s)
                 if not matters():
                     return

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -21,11 +20,11 @@ from stage_server.brain.evaluation import (
     ForgetEvaluation,
     ReportEvaluation,
 )
-from stage_server.device import Device
-from stage_server.metrics import StageServerMetrics
-from stage_server.replica.packing import Packed, pack
+from stage_server.ports import Assignment, ReplicaPorts
+from stage_server.replica.deliveries import Deliveries
+from stage_server.replica.packing import Packed, boundary_header, pack
 from swarm.errors import StaleMessage
-from swarm.messages import Evaluate, Event, TensorHeader
+from swarm.messages import Evaluate, TensorHeader
 from swarm.model import codec
 from swarm.model.stage import Stage
 from swarm.types import Microbatch
@@ -40,27 +39,33 @@ class Ids:
 
 
 class Evaluator:
-    """The evaluation side of one replica. `send` delivers a result, `ready` wakes whoever takes orders."""
+    """The evaluation side of one replica; `ready` wakes whoever takes orders."""
 
     def __init__(
         self,
-        table: EvaluationTable,
+        assignment: Assignment,
+        version: int,
         stage: Stage,
-        codec_name: str,
-        device: Device,
-        emit: Callable[[Event], None],
-        send: Callable[[EmitEvaluation, Packed], None],
+        deliveries: Deliveries,
+        ports: ReplicaPorts,
         ready: asyncio.Event,
-        metrics: StageServerMetrics,
     ) -> None:
-        self._table = table
+        command, spec, me = assignment.command, assignment.spec, assignment.me
+        self._table = EvaluationTable(
+            me.stage,
+            assignment.stages,
+            command.timeline,
+            version,
+            spec.pipeline.staleness,
+            peer=me.peer,
+            incarnation=me.incarnation,
+        )
+        self._me = me
         self._stage = stage
-        self._codec = codec_name
-        self._device = device
-        self._emit = emit
-        self._send = send
+        self._codec = spec.pipeline.compression
+        self._deliveries = deliveries
+        self._ports = ports
         self._ready = ready
-        self._metrics = metrics
         self._ids: dict[Microbatch, Ids] = {}
         self._inputs: dict[Microbatch, Tensor] = {}
         self._orders: list[tuple[Microbatch, int, ComputeEvaluation]] = []  # a heap; may hold withdrawn ones
@@ -107,9 +112,9 @@ class Evaluator:
             y, loss = self._stage.evaluate(work.version, x=x, tokens=ids.tokens, targets=ids.targets)
             return (None if y is None else pack(y, self._codec)), loss
 
-        done = await self._device.timed(forward)
+        done = await self._ports.device.timed(forward)
         packed, loss = done.result
-        self._metrics.device_busy(done.seconds)
+        self._ports.metrics.device_busy(done.seconds)
         self._carry_out(self._table.computed(work, loss), packed)
 
     def _carry_out(self, actions: tuple[EvaluationAction, ...], result: Packed | None = None) -> None:
@@ -122,9 +127,18 @@ class Evaluator:
                     assert result is not None, "all stages but the last have a result to send"
                     self._send(action, result)
                 case ReportEvaluation(event=event):
-                    self._emit(event)
+                    self._ports.emit(event)
                 case ForgetEvaluation(microbatch=microbatch):
                     self._inputs.pop(microbatch, None)
                     self._ids.pop(microbatch, None)
                 case _:
                     assert_never(action)
+
+    def _send(self, emit: EmitEvaluation, packed: Packed) -> None:
+        microbatch = emit.microbatch
+        self._deliveries.send(
+            emit.to,
+            boundary_header(self._me, "evaluation", microbatch, self._me.stage + 1, emit.attempt),
+            lambda: packed,
+            lambda: self._table.may_hold(microbatch.step),
+        )

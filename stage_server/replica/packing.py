@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 from torch import Tensor
 
+from stage_server.ports import ReplicaId
 from swarm.errors import PeerUnavailable
 from swarm.messages import TensorHeader
 from swarm.model import codec
 from swarm.rpc.peers import PeerLinks
+from swarm.types import Microbatch
 
 # Slices are never compressed: their bits are what the members agree on.
 SLICE_CODEC = "slice"
@@ -48,6 +50,27 @@ def pack_slice(values: Tensor) -> Packed:
     """A 1-D slice of a unit as it is, float32 or float64; it shares the tensor's memory."""
     payload, dtype = codec.encode_slice(values)
     return Packed(payload, dtype, tuple(values.shape), SLICE_CODEC)
+
+
+def boundary_header(
+    me: ReplicaId, kind: str, microbatch: Microbatch, stage: int, attempt: int, *, wanted: str = ""
+) -> TensorHeader:
+    return TensorHeader(
+        job=me.job,
+        kind=kind,
+        timeline=microbatch.timeline,
+        step=microbatch.step,
+        microbatch=microbatch.index,
+        stage=stage,
+        attempt=attempt,
+        sender=me.peer,
+        incarnation=me.incarnation,
+        dtype="",
+        shape=(),
+        codec="none",
+        total_bytes=0,
+        wanted=wanted,
+    )
 
 
 def describe(header: TensorHeader, packed: Packed) -> TensorHeader:

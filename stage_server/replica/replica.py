@@ -10,9 +10,8 @@ what they say: it keeps the tensors, calls the device and hands finished tensors
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
@@ -31,29 +30,24 @@ from stage_server.brain.cell import (
     Report,
     Sealed,
 )
-from stage_server.brain.evaluation import EmitEvaluation, EvaluationTable
 from stage_server.brain.held_outputs import HeldOutputs
 from stage_server.brain.work_queue import WorkQueue
-from stage_server.device import Device
-from stage_server.identity import ReplicaId
-from stage_server.metrics import StageServerMetrics
+from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
-from stage_server.replica.packing import NOTHING, SLICE_CODEC, Packed, pack
+from stage_server.replica.packing import NOTHING, SLICE_CODEC, Packed, boundary_header, pack
+from stage_server.replica.reports import Reports
 from stage_server.replica.rounds import RoundRunner
-from stage_server.state.donor import LOG_BYTES, Donor
-from stage_server.state.joiner import JoinClient, missed_record
-from stage_server.state.loading import FetchCall, load_initial
-from stage_server.state.saving import StoreCall, capture, hand_over
+from stage_server.state.donor import Donor
+from stage_server.state.joiner import missed_record
+from stage_server.state.saving import capture, hand_over
 from swarm.errors import (
     CorruptFrame,
-    OutOfMemory,
     Refused,
     SchedulerUnreachable,
     StaleMessage,
     SwarmError,
 )
-from swarm.job.spec import JobSpec
 from swarm.messages import (
     AbortRound,
     Average,
@@ -61,25 +55,18 @@ from swarm.messages import (
     Committed,
     Evaluate,
     Event,
-    Failed,
     Loaded,
-    LoadStage,
     Route,
     SaveStage,
     StateReply,
     StateRequest,
     StoreHeader,
     TensorHeader,
-    UnitSize,
     Void,
 )
 from swarm.model import codec
-from swarm.model.probe import probe_digest
-from swarm.model.runtime import configure, is_slow_at_bfloat16, step_device
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState
-from swarm.process.logs import Logger
-from swarm.rpc.peers import PeerLinks
 from swarm.types import Direction, Hop, Microbatch, UnitName
 
 _KIND = {Direction.FORWARD: "activation", Direction.BACKWARD: "gradient"}
@@ -87,11 +74,9 @@ _DIRECTION = {kind: direction for direction, kind in _KIND.items()}
 
 # Questions for what was lost between two neighbours are sent this often; what is lacking for less is on its way.
 REPAIR_S = 2.0
-HOLD_BYTES = 1 << 30
 STORE_AGAIN_S = 1.0
 
 ReplicaCommand = Route | Void | Average | AbortRound | Commit | SaveStage | Evaluate
-BuildStage = Callable[..., Stage]  # called as Stage is; simulations have one whose model is a few numbers
 
 
 @dataclass(slots=True)
@@ -103,140 +88,42 @@ class _Batch:
 
 
 class Replica:
-    """A loaded stage at work; made by `load`, ended by `close`."""
+    """A loaded stage at work, until the tasks in `ports.work` are ended."""
 
-    def __init__(
-        self,
-        command: LoadStage,
-        spec: JobSpec,
-        stage: Stage,
-        me: ReplicaId,
-        device: Device,
-        links: PeerLinks,
-        emit: Callable[[Event], None],
-        store: StoreCall,
-        tasks: asyncio.TaskGroup,
-        metrics: StageServerMetrics,
-        log: Logger,
-        hold_bytes: int = HOLD_BYTES,
-    ) -> None:
-        self.job = command.job
+    def __init__(self, assignment: Assignment, stage: Stage, loaded: Loaded, ports: ReplicaPorts) -> None:
+        """Serve `stage`, which holds the version that was `loaded`."""
+        command, spec, me = assignment.command, assignment.spec, assignment.me
+        self.job = me.job
         self.timeline = command.timeline
         self.me = me
         self._spec = spec
         self._stage = stage
-        self._device = device
-        self._links = links
-        self._emit = emit
-        self._store = store
-        self._tasks = tasks
-        self._metrics = metrics
-        self._log = log
-        self._bits = spec.training.fixed_point_bits if spec.training.reproducible else None
+        self._ports = ports
+        self._device, self._metrics = ports.device, ports.metrics
         self._codec = spec.pipeline.compression
-        self._stages = len(command.split)
-
         self.cells = CellTable(
-            stage=command.stage,
-            stages=self._stages,
+            stage=me.stage,
+            stages=assignment.stages,
             timeline=command.timeline,
-            version=command.version,
+            version=loaded.version,
             staleness=spec.pipeline.staleness,
             peer=me.peer,
             incarnation=me.incarnation,
         )
         self._intake = WorkQueue()
         self._ready = asyncio.Event()
-        table = EvaluationTable(
-            command.stage,
-            self._stages,
-            command.timeline,
-            command.version,
-            spec.pipeline.staleness,
-            peer=me.peer,
-            incarnation=me.incarnation,
-        )
-        self._evaluator = Evaluator(
-            table, stage, self._codec, device, emit, self._send_evaluation, self._ready, metrics
-        )
         self._queued_s: dict[int, float] = {}
         self._batches: dict[Microbatch, _Batch] = {}
         self._inputs: dict[tuple[Microbatch, Direction], Tensor] = {}
-        self._outputs: HeldOutputs[Packed] = HeldOutputs(hold_bytes)
-        self._work: dict[asyncio.Task[None], None] = {}  # ordered, unlike a set
-        self._deliveries = Deliveries(links, emit, self._start, log)
-        self._rounds = RoundRunner(me, stage, self._bits, device, links, emit, self.fail, self._start, metrics, log)
-        self._loaded: Loaded | None = None
-        self._donor = Donor(stage, device, min(LOG_BYTES, hold_bytes))
-        self._committed: deque[Committed] = deque(maxlen=2)  # a commit is written when that of two steps ago is agreed
-        self._failed: Failed | None = None
+        self._outputs: HeldOutputs[Packed] = HeldOutputs(ports.budget.hold_bytes)
+        self._deliveries = Deliveries(ports)
+        self._reports = Reports(loaded, ports)
+        self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
+        self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail)
+        self._donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
         self._saving: asyncio.Task[None] | None = None
-        self._start(self._compute_forever())
-        self._start(self._repair_forever())
-
-    @classmethod
-    async def load(
-        cls,
-        command: LoadStage,
-        spec: JobSpec,
-        me: ReplicaId,
-        device: Device,
-        links: PeerLinks,
-        emit: Callable[[Event], None],
-        store: StoreCall,
-        fetch: FetchCall,
-        tasks: asyncio.TaskGroup,
-        metrics: StageServerMetrics,
-        log: Logger,
-        build: BuildStage = Stage,
-        hold_bytes: int = HOLD_BYTES,
-    ) -> Replica:
-        """Build the stage on the device and report it; raises OutOfMemory if it does not fit, InvalidModel."""
-        await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
-        initial = await load_initial(command, spec, device, fetch, log)
-        stage = await device.run(lambda: build(spec, command.stage, device.name, initial, step_on=command.step_on))
-        steps_at = step_device(device.name, command.step_on)
-        digest, probe = await device.run(lambda: (stage.digest(), probe_digest(spec.training, steps_at)))
-        replica = cls(command, spec, stage, me, device, links, emit, store, tasks, metrics, log, hold_bytes)
-        units = tuple(UnitSize(name, layout.elements) for name, layout in stage.units.items())
-        loaded = Loaded(command.job, command.timeline, command.stage, stage.version, digest, units, probe)
-        replica._loaded = loaded
-        emit(loaded)
-        if spec.model.dtype == "bfloat16" and is_slow_at_bfloat16(device.name):
-            hint = 'set model.dtype = "float32"'
-            log.warning(f"{me.peer}: its CPU has no bfloat16 instructions, float32 is 2.5-3 times as fast: {hint}")
-        log.info("stage loaded", stage=command.stage, layers=command.split[command.stage], device=str(device.name))
-        return replica
-
-    @classmethod
-    def joined(
-        cls,
-        joiner: JoinClient,
-        spec: JobSpec,
-        me: ReplicaId,
-        device: Device,
-        links: PeerLinks,
-        emit: Callable[[Event], None],
-        store: StoreCall,
-        tasks: asyncio.TaskGroup,
-        metrics: StageServerMetrics,
-        log: Logger,
-        hold_bytes: int = HOLD_BYTES,
-    ) -> Replica:
-        """Go on with the state that a joiner has put together and reported."""
-        assert joiner.stage is not None
-        assert joiner.loaded is not None, "admitted is who has reported"
-        command = replace(joiner.command, version=joiner.loaded.version)
-        replica = cls(command, spec, joiner.stage, me, device, links, emit, store, tasks, metrics, log, hold_bytes)
-        replica._loaded = joiner.loaded
-        log.info("joined", stage=command.stage, version=command.version)
-        return replica
-
-    async def close(self) -> None:
-        """Stop all work and let go of the stage."""
-        for task in self._work:
-            task.cancel()
-        await asyncio.gather(*self._work, return_exceptions=True)
+        ports.work.start(self._compute_forever())
+        ports.work.start(self._repair_forever())
 
     # Sessions ----------------------------------------------------------------------------------------------------
 
@@ -248,7 +135,7 @@ class Replica:
         self._stop_saving()  # the files may have gone to a scheduler that was killed
         self._rounds.abort_all()
         self._carry_out(self.cells.unseal_all())
-        return tuple(event for event in (self._loaded, *self._committed, self._failed) if event is not None)
+        return self._reports.again()
 
     def newest_attempt(self) -> int:
         """The greatest attempt that is known here of anything open."""
@@ -272,7 +159,7 @@ class Replica:
             case SaveStage():
                 self._stop_saving()
                 # Queued now: after the commit that made the version, before any other.
-                self._saving = self._start(self._save(command, capture(command, self._stage, self._device)))
+                self._saving = self._ports.work.start(self._save(command, capture(command, self._stage, self._device)))
             case Evaluate():
                 shape = (-1, self._spec.data.sequence_length)
                 self._deliveries.learn(command.hops)
@@ -299,7 +186,7 @@ class Replica:
     async def _commit(self, command: Commit) -> None:
         if command.step != self.cells.version:
             # Older: a repeat. Newer: one before it was lost with a session, and both come again.
-            self._log.debug("commit out of order", step=command.step, version=self.cells.version)
+            self._ports.log.debug("commit out of order", step=command.step, version=self.cells.version)
             return
         gradients = await self._gradients(command)
         if gradients is None:
@@ -322,13 +209,11 @@ class Replica:
         try:
             applied = await applying
         except SwarmError as error:
-            self.fail(error)
+            self._reports.fail(error)
             return
         self._metrics.device_busy(applied.seconds)
         self._donor.committed(command, gradients)
-        committed = Committed(self.timeline, command.step, command.version, self.me.stage, applied.result)
-        self._committed.append(committed)
-        self._emit(committed)
+        self._reports.committed(Committed(self.timeline, command.step, command.version, self.me.stage, applied.result))
 
     async def _gradients(self, command: Commit) -> dict[UnitName, Tensor] | None:
         """The averaged gradients that a commit makes effective: held here, or from the log of a member."""
@@ -343,22 +228,20 @@ class Replica:
             )
 
         try:
-            record = await missed_record(step, request, command.donors, self._stage, self._links)
+            record = await missed_record(step, request, command.donors, self._stage, self._ports.links)
         except SwarmError as error:
-            self.fail(StaleMessage(f"step {step} was averaged without this replica: {error.message}"))
+            self._reports.fail(StaleMessage(f"step {step} was averaged without this replica: {error.message}"))
             return None
         return self._stage.means_of(record.gradients)
 
     async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
-        """A part of this replica's state, for a peer that joins; StaleMessage if it asks for another stage."""
-        asked = (request.job, request.timeline, request.stage)
-        if asked != (self.job, self.timeline, self.me.stage):
-            raise StaleMessage(f"this replica serves stage {self.me.stage} of job {self.job}, timeline {self.timeline}")
+        """A part of this replica's state, for a peer that joins; raises as `Donor.give`."""
         return await self._donor.give(request)
 
     async def _save(self, command: SaveStage, captured: Awaitable[InitialState]) -> None:
         store = self._store_patiently
-        self._emit(await hand_over(command, captured, self._spec, self.me, self._device, store, self._log))
+        log = self._ports.log
+        self._ports.emit(await hand_over(command, captured, self._spec, self.me, self._device, store, log))
 
     def _stop_saving(self) -> None:
         if self._saving is not None:
@@ -368,9 +251,9 @@ class Replica:
         """Store, however long it takes until the scheduler can be reached."""
         while True:
             try:
-                return await self._store(header, payload)
+                return await self._ports.store(header, payload)
             except SchedulerUnreachable as error:
-                self._log.warning("stage not stored yet", stage=self.me.stage, reason=error.message)
+                self._ports.log.warning("stage not stored yet", stage=self.me.stage, reason=error.message)
                 await asyncio.sleep(STORE_AGAIN_S)
 
     # Tensors -----------------------------------------------------------------------------------------------------
@@ -450,7 +333,7 @@ class Replica:
                 case Sealed(step=step):
                     self._rounds.sealed(step, self.cells.set_digest(step))
                 case Report(event=event):
-                    self._emit(event)
+                    self._ports.emit(event)
                 case _:
                     assert_never(action)
         self._metrics.queue_depth(
@@ -461,7 +344,7 @@ class Replica:
 
     def _put(self, work: Compute) -> None:
         if not self._intake.put(work):
-            self.fail(
+            self._reports.fail(
                 Refused(
                     f"stage {self.me.stage} has {len(self._intake)} computations waiting and takes no more",
                     hint="lower pipeline.max_in_flight",
@@ -494,7 +377,7 @@ class Replica:
                 try:
                     await self._evaluator.compute(evaluation)
                 except SwarmError as error:
-                    self.fail(error)
+                    self._reports.fail(error)
                 continue
             waited_s = asyncio.get_running_loop().time() - self._queued_s.pop(work.ticket)
             work_now = self.cells.begin(work)
@@ -510,7 +393,7 @@ class Replica:
                     case _:
                         assert_never(work_now.direction)
             except SwarmError as error:
-                self.fail(error)
+                self._reports.fail(error)
 
     async def _forward(self, work: Compute, waited_s: float) -> None:
         microbatch, batch = work.microbatch, self._batches[work.microbatch]
@@ -547,16 +430,6 @@ class Replica:
             self._metrics.output_evicted(self.me.stage)
             self._carry_out(self.cells.evicted(old, side))
 
-    def _send_evaluation(self, emit: EmitEvaluation, packed: Packed) -> None:
-        microbatch = emit.microbatch
-        oldest = microbatch.step + self._spec.pipeline.staleness
-        self._deliveries.send(
-            emit.to,
-            self._header("evaluation", microbatch, self.me.stage + 1, emit.attempt),
-            lambda: packed,
-            lambda: self.cells.version <= oldest,
-        )
-
     async def _repair_forever(self) -> None:
         """Ask for what was lost between two neighbours: whatever is lacking in two looks one after the other."""
         before: set[tuple[Microbatch, Direction]] = set()
@@ -571,7 +444,7 @@ class Replica:
         stage = self.me.stage + (1 if side is Direction.FORWARD else -1)
         self._deliveries.send(
             emit.to,
-            self._header(_KIND[side], microbatch, stage, emit.attempt),
+            boundary_header(self.me, _KIND[side], microbatch, stage, emit.attempt),
             lambda: self._outputs.get((microbatch, side)),
             lambda: self.cells.concerns(microbatch, side, emit.to),
         )
@@ -583,42 +456,10 @@ class Replica:
         stage = self.me.stage + (1 if side is Direction.FORWARD else -1)
         self._deliveries.send(
             ask.to,
-            self._header("need", microbatch, stage, ask.attempt, wanted=_KIND[ask.direction]),
+            boundary_header(self.me, "need", microbatch, stage, ask.attempt, wanted=_KIND[ask.direction]),
             lambda: NOTHING,
             lambda: self.cells.concerns(microbatch, side, ask.to),
         )
-
-    def _header(self, kind: str, microbatch: Microbatch, stage: int, attempt: int, *, wanted: str = "") -> TensorHeader:
-        return TensorHeader(
-            job=self.job,
-            kind=kind,
-            timeline=microbatch.timeline,
-            step=microbatch.step,
-            microbatch=microbatch.index,
-            stage=stage,
-            attempt=attempt,
-            sender=self.me.peer,
-            incarnation=self.me.incarnation,
-            dtype="",
-            shape=(),
-            codec="none",
-            total_bytes=0,
-            wanted=wanted,
-        )
-
-    def fail(self, error: SwarmError) -> None:
-        """Tell the scheduler that this replica cannot go on with the job."""
-        if isinstance(error, OutOfMemory):
-            self._metrics.out_of_memory()
-        self._log.error("cannot go on", error_code=error.code, reason=error.message)
-        self._failed = Failed(self.job, error.code, error.message, error.hint)
-        self._emit(self._failed)
-
-    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = self._tasks.create_task(work)
-        self._work[task] = None
-        task.add_done_callback(lambda done: self._work.pop(done, None))
-        return task
 
 
 def _ids(raw: bytes, shape: tuple[int, int]) -> Tensor | None:

@@ -10,18 +10,14 @@ it may have been complete everywhere, and its commit row written, before that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from stage_server.device import Device
-from stage_server.identity import ReplicaId
-from stage_server.metrics import StageServerMetrics
+from stage_server.ports import ReplicaId, ReplicaPorts
 from stage_server.replica.averaging import Mailbox, Mean, run_round
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.messages import AbortRound, Average, Averaged, Commit, RoundFailed
 from swarm.model.stage import Stage
-from swarm.process.logs import Logger
-from swarm.rpc.peers import PeerLinks
 from swarm.types import PeerId, Round, UnitName
 
 
@@ -42,25 +38,15 @@ class RoundRunner:
         me: ReplicaId,
         stage: Stage,
         bits: int | None,
-        device: Device,
-        links: PeerLinks,
-        emit: Callable[[Averaged | RoundFailed], None],
+        ports: ReplicaPorts,
         fail: Callable[[SwarmError], None],
-        start: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
-        metrics: StageServerMetrics,
-        log: Logger,
     ) -> None:
         self.mailbox = Mailbox()
         self._me = me
         self._stage = stage
         self._bits = bits
-        self._device = device
-        self._links = links
-        self._emit = emit
+        self._ports = ports
         self._fail = fail
-        self._start = start
-        self._metrics = metrics
-        self._log = log
         self._rounds: dict[tuple[int, UnitName], _UnderWay] = {}
         self._means: dict[tuple[int, UnitName, Round], Mean] = {}
 
@@ -85,7 +71,7 @@ class RoundRunner:
                 continue
             expected = next((member.digest for member in one.command.members if member.peer == self._me.peer), "")
             if digest == expected:
-                one.task = self._start(self._take_part(one.command))
+                one.task = self._ports.work.start(self._take_part(one.command))
             else:
                 one.given_up = True
                 self._failed(one.command, SetMismatch(f"expected set {expected}, this replica holds {digest}"), "")
@@ -120,13 +106,14 @@ class RoundRunner:
         one.given_up = True
         if one.task is not None and not one.task.done():
             one.task.cancel()
-            self._metrics.round_finished(self._me.stage, "aborted", 0.0)
+            self._ports.metrics.round_finished(self._me.stage, "aborted", 0.0)
 
     async def _take_part(self, command: Average) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            mean = await run_round(command, self._me, self._stage, self._bits, self._device, self._links, self.mailbox)
+            ports = self._ports
+            mean = await run_round(command, self._me, self._stage, self._bits, ports.device, ports.links, self.mailbox)
         except* OutOfMemory as group:
             self._fail(_first(group))
         except* RoundBroken as group:
@@ -138,8 +125,8 @@ class RoundRunner:
         else:
             duration_s = loop.time() - started_s
             self._means[command.step, command.unit, command.round] = mean
-            self._metrics.round_finished(self._me.stage, "averaged", duration_s)
-            self._emit(
+            self._ports.metrics.round_finished(self._me.stage, "averaged", duration_s)
+            self._ports.emit(
                 Averaged(
                     command.timeline,
                     command.step,
@@ -152,10 +139,10 @@ class RoundRunner:
             )
 
     def _failed(self, command: Average, error: SwarmError, accused: PeerId | str) -> None:
-        self._metrics.round_finished(self._me.stage, "failed", 0.0)
-        self._log.warning("round failed", step=command.step, unit=command.unit, reason=str(error))
+        self._ports.metrics.round_finished(self._me.stage, "failed", 0.0)
+        self._ports.log.warning("round failed", step=command.step, unit=command.unit, reason=str(error))
         reason = f"{error.code}: {error}"
-        self._emit(RoundFailed(command.timeline, command.step, command.unit, command.round, reason, accused))
+        self._ports.emit(RoundFailed(command.timeline, command.step, command.unit, command.round, reason, accused))
 
 
 def _first(group: BaseExceptionGroup[SwarmError]) -> SwarmError:

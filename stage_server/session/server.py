@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from functools import partial
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from stage_server.device import Device
-from stage_server.identity import Identity, ReplicaId
+from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
-from stage_server.replica.replica import HOLD_BYTES, BuildStage, Replica
+from stage_server.ports import Assignment, BuildStage, MemoryBudget, ReplicaId, ReplicaPorts, Work
+from stage_server.replica.replica import Replica
 from stage_server.session.event_queue import EventQueue
 from stage_server.state.joiner import JoinClient
+from stage_server.state.loading import build_stage
 from swarm.errors import IncompatibleVersion, OutOfMemory, SchedulerUnreachable, StaleMessage, SwarmError
 from swarm.job.spec import spec_from_json
 from swarm.messages import (
@@ -52,7 +54,6 @@ from swarm.messages import (
     Void,
     Welcome,
 )
-from swarm.model.runtime import release_memory
 from swarm.model.stage import Stage
 from swarm.process.logs import Logger
 from swarm.rpc.peers import PeerLinks
@@ -65,44 +66,45 @@ ORPHAN_TIMEOUT_S = 600.0
 NO_JOB = JobId("")
 
 
+@dataclass(frozen=True, slots=True)
+class ServerPorts:
+    """What a stage server works through."""
+
+    device: Device
+    links: PeerLinks
+    find_scheduler: Callable[[], Awaitable[str]]
+    dial: Callable[[str], SchedulerLink]
+    tasks: asyncio.TaskGroup
+    metrics: StageServerMetrics
+    log: Logger
+    obey_chaos: Callable[[Chaos], None] | None = None  # none: not started with --allow-chaos
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How patient a stage server is, what its replicas may keep, and how it builds stages."""
+
+    connect_retry_s_max: float = 60.0
+    orphan_timeout_s: float = ORPHAN_TIMEOUT_S
+    budget: MemoryBudget = field(default_factory=MemoryBudget)
+    build: BuildStage = Stage
+
+
 class StageServer:
     """One stage-server process; also the receiver of its neighbours' tensors."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        device: Device,
-        links: PeerLinks,
-        find_scheduler: Callable[[], Awaitable[str]],
-        dial: Callable[[str], SchedulerLink],
-        tasks: asyncio.TaskGroup,
-        metrics: StageServerMetrics,
-        log: Logger,
-        *,
-        connect_retry_s_max: float = 60.0,
-        build: BuildStage = Stage,
-        orphan_timeout_s: float = ORPHAN_TIMEOUT_S,
-        hold_bytes: int = HOLD_BYTES,
-        obey_chaos: Callable[[Chaos], None] | None = None,
-    ) -> None:
-        self._obey_chaos = obey_chaos
+    def __init__(self, identity: Identity, ports: ServerPorts, settings: ServerSettings = ServerSettings()) -> None:
         self._identity = identity
-        self._device = device
-        self._links = links
-        self._find_scheduler = find_scheduler
-        self._dial = dial
-        self._tasks = tasks
-        self._metrics = metrics
-        self._log = log
-        self._connect_retry = wait_random_exponential(multiplier=0.2, max=connect_retry_s_max)
-        self._build = build
-        self._orphan_timeout_s = orphan_timeout_s
-        self._hold_bytes = hold_bytes
+        self._ports = ports
+        self._settings = settings
+        self._tasks, self._log = ports.tasks, ports.log
+        self._connect_retry = wait_random_exponential(multiplier=0.2, max=settings.connect_retry_s_max)
         self._outgoing = EventQueue()
         self._link: SchedulerLink | None = None
+        self._load_stage: LoadStage | None = None  # loading or loaded
         self._replica: Replica | None = None
         self._joiner: JoinClient | None = None
-        self._load_stage: LoadStage | None = None  # loading or loaded
+        self._work = Work(ports.tasks)  # of the present job
         self._reported = NO_JOB  # the job that the newest Hello told of
         self._leaving = ""  # why, once this stage server shall end
         self._free = asyncio.Event()  # of any job
@@ -159,8 +161,8 @@ class StageServer:
         return pause_s if self._load_stage is None else min(pause_s, REDIAL_WITH_JOB_S_MAX)
 
     async def _give_up_job(self) -> None:
-        await asyncio.sleep(self._orphan_timeout_s)
-        await self._drop(f"no scheduler for {self._orphan_timeout_s:g} s")
+        await asyncio.sleep(self._settings.orphan_timeout_s)
+        await self._drop(f"no scheduler for {self._settings.orphan_timeout_s:g} s")
 
     def _say_why(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
@@ -171,8 +173,8 @@ class StageServer:
 
         `orphaned` waits to drop the job; a scheduler that welcomes us ends the wait.
         """
-        address = await self._find_scheduler()
-        link = self._dial(address)
+        address = await self._ports.find_scheduler()
+        link = self._ports.dial(address)
         welcomed = False
         heart: asyncio.Task[None] | None = None
         try:
@@ -211,14 +213,22 @@ class StageServer:
             await link.close()
 
     async def _events(self) -> AsyncGenerator[Event, None]:
-        identity, replica = self._identity, self._replica
+        # No replica is held in a variable here: this generator outlives the job.
+        yield self._hello()
+        if self._leaving:
+            yield Leaving(self._leaving)
+        outgoing = self._outgoing
+        while True:
+            yield await outgoing.get()
+
+    def _hello(self) -> Hello:
+        """Begin a queue of events for the new session; what the last one did not send is in what Hello reports."""
+        identity, replica, load = self._identity, self._replica, self._load_stage
         at_work = replica or self._joiner
-        load = self._load_stage
-        # What was not sent in the last session is in what Hello reports, made in the same breath.
         self._outgoing, self._reported = EventQueue(), self._job
         for event in () if at_work is None else at_work.attach():
             self._outgoing.put(event)
-        yield Hello(
+        return Hello(
             peer=identity.peer,
             incarnation=identity.incarnation,
             protocol=PROTOCOL_VERSION,
@@ -237,11 +247,6 @@ class StageServer:
             attempt=replica.newest_attempt() if replica else 0,
             join=load.join if load and not replica else 0,
         )
-        if self._leaving:
-            yield Leaving(self._leaving)
-        outgoing = self._outgoing
-        while True:
-            yield await outgoing.get()
 
     async def _beat(self, heartbeat_s: float) -> None:
         sequence = 0
@@ -265,11 +270,7 @@ class StageServer:
                 await self._drop("another job")
                 self._load_stage = command
                 self._free.clear()
-                if command.join:
-                    self._join(command)
-                    return
-                # A task of its own: who releases the job meanwhile need not wait until it is loaded.
-                self._loading = self._tasks.create_task(self._load(command))
+                self._begin(command)
             case Release():
                 if self._job == command.job:
                     await self._drop(command.reason)
@@ -291,70 +292,32 @@ class StageServer:
                 assert_never(command)
 
     def _on_chaos(self, order: Chaos) -> None:
-        if self._obey_chaos is None:
+        if self._ports.obey_chaos is None:
             self.emit(ChaosBegun(order.harm, "this stage server was not started with --allow-chaos"))
         else:
             self.emit(ChaosBegun(order.harm))
-            self._obey_chaos(order)
+            self._ports.obey_chaos(order)
 
-    def _join(self, command: LoadStage) -> None:
-        """Begin to fetch the stage's state from its replicas."""
+    # The job -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, command: LoadStage) -> None:
+        """Load the stage, or fetch its state from its replicas if the job is at work."""
         try:
-            spec = spec_from_json(command.spec_json)
+            assignment = self._assignment(command)
         except SwarmError as error:
-            self.emit(Failed(command.job, error.code, error.message, error.hint))
-            self._load_stage = None
-            self._free.set()
+            self._refuse(command, error)
             return
-        log = self._log.bind(job_id=command.job, stage=command.stage)
-        me, links = self._me(command), self._links
-        self._joiner = JoinClient(command, spec, me, self._device, links, self.emit, self._tasks, log, self._build)
+        ports = self._replica_ports(command)
+        if command.join:
+            self._joiner = JoinClient(assignment, ports)
+        else:
+            # A task of its own: who releases the job meanwhile need not wait until it is loaded.
+            self._loading = self._tasks.create_task(self._load(assignment, ports))
 
-    async def _admitted(self, command: Admit) -> None:
-        """What was fetched and reported counts: go on as a replica."""
-        joiner = self._joiner
-        if joiner is None or joiner.command.join != command.join or joiner.loaded is None:
-            self._log.warning("admission without a join", join=command.join)
-            return
-        self._joiner = None
-        await joiner.close()
-        load = joiner.command
-        self._replica = Replica.joined(
-            joiner,
-            spec_from_json(load.spec_json),
-            self._me(load),
-            self._device,
-            self._links,
-            self.emit,
-            self._store,
-            self._tasks,
-            self._metrics,
-            self._log.bind(job_id=load.job, stage=load.stage),
-            self._hold_bytes,
-        )
-
-    def _me(self, command: LoadStage) -> ReplicaId:
-        return ReplicaId(command.job, self._identity.peer, self._identity.incarnation, command.stage)
-
-    async def _load(self, command: LoadStage) -> None:
-        me = self._me(command)
+    async def _load(self, assignment: Assignment, ports: ReplicaPorts) -> None:
+        command = assignment.command
         try:
-            spec = spec_from_json(command.spec_json)
-            self._replica = await Replica.load(
-                command,
-                spec,
-                me,
-                self._device,
-                self._links,
-                self.emit,
-                self._store,
-                self._fetch,
-                self._tasks,
-                self._metrics,
-                self._log.bind(job_id=command.job, stage=command.stage),
-                self._build,
-                self._hold_bytes,
-            )
+            stage, loaded = await build_stage(assignment, ports)
         except SchedulerUnreachable as error:
             # What it loads from went away with the session; the next one begins without the job, and it comes again.
             self._log.warning("stage not loaded", job_id=command.job, reason=error.message)
@@ -362,11 +325,51 @@ class StageServer:
             self._free.set()
         except SwarmError as error:
             if isinstance(error, OutOfMemory):
-                self._metrics.out_of_memory()
+                self._ports.metrics.out_of_memory()
             self._log.error("stage not loaded", job_id=command.job, error_code=error.code, reason=error.message)
-            self.emit(Failed(command.job, error.code, error.message, error.hint))
-            self._load_stage = None
-            self._free.set()
+            self._refuse(command, error)
+        else:
+            self._replica = Replica(assignment, stage, loaded, ports)
+            self.emit(loaded)
+
+    def _refuse(self, command: LoadStage, error: SwarmError) -> None:
+        """The job cannot be served here."""
+        self.emit(Failed(command.job, error.code, error.message, error.hint))
+        self._load_stage = None
+        self._free.set()
+
+    async def _admitted(self, command: Admit) -> None:
+        """What was fetched and reported counts: go on as a replica."""
+        joiner = self._joiner
+        if joiner is None or joiner.assignment.command.join != command.join or joiner.loaded is None:
+            self._log.warning("admission without a join", join=command.join)
+            return
+        assert joiner.stage is not None
+        self._joiner = None
+        await self._work.close()
+        ports = self._replica_ports(joiner.assignment.command)
+        self._replica = Replica(joiner.assignment, joiner.stage, joiner.loaded, ports)
+        ports.log.info("joined", version=joiner.loaded.version)
+
+    def _assignment(self, command: LoadStage) -> Assignment:
+        me = ReplicaId(command.job, self._identity.peer, self._identity.incarnation, command.stage)
+        return Assignment(command, spec_from_json(command.spec_json), me)
+
+    def _replica_ports(self, command: LoadStage) -> ReplicaPorts:
+        ports, settings = self._ports, self._settings
+        self._work = Work(ports.tasks)
+        return ReplicaPorts(
+            device=ports.device,
+            links=ports.links,
+            emit=self.emit,
+            store=self._store,
+            fetch=self._fetch,
+            work=self._work,
+            metrics=ports.metrics,
+            log=self._log.bind(job_id=command.job, stage=command.stage),
+            budget=settings.budget,
+            build=settings.build,
+        )
 
     async def _store(self, header: StoreHeader, payload: bytes) -> str:
         if self._link is None:
@@ -388,15 +391,11 @@ class StageServer:
             # What the device builds right now comes to its end there, but nobody takes it.
             loading.cancel()
             await asyncio.wait({loading})
-        joiner, self._joiner = self._joiner, None
-        if joiner is not None:
-            await joiner.close()
-        replica, self._replica = self._replica, None
-        if replica is not None:
-            await replica.close()
-        if replica is not None or joiner is not None:
-            self._device.run(partial(release_memory, self._device.name))  # others may share the device
+        del loading
+        await self._work.close()
+        self._joiner = self._replica = None
         if job:
+            self._ports.device.release()
             self._log.info("stage released", job_id=job, reason=reason)
 
     # Tensors from neighbours --------------------------------------------------------------------------------------

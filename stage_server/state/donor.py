@@ -16,7 +16,8 @@ from torch import Tensor
 from stage_server.brain.chunks import Chunk, TensorSize, cut
 from stage_server.brain.commit_log import CommitLog
 from stage_server.device import Device
-from swarm.errors import CorruptFrame, Refused, RetryElsewhere
+from stage_server.ports import Assignment
+from swarm.errors import CorruptFrame, Refused, RetryElsewhere, StaleMessage
 from swarm.messages import Commit, StateReply, StateRequest
 from swarm.model.stage import Stage
 from swarm.rpc.peers import state_reply
@@ -24,7 +25,6 @@ from swarm.types import UnitName
 
 CHUNK_BYTES = 8 << 20  # one tensor may be more: optimizers work on whole tensors
 SERVED_MAX = 4
-LOG_BYTES = 1 << 30
 RECORD_BYTES_MAX = 64 << 20  # of one answer with more than one record
 _FACTS = Struct("<dd?")  # learning rate, scale, skip
 
@@ -90,15 +90,16 @@ def unpack_records(payload: memoryview, count: int, sizes: Mapping[str, int]) ->
 
 
 class Donor:
-    """The giving side of one replica."""
+    """The giving side of one replica. Its log takes `log_bytes`, but has room for two commits in any case."""
 
-    def __init__(self, stage: Stage, device: Device, limit_bytes: int = LOG_BYTES) -> None:
+    def __init__(self, assignment: Assignment, stage: Stage, device: Device, log_bytes: int) -> None:
+        self._serves = (assignment.me.job, assignment.command.timeline, assignment.me.stage)
         self._stage = stage
         self._device = device
         self._chunks = chunks_of(stage)
         record_bytes = 4 * sum(elements for _, elements in stage.parameter_sizes())
         # Two at least: a replica that was admitted in the middle of a step needs them from the others.
-        self._log = CommitLog(max(limit_bytes, 2 * record_bytes), stage.version)
+        self._log = CommitLog(max(log_bytes, 2 * record_bytes), stage.version)
         self._records: dict[int, Record] = {}
         self._served = 0
 
@@ -111,7 +112,14 @@ class Donor:
             self._records.pop(step, None)
 
     async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
-        """What was asked for; RetryElsewhere if too many are being served, Refused if there is no such chunk."""
+        """What was asked for.
+
+        Raises StaleMessage if this is another stage, Refused if it has no such chunk, RetryElsewhere if too many are
+        being served.
+        """
+        if (request.job, request.timeline, request.stage) != self._serves:
+            job, timeline, stage = self._serves
+            raise StaleMessage(f"this replica serves stage {stage} of job {job}, timeline {timeline}")
         if request.chunk >= len(self._chunks):
             raise Refused(f"stage {request.stage} has {len(self._chunks)} chunks, asked for was {request.chunk}")
         names = names_of(self._chunks[request.chunk])

@@ -10,7 +10,7 @@ What was reported is kept unchanged until the scheduler answers, since it may al
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import assert_never
 
 from torch import Tensor
@@ -29,16 +29,14 @@ from stage_server.brain.rejoin import (
     Replay,
     StoreChunk,
 )
-from stage_server.device import Device
-from stage_server.identity import ReplicaId
+from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.state.donor import Record, chunks_of, names_of, records_bytes, unpack_records
+from stage_server.state.loading import unit_sizes
 from swarm.errors import CorruptFrame, JobFailed, PeerUnavailable, SwarmError
-from swarm.job.spec import JobSpec
-from swarm.messages import Failed, Follow, Loaded, LoadStage, StateReply, StateRequest, UnitSize
+from swarm.messages import Failed, Follow, Loaded, StateReply, StateRequest
 from swarm.model.probe import probe_digest
 from swarm.model.runtime import configure, step_device
 from swarm.model.stage import Stage
-from swarm.process.logs import Logger
 from swarm.rpc.peers import PeerLinks
 from swarm.types import Hop, PeerId
 
@@ -49,31 +47,14 @@ PAUSE_S = (0.02, 0.5)
 
 
 class JoinClient:
-    """One attempt to join; made by `build_stage`, ended by `close` or by taking over its `stage`."""
+    """One attempt to join, at work until the job ends or the replica takes its `stage` over."""
 
-    def __init__(
-        self,
-        command: LoadStage,
-        spec: JobSpec,
-        me: ReplicaId,
-        device: Device,
-        links: PeerLinks,
-        emit: Callable[[Loaded | Failed], None],
-        tasks: asyncio.TaskGroup,
-        log: Logger,
-        build: Callable[..., Stage],
-    ) -> None:
+    def __init__(self, assignment: Assignment, ports: ReplicaPorts) -> None:
         self.stage: Stage | None = None
-        self.command = command
-        self._spec = spec
-        self._me = me
-        self._device = device
-        self._links = links
-        self._emit = emit
-        self._tasks = tasks
-        self._log = log
-        self._build = build
-        self._work: dict[asyncio.Task[None], None] = {}
+        self.assignment = assignment
+        self._command, self._me = assignment.command, assignment.me
+        self._ports = ports
+        self._device, self._log = ports.device, ports.log
         self._rejoin: Rejoin | None = None
         self._chunks: tuple[Chunk, ...] = ()
         self._sizes: dict[str, int] = {}
@@ -84,16 +65,11 @@ class JoinClient:
         self.loaded: Loaded | None = None  # the newest report
         self._failed: Failed | None = None
         self._news = asyncio.Event()
-        self._start(self._run())
-
-    @property
-    def version(self) -> int:
-        """What `Hello` tells: nothing that counts."""
-        return self.command.version
+        ports.work.start(self._run())
 
     def follow(self, command: Follow) -> None:
         """Newer versions, other donors, or the answer to a report."""
-        if command.join == self.command.join:
+        if command.join == self._command.join:
             self._follow = command
             self._news.set()
 
@@ -101,12 +77,6 @@ class JoinClient:
         """A new session begins: what the scheduler may not have heard, that is has not answered."""
         waits = self._follow is None or self._follow.answered < self._reports
         return tuple(event for event in (self.loaded if waits else None, self._failed) if event is not None)
-
-    async def close(self) -> None:
-        """Stop all work."""
-        for task in self._work:
-            task.cancel()
-        await asyncio.gather(*self._work, return_exceptions=True)
 
     # What is done ------------------------------------------------------------------------------------------------
 
@@ -119,9 +89,9 @@ class JoinClient:
             self._fail(error)
 
     async def _prepare(self) -> None:
-        spec, command, device = self._spec, self.command, self._device
+        spec, command, device, build = self.assignment.spec, self._command, self._device, self._ports.build
         await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
-        stage = await device.run(lambda: self._build(spec, command.stage, device.name, None, step_on=command.step_on))
+        stage = await device.run(lambda: build(spec, command.stage, device.name, None, step_on=command.step_on))
         steps_at = step_device(device.name, command.step_on)
         self._probe = await device.run(lambda: probe_digest(spec.training, steps_at))
         self.stage = stage
@@ -161,7 +131,7 @@ class JoinClient:
         for order in orders:
             match order:
                 case AskChunk() | AskRecords():
-                    self._start(self._ask(order))
+                    self._ports.work.start(self._ask(order))
                 case StoreChunk(chunk=chunk, version=version):
                     assert payload is not None, "a chunk that came"
                     names, raw = names_of(self._chunks[chunk]), payload
@@ -170,7 +140,8 @@ class JoinClient:
                     names, record = names_of(self._chunks[chunk]), next(replayed)
                     self._do(lambda names=names, step=step, record=record: _replay(stage, step, names, record))  # type: ignore[misc]
                 case Digest(ticket=ticket, version=version):
-                    self._start(self._digest(ticket, device.run(lambda version=version: stage.settle(version))))  # type: ignore[misc]
+                    settling = device.run(lambda version=version: stage.settle(version))  # type: ignore[misc]
+                    self._ports.work.start(self._digest(ticket, settling))
                 case ReadyToJoin(version=version):
                     self._report(version)
                 case Drop():
@@ -182,7 +153,7 @@ class JoinClient:
 
     def _do(self, work: Callable[[], None]) -> None:
         """Hand work to the device, now; if it fails, so does joining."""
-        self._start(self._done(self._device.run(work)))
+        self._ports.work.start(self._done(self._device.run(work)))
 
     async def _done(self, working: Awaitable[None]) -> None:
         try:
@@ -202,18 +173,18 @@ class JoinClient:
 
     def _fail(self, error: SwarmError) -> None:
         self._log.error("cannot join", error_code=error.code, reason=error.message)
-        self._failed = Failed(self.command.job, error.code, error.message, error.hint)
-        self._emit(self._failed)
+        self._failed = Failed(self._command.job, error.code, error.message, error.hint)
+        self._ports.emit(self._failed)
 
     def _report(self, version: int) -> None:
-        stage, command = self.stage, self.command
+        stage, command = self.stage, self._command
         assert stage is not None
         self._reports += 1
-        units = tuple(UnitSize(name, layout.elements) for name, layout in stage.units.items())
+        units = unit_sizes(stage)
         self._log.info("state is complete", stage=command.stage, version=version)
         digest, probe = self._digest_made, self._probe
         self.loaded = Loaded(command.job, command.timeline, command.stage, version, digest, units, probe, command.join)
-        self._emit(self.loaded)
+        self._ports.emit(self.loaded)
 
     async def _ask(self, ask: AskChunk | AskRecords) -> None:
         """One question to one donor, and what its answer leads to."""
@@ -221,9 +192,9 @@ class JoinClient:
         records = isinstance(ask, AskRecords)
         start, stop = (ask.start, ask.stop) if isinstance(ask, AskRecords) else (0, 0)
         request = StateRequest(
-            self.command.job,
-            self.command.timeline,
-            self.command.stage,
+            self._command.job,
+            self._command.timeline,
+            self._command.stage,
             "records" if records else "state",
             ask.chunk,
             start,
@@ -275,14 +246,9 @@ class JoinClient:
         timeout_s = pull_s_max(limit_bytes)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._links.pull(hop.address, request, limit_bytes)
+                return await self._ports.links.pull(hop.address, request, limit_bytes)
         except TimeoutError:
             raise PeerUnavailable(f"{ask.donor} did not give its state within {timeout_s:g} s") from None
-
-    def _start(self, work: Coroutine[object, object, None]) -> None:
-        task = self._tasks.create_task(work)
-        self._work[task] = None
-        task.add_done_callback(lambda done: self._work.pop(done, None))
 
 
 def pull_s_max(size_bytes: int) -> float:

@@ -1,4 +1,4 @@
-"""What a stage starts from, fetched: from the scheduler by Session.Fetch, or from the hub.
+"""Building a stage, from the job's seed or from state that is fetched by Session.Fetch or from the hub.
 
 `swarm.model.state` says which bytes; here they come from somewhere. Tensors are decoded on the device's thread, so that
 the event loop stays free.
@@ -7,14 +7,18 @@ the event loop stays free.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import Awaitable
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from stage_server.device import Device
+from stage_server.ports import Assignment, FetchCall, ReplicaPorts
 from swarm.hf.pretrained import hub_files
 from swarm.job.spec import JobSpec
-from swarm.messages import FetchRequest, LoadStage
+from swarm.messages import FetchRequest, Loaded, LoadStage, UnitSize
+from swarm.model.probe import probe_digest
+from swarm.model.runtime import configure, is_slow_at_bfloat16, step_device
+from swarm.model.stage import Stage
 from swarm.model.state import InitialState, StateReading, read_files, wanted_names
 from swarm.process.logs import Logger
 
@@ -24,10 +28,28 @@ T = TypeVar("T")
 SIGN_OF_LIFE = 1 / 3
 
 
-class FetchCall(Protocol):
-    """Bytes of a file that the scheduler has for this job; gives exactly those that were asked for, or raises."""
+async def build_stage(assignment: Assignment, ports: ReplicaPorts) -> tuple[Stage, Loaded]:
+    """Build the stage on the device; gives it and what to report. Raises OutOfMemory, InvalidModel."""
+    command, spec, device, log = assignment.command, assignment.spec, ports.device, ports.log
+    await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
+    initial = await load_initial(command, spec, device, ports.fetch, log)
+    stage = await device.run(lambda: ports.build(spec, command.stage, device.name, initial, step_on=command.step_on))
+    steps_at = step_device(device.name, command.step_on)
+    digest, probe = await device.run(lambda: (stage.digest(), probe_digest(spec.training, steps_at)))
+    if spec.model.dtype == "bfloat16" and is_slow_at_bfloat16(device.name):
+        hint = 'set model.dtype = "float32"'
+        log.warning(
+            f"{assignment.me.peer}: its CPU has no bfloat16 instructions, float32 is 2.5-3 times as fast: {hint}"
+        )
+    log.info("stage loaded", stage=command.stage, layers=command.split[command.stage], device=str(device.name))
+    return stage, Loaded(
+        command.job, command.timeline, command.stage, stage.version, digest, unit_sizes(stage), probe, command.join
+    )
 
-    def __call__(self, request: FetchRequest) -> AsyncGenerator[bytes, None]: ...
+
+def unit_sizes(stage: Stage) -> tuple[UnitSize, ...]:
+    """The units of a stage, as it reports them."""
+    return tuple(UnitSize(name, layout.elements) for name, layout in stage.units.items())
 
 
 async def load_initial(

@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Protocol
 
 from stage_server.device import Device
-from stage_server.identity import ReplicaId
+from stage_server.ports import ReplicaId, StoreCall
 from swarm.errors import CorruptFrame, StaleMessage, SwarmError
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash, Saved, SaveStage, StoreHeader
@@ -24,12 +23,6 @@ from swarm.model.state_files import files_of, parameter_hashes
 from swarm.process.logs import Logger
 
 ATTEMPTS = 2  # of a file that did not arrive as it was sent
-
-
-class StoreCall(Protocol):
-    """Hands bytes to the scheduler; gives the sha256 that it stored."""
-
-    async def __call__(self, header: StoreHeader, payload: bytes) -> str: ...
 
 
 def capture(command: SaveStage, stage: Stage, device: Device) -> Awaitable[InitialState]:

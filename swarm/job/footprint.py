@@ -6,8 +6,11 @@
                  + averaging: a copy of the sums as they arrive, the mean and its clipped copy
     graphs       what backward needs, of each microbatch that is in flight here
     boundaries   outputs that are held until their step commits, and inputs that wait
+    log          8: the averaged gradients of the two newest commits, for peers that join
 
-The first three are counted per parameter. Graphs were measured: what autograd saves in one decoder layer is, per token,
+The log grows with what is left: a stage server lets it take a share of the memory that it offers beyond this estimate
+(LOG_SHARE in stage_server/ports.py), since more records only save a joiner some transfers. All but graphs and
+boundaries are counted per parameter. Graphs were measured: what autograd saves in one decoder layer is, per token,
 about 5 D + a (q + 2 kv) + m I elements of 4 bytes (D width, q and kv widths of the attention, I width of the MLP; a and
 m per family), with eager attention 2 x heads x T more, with dropout in attention 4 x heads x T. With bfloat16
 autocast it is up to 0.8 of that, and every graph keeps its own copy of the cast weights.
@@ -43,11 +46,13 @@ class Footprint:
     gradients: int
     graphs: int
     boundaries: int
+    log: int
 
     @property
     def total_bytes(self) -> int:
         """All of it, with the margin."""
-        return math.ceil(MARGIN * (self.weights + self.optimizer + self.gradients + self.graphs + self.boundaries))
+        parts = (self.weights, self.optimizer, self.gradients, self.graphs, self.boundaries, self.log)
+        return math.ceil(MARGIN * sum(parts))
 
 
 def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, replicas: int = 1) -> Footprint:
@@ -77,6 +82,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
         gradients=(4 + sum_bytes * open_steps + sum_bytes + 4 + 4) * parameters,
         graphs=kept + _scratch_bytes(spec, last=last),
         boundaries=math.ceil(held * boundary),
+        log=2 * 4 * parameters,
     )
 
 

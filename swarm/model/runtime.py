@@ -8,10 +8,13 @@ MPS has no float64. Sums and norms in float64 are made on the CPU there (`sum_de
 
 from __future__ import annotations
 
+import gc
+
 import psutil
 import torch
 
 from swarm.errors import InvalidConfig
+from swarm.process.malloc import trim_malloc
 
 
 def choose_device(name: str) -> torch.device:
@@ -110,11 +113,14 @@ def limit_memory(device: torch.device, size_bytes: int) -> None:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give memory that is held in reserve back to the device, for the other processes on it."""
+    """Give memory that nothing uses any more back to the device and to the system, for the other processes there."""
+    # Whatever is still in a reference cycle, such as a traceback that holds a frame, may hold tensors.
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
+    trim_malloc()
 
 
 def is_slow_at_bfloat16(device: torch.device) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from stage_server.device import InlineDevice
 from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
-from stage_server.session.server import StageServer
+from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
@@ -80,8 +80,8 @@ def play(spec: JobSpec, commands: Sequence[tuple[float, Command]], built: list[w
         network.add_handler(SCHEDULER, script)
         try:
             async with asyncio.TaskGroup() as tasks:
-                server = StageServer(
-                    Identity(PeerId("p"), 1, "0", "p", "", "cpu", 1, 1 << 30, -1),
+                identity = Identity(PeerId("p"), 1, "0", "p", "", "cpu", 1, 1 << 30, -1)
+                ports = ServerPorts(
                     SlowDevice(lambda: STEP_S),
                     network.peer_links("p"),
                     find,
@@ -89,8 +89,8 @@ def play(spec: JobSpec, commands: Sequence[tuple[float, Command]], built: list[w
                     tasks,
                     StageServerMetrics("0", PROTOCOL_VERSION),
                     get_logger("test"),
-                    build=build,
                 )
+                server = StageServer(identity, ports, ServerSettings(build=build))
                 tasks.create_task(server.serve())
                 await asyncio.sleep(1000)
                 await network.close()

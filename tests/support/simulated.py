@@ -21,8 +21,8 @@ from scheduler.storage.stores import Stores
 from stage_server.device import InlineDevice
 from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
-from stage_server.replica.replica import BuildStage
-from stage_server.session.server import StageServer
+from stage_server.ports import BuildStage, MemoryBudget
+from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.data import Batches, ByteTokenizer, TokenData, TokenManifest, tokenise
 from swarm.job.spec import JobSpec
 from swarm.messages import PROTOCOL_VERSION
@@ -204,8 +204,7 @@ class Rig:
             return SCHEDULER
 
         self.server_metrics.append(StageServerMetrics("0", PROTOCOL_VERSION))
-        server = StageServer(
-            identity,
+        ports = ServerPorts(
             device,
             self.network.peer_links(identity.address),
             find,
@@ -213,9 +212,9 @@ class Rig:
             tasks,
             self.server_metrics[-1],
             get_logger("rig"),
-            build=self.build,
-            hold_bytes=self.hold_bytes,
         )
+        budget = MemoryBudget(self.hold_bytes, memory_bytes)
+        server = StageServer(identity, ports, ServerSettings(budget=budget, build=self.build))
         self.network.add_receiver(identity.address, server, donor=server)
         self.servers[peer] = tasks.create_task(server.serve())
 

@@ -40,7 +40,7 @@ from stage_server.device import Timed
 from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
 from stage_server.replica.averaging import MAILBOX_BYTES_MAX
-from stage_server.session.server import StageServer
+from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.checkpoint.reader import fault_of, list_checkpoints
 from swarm.checkpoint.storage import Files, LocalStorage, Storage
 from swarm.errors import DatabaseUnavailable, SwarmError
@@ -232,8 +232,7 @@ class World(Observer):
                 if not peer.process.is_dead:
                     self.history.add(peer.name, peer.incarnation, what)
 
-            peer.server = StageServer(
-                identity,
+            ports = ServerPorts(
                 peer.device,
                 self.network.peer_links(peer.address),
                 find,
@@ -241,9 +240,9 @@ class World(Observer):
                 tasks,
                 self._metrics[peer.name],
                 get_logger("stage-server"),
-                connect_retry_s_max=PATIENCE_S_MAX,
-                build=watched(Stage if self.shape.real else CountingStage, watch),
             )
+            build = watched(Stage if self.shape.real else CountingStage, watch)
+            peer.server = StageServer(identity, ports, ServerSettings(PATIENCE_S_MAX, build=build))
             self.network.add_receiver(peer.address, peer.server, donor=peer.server)
             await peer.server.serve()
 

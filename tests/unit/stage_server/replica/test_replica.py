@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from stage_server.device import InlineDevice
-from stage_server.identity import ReplicaId
-from stage_server.metrics import StageServerMetrics
+from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.replica import REPAIR_S, Replica
+from stage_server.state.loading import build_stage
 from swarm.errors import StaleMessage
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
 from swarm.messages import (
-    PROTOCOL_VERSION,
     Accumulated,
     Average,
     Averaged,
@@ -26,19 +25,17 @@ from swarm.messages import (
     Committed,
     Event,
     Failed,
-    FetchRequest,
     LoadStage,
     Member,
     Route,
     StateRequest,
-    StoreHeader,
     TensorHeader,
     UnitRound,
 )
-from swarm.process.logs import get_logger
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
 from swarm.types import Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
+from tests.support.ports import ports_of
 
 JOB = JobId("job")
 ME = PeerId("me")
@@ -83,32 +80,18 @@ def play(stages: int, act: Callable[[Scene], Awaitable[None]]) -> None:
     split = spec.pipeline.split
     assert split != "auto"
 
-    async def store(header: StoreHeader, payload: bytes) -> str:
-        raise AssertionError("nothing is stored here")
-
-    def fetch(request: FetchRequest) -> AsyncGenerator[bytes, None]:
-        raise AssertionError("nothing is fetched here")
-
     async def main() -> None:
         network, events, neighbour = SimNetwork(Random(0)), list[Event](), Neighbour()
         network.add_receiver("at before", neighbour)
         async with asyncio.TaskGroup() as tasks:
-            replica = await Replica.load(
-                LoadStage(JOB, 0, stages - 1, split, 0, spec.model_dump_json()),
-                spec,
-                ReplicaId(JOB, ME, 1, stages - 1),
-                InlineDevice(lambda: 0.01),
-                network.peer_links("at me"),
-                events.append,
-                store,
-                fetch,
-                tasks,
-                StageServerMetrics("0", PROTOCOL_VERSION),
-                get_logger("test"),
-            )
-            units = tuple((unit, layout.elements) for unit, layout in replica._stage.units.items())
-            await act(Scene(replica, events, neighbour, units))
-            await replica.close()
+            command = LoadStage(JOB, 0, stages - 1, split, 0, spec.model_dump_json())
+            assignment = Assignment(command, spec, ReplicaId(JOB, ME, 1, stages - 1))
+            ports = ports_of(InlineDevice(lambda: 0.01), network.peer_links("at me"), events.append, tasks)
+            stage, loaded = await build_stage(assignment, ports)
+            units = tuple((one.unit, one.elements) for one in loaded.units)
+            scene = Scene(Replica(assignment, stage, loaded, ports), events, neighbour, units)
+            await act(scene)
+            await ports.work.close()
             await network.close()
 
     sim.run(main(), seed=1, limit_s=60.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from stage_server.device import InlineDevice
-from stage_server.identity import ReplicaId
-from stage_server.metrics import StageServerMetrics
+from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.packing import SLICE_CODEC
 from stage_server.replica.replica import Replica
+from stage_server.state.loading import build_stage
 from swarm.errors import CorruptFrame, Refused, StaleMessage
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, LoadStage, StoreHeader, TensorHeader
-from swarm.process.logs import get_logger
+from swarm.messages import Event, LoadStage, TensorHeader
 from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId, UnitName
+from tests.support.ports import ports_of
 
 JOB = JobId("job")
 SHAPE = (2, 16, 24)
@@ -49,28 +49,12 @@ async def replica_of(compression: str) -> AsyncIterator[Replica]:
     spec = spec_of(compression)
     events: list[Event] = []
 
-    async def store(header: StoreHeader, payload: bytes) -> str:
-        raise AssertionError("nothing is stored here")
-
-    def fetch(request: FetchRequest) -> AsyncGenerator[bytes, None]:
-        raise AssertionError("nothing is fetched here")
-
     async with asyncio.TaskGroup() as tasks:
-        replica = await Replica.load(
-            LoadStage(JOB, 0, 1, (1, 1), 0, spec.model_dump_json()),
-            spec,
-            ReplicaId(JOB, PeerId("b"), 1, 1),
-            InlineDevice(lambda: 0.0),
-            SimNetwork(Random(0)).peer_links("b"),
-            events.append,
-            store,
-            fetch,
-            tasks,
-            StageServerMetrics("0", PROTOCOL_VERSION),
-            get_logger("test"),
-        )
-        yield replica
-        await replica.close()
+        command = LoadStage(JOB, 0, 1, (1, 1), 0, spec.model_dump_json())
+        assignment = Assignment(command, spec, ReplicaId(JOB, PeerId("b"), 1, 1))
+        ports = ports_of(InlineDevice(lambda: 0.0), SimNetwork(Random(0)).peer_links("b"), events.append, tasks)
+        yield Replica(assignment, *await build_stage(assignment, ports), ports)
+        await ports.work.close()
     torch.set_num_threads(threads)
 
 

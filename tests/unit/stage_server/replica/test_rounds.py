@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from stage_server.device import InlineDevice
-from stage_server.identity import ReplicaId
-from stage_server.metrics import StageServerMetrics
+from stage_server.ports import ReplicaId
 from stage_server.replica.averaging import MAILBOX_BYTES_MAX, Mailbox, SliceKey
 from stage_server.replica.rounds import RoundRunner
 from swarm.errors import Refused, SetMismatch, StaleMessage, SwarmError
 from swarm.messages import (
-    PROTOCOL_VERSION,
     AbortRound,
     Average,
     Averaged,
@@ -31,10 +29,10 @@ from swarm.messages import (
     TensorHeader,
     UnitRound,
 )
-from swarm.process.logs import get_logger
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId, Round, UnitName
+from tests.support.ports import ports_of
 
 UNIT = UnitName("stage-0")
 ME = ReplicaId(JobId("job"), PeerId("a"), 1, 0)
@@ -65,21 +63,11 @@ async def table() -> AsyncIterator[Table]:
         raise AssertionError(error)
 
     async with asyncio.TaskGroup() as tasks:
-        told: list[Averaged | RoundFailed] = []
+        told: list[Any] = []
         network = SimNetwork(Random(0))
         stage: Any = Numbers()
-        rounds = RoundRunner(
-            ME,
-            stage,
-            None,
-            InlineDevice(lambda: 0.0),
-            network.peer_links("at a"),
-            told.append,
-            fail,
-            tasks.create_task,
-            StageServerMetrics("0", PROTOCOL_VERSION),
-            get_logger("test"),
-        )
+        ports = ports_of(InlineDevice(lambda: 0.0), network.peer_links("at a"), told.append, tasks)
+        rounds = RoundRunner(ME, stage, None, ports, fail)
         yield Table(rounds, told)
         rounds.abort_all()
         await network.close()

@@ -12,13 +12,14 @@ import torch
 
 from stage_server.brain.chunks import TensorSize, cut
 from stage_server.device import InlineDevice
+from stage_server.ports import Assignment, ReplicaId
 from stage_server.state.donor import SERVED_MAX, Donor, Record, chunks_of, names_of, pack_records, unpack_records
 from stage_server.state.joiner import missed_record
 from swarm.data import ByteTokenizer
 from swarm.errors import CorruptFrame, Refused, RetryElsewhere
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.messages import Commit, StateRequest
+from swarm.messages import Commit, LoadStage, StateRequest
 from swarm.model.stage import Stage
 from swarm.sim.network import SimNetwork
 from swarm.types import Hop, JobId, PeerId
@@ -43,6 +44,12 @@ def commit(stage: Stage, step: int, *, skip: bool = False, donor: Donor | None =
     stage.apply(step, {} if skip else gradients, learning_rate=RATE, scale=0.5, skip=skip)
     if donor is not None:
         donor.committed(Commit(0, step, step + 1, (), RATE, 0.5, skip), {} if skip else gradients)
+
+
+def donor_of(stage: Stage, log_bytes: int = 1 << 30) -> Donor:
+    command = LoadStage(JobId("job"), 0, 0, (3,), 0, "")
+    assignment = Assignment(command, stage._spec, ReplicaId(JobId("job"), PeerId("donor"), 1, 0))
+    return Donor(assignment, stage, InlineDevice(lambda: 0.0), log_bytes)
 
 
 def request(part: str, chunk: int = 0, start: int = 0, stop: int = 0) -> StateRequest:
@@ -94,7 +101,7 @@ def test_chunks_of_different_versions_are_brought_up_to_one_state(
 async def test_a_donor_gives_its_state_and_the_records_of_its_log(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     stage = Stage(spec, 0, CPU)
-    donor = Donor(stage, InlineDevice(lambda: 0.0))
+    donor = donor_of(stage)
     for step in range(3):
         commit(stage, step, skip=step == 1, donor=donor)
     (chunk,) = chunks_of(stage)
@@ -115,7 +122,7 @@ async def test_a_donor_gives_its_state_and_the_records_of_its_log(tmp_path: Path
 
 async def test_a_log_is_bounded_in_bytes_and_says_where_it_begins(tmp_path: Path) -> None:
     stage = Stage(spec_of(tmp_path), 0, CPU)
-    donor = Donor(stage, InlineDevice(lambda: 0.0), limit_bytes=0)
+    donor = donor_of(stage, log_bytes=0)
     for step in range(5):
         commit(stage, step, donor=donor)
     reply, payload = await donor.give(request("records", start=2, stop=5))
@@ -126,7 +133,7 @@ async def test_a_log_is_bounded_in_bytes_and_says_where_it_begins(tmp_path: Path
 
 async def test_joiners_beyond_a_number_are_turned_away(tmp_path: Path) -> None:
     stage = Stage(spec_of(tmp_path), 0, CPU)
-    donor = Donor(stage, InlineDevice(lambda: 0.0))
+    donor = donor_of(stage)
     donor._served = SERVED_MAX
     with pytest.raises(RetryElsewhere):
         await donor.give(request("state"))
@@ -146,7 +153,7 @@ async def test_a_record_that_says_that_nothing_changed_is_not_believed(tmp_path:
     stage = Stage(spec_of(tmp_path), 0, CPU)
     network = SimNetwork(Random(1))
     for name, skip in (("liar", True), ("honest", False)):
-        donor = Donor(Stage(spec_of(tmp_path), 0, CPU), InlineDevice(lambda: 0.0))
+        donor = donor_of(Stage(spec_of(tmp_path), 0, CPU))
         donor.committed(Commit(0, 0, 1, (), RATE, 0.5, skip), {} if skip else means(stage, 0))
         network.add_receiver(name, None, donor=donor)  # type: ignore[arg-type]
     donors = [Hop(PeerId(name), 1, 0, name) for name in ("liar", "honest")]

@@ -7,7 +7,7 @@ import hashlib
 import torch
 
 from stage_server.device import ThreadDevice
-from stage_server.identity import ReplicaId
+from stage_server.ports import ReplicaId
 from stage_server.state.saving import ATTEMPTS, capture, hand_over
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job

@@ -1,0 +1,132 @@
+"""What the parts of a replica work through: the device, the neighbours, the scheduler, the log.
+
+One set is made per job. Nothing in it refers back to the replica, so that a job's state is freed as soon as the job
+ends, without a run of the garbage collector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from stage_server.device import Device
+from stage_server.metrics import StageServerMetrics
+from swarm.job.footprint import stage_footprint
+from swarm.job.spec import JobSpec
+from swarm.messages import Event, FetchRequest, LoadStage, StoreHeader
+from swarm.model.stage import Stage
+from swarm.process.logs import Logger
+from swarm.rpc.peers import PeerLinks
+from swarm.types import JobId, PeerId
+
+BuildStage: TypeAlias = Callable[..., Stage]
+"""Called as Stage is; simulations have one whose model is a few numbers."""
+
+# Outputs held for neighbours until the commit take at most this part of the memory on offer.
+HOLD_SHARE = 4
+HOLD_BYTES_MIN = 64 << 20
+# The log of past commits takes at most this part of what the stage leaves of the memory on offer.
+LOG_SHARE = 4
+LOG_BYTES_MAX = 1 << 30
+
+
+class FetchCall(Protocol):
+    """Bytes of a file that the scheduler has for this job; gives exactly those that were asked for, or raises."""
+
+    def __call__(self, request: FetchRequest) -> AsyncGenerator[bytes, None]: ...
+
+
+class StoreCall(Protocol):
+    """Hands bytes to the scheduler; gives the sha256 that it stored."""
+
+    async def __call__(self, header: StoreHeader, payload: bytes) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaId:
+    """Who takes part: this peer, on behalf of which job and stage."""
+
+    job: JobId
+    peer: PeerId
+    incarnation: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The stage of a job that this stage server was given, and as whom it serves it."""
+
+    command: LoadStage
+    spec: JobSpec
+    me: ReplicaId
+
+    @property
+    def stages(self) -> int:
+        """How many stages the job has."""
+        return len(self.command.split)
+
+    @property
+    def sum_bits(self) -> int | None:
+        """The fixed-point grid of the gradient sums; None in ordinary mode."""
+        training = self.spec.training
+        return training.fixed_point_bits if training.reproducible else None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """What a replica may keep beside its stage."""
+
+    hold_bytes: int = 1 << 30  # outputs, until their step commits
+    offered_bytes: int = 8 << 30  # all that this stage server offers
+
+    @classmethod
+    def of(cls, offered_bytes: int) -> MemoryBudget:
+        """The budget of a stage server that offers so much."""
+        return cls(max(offered_bytes // HOLD_SHARE, HOLD_BYTES_MIN), offered_bytes)
+
+    def log_bytes(self, assignment: Assignment) -> int:
+        """How much the log of past commits may take: a share of what the stage is not expected to need."""
+        command = assignment.command
+        needed = stage_footprint(
+            assignment.spec, command.split[command.stage], command.stage, assignment.stages
+        ).total_bytes
+        return min(LOG_BYTES_MAX, max(0, self.offered_bytes - needed) // LOG_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPorts:
+    """What one job's replica works through."""
+
+    device: Device
+    links: PeerLinks
+    emit: Callable[[Event], None]
+    store: StoreCall
+    fetch: FetchCall
+    work: Work
+    metrics: StageServerMetrics
+    log: Logger
+    budget: MemoryBudget = field(default_factory=MemoryBudget)
+    build: BuildStage = Stage
+
+
+class Work:
+    """The tasks of one job: they run in the stage server's group and end together."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._tasks: dict[asyncio.Task[None], None] = {}  # ordered, unlike a set
+
+    def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run it until it ends or the job does."""
+        task = self._group.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return task
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,39 @@
+"""What a replica may keep beside its stage follows from what the stage server offers."""
+
+from __future__ import annotations
+
+from stage_server.ports import LOG_BYTES_MAX, LOG_SHARE, Assignment, MemoryBudget, ReplicaId
+from swarm.job.footprint import stage_footprint
+from swarm.job.partition import resolve
+from swarm.job.spec import parse_job
+from swarm.messages import LoadStage
+from swarm.types import JobId, PeerId
+
+MIB = 1 << 20
+
+
+def assignment() -> Assignment:
+    config = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+    values = {
+        "name": "t",
+        "model": {"config": config, "dtype": "float32"},
+        "data": {"source": "x", "sequence_length": 16},
+        "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
+        "pipeline": {"stages": 1},
+    }
+    spec = resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
+    command = LoadStage(JobId("job"), 0, 0, (2,), 0, spec.model_dump_json())
+    return Assignment(command, spec, ReplicaId(JobId("job"), PeerId("p"), 1, 0))
+
+
+def test_the_log_of_commits_takes_a_share_of_what_the_stage_leaves_on_offer() -> None:
+    given = assignment()
+    needed = stage_footprint(given.spec, 2, 0, 1).total_bytes
+    assert MemoryBudget.of(needed + 100 * MIB).log_bytes(given) == 100 * MIB // LOG_SHARE
+    assert MemoryBudget.of(needed - 1).log_bytes(given) == 0
+    assert MemoryBudget.of(1 << 40).log_bytes(given) == LOG_BYTES_MAX
+
+
+def test_held_outputs_have_room_even_where_little_is_on_offer() -> None:
+    assert MemoryBudget.of(1).hold_bytes > 32 * MIB
+    assert MemoryBudget.of(64 << 30).hold_bytes == 16 << 30
