@@ -13,24 +13,25 @@ nearer. Repair is therefore the same path as the first run. The rules, R1 to R7,
   R3 g and the graph -> backward, added once      R7 a new timeline forgets everything
   R4 y and dx are held until the commit
 
-What a microbatch's numbers are does not depend on who computes them, so an input that is held stays good whatever route
-comes later; only *sums* must be told apart, by attempts: the greatest attempt that was void is the step's floor.
+The numbers of a microbatch do not depend on the replica that computes them, so an input that is held stays valid for
+every later route. Only *sums* must be told apart, by attempts: the greatest void attempt is the step's floor.
 
 Rules for the flow that carries the actions out
 -----------------------------------------------
 1. Actions are carried out in the order given. `Forget` and `ForgetSums` run on the compute thread: after whatever runs
-   there now and before any `Compute` that was returned later. So a Void that meets a running backward cannot leave a
-   contribution in the sums, and the result of that backward is recognised by its ticket and dropped.
-2. Before an order is put on the device the flow asks `begin(work)`; None means: withdrawn, do not run it. What begin
-   returns is what to run (`accumulate` may have changed). Whatever was begun ends in exactly one `computed_forward` or
-   `computed_backward` with what begin returned. An order that was not begun can always be withdrawn; a backward that
-   accumulates and was begun cannot: the cell stays and reports, and the ledger settles two holders.
-3. The flow keeps y or dx first and then carries out what `computed_*` returned. Outputs are held until `Forget`,
-   `DropOutput`, or until the flow says `evicted`. A finished backward consumes graph, x and g, not tokens and targets.
+   there now and before any `Compute` that is returned later. So a Void that meets a running backward cannot leave a
+   contribution in the sums. The result of that backward is recognised by its ticket and dropped.
+2. Before the flow puts an order on the device it calls `begin(work)`. None means that the order was withdrawn;
+   otherwise the flow runs the order that it got back (`accumulate` may have changed). Every order that was begun ends
+   in exactly one `computed_forward` or `computed_backward`. An order that was not begun can always be withdrawn. An
+   accumulating backward that was begun cannot: the cell stays and reports, and the ledger settles the two holders.
+3. The flow first keeps y or dx and then carries out what `computed_*` returned. Outputs are held until `Forget`,
+   `DropOutput`, or until the flow calls `evicted`. A finished backward consumes graph, x and g, but not tokens and
+   targets.
 4. `Average` -> `seal(step)`. The parts may be read, and `accumulated(step)` compared with the digest of the command,
-   once the action `Sealed(step)` came: at once, or after a backward that was on the device.
+   once the action `Sealed(step)` has come: at once, or after a backward that is on the device.
 5. `Commit` -> queue the optimizer on the compute thread, call `commit`, then carry out what it returned.
-6. Every few seconds the flow sends what `lacking()` returns: it repairs whatever was lost between two peers.
+6. Every few seconds the flow sends what `lacking()` returns, which repairs whatever was lost between two peers.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class DropOutput:
-    """The result that just came was withdrawn meanwhile: do not hold its y (FORWARD) or dx (BACKWARD)."""
+    """The order of this result was withdrawn meanwhile: do not hold its y (FORWARD) or dx (BACKWARD)."""
 
     microbatch: Microbatch
     direction: Direction
@@ -141,7 +142,7 @@ class Cell:
     mine: bool = False  # `route` names this replica
     attempt: int = 0  # of our newest hop
     input: dict[Direction, bool] = field(default_factory=lambda: dict.fromkeys(Direction, False))
-    used: dict[Direction, bool] = field(default_factory=lambda: dict.fromkeys(Direction, False))  # had once, consumed
+    used: dict[Direction, bool] = field(default_factory=lambda: dict.fromkeys(Direction, False))  # was here, consumed
     asked: dict[Direction, tuple[PeerId, int]] = field(default_factory=dict)  # of whom, and their attempt
     graph: bool = False
     output: dict[Direction, bool] = field(default_factory=lambda: dict.fromkeys(Direction, False))
@@ -196,7 +197,7 @@ class CellTable:
     # Commands ----------------------------------------------------------------------------------------------------
 
     def route(self, route: Route) -> tuple[Action, ...]:
-        """Take part as the route says, or learn that another replica does now; older routes change nothing."""
+        """Take part as the route says, or learn that another replica does instead; older routes change nothing."""
         microbatch, hop = route.microbatch, route.hops[self.stage]
         mine = (hop.peer, hop.incarnation) == self._me
         newest = max(one.attempt for one in route.hops)
@@ -216,7 +217,7 @@ class CellTable:
         cell.attempt = hop.attempt
         if self.stage == 0:
             cell.input[FORWARD] = True
-        report = (Report(self._event(cell)),) if again else ()  # the scheduler has not heard, or has forgotten
+        report = (Report(self._event(cell)),) if again else ()  # the scheduler has not heard of it, or has forgotten
         return (*report, *self._advance(cell))
 
     def void(self, step: int, attempt: int) -> tuple[Action, ...]:
@@ -255,7 +256,7 @@ class CellTable:
         return tuple(action for cell in list(self._of(step)) for action in self._advance(cell))
 
     def unseal_all(self) -> tuple[Action, ...]:
-        """All rounds under way were given up."""
+        """All open rounds were given up."""
         return tuple(action for step in sorted(self._sealed) for action in self.unseal(step))
 
     def commit(self, step: int, version: int) -> tuple[Action, ...]:
@@ -313,7 +314,7 @@ class CellTable:
         return Arrival(True, False, "", self._advance(cell))
 
     def need(self, microbatch: Microbatch, direction: Direction, asker: Hop) -> tuple[Action, ...]:
-        """A neighbour lacks our output: FORWARD y, BACKWARD dx. It is sent now, or once it is there."""
+        """A neighbour lacks our output: FORWARD y, BACKWARD dx. It is sent now, or as soon as it exists."""
         towards = BACKWARD if direction is FORWARD else FORWARD  # the side on which the asker's stage lies
         if not self._is_open(microbatch) or self._is_end(towards) or self._is_crowded(microbatch):
             return ()
@@ -325,7 +326,7 @@ class CellTable:
         return self._advance(cell)
 
     def evicted(self, microbatch: Microbatch, direction: Direction) -> tuple[Action, ...]:
-        """The flow dropped a held output to save memory; it is computed again when somebody asks."""
+        """The flow dropped a held output to save memory; it is computed again when a neighbour asks."""
         cell = self._cells.get(microbatch.step, {}).get(microbatch.index)
         if cell is None or microbatch.timeline != self.timeline:
             return ()
@@ -334,7 +335,7 @@ class CellTable:
         return self._advance(cell)
 
     def lacking(self) -> tuple[Ask, ...]:
-        """A Need for every input that a cell waits for, whether it was asked for before or not."""
+        """A Need for every input that a cell waits for, even if it was asked for before."""
         cells = [cell for step in sorted(self._cells) for cell in self._of(step)]
         return tuple(ask for cell in cells for side in Direction if (ask := self._ask(cell, side)) is not None)
 
@@ -355,7 +356,7 @@ class CellTable:
         return cell.order
 
     def computed_forward(self, work: Compute, loss: float, seconds: float, wait_s: float = 0.0) -> tuple[Action, ...]:
-        """The forward that was begun is done, y (if any) is held; `loss` is the sum in nats (last stage, else 0)."""
+        """A forward that was begun is done, and y (if any) is held; `loss` is the sum in nats (last stage, else 0)."""
         cell = self._ordered(work)
         if cell is None:
             return (DropOutput(work.microbatch, FORWARD),)
@@ -370,7 +371,7 @@ class CellTable:
         return (*report, *self._advance(cell))
 
     def computed_backward(self, work: Compute, finite: bool, seconds: float, wait_s: float = 0.0) -> tuple[Action, ...]:
-        """The backward that was begun is done, dx (if any) is held; not finite: nothing was added."""
+        """A backward that was begun is done, and dx (if any) is held; if not `finite`, nothing was added."""
         cell = self._ordered(work)
         if cell is None:
             return (DropOutput(work.microbatch, BACKWARD),)
@@ -402,11 +403,11 @@ class CellTable:
         return set_digest(self.accumulated(step))
 
     def is_sealed(self, step: int) -> bool:
-        """Nothing is added to the step, and nothing that was begun before will be."""
+        """Whether nothing more is added to the step, not even by a backward that was begun before."""
         return self._sealed.get(step, False)
 
     def open_cells(self) -> tuple[ReportedCell, ...]:
-        """What is reported when the session is dialled again: all that is in the sums, or may still enter them."""
+        """The cells that a new session reports: all that are in the sums, or may still enter them."""
         known = [cell for step in sorted(self._cells) for cell in self._of(step)]
         cells = [cell for cell in known if cell.mine or cell.reported or cell.is_adding]
         return tuple(
@@ -414,19 +415,19 @@ class CellTable:
         )
 
     def newest_attempt(self) -> int:
-        """The greatest attempt that is known here of any open step; a hop that is to count carries a greater one."""
+        """The greatest known attempt of any open step; only a hop with a greater one counts."""
         cells = [cell for step in self._cells for cell in self._of(step)]
         return max([0, *self._floors.values(), *(max(cell.newest, cell.attempt) for cell in cells)])
 
     def is_mine(self, microbatch: Microbatch) -> bool:
-        """Whether the newest route that is known names this replica."""
+        """Whether the newest known route names this replica."""
         cell = self._cells.get(microbatch.step, {}).get(microbatch.index)
         return cell is not None and cell.mine and microbatch.timeline == self.timeline
 
     def concerns(self, microbatch: Microbatch, side: Direction, to: Hop) -> bool:
-        """Whether `to` still is the neighbour towards which a tensor or question goes: FORWARD next, BACKWARD before.
+        """Whether a tensor or question still goes to `to`: FORWARD the next hop, BACKWARD the previous one.
 
-        A neighbour that asked may be ahead of the route that is known here.
+        A neighbour that asked may know a newer route than this replica.
         """
         cell = self._cells.get(microbatch.step, {}).get(microbatch.index)
         if cell is None or cell.route is None or microbatch.timeline != self.timeline:
@@ -434,7 +435,7 @@ class CellTable:
         return to.attempt >= self._neighbour(cell.route, BACKWARD if side is FORWARD else FORWARD).attempt
 
     def story(self, step: int, index: int) -> list[str]:
-        """Every transition of a microbatch here with its cause, of open and of the newest committed steps."""
+        """Every transition of a microbatch at this replica, with its cause; for open and the newest committed steps."""
         return list(self._stories.get(step, {}).get(index, ()))
 
     def validate(self) -> None:
@@ -459,7 +460,7 @@ class CellTable:
     # Below: what a cell is still wanted for ----------------------------------------------------------------------
 
     def _advance(self, cell: Cell) -> tuple[Action, ...]:
-        """Send what is held and wanted; then order the next computation, or ask for the input that it lacks."""
+        """Send outputs that are held and wanted; then order the next computation, or ask for the missing input."""
         if cell.route is None or not (cell.mine or cell.reported):
             return ()
         actions: list[Action] = [*self._send(cell, FORWARD), *self._send(cell, BACKWARD)]
@@ -478,7 +479,7 @@ class CellTable:
         return cell.mine and not cell.reported and cell.microbatch.step not in self._sealed
 
     def _wants_output(self, cell: Cell, side: Direction) -> bool:
-        """Whether y (FORWARD) or dx (BACKWARD) is to be computed: the neighbour was not sent it, or somebody asks."""
+        """Whether y (FORWARD) or dx (BACKWARD) must be computed: the neighbour was not sent it, or somebody asks."""
         if self._is_end(BACKWARD if side is FORWARD else FORWARD) or cell.output[side]:
             return False
         return bool(cell.askers[side]) or (cell.mine and cell.pushed[side] < cell.attempt)
@@ -503,7 +504,7 @@ class CellTable:
         return cell.order
 
     def _send(self, cell: Cell, side: Direction) -> list[Action]:
-        """The held output, to the neighbour on the route (once per attempt of ours) and to all who asked."""
+        """Send the held output to the neighbour on the route (once per attempt of ours) and to all that asked."""
         if not cell.output[side]:
             return []
         assert cell.route is not None
@@ -516,7 +517,7 @@ class CellTable:
         return [Emit(cell.microbatch, side, hop, cell.attempt) for hop in targets.values()]
 
     def _ask_once(self, cell: Cell, side: Direction) -> list[Action]:
-        """A Need, if the neighbour will not send by itself: it had sent before, to us or to those before us.
+        """A Need, if the neighbour will not send by itself because it has sent before, to us or to a predecessor.
 
         A neighbour whose attempt is not older than ours sends by itself as soon as it has the tensor.
         """
@@ -544,14 +545,14 @@ class CellTable:
         return (Forget(cell.microbatch),)
 
     def _anew(self, cell: Cell) -> Cell:
-        """The cell with its route and nothing else; what was ordered is withdrawn, since its ticket is gone."""
+        """A new cell with the same route and nothing else; its order is withdrawn, since the ticket is gone."""
         anew = Cell(cell.microbatch, cell.route, cell.newest, cell.mine, cell.attempt)
         anew.input[FORWARD] = self.stage == 0 and cell.mine
         anew.used = dict.fromkeys(Direction, True)  # the neighbours have sent before
         return anew
 
     def _settle(self, step: int) -> tuple[Action, ...]:
-        """`Sealed`, if that was asked for and no backward on the device will add any more."""
+        """Give `Sealed`, if it was asked for and no backward on the device will add anything more."""
         if self._sealed.get(step) is not False or any(cell.is_adding for cell in self._of(step)):
             return ()
         self._sealed[step] = True
@@ -571,7 +572,7 @@ class CellTable:
         return cell if current and work.microbatch.timeline == self.timeline else None
 
     def _is_open(self, microbatch: Microbatch) -> bool:
-        """A step may be open here while others are one commit ahead of us, with staleness 1 two."""
+        """Whether the step may be open here: others may be one commit ahead of us, two with staleness 1."""
         return microbatch.timeline == self.timeline and 0 <= microbatch.step - self.version <= 1 + self.staleness
 
     def _is_crowded(self, microbatch: Microbatch) -> bool:

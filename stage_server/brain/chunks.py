@@ -1,12 +1,12 @@
-"""How the state of a stage is cut, so that a joiner can have it from several donors and bring each part up to date.
+"""How the state of a stage is cut, so that a joiner can fetch it from several donors and update each part.
 
       tensors    |      a      | b |        c         |      in the stage's order, flat
       chunks     |   0   |   1   |   2   |   3   | 4  |      fixed size; with `whole_tensors` cut at tensors only
 
-A chunk is a range of parameters together with their optimizer state (and, if two versions are kept, the older weights),
-because a commit changes these together and element by element. What the optimizer keeps once per tensor (a counter of
-updates) travels with each chunk that has a part of the tensor. Optimizers that look at a whole tensor (LAMB) need
-`whole_tensors`. Whoever cuts the same tensors by the same sizes gets the same chunks: the index names one.
+A chunk is a range of parameters together with their optimizer state (and the older weights, if two versions are kept),
+because a commit changes these together and element by element. Per-tensor state of the optimizer (a counter of updates)
+travels with each chunk that has a part of the tensor. Optimizers that look at a whole tensor (LAMB) need
+`whole_tensors`. Cutting the same tensors by the same sizes gives the same chunks, so an index names a chunk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`size_bytes` is what a snapshot of it weighs, `record_bytes` its share of one averaged gradient."""
+    """`size_bytes` is the size of its snapshot, `record_bytes` its share of one averaged gradient."""
 
     index: int
     pieces: tuple[Piece, ...]
@@ -52,7 +52,7 @@ def cut(
 ) -> tuple[Chunk, ...]:
     """Chunks of at most `chunk_bytes` (one element or, with `whole_tensors`, one tensor may be more), in order.
 
-    `element_bytes` is what a snapshot holds per element, `gradient_bytes` what a record of the log does.
+    `element_bytes` is the size of an element in a snapshot, `gradient_bytes` that in a record of the log.
     """
     assert min(chunk_bytes, element_bytes, gradient_bytes) >= 1
     assert len({tensor.name for tensor in tensors}) == len(tensors), "a tensor is listed once"

@@ -1,9 +1,9 @@
-"""What a replica remembers of past commits: a record per step, the averaged gradient and the Commit, within bytes.
+"""What a replica remembers of past commits, within a bound of bytes: per step the averaged gradient and the Commit.
 
       record of step   4   5   6   7        takes a state from version 4 to 5, ..., 7 to 8
                        └ reach              a state of version 4 or newer can be brought up to date
 
-The oldest records go when the bytes run out. This module knows their sizes only; the flow keeps what they hold.
+The oldest records go when the bytes run out. This module knows only their sizes; the flow keeps their contents.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CommitLog:
 
     @property
     def version(self) -> int:
-        """What a replay of the whole log leads to: the newest version."""
+        """The newest version: a replay of the whole log leads there."""
         return self._version
 
     @property
@@ -32,7 +32,7 @@ class CommitLog:
         return self._version - len(self._sizes)
 
     def append(self, step: int, size_bytes: int) -> range:
-        """Remember a commit; the steps whose records are to be dropped, the new one too if it is over the limit."""
+        """Remember a commit; gives the steps whose records must be dropped, perhaps the new one too."""
         assert step == self._version, f"the log is at version {self._version}, its next record is not of step {step}"
         assert size_bytes >= 0
         before = self.reach
@@ -44,8 +44,7 @@ class CommitLog:
         return range(before, self.reach)
 
     def steps(self, start: int, stop: int) -> range | None:
-        """The records that bring version `start` towards `stop`, as far as there are any; None if the log does not
-        reach back to it."""
+        """The steps whose records bring version `start` towards `stop`; None if the log does not reach back."""
         if start < self.reach:
             return None
         return range(start, max(start, min(stop, self._version)))

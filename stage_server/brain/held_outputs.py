@@ -1,6 +1,6 @@
-"""The outputs that a replica holds until their step commits, so that whoever lacks one can be sent it again.
+"""The outputs that a replica holds until their step commits, so that they can be sent again to a neighbour.
 
-They are bounded in bytes: the oldest go first, and whoever asks for one later makes it be computed again.
+They are bounded in bytes: the oldest go first. If a neighbour asks for one later, it is computed again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OutputKey: TypeAlias = tuple[Microbatch, Direction]
 
 
 class Sized(Protocol):
-    """What can be held."""
+    """Something that can be held."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -33,7 +33,7 @@ class HeldOutputs(Generic[Held]):
         self._held: OrderedDict[OutputKey, Held] = OrderedDict()
 
     def put(self, key: OutputKey, output: Held) -> list[OutputKey]:
-        """Hold an output; gives those that had to go for it, oldest first."""
+        """Hold an output; gives those that had to make room, oldest first."""
         self.drop(key)
         self._held[key] = output
         self.size_bytes += output.size_bytes

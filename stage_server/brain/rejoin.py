@@ -1,26 +1,27 @@
-"""What a joiner of a stage still lacks, and whom it asks for it: snapshot and log.
+"""What a joiner of a stage still lacks, and which donor it asks for it: snapshot and log.
 
       chunk 0   donor a ── v 7 ──▶ ─ replay 7 ─ replay 8 ─▶ v 9 ┐
       chunk 1   donor b ── v 8 ────────────────── replay 8 ─▶ v 9 ├─▶ digest of version 9 ─▶ admitted
       chunk 2   donor a ✕ donor c ── v 9 ───────────────────▶ v 9 ┘
 
-Donors go on training: no two chunks need be of one version when they come. Each is brought up to date by the records of
-the donors' logs (the averaged gradient of a step, and its Commit), the same numbers that the donors' own optimizers
-saw, so the result is theirs bit for bit. A chunk is pulled again if no donor's log reaches back to it, or if that is
-fewer bytes than the records. A donor that dies or is busy costs only the chunks that were asked of it.
+Donors go on training, so chunks may arrive at different versions. Each is brought up to date by the records of the
+donors' logs (the averaged gradient of a step, and its Commit). The donors' own optimizers used the same numbers, so the
+result equals theirs bit for bit. A chunk is pulled again if no donor's log reaches back to it, or if that is fewer
+bytes than the records. A donor that dies or is busy costs only the chunks that it was asked for.
 
-Rules for the flow that carries the orders out ---------------------------------------------- 1. `StoreChunk`, `Replay`,
-`Drop`, `Digest` and `ReadyToJoin` are carried out in the order given, on one thread. `StoreChunk` and
-   `Replay` belong to the answer that was just handed in; an answer whose orders have neither is to be thrown away.
+Rules for the flow that carries the orders out
+----------------------------------------------
+1. `StoreChunk`, `Replay`, `Drop`, `Digest` and `ReadyToJoin` are carried out in the order given, on one thread.
+   `StoreChunk` and `Replay` belong to the answer that was just handed in. An answer that leads to neither is dropped.
 2. Each ask ends in exactly one of `pulled`, `recorded`, `out_of_reach` and `failed`: the flow watches deadlines and
-   checksums. Answers to asks that are not open any more are ignored.
-3. Between admission and the first round in which the replica is a member it goes on following: what comes then goes
-   into the buffer of the older version, and with the next `ReadyToJoin` that is the newest one. A `Drop` after
+   checksums. Answers to asks that are no longer open are ignored.
+3. Between admission and the first round in which the replica is a member it goes on following. New state then goes
+   into the buffer of the older version, which becomes the newest one with the next `ReadyToJoin`. A `Drop` after
    admission means that this replica must leave its stage. Once it is a member, nothing is handed in any more.
-4. When `due_s(now_s)` comes, `tick`.
+4. When `due_s(now_s)` comes, the flow calls `tick`.
 
-So that hundreds of joiners do not herd, each asks the donor that it asked least; ties, and the order of chunks, are by
-hashes of the joiner's own id.
+Each joiner asks the donor that it asked least, so that hundreds of joiners do not ask the same one. Ties, and the order
+of chunks, are decided by hashes of the joiner's own id.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import TypeAlias
 from stage_server.brain.chunks import Chunk
 from swarm.types import PeerId
 
-MISSING = -1  # version of a chunk that is not here
+MISSING = -1  # version of a chunk that has not arrived
 DIGESTS_KEPT = 8  # versions whose agreed digests are remembered
 
 
@@ -51,7 +52,7 @@ class RejoinSettings:
 
 @dataclass(frozen=True, slots=True)
 class AskChunk:
-    """Ask the donor for its present state of a chunk, and the version of that."""
+    """Ask the donor for its present state of a chunk, and the version of that state."""
 
     ticket: int
     donor: PeerId
@@ -60,7 +61,7 @@ class AskChunk:
 
 @dataclass(frozen=True, slots=True)
 class AskRecords:
-    """Ask the donor for a chunk's part of the records of steps [start, stop), or as many from `start` as it has."""
+    """Ask the donor for a chunk's part of the records of steps [start, stop), or as many of them as it has."""
 
     ticket: int
     donor: PeerId
@@ -87,7 +88,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget all chunks: what they add up to is not what the others hold."""
+    """Forget all chunks: together they are not the state that the others hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,9 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class ReadyToJoin:
-    """The state is that of the others: the replica may serve steps from `first_step` on. Comes again for each newer
-    version that is reached."""
+    """The state equals that of the others: the replica may serve steps from `first_step` on.
+
+    Given again for each newer version that is reached."""
 
     version: int
     first_step: int
@@ -119,7 +121,7 @@ Order: TypeAlias = AskChunk | AskRecords | StoreChunk | Replay | Drop | Digest |
 
 @dataclass(slots=True)
 class _Held:
-    """What is here of a chunk."""
+    """The part of a chunk that has arrived."""
 
     chunk: Chunk
     version: int = MISSING
@@ -159,11 +161,11 @@ class Rejoin:
 
     @property
     def newest(self) -> int:
-        """The newest committed version that was heard of; -1 if none."""
+        """The newest committed version that this joiner has heard of; -1 if none."""
         return self._newest
 
     def due_s(self, now_s: float) -> float | None:
-        """When to tick, if nothing else happens: a donor may be asked again then."""
+        """When to call `tick` if nothing else happens: a donor may then be asked again."""
         if self._over or self._settled():
             return None
         return min((donor.resume_s for donor in self._donors.values() if donor.resume_s > now_s), default=None)
@@ -178,7 +180,7 @@ class Rejoin:
     # What happened --------------------------------------------------------------------------------------------------
 
     def donors(self, peers: Iterable[PeerId], now_s: float) -> list[Order]:
-        """These can be asked from now on, and only these: what was asked of others is asked elsewhere."""
+        """Only these can be asked from now on; open asks of others are asked elsewhere."""
         present = set(peers) - {self._joiner}
         for peer in self._donors.keys() - present:
             del self._donors[peer]
@@ -201,7 +203,7 @@ class Rejoin:
         return self._go_on(now_s)
 
     def pulled(self, ticket: int, version: int, *, previous: bool, reach: int, now_s: float) -> list[Order]:
-        """A chunk came, checked; `previous`: with the weights of the version before; `reach` of the donor's log."""
+        """A checked chunk arrived; `previous`: with the previous weights; `reach` is that of the donor's log."""
         ask = self._answered(ticket)
         if ask is None:
             return []
@@ -209,7 +211,7 @@ class Rejoin:
         held, donor = self._held[ask.chunk], self._donors[ask.donor]
         donor.reach = reach
         self._newest = max(self._newest, version)
-        if version <= held.version:  # the donor lags behind; what is here is better
+        if version <= held.version:  # the donor lags behind; the chunk that is here is newer
             self._failed(donor, ask.donor, now_s)
             return self._go_on(now_s)
         donor.failures, donor.resume_s = 0, 0.0
@@ -217,7 +219,7 @@ class Rejoin:
         return [StoreChunk(ask.chunk, version), *self._go_on(now_s)]
 
     def recorded(self, ticket: int, stop: int, *, reach: int, now_s: float) -> list[Order]:
-        """The records from the asked `start` up to `stop` came; none if the donor has not yet committed any."""
+        """The records from `start` up to `stop` arrived; none if the donor has not committed any yet."""
         ask = self._answered(ticket)
         if ask is None:
             return []
@@ -233,7 +235,7 @@ class Rejoin:
         return [*(Replay(ask.chunk, step) for step in range(ask.start, stop)), *self._go_on(now_s)]
 
     def out_of_reach(self, ticket: int, *, reach: int, now_s: float) -> list[Order]:
-        """The donor's log begins at `reach`, after what was asked for."""
+        """The donor's log begins at `reach`, later than the records that were asked for."""
         ask = self._answered(ticket)
         if ask is None:
             return []
@@ -241,7 +243,7 @@ class Rejoin:
         return self._go_on(now_s)
 
     def failed(self, ticket: int, now_s: float) -> list[Order]:
-        """Broken, late, busy or damaged: asked again, of another donor if there is one."""
+        """The ask failed (broken, late, busy or damaged): it is repeated, at another donor if there is one."""
         ask = self._answered(ticket)
         if ask is None:
             return []
@@ -249,7 +251,7 @@ class Rejoin:
         return self._go_on(now_s)
 
     def digested(self, ticket: int, digest: str, now_s: float) -> list[Order]:
-        """What the state amounts to that the order was for."""
+        """The digest that was ordered."""
         version = self._digesting.pop(ticket, MISSING)  # missing: that state was dropped meanwhile
         if version != MISSING and (self._own is None or version >= self._own[0]):
             self._own = (version, digest)
@@ -270,7 +272,7 @@ class Rejoin:
         return orders
 
     def _judge(self) -> list[Order]:
-        """Digest, admission or start over, as far as the chunks allow it."""
+        """Order a digest, an admission or a new start, as far as the chunks allow it."""
         if self._own is not None and self._own[0] > self._admitted:
             version, digest = self._own
             agreed = self._agreed.get(version)
@@ -326,7 +328,7 @@ class Rejoin:
         return orders
 
     def _next(self) -> _Held | None:
-        """The chunk to ask for: one that the logs may soon forget, one that is not here, the one furthest behind."""
+        """The next chunk to ask for: one that the logs may soon forget, a missing one, or the one furthest behind."""
         idle = [held for index in self._order if (held := self._held[index]).ticket is None]
         missing = next((held for held in idle if held.version == MISSING), None)
         behind = min(
@@ -359,7 +361,7 @@ class Rejoin:
         return ask
 
     def _answered(self, ticket: int) -> AskChunk | AskRecords | None:
-        """The open ask of this ticket, which is closed thereby."""
+        """Close and give the open ask of this ticket."""
         ask = self._asks.pop(ticket, None)
         if ask is not None:
             self._held[ask.chunk].ticket = None

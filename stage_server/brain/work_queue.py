@@ -24,7 +24,7 @@ class WorkQueue:
         self._tickets: dict[int, Microbatch] = {}
 
     def put(self, work: Compute) -> bool:
-        """Add an order; False (and nothing changes) if as many as the limit wait already."""
+        """Add an order; False (and nothing changes) if the queue is full."""
         if len(self._orders) >= self._limit and work.microbatch not in self._orders:
             return False
         self.discard(work.microbatch)
@@ -35,7 +35,7 @@ class WorkQueue:
         return True
 
     def take(self) -> Compute | None:
-        """The next order, which leaves the intake; None if there is none."""
+        """Take the next order out of the queue; None if there is none."""
         while self._heap:
             microbatch = self._tickets.pop(heapq.heappop(self._heap)[-1], None)
             if microbatch is not None:
@@ -43,7 +43,7 @@ class WorkQueue:
         return None
 
     def discard(self, microbatch: Microbatch) -> bool:
-        """Remove the order of a microbatch; whether there was one."""
+        """Remove the order of a microbatch; gives whether there was one."""
         work = self._orders.pop(microbatch, None)
         if work is None:
             return False
@@ -57,5 +57,5 @@ class WorkQueue:
         return len(self._orders)
 
     def waiting(self, direction: Direction) -> int:
-        """Orders that wait, of one direction."""
+        """How many orders of one direction wait."""
         return sum(1 for work in self._orders.values() if work.direction is direction)
