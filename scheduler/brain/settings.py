@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from swarm.messages import StateFile
 from swarm.types import JobId, OnStall, Routing, UnitName
 
-# A peer that was released for another stage and is not there by then is not waited for.
+# A peer that was released for another stage and has not arrived by then is no longer waited for.
 ON_ITS_WAY_S_MAX = 60.0
 
 
@@ -23,14 +23,14 @@ class DeadlineSettings:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceSettings:
-    """The first four are keys of [pipeline] in the job file, `min_replicas` is of [limits]."""
+    """The first four are keys of [pipeline] in the job file, `min_replicas` is one of [limits]."""
 
     rebalance: bool = True
     interval_s: float = 30.0
     min_gain: float = 0.15
     cooldown_s: float = 120.0
     min_replicas: int = 1
-    horizon_s: float = 1800.0  # how long a gain is believed to last
+    horizon_s: float = 1800.0  # how long a gain is assumed to last
     windows: int = 3
     deaths_per_hour: float = 0.0  # of one peer
 

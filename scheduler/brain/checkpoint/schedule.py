@@ -1,15 +1,15 @@
-"""When a job's state is saved, which replica hands over which stage, when all is there, and when to give up.
+"""When a job's state is saved, which replica hands over which stage, when it is complete, and when to give up.
 
     due ──▶ COLLECTING ──all stages handed over, the commit agreed──▶ WRITING ──▶ kept
                 │ a saver lost or failed, or the storage refused         │ refused
                 └──────────────────────▶ given up ◀──────────────────────┘
 
-One checkpoint at a time; the job's steps never wait for it. Every replica of a stage holds the same bytes, so one of
-them is enough: the one with the least to do. It must be asked right after the commit that made the version: later it
-has moved on. Where nothing comes after (the last step, a pause) another replica may be asked instead.
+There is one checkpoint at a time, and the job's steps never wait for it. All replicas of a stage hold the same bytes,
+so one is enough: the one with the least to do. It must be asked right after the commit that made the version, before it
+moves on. If nothing follows that commit (the last step, a pause), another replica may be asked instead.
 
-A job that shall stop (pause, cancel) feeds no new step; once what runs is committed and saved, it stops. After the last
-step the replicas keep their state until it is saved, however often the storage refuses it.
+A job that is told to stop (pause, cancel) feeds no new step, and stops once the open steps are committed and saved.
+After the last step the replicas keep their state until it is saved, however often the storage refuses it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAVING_S_MAX = 3600.0
 # Pauses before the final state is saved once more, doubled from the first to the longest.
 AGAIN_S_MIN, AGAIN_S_MAX = 1.0, 60.0
 FAILURES_MAX = 16  # counted; the pause no longer grows
-# Storage gets room again, or a person sees to it; stage servers that contradict themselves or hang do not heal.
+# Storage gets room again, or a person sees to it. Stage servers that contradict themselves or hang do not recover.
 UNHEALING_MAX = 6
 
 
@@ -38,7 +38,7 @@ Move: TypeAlias = BeginCheckpoint | PublishCheckpoint | Stopped
 
 @dataclass(slots=True)
 class Collection:
-    """A checkpoint under way: who still has to hand over which stage, and what was handed over."""
+    """A checkpoint under way: which replica still has to hand over which stage, and what was handed over."""
 
     version: int
     since_s: float
@@ -54,16 +54,16 @@ class CheckpointSchedule:
         self.rules = rules
         self.newest = first_step
         self.open: Collection | None = None
-        self.stop: Stopped | None = None  # how the job shall end, if before its last step
+        self.stop: Stopped | None = None  # how the job is to end, if before its last step
         self._stages = stages
         self._steps = steps
-        self._last_s: float | None = None  # when the last one began, or training did
+        self._last_s: float | None = None  # when the last one began, or when training began
         self._failures = 0  # of the final state, one after the other
-        self._unhealing = 0  # those of them that the storage had no part in
+        self._unhealing = 0  # how many of them were not the storage's fault
         self.again_s = -math.inf  # when to save it once more
 
     def due(self, version: int, now_s: float) -> Decision[int]:
-        """Whether to save `version`, which was just committed; a reason without a plan is worth a line in the log."""
+        """Whether to save `version`, which was just committed; a reason without a plan belongs in the log."""
         rules = self.rules
         if self._last_s is None:
             self._last_s = now_s
@@ -88,7 +88,7 @@ class CheckpointSchedule:
         self.open = Collection(version, now_s, {peer: stage for stage, peer in enumerate(savers)})
 
     def saved(self, peer: PeerId, event: Saved) -> bool:
-        """A stage was handed over; False if nobody waits for it."""
+        """A stage was handed over; False if it was not awaited."""
         held = self.open
         if held is None or held.version != event.version or held.savers.get(peer) != event.stage:
             return False
@@ -107,7 +107,7 @@ class CheckpointSchedule:
         return self.open.savers.get(peer) if self.open is not None else None
 
     def next(self, agreed: int, now_s: float, *, idle: bool) -> Move | None:
-        """What follows, if anything; `agreed` counts the commits that all replicas agree on, `idle`: nothing runs."""
+        """The next move, if any; `agreed` counts the commits that all replicas agree on, `idle` means nothing runs."""
         held = self.open
         if held is not None:
             if held.is_writing or len(held.parameters) < self._stages or agreed < held.version:
@@ -128,13 +128,13 @@ class CheckpointSchedule:
         return True
 
     def give_up(self) -> int:
-        """Forget the one under way; gives its version."""
+        """Forget the checkpoint under way; gives its version."""
         assert self.open is not None
         version, self.open = self.open.version, None
         return version
 
     def rest(self, now_s: float, reason: str) -> float | None:
-        """Seconds until the final state is saved once more; None if it failed too often for what does not heal."""
+        """Seconds until the final state is saved once more; None if causes that do not pass made it fail too often."""
         self._unhealing += reason in ("peer", "internal", "timeout")
         if self._unhealing == UNHEALING_MAX:
             return None

@@ -1,10 +1,10 @@
 """Which devices may serve together, and where each stage's optimizer runs.
 
 Replicas of a stage must stay equal bit for bit. Devices of one kind compute alike, so the optimizer runs on them. In a
-stage of several kinds all replicas run it on their CPU: that costs a copy of weights and gradient per step. What each
-of them really computes is shown by a probe (`Loaded.probe`); where the probes differ, the job must not start.
+stage with several kinds of devices all replicas run it on their CPU, which costs a copy of weights and gradient per
+step. A probe (`Loaded.probe`) shows what each replica really computes; if the probes differ, the job must not start.
 
-Stages that share a unit (first and last, with tied embeddings) hold the same weights, so for this they count as one.
+Stages that share a unit (first and last, with tied embeddings) hold the same weights, so they count as one here.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from swarm.types import PeerId, UnitName
 
 
 def device_kind(device: str) -> str:
-    """What a device is, whichever of its kind: "cuda:1 NVIDIA H100" is "cuda NVIDIA H100"."""
+    """The kind of a device, without its number: "cuda:1 NVIDIA H100" is "cuda NVIDIA H100"."""
     name, space, model = device.partition(" ")
     return name.partition(":")[0] + space + model
 
 
 def step_together(stages: int, units: Mapping[UnitName, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """For each stage the stages that hold weights in common with it, itself included, in order."""
+    """For each stage the stages that share weights with it, itself included, in order."""
     groups = [{stage} for stage in range(stages)]
     for members in units.values():
         joined = set().union(*(groups[stage] for stage in members))

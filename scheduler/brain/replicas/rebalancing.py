@@ -1,25 +1,25 @@
-"""Who moves to another stage, if anyone; and which stage a new peer joins.
+"""Which replica moves to another stage, if any; and which stage a new peer joins.
 
       stage 0   stage 1   stage 2        capacity of a stage: sum over its replicas of 1 / seconds per microbatch
         |█|       |█|       | |          rate of the pipeline: the least capacity
         |█|       |█|       |█|
         |█|──────────────▶  |█|          a move takes from a stage what it can spare and raises the one that limits
 
-Water is filled into the lowest vessel: each move of a plan goes to the stage with the least capacity and is the one
-that gives the best sorted capacities, worst stage first; so no move of a plan lowers the rate. (Swapping a fast peer
-for a slow one is not tried: it would have to.) Where several stages limit together only all their moves raise the rate,
-therefore gain and cost are of the whole plan, of which the first move is made.
+Water is filled into the lowest vessel: each move of a plan goes to the stage with the least capacity, and is the move
+that gives the best sorted capacities, worst stage first. So no move of a plan lowers the rate. (A swap of a fast peer
+for a slow one would lower it on the way, and is not tried.) If several stages limit together, only all their moves
+raise the rate, so gain and cost are those of the whole plan. Its first move is made.
 
     gain = (rate after / rate now - 1) * (1 - seconds of the transfers / horizon) * chance that the mover survives
     worth it if gain >= min(min_gain, 0.5 / replicas of the limiting stage)
 
-The stage that gives a peer away still does at least the rate without it, so nothing is lost while the mover is absent,
-whether it fetches its new stage before or after it leaves the old one. What a move costs is the time in which the gain
-is not there yet. One move is worth about 1 / replicas, hence the second bound: with many replicas a fixed share would
-forbid every move.
+The stage that gives a peer away still reaches at least the pipeline's rate without it, so nothing is lost while the
+mover is absent, whether it fetches its new stage before or after it leaves the old one. A move costs only the time
+until its gain begins. One move is worth about 1 / replicas, hence the second bound: with many replicas a fixed share
+would forbid every move.
 
-Against thrashing: the stage must be found wanting in `windows` consecutive windows, a peer that came rests for
-`cooldown_s`, nobody moves while another one does, and a joiner under way counts as if it had arrived.
+Against thrashing: a stage must need a peer in `windows` consecutive windows, a peer that has arrived rests for
+`cooldown_s`, only one peer moves at a time, and a joiner under way counts as if it had arrived.
 
 Source: the published rule (SWARM, arXiv 2301.11913, appendix D: one peer per period from the stage with the shortest
 queues to the one with the longest) and Petals' max-min rule; speeds, costs, plans of several moves and confirmation
@@ -38,7 +38,7 @@ from scheduler.brain.settings import RebalanceSettings
 from swarm.types import Decision, PeerId
 
 ANY_STAGE = -1
-ROUNDED_DIGITS = 9  # of a capacity, as a share of the greatest: what was added and taken away again may differ by a bit
+ROUNDED_DIGITS = 9  # of a capacity, as a share of the greatest: adding and subtracting again may change the last bits
 SAME_RATE = 10.0**-ROUNDED_DIGITS
 
 
@@ -50,7 +50,7 @@ class StageReplica:
     seconds: float
     since_s: float = -inf  # when it joined or moved here
     pinned: bool = False
-    arriving: bool = False  # it still fetches the stage: counted as capacity, but neither moved nor relied upon
+    arriving: bool = False  # it still fetches the stage: it counts as capacity, but is neither moved nor relied upon
 
     def __post_init__(self) -> None:
         assert 0.0 < self.seconds < inf, "a pace is a positive, finite number of seconds"
@@ -63,7 +63,7 @@ class StageReplica:
 
 @dataclass(frozen=True, slots=True)
 class StagePool:
-    """A stage, who serves it, and what it takes to bring one more there."""
+    """A stage, the replicas that serve it, and the cost of bringing one more there."""
 
     stage: int
     replicas: tuple[StageReplica, ...]
@@ -73,7 +73,7 @@ class StagePool:
 
     @property
     def capacity(self) -> float:
-        """Microbatches per second, with those that arrive."""
+        """Microbatches per second, arriving replicas included."""
         return fsum(replica.speed for replica in self.replicas)
 
     @property
@@ -84,8 +84,10 @@ class StagePool:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Take `peer` out of stage `source` and make it a replica of `target`; rates are of the pipeline in microbatches
-    per second: now, and once all `moves` of the plan, of which this is the first, are made."""
+    """Take `peer` out of stage `source` and make it a replica of `target`.
+
+    Rates are those of the pipeline in microbatches per second: now, and once all `moves` of the plan are made, of which
+    this is the first."""
 
     peer: PeerId
     source: int
@@ -98,7 +100,7 @@ class Move:
 
 
 class Rebalancer:
-    """The confirmation of plans over time; what it sees of the stages is handed in."""
+    """Confirms plans over time; the caller describes the stages."""
 
     def __init__(self, settings: RebalanceSettings) -> None:
         self._settings = settings
@@ -108,9 +110,9 @@ class Rebalancer:
     def consider(self, pools: Sequence[StagePool], now_s: float, moving: PeerId | None = None) -> Decision[Move]:
         """The move to make now, or none and why.
 
-        To be asked at least every `interval_s`, which makes a window, and as soon as a mover serves: what remains of a
-        confirmed plan need not wait again. `moving` is the peer under way, if one is; `pools` has it as arriving at its
-        new stage, though it may still serve the old one. A returned move is to be made.
+        It must be called at least every `interval_s`, which makes a window, and as soon as a mover serves: the rest of
+        a confirmed plan need not wait again. `moving` is the peer under way, if there is one; `pools` lists it as
+        arriving at its new stage, even while it still serves the old one. The caller must make the returned move.
         """
         settings = self._settings
         if not settings.rebalance:
@@ -134,7 +136,7 @@ class Rebalancer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The first move of a plan that is worth it, if there is one, and all stages that the plan brings peers to."""
+    """The first move of a worthwhile plan, if there is one, and all stages that the plan brings peers to."""
 
     first: Move | None
     targets: frozenset[int]
@@ -142,7 +144,7 @@ class Plan:
 
 
 def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: float) -> Plan:
-    """The plan with the greatest net gain, judged; does not know what was decided before.
+    """The plan with the greatest net gain, and whether it is worth it; earlier decisions play no part.
 
     O(peers log peers + stages^3 log peers): at most twice as many moves as stages. Ties go to the lowest peer id.
     """
@@ -186,11 +188,11 @@ def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: f
 def where_to_join(
     pools: Sequence[StagePool], speed: float | None = None, *, min_replicas: int = 1, pinned_stage: int = ANY_STAGE
 ) -> Decision[int]:
-    """The stage where one more peer helps most: first those short of replicas, then the best sorted capacities.
+    """The stage where one more peer helps most: first a stage short of replicas, then the best sorted capacities.
 
-    `speed` is the work that the peer does per second (a stage's work / its seconds there), by default the median of
-    those here. Ties go to the stage with the fewest replicas, then to the lowest number. Whoever was sent to a stage
-    before and still fetches it must be in `pools` as arriving.
+    `speed` is the work that the peer does per second (a stage's work / its seconds there), by default the median of the
+    present replicas. Ties go to the stage with the fewest replicas, then to the lowest number. A peer that was sent to
+    a stage and still fetches it must be in `pools` as arriving.
     """
     assert pools
     assert min_replicas >= 1
@@ -282,8 +284,10 @@ class _Fill:
         return best
 
     def _steps(self) -> Iterator[_Step]:
-        """The best ones from each stage: there the smaller of the two capacities after the move is greatest, and that
-        rises with the mover's speed until both are equal and then falls."""
+        """The best moves from each stage: those with the greatest smaller capacity after the move.
+
+        That capacity rises with the mover's speed until both are equal, and then falls.
+        """
         target = self.lowest
         for source, movable in self.movable.items():
             if source == target or not movable or self.serving[source] <= self.settings.min_replicas:
@@ -304,7 +308,7 @@ class _Fill:
         self.movable[step.source].remove(step.replica)
 
     def obstacles(self) -> str:
-        """What may not be touched, for the reason."""
+        """Which replicas may not be moved, for the reason."""
         least = self.settings.min_replicas
         at_least = sorted(stage for stage, count in self.serving.items() if 0 < count <= least and stage != self.lowest)
         facts = [
@@ -317,12 +321,12 @@ class _Fill:
 
 
 def _first_as_fast(replicas: Sequence[StageReplica], speed: float) -> int:
-    """Of replicas sorted by speed the first that is at least so fast; their number if none is."""
+    """The index of the first replica, sorted by speed, that is at least this fast; their number if there is none."""
     return bisect_left(replicas, speed, key=lambda one: one.speed)
 
 
 def _net_share(rate_now: float, rate_after: float, transfer_s: float, settings: RebalanceSettings) -> float:
-    """What a plan adds to the microbatches of the horizon, as a share of them."""
+    """By what share a plan increases the microbatches of the horizon."""
     left = max(0.0, 1.0 - transfer_s / settings.horizon_s)
     survives = exp(-min(transfer_s, settings.horizon_s) * settings.deaths_per_hour / 3600.0)
     if rate_now > 0.0:

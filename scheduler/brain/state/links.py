@@ -1,6 +1,6 @@
 """Pairs of peers that cannot reach each other: links to be avoided, and rounds that failed because of them.
 
-Failed delivery accuses a link, never a peer: two that cannot hear each other may both be well.
+A failed delivery accuses a link, never a peer: two peers that cannot reach each other may both be well.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from swarm.types import PeerId
 
 LINK_AVOIDED_S = 10.0  # then it is tried again
-LINK_COST_S = 1e6  # more than any route takes: a link that fails is used only where there is no other way
+LINK_COST_S = 1e6  # more than any route costs: a failing link is used only if there is no other way
 ROUND_AGAIN_S = (0.2, 5.0)  # pause before a round that failed twice is repeated, and the longest one
 ROUNDS_MAX = 4  # failures of one pair in one step before one of the two leaves the job
 
@@ -24,29 +24,29 @@ class Links:
         self._until_s: dict[tuple[PeerId, PeerId], float] = {}
 
     def accuse(self, one: PeerId, other: PeerId, now_s: float) -> None:
-        """A delivery between the two failed, in whichever direction."""
+        """A delivery between the two failed, in either direction."""
         self._until_s[pair_of(one, other)] = now_s + LINK_AVOIDED_S
 
     def fails(self, one: PeerId, other: PeerId) -> bool:
-        """Whether the link is to be avoided, as of the last `any`."""
+        """Whether the link must be avoided, as of the last `any`."""
         return pair_of(one, other) in self._until_s
 
     def any(self, now_s: float) -> bool:
-        """Whether some link is to be avoided now; what was accused long ago is forgotten."""
+        """Whether any link must be avoided now; old accusations are forgotten."""
         for pair in [pair for pair, until_s in self._until_s.items() if until_s <= now_s]:
             del self._until_s[pair]
         return bool(self._until_s)
 
     def failing(self, now_s: float) -> dict[tuple[PeerId, PeerId], float]:
-        """The links that are to be avoided now, and until when each."""
+        """The links that must be avoided now, and until when."""
         return {pair: until_s for pair, until_s in self._until_s.items() if until_s > now_s}
 
     def touches(self, peer: PeerId) -> bool:
-        """Whether some link of the peer is to be avoided, as of the last `any`."""
+        """Whether any link of the peer must be avoided, as of the last `any`."""
         return any(peer in pair for pair in self._until_s)
 
     def cost_s(self, one: PeerId, other: PeerId) -> float:
-        """What the link adds to a route."""
+        """The cost that the link adds to a route."""
         return LINK_COST_S if self.fails(one, other) else 0.0
 
     def forget(self, peer: PeerId) -> None:
@@ -56,7 +56,7 @@ class Links:
 
 
 def pair_of(one: PeerId, other: PeerId) -> tuple[PeerId, PeerId]:
-    """The two in order."""
+    """The two peers in order."""
     return (one, other) if one <= other else (other, one)
 
 
@@ -65,11 +65,11 @@ class Troubles:
     """The failed rounds of one unit in one step."""
 
     failures: int = 0
-    pairs: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)  # a pair of one: it accuses nobody
+    pairs: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)  # a pair of one peer: it accuses nobody
     retry_s: float = 0.0
 
     def failed(self, by: PeerId, accused: PeerId | None, now_s: float) -> int:
-        """Note a failure; how often this pair has failed."""
+        """Note a failure; gives how often this pair has failed."""
         first_s, longest_s = ROUND_AGAIN_S
         self.retry_s = now_s + (min(longest_s, first_s * 2**self.failures) if self.failures else 0.0)
         self.failures += 1
@@ -78,17 +78,17 @@ class Troubles:
         return self.pairs[pair]
 
     def owners(self, members: Iterable[PeerId]) -> list[float] | None:
-        """Shares of a round in which no pair that failed exchanges slices; None: no such round, or none is needed.
+        """Shares of a round in which no failing pair exchanges slices; None if there is none, or none is needed.
 
-        A member that owns no slice sends its part to the owners and gets the mean from them: the two of a pair that
-        cannot reach each other may both be members, as long as a third owns everything.
+        A member without a slice sends its parts to the owners and gets the means from them. So two members that cannot
+        reach each other may both take part, as long as a third owns everything.
         """
         troubled = {peer for pair in self.pairs for peer in pair}
         shares = [0.0 if peer in troubled else 1.0 for peer in members]
         return shares if troubled and any(shares) else None
 
     def leaver(self, pair: Collection[PeerId], spare: Collection[PeerId], share: Mapping[PeerId, int]) -> PeerId | None:
-        """Who of a pair leaves, of those that can be spared: who failed with more others, then who contributed less."""
+        """Which of a pair leaves, if it can be spared: the one that failed with more others, then contributed less."""
         candidates = sorted(set(pair) & set(spare), reverse=True)
         partners = {one: len({other for both in self.pairs if one in both for other in both}) for one in candidates}
         return max(candidates, key=lambda one: (partners[one], -share.get(one, 0)), default=None)
