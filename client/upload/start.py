@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 
 from client.connection import Scheduler
@@ -12,17 +11,16 @@ from client.upload.blobs import File, upload
 from swarm.checkpoint.reader import Checkpoint, open_folder
 from swarm.checkpoint.storage import MANIFEST, LocalStorage
 from swarm.errors import InvalidConfig, InvalidModel, NotFound
-from swarm.job.changes import check_state, check_steps
+from swarm.job.changes import JOB_AND_STEP, check_state, check_steps
 from swarm.job.spec import JobSpec
 from swarm.wire import jobs_pb2 as pb
 
-_JOB_AND_STEP = re.compile(r"^[^/\\:]+:(\d+|latest)$")
 _STATE_FILES = (MANIFEST, "trainer_state.json")
 
 
 def is_job_and_step(text: str) -> bool:
     """Whether a start is a checkpoint that the scheduler has, not a folder of this machine."""
-    return bool(_JOB_AND_STEP.match(text)) and not Path(text).exists()
+    return bool(JOB_AND_STEP.match(text)) and not Path(text).exists()
 
 
 def open_start(spec: JobSpec) -> Checkpoint | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,10 +35,12 @@ from swarm.job.spec import JobSpec, load_job
 from swarm.text import counted, size
 from swarm.wire import jobs_pb2 as pb
 
+JOB_FILE_BYTES_MAX = 16 << 20
+
 
 def command(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Job file (TOML).")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Job file (TOML); - reads stdin.")] = None,
     detach: Detach = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
@@ -67,10 +71,23 @@ def command(
     overrides = [*(set_ or ()), *([f'name="{name}"'] if name else [])]
     if resume_from:
         overrides.append(f"checkpoint.resume_from={json.dumps(resume_from)}")
-    if dry_run_:
-        dry_run(shell, file, overrides)
-        return 0
-    return submit(shell, file, overrides, detach=detach, managed=managed)
+    with _job_file(file) as path:
+        if dry_run_:
+            dry_run(shell, path, overrides)
+            return 0
+        return submit(shell, path, overrides, detach=detach, managed=managed)
+
+
+@contextmanager
+def _job_file(file: Path) -> Iterator[Path]:
+    """The job file that was named; for "-" a file with what stdin holds."""
+    if str(file) != "-":
+        yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="swarm-job-") as folder:
+        path = Path(folder, "stdin.toml")
+        path.write_bytes(sys.stdin.buffer.read(JOB_FILE_BYTES_MAX))
+        yield path
 
 
 @dataclass(frozen=True, slots=True)

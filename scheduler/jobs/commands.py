@@ -26,11 +26,12 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.settings import model_costs
 from scheduler.jobs.timelines import Timelines, starting_at
-from scheduler.storage.checkpoint_catalog import LATEST, uploaded_checkpoint
+from scheduler.storage.checkpoint_catalog import uploaded_checkpoint
 from scheduler.storage.database import JobRecord, JobTokens
 from scheduler.storage.drains import Drains
 from scheduler.storage.state_files import check_uploaded
 from swarm.checkpoint.reader import Found
+from swarm.checkpoint.storage import LATEST
 from swarm.errors import NotAllowed
 from swarm.job.changes import check_changes, check_state, check_steps
 from swarm.job.partition import resolve

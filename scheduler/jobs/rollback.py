@@ -20,8 +20,8 @@ from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.timelines import Timelines
-from scheduler.storage.checkpoint_catalog import LATEST
 from scheduler.storage.database import JobRecord
+from swarm.checkpoint.storage import LATEST
 from swarm.errors import DatabaseUnavailable, Fenced, StorageError, SwarmError
 from swarm.types import JobState
 

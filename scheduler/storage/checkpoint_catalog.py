@@ -6,7 +6,6 @@ It only reads; `checkpoint_sink.py` writes. Nothing here changes a job.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,14 +17,12 @@ from scheduler.storage.checkpoint_sink import job_storage
 from scheduler.storage.database import JobRecord
 from scheduler.storage.executor import run_blocking
 from swarm.checkpoint.reader import Checkpoint, Fault, Found, fault_of, find, list_checkpoints, newest
-from swarm.checkpoint.storage import MANIFEST, Storage, open_storage
+from swarm.checkpoint.storage import LATEST, MANIFEST, Storage, open_storage
 from swarm.errors import CheckpointDamaged, InvalidConfig, NotFound, StorageError
+from swarm.job.changes import JOB_AND_STEP
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
 from swarm.types import JobId
-
-LATEST = "latest"
-_JOB_AND_STEP = re.compile(r"^([^/\\:]+):(\d{1,12}|latest)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +204,7 @@ def uploaded_checkpoint(files: Sequence[StateFile], place: Callable[[str], Path]
 
 def job_and_step(text: str) -> tuple[str, str]:
     """The parts of "JOB:STEP"; InvalidConfig for anything else."""
-    match = _JOB_AND_STEP.match(text)
+    match = JOB_AND_STEP.match(text)
     if match is None:
         raise InvalidConfig(
             f'checkpoint.resume_from = "{text}" is neither a checkpoint that was sent along nor JOB:STEP',

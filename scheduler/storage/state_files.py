@@ -14,10 +14,10 @@ from pathlib import Path
 
 from scheduler.storage.executor import run_blocking
 from swarm.errors import InvalidModel, NotFound, Refused
+from swarm.hf.model_folder import FILES_MAX
 from swarm.messages import FetchRequest, StateFile
 from swarm.rpc.frames import CHUNK_BYTES
 
-FILES_MAX = 10_000
 _PATH = re.compile(r"^((model|optimizer)/[A-Za-z0-9][A-Za-z0-9_.-]{0,199}|manifest\.json|trainer_state\.json)$")
 
 

@@ -24,6 +24,7 @@ from swarm.messages import ParameterHash
 INDEX_NAME = "model.safetensors.index.json"
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # in safetensors headers
 READ_BYTES = 4 << 20
+FILES_MAX = 10_000  # of a model
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 

@@ -6,12 +6,14 @@ something else to weights that have seen them. Pure functions of values.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swarm.errors import InvalidConfig
 from swarm.job.spec import JobSpec
 
+JOB_AND_STEP = re.compile(r"^([^/\\:]+):(\d{1,12}|latest)$")  # names a checkpoint of a scheduler's job
 # Sections and keys that a job keeps for its whole life; all others may change when it goes on.
 _KEPT = (
     "name",

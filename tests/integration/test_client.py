@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import pty
@@ -304,6 +305,16 @@ def test_set_and_name_change_the_job(swarm: Any, fake: FakeJobs) -> None:
     swarm("submit", "-d", "job.toml", "--set", "training.steps=7", "--name", "other")
     spec = spec_from_json(fake.submitted[0].spec_json)
     assert (spec.training.steps, spec.name) == (7, "other")
+
+
+def test_a_job_file_may_come_from_stdin(swarm: Any, fake: FakeJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags in (("-d",), ("--dry-run", "-o", "json")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(JOB.encode())))
+        code, out, err = swarm("submit", "-", *flags)
+        assert code == 0, err
+    assert spec_from_json(fake.submitted[0].spec_json) == load_job(Path("job.toml"))
+    origins = {value["key"]: value["origin"] for value in _data(out)["values"]}
+    assert origins["training.steps"] == "file"
 
 
 def test_a_job_that_did_not_fit_a_device_is_exit_9(swarm: Any, fake: FakeJobs) -> None:
