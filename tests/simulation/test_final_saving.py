@@ -13,7 +13,7 @@ from scheduler.storage.checkpoint_sink import CheckpointWriter, FileWriter
 from scheduler.storage.database import JobRecord
 from swarm.errors import CheckpointFailed
 from swarm.types import JobState, PeerId
-from tests.simulation.test_resume import PEERS, Scene, make_spec, play
+from tests.support.scenes import PEERS, Desk, at_desk, make_spec
 from tests.support.simulated import Tokens
 
 
@@ -33,16 +33,16 @@ def test_final_weights_outlast_a_disk_that_is_full_for_longer_than_a_job_may_sta
 ) -> None:
     spec = make_spec(tmp_path, training__steps=3, limits__no_progress_s=10.0)
 
-    async def act(scene: Scene) -> None:
+    async def act(desk: Desk) -> None:
         loop = asyncio.get_running_loop()
         room_s = loop.time() + 120.0
         fill_disk(monkeypatch, lambda: loop.time() < room_s)
-        job = await scene.submit(spec)
-        await scene.rig.finished(job)
+        job = await desk.submit(spec)
+        await desk.rig.finished(job)
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
-        assert "tries again in 16 s" in scene.said(job)
+        assert "tries again in 16 s" in desk.said(job)
 
-    play(Tokens.make(tmp_path, spec), act)
+    at_desk(Tokens.make(tmp_path, spec), act)
 
 
 def test_who_can_be_spared_may_leave_while_the_final_weights_cannot_be_saved(
@@ -50,21 +50,21 @@ def test_who_can_be_spared_may_leave_while_the_final_weights_cannot_be_saved(
 ) -> None:
     spec = make_spec(tmp_path, training__steps=2)
 
-    async def act(scene: Scene) -> None:
+    async def act(desk: Desk) -> None:
         full = True
         fill_disk(monkeypatch, lambda: full)
-        job = await scene.submit(spec)
-        while "tries again in 2 s" not in scene.said(job):
+        job = await desk.submit(spec)
+        while "tries again in 2 s" not in desk.said(job):
             await asyncio.sleep(0.1)
         async with asyncio.timeout(10.0):
-            async for _ in drain(scene.rig.jobs, scene.rig.membership, PeerId("peer-0"), "maintenance"):
+            async for _ in drain(desk.rig.jobs, desk.rig.membership, PeerId("peer-0"), "maintenance"):
                 pass
         assert PeerId("peer-0") not in {peer for pool in job.stages.values() for peer in pool}
         full = False
-        await scene.rig.finished(job)
+        await desk.rig.finished(job)
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
 
-    play(Tokens.make(tmp_path, spec), act)
+    at_desk(Tokens.make(tmp_path, spec), act)
 
 
 def test_a_pause_that_failed_is_not_tried_again_for_a_limit_that_has_not_passed(
@@ -72,21 +72,21 @@ def test_a_pause_that_failed_is_not_tried_again_for_a_limit_that_has_not_passed(
 ) -> None:
     spec = make_spec(tmp_path, training__steps=1000, checkpoint__every_steps=0, limits__max_runtime_s=1e6)
 
-    async def act(scene: Scene) -> None:
+    async def act(desk: Desk) -> None:
         full = True
         fill_disk(monkeypatch, lambda: full)
-        scene.rig.slowness = {PeerId(f"peer-{number}"): 60.0 for number in range(PEERS)}
-        job = await scene.submit(spec)
-        await scene.until_step(job, 1)
-        await scene.rig.jobs.pause(job, "by a person")
-        while "cannot pause, goes on" not in scene.said(job):
+        desk.rig.slowness = {PeerId(f"peer-{number}"): 60.0 for number in range(PEERS)}
+        job = await desk.submit(spec)
+        await desk.until_step(job, 1)
+        await desk.rig.jobs.pause(job, "by a person")
+        while "cannot pause, goes on" not in desk.said(job):
             await asyncio.sleep(0.1)
         full = False
         await asyncio.sleep(80.0)
         assert job.record.state is JobState.RUNNING, job.record.reason
-        await scene.rig.jobs.cancel(job, "x", checkpoint=False)
+        await desk.rig.jobs.cancel(job, "x", checkpoint=False)
 
-    play(Tokens.make(tmp_path, spec), act)
+    at_desk(Tokens.make(tmp_path, spec), act)
 
 
 def test_a_job_that_is_cancelled_while_the_state_of_another_is_written_stays_cancelled(
@@ -94,8 +94,8 @@ def test_a_job_that_is_cancelled_while_the_state_of_another_is_written_stays_can
 ) -> None:
     spec = make_spec(tmp_path, training__steps=3)
 
-    async def act(scene: Scene) -> None:
-        real, is_slow, placing = scene.rig.store.put_job, False, asyncio.Event()
+    async def act(desk: Desk) -> None:
+        real, is_slow, placing = desk.rig.store.put_job, False, asyncio.Event()
 
         async def put_job(record: JobRecord) -> None:
             if is_slow:
@@ -104,16 +104,16 @@ def test_a_job_that_is_cancelled_while_the_state_of_another_is_written_stays_can
                 await asyncio.sleep(0.3)
             await real(record)
 
-        monkeypatch.setattr(scene.rig.store, "put_job", put_job)
-        first = await scene.submit(make_spec(tmp_path, training__steps=3, limits__min_replicas=50))
+        monkeypatch.setattr(desk.rig.store, "put_job", put_job)
+        first = await desk.submit(make_spec(tmp_path, training__steps=3, limits__min_replicas=50))
         await asyncio.sleep(0.05)
-        second = await scene.submit(spec)
+        second = await desk.submit(spec)
         is_slow = True
         await placing.wait()
         assert second.record.state is JobState.QUEUED
-        await scene.rig.jobs.cancel(second, "cancelled by its user")
+        await desk.rig.jobs.cancel(second, "cancelled by its user")
         await asyncio.sleep(4.0)
         assert second.record.state is JobState.CANCELLED, second.record.reason
-        await scene.rig.jobs.cancel(first, "x")
+        await desk.rig.jobs.cancel(first, "x")
 
-    play(Tokens.make(tmp_path, spec), act)
+    at_desk(Tokens.make(tmp_path, spec), act)

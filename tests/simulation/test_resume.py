@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
 
-from scheduler.jobs.job import Job
-from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
+from swarm.checkpoint.reader import fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage
 from swarm.data import ByteTokenizer
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
@@ -22,25 +19,12 @@ from swarm.job.spec import JobSpec
 from swarm.messages import Accumulated, StoreHeader
 from swarm.reference.checkpoints import LocalCheckpoints
 from swarm.reference.trainer import train_local
-from swarm.sim import loop as sim
 from swarm.types import JobState, PeerId
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support.scenes import PEERS, Desk, at_desk, make_spec
+from tests.support.simulated import Tokens
 
-PEERS = 4
 MAX_RUNTIME_S = 0.5  # some of the steps
 CPU = torch.device("cpu")
-
-
-def make_spec(folder: Path, **changes: object) -> JobSpec:
-    values: dict[str, object] = {
-        "pipeline__stages": 2,
-        "training__steps": 6,
-        "training__global_batch_sequences": 6,
-        "config__num_hidden_layers": 4,
-        "config__tie_word_embeddings": True,
-    }
-    spec = small_spec(write_text(folder), **{**values, **changes})
-    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
 
 
 def changed(spec: JobSpec, section: str, **values: object) -> JobSpec:
@@ -50,54 +34,6 @@ def changed(spec: JobSpec, section: str, **values: object) -> JobSpec:
     if section == "pipeline" and "stages" in values:
         held["pipeline"]["split"] = "auto"
     return resolve(JobSpec.model_validate(held), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
-
-
-@dataclass(slots=True)
-class Scene:
-    """A running rig with idle peers."""
-
-    rig: Rig
-    tokens: Tokens
-    tasks: asyncio.TaskGroup
-
-    async def submit(self, spec: JobSpec) -> Job:
-        return await self.rig.jobs.submit(spec, self.tokens.of_job(), ByteTokenizer().tokenizer_files())
-
-    async def until_step(self, job: Job, step: int) -> None:
-        async for _ in self.rig.jobs.watch(job):
-            if job.progress.steps_done >= step:
-                return
-
-    async def until_state(self, job: Job, *states: JobState) -> None:
-        async for _ in self.rig.jobs.watch(job):
-            if job.record.state in states:
-                return
-        assert job.record.state in states, job.record.reason
-
-    def checkpoints(self, job: Job) -> list[Checkpoint]:
-        return list_checkpoints(self.rig.jobs.stores.checkpoints.storage(job.spec, job.record.id), job.record.id)[0]
-
-    def said(self, job: Job) -> str:
-        return "\n".join(line.message for line in self.rig.jobs.stores.logs.of(job.record.id).kept()[0])
-
-    def sample(self, name: str, **labels: str) -> float:
-        return self.rig.metrics.registry.get_sample_value(name, labels) or 0.0
-
-
-def play(tokens: Tokens, act: Callable[[Scene], Awaitable[None]], *, peers: int = PEERS, seed: int = 1) -> None:
-    async def main() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, peers, tasks, Random(seed))
-                while len(rig.membership.idle_peers()) < peers:
-                    await asyncio.sleep(0.1)
-                await act(Scene(rig, tokens, tasks))
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
-
-    sim.run(main(), seed=seed, limit_s=7200.0)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +56,12 @@ def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
     tokens = Tokens.make(tmp_path, spec)
     expected = train_local(spec, tokens.batches(spec), device=CPU)
 
-    async def act(scene: Scene) -> None:
-        job = await scene.submit(spec)
-        await scene.rig.finished(job)
+    async def act(desk: Desk) -> None:
+        job = await desk.submit(spec)
+        await desk.rig.finished(job)
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
         assert job.record.weights_sha256 == expected.sha256
-        kept = scene.checkpoints(job)
+        kept = desk.checkpoints(job)
         assert [one.step for one in kept] == [3, 6]
         assert all(fault_of(one) == "" for one in kept)
         assert {file.path for file in kept[0].files} >= {
@@ -136,19 +72,19 @@ def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
         }
         for stages in counts:
             other = changed(changed(spec, "pipeline", stages=stages), "checkpoint", resume_from=f"{job.record.id}:3")
-            again = await scene.submit(other)
-            told = scene.rig.jobs.stores.logs.of(again.record.id).kept()[0]
+            again = await desk.submit(other)
+            told = desk.rig.jobs.stores.logs.of(again.record.id).kept()[0]
             assert f"; starts at step 3 from step-00000003 of {job.record.id}" in told[0].message
-            await scene.rig.finished(again)
+            await desk.rig.finished(again)
             assert again.record.state is JobState.SUCCEEDED, again.record.reason
             assert again.record.weights_sha256 == expected.sha256
-            rows = await scene.rig.store.commits(again.record.id)
+            rows = await desk.rig.store.commits(again.record.id)
             assert [row["step"] for row in rows] == [3, 4, 5]
         local = train_local(spec, tokens.batches(spec), device=CPU, start=kept[0])
         assert local.sha256 == expected.sha256
         assert local.losses == expected.losses[3:]
 
-    play(tokens, act)
+    at_desk(tokens, act)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -157,20 +93,20 @@ def test_pause_and_resume_at_another_number_of_stages_change_no_bit(tmp_path: Pa
     tokens = Tokens.make(tmp_path, spec)
     expected = train_local(spec, tokens.batches(spec), device=CPU)
 
-    async def act(scene: Scene) -> None:
-        jobs = scene.rig.jobs
-        job = await scene.submit(spec)
-        await scene.until_step(job, 2)
+    async def act(desk: Desk) -> None:
+        jobs = desk.rig.jobs
+        job = await desk.submit(spec)
+        await desk.until_step(job, 2)
         await jobs.pause(job, "paused by its user")
         assert job.record.state is JobState.PAUSING
         await jobs.pause(job, "twice")
-        await scene.until_state(job, JobState.PAUSED)
+        await desk.until_state(job, JobState.PAUSED)
         assert job.record.reason == "paused by its user"
-        (kept,) = scene.checkpoints(job)
+        (kept,) = desk.checkpoints(job)
         assert kept.step == job.progress.steps_done >= 2
-        assert len(scene.rig.membership.idle_peers()) == PEERS, "peers are free for other jobs"
-        other = await scene.submit(changed(spec, "training", steps=1, warmup_steps=0))
-        await scene.rig.finished(other)
+        assert len(desk.rig.membership.idle_peers()) == PEERS, "peers are free for other jobs"
+        other = await desk.submit(changed(spec, "training", steps=1, warmup_steps=0))
+        await desk.rig.finished(other)
         assert other.record.state is JobState.SUCCEEDED, other.record.reason
 
         with pytest.raises(InvalidConfig, match=r"data\.sequence_length cannot change"):
@@ -182,7 +118,7 @@ def test_pause_and_resume_at_another_number_of_stages_change_no_bit(tmp_path: Pa
         await jobs.resume(job, "latest", changed(spec, "pipeline", stages=4))
         with pytest.raises(NotAllowed):
             await jobs.resume(job, "latest", None)
-        await scene.rig.finished(job)
+        await desk.rig.finished(job)
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
         assert job.record.weights_sha256 == expected.sha256
         assert job.record.timeline == 1
@@ -191,7 +127,7 @@ def test_pause_and_resume_at_another_number_of_stages_change_no_bit(tmp_path: Pa
         with pytest.raises(NotAllowed, match="only a paused"):
             await jobs.resume(job, "latest", None)
 
-    play(tokens, act)
+    at_desk(tokens, act)
 
 
 def test_a_job_that_has_run_as_long_as_it_may_is_paused_with_all_saved(tmp_path: Path) -> None:
@@ -199,21 +135,21 @@ def test_a_job_that_has_run_as_long_as_it_may_is_paused_with_all_saved(tmp_path:
     tokens = Tokens.make(tmp_path, spec)
     expected = train_local(spec, tokens.batches(spec), device=CPU)
 
-    async def act(scene: Scene) -> None:
-        job = await scene.submit(spec)
+    async def act(desk: Desk) -> None:
+        job = await desk.submit(spec)
         pauses = 0
-        await scene.until_state(job, JobState.PAUSED)
+        await desk.until_state(job, JobState.PAUSED)
         while job.record.state is JobState.PAUSED:
             pauses += 1
             assert pauses < 10
             assert f"limits.max_runtime_s = {MAX_RUNTIME_S:g} has passed" in job.record.reason
-            assert scene.checkpoints(job)[-1].step == job.progress.steps_done
-            await scene.rig.jobs.resume(job, "latest", None)
-            await scene.until_state(job, JobState.PAUSED, JobState.SUCCEEDED)
+            assert desk.checkpoints(job)[-1].step == job.progress.steps_done
+            await desk.rig.jobs.resume(job, "latest", None)
+            await desk.until_state(job, JobState.PAUSED, JobState.SUCCEEDED)
         assert pauses > 0
         assert job.record.weights_sha256 == expected.sha256
 
-    play(tokens, act)
+    at_desk(tokens, act)
 
 
 def test_cancel_saves_what_was_trained_and_resume_goes_on_bitwise(tmp_path: Path) -> None:
@@ -221,40 +157,40 @@ def test_cancel_saves_what_was_trained_and_resume_goes_on_bitwise(tmp_path: Path
     tokens = Tokens.make(tmp_path, spec)
     expected = train_local(spec, tokens.batches(spec), device=CPU)
 
-    async def act(scene: Scene) -> None:
-        jobs = scene.rig.jobs
-        job = await scene.submit(spec)
-        await scene.until_step(job, 2)
+    async def act(desk: Desk) -> None:
+        jobs = desk.rig.jobs
+        job = await desk.submit(spec)
+        await desk.until_step(job, 2)
         await jobs.cancel(job, "cancelled by its user")
         assert job.record.state is JobState.CANCELLING
-        await scene.until_state(job, JobState.CANCELLED)
-        (kept,) = scene.checkpoints(job)
+        await desk.until_state(job, JobState.CANCELLED)
+        (kept,) = desk.checkpoints(job)
         await jobs.cancel(job, "again")
         await jobs.resume(job, f"{kept.step}", None)
-        await scene.rig.finished(job)
+        await desk.rig.finished(job)
         assert job.record.weights_sha256 == expected.sha256
 
         # At once: without a checkpoint, by a second cancel, or before anything was trained.
-        job = await scene.submit(spec)
-        await scene.until_step(job, 1)
+        job = await desk.submit(spec)
+        await desk.until_step(job, 1)
         await jobs.cancel(job, "x", checkpoint=False)
-        await scene.until_state(job, JobState.CANCELLED)
-        assert scene.checkpoints(job) == []
+        await desk.until_state(job, JobState.CANCELLED)
+        assert desk.checkpoints(job) == []
         with pytest.raises(NotFound, match="no checkpoint"):
             await jobs.resume(job, "latest", None)
         await jobs.resume(job, "0", None)
-        await scene.until_step(job, 1)
+        await desk.until_step(job, 1)
         await jobs.cancel(job, "x")
         await jobs.cancel(job, "now")
-        await scene.until_state(job, JobState.CANCELLED)
-        assert scene.checkpoints(job) == []
-        job = await scene.submit(spec)
-        await scene.until_state(job, JobState.LOADING)
+        await desk.until_state(job, JobState.CANCELLED)
+        assert desk.checkpoints(job) == []
+        job = await desk.submit(spec)
+        await desk.until_state(job, JobState.LOADING)
         await jobs.cancel(job, "x")
-        await scene.until_state(job, JobState.CANCELLED)
+        await desk.until_state(job, JobState.CANCELLED)
         assert job.progress.steps_done == 0
 
-    play(tokens, act)
+    at_desk(tokens, act)
 
 
 def test_a_failed_job_goes_on_from_its_newest_checkpoint_and_leaves_the_other_future_behind(tmp_path: Path) -> None:
@@ -262,18 +198,18 @@ def test_a_failed_job_goes_on_from_its_newest_checkpoint_and_leaves_the_other_fu
     tokens = Tokens.make(tmp_path, spec)
     expected = train_local(spec, tokens.batches(spec), device=CPU)
 
-    async def act(scene: Scene) -> None:
-        jobs, rig = scene.rig.jobs, scene.rig
-        job = await scene.submit(spec)
-        while not scene.checkpoints(job):
+    async def act(desk: Desk) -> None:
+        jobs, rig = desk.rig.jobs, desk.rig
+        job = await desk.submit(spec)
+        while not desk.checkpoints(job):
             await asyncio.sleep(0.01)
-        await scene.until_step(job, 3)
+        await desk.until_step(job, 3)
         for peer in list(job.stages[1]):
             rig.kill(peer)
-        await scene.until_state(job, JobState.FAILED)
+        await desk.until_state(job, JobState.FAILED)
         assert f"swarm resume {job.record.id}" in job.record.hint
         done = job.progress.steps_done
-        newest = scene.checkpoints(job)[-1]
+        newest = desk.checkpoints(job)[-1]
         # The newest is damaged: the one before is used, and that is said.
         if newest.step == 2:
             await jobs.resume(job, "latest", None)
@@ -281,31 +217,31 @@ def test_a_failed_job_goes_on_from_its_newest_checkpoint_and_leaves_the_other_fu
             path = tmp_path / "jobs" / job.record.id / "checkpoints" / newest.name / "optimizer" / "embed.safetensors"
             path.write_bytes(path.read_bytes()[:-1])
             await jobs.resume(job, "latest", None)
-            assert f"{newest.name} was skipped" in scene.said(job)
+            assert f"{newest.name} was skipped" in desk.said(job)
         assert job.progress.steps_done == 2 <= done
         await rig.finished(job)
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
         assert job.record.weights_sha256 == expected.sha256
         assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(step) for step in range(8))
-        assert [one.timeline for one in scene.checkpoints(job)][-2:] == [1, 1]
-        assert scene.sample("swarm_checkpoint_size_bytes", job_id=job.record.id) > 0
+        assert [one.timeline for one in desk.checkpoints(job)][-2:] == [1, 1]
+        assert desk.sample("swarm_checkpoint_size_bytes", job_id=job.record.id) > 0
 
-    play(tokens, act)
+    at_desk(tokens, act)
 
 
 def test_a_future_that_was_taken_up_again_is_the_one_that_counts(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, checkpoint__every_steps=2, checkpoint__keep_last=9, training__steps=20)
     tokens = Tokens.make(tmp_path, spec)
 
-    async def act(scene: Scene) -> None:
-        jobs = scene.rig.jobs
+    async def act(desk: Desk) -> None:
+        jobs = desk.rig.jobs
 
         async def train_until(step: int) -> None:
-            await scene.until_step(job, step)
+            await desk.until_step(job, step)
             await jobs.pause(job, "x")
-            await scene.until_state(job, JobState.PAUSED)
+            await desk.until_state(job, JobState.PAUSED)
 
-        job = await scene.submit(spec)
+        job = await desk.submit(spec)
         await train_until(5)
         far = job.progress.steps_done
         await jobs.resume(job, "2", None)
@@ -313,30 +249,30 @@ def test_a_future_that_was_taken_up_again_is_the_one_that_counts(tmp_path: Path)
         await jobs.resume(job, f"{far}", None)
         assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(step) for step in range(far))
         await jobs.cancel(job, "x", checkpoint=False)
-        await scene.until_state(job, JobState.CANCELLED)
+        await desk.until_state(job, JobState.CANCELLED)
         await jobs.resume(job, "latest", None)
         assert (job.start is not None and (job.start.timeline, job.start.step)) == (0, far)
         assert (job.newest is not None and (job.newest.timeline, job.newest.step)) == (0, far)
         await jobs.cancel(job, "x", checkpoint=False)
 
-    play(tokens, act)
+    at_desk(tokens, act)
 
 
 def test_old_checkpoints_go_and_multiples_stay(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, checkpoint__every_steps=1, checkpoint__keep_last=2, checkpoint__keep_every_steps=2)
     tokens = Tokens.make(tmp_path, spec)
 
-    async def act(scene: Scene) -> None:
-        job = await scene.submit(changed(spec, "training", steps=7))
-        await scene.rig.finished(job)
+    async def act(desk: Desk) -> None:
+        job = await desk.submit(changed(spec, "training", steps=7))
+        await desk.rig.finished(job)
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
-        written = [int(step) for step in re.findall(r"step-(\d+) is kept", scene.said(job))]
+        written = [int(step) for step in re.findall(r"step-(\d+) is kept", desk.said(job))]
         assert written[-1] == 7
         multiples = {step for step in written if step % 2 == 0}
-        assert [one.step for one in scene.checkpoints(job)] == sorted(multiples | set(written[-2:]))
+        assert [one.step for one in desk.checkpoints(job)] == sorted(multiples | set(written[-2:]))
         assert multiples or len(written) > 2
 
-    play(tokens, act)
+    at_desk(tokens, act)
 
 
 def test_a_checkpoint_that_cannot_be_written_costs_nothing_but_itself(
@@ -346,53 +282,53 @@ def test_a_checkpoint_that_cannot_be_written_costs_nothing_but_itself(
     tokens = Tokens.make(tmp_path, spec)
     expected = train_local(spec, tokens.batches(spec), device=CPU)
 
-    async def act(scene: Scene) -> None:
+    async def act(desk: Desk) -> None:
         full = True
-        real = scene.rig.parts.transfer.store
+        real = desk.rig.parts.transfer.store
 
         async def store(header: StoreHeader, chunks: object) -> str:
             if full and header.path.startswith("optimizer/") and header.version in (2, 8):
                 header = StoreHeader(**{name: getattr(header, name) for name in header.__slots__} | {"path": "../x"})
             return await real(header, chunks)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(scene.rig.parts.transfer, "store", store)
-        job = await scene.submit(spec)
-        while scene.said(job).count("job is running: the final weights (step 8) could not be saved") < 3:
+        monkeypatch.setattr(desk.rig.parts.transfer, "store", store)
+        job = await desk.submit(spec)
+        while desk.said(job).count("job is running: the final weights (step 8) could not be saved") < 3:
             await asyncio.sleep(0.1)
-        assert "the checkpoint at step 2 could not be written" in scene.said(job)
-        assert scene.sample("swarm_checkpoint_failures_total", job_id=job.record.id, reason="peer") == 4
+        assert "the checkpoint at step 2 could not be written" in desk.said(job)
+        assert desk.sample("swarm_checkpoint_failures_total", job_id=job.record.id, reason="peer") == 4
         assert job.record.state is JobState.RUNNING
         assert "tries again in 4 s" in job.record.reason
         assert "the newest checkpoint is that of step" in job.record.reason
         full = False
-        await scene.rig.finished(job)
+        await desk.rig.finished(job)
         assert job.record.state is JobState.SUCCEEDED, job.record.reason
         assert job.record.weights_sha256 == expected.sha256
 
-    play(tokens, act)
+    at_desk(tokens, act)
 
 
 def test_a_step_that_is_not_finite_can_pause_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_spec(tmp_path, limits__on_nonfinite="pause", checkpoint__every_steps=0)
     tokens = Tokens.make(tmp_path, spec)
 
-    async def act(scene: Scene) -> None:
-        real = scene.rig.parts.listener.on_event
+    async def act(desk: Desk) -> None:
+        real = desk.rig.parts.listener.on_event
 
         def poison(peer: PeerId, event: object) -> None:
             if isinstance(event, Accumulated) and event.stage == 1 and event.microbatch.step == 1:
                 event = replace(event, finite=False)
             real(peer, event)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(scene.rig.parts.listener, "on_event", poison)
-        job = await scene.submit(spec)
-        await scene.until_state(job, JobState.PAUSED)
+        monkeypatch.setattr(desk.rig.parts.listener, "on_event", poison)
+        job = await desk.submit(spec)
+        await desk.until_state(job, JobState.PAUSED)
         assert "step 1 was not finite" in job.record.reason
-        rows = await scene.rig.store.commits(job.record.id)
+        rows = await desk.rig.store.commits(job.record.id)
         assert [row["skip"] for row in rows][:2] == [False, True]
-        assert scene.checkpoints(job)[-1].step == job.progress.steps_done
+        assert desk.checkpoints(job)[-1].step == job.progress.steps_done
 
-    play(tokens, act)
+    at_desk(tokens, act)
 
 
 def test_the_reference_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from swarm.types import JobState, PeerId, PeerState
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 T = TypeVar("T")
+PEERS = 4  # at a desk
 BEFORE = (JobState.QUEUED, JobState.PLACING, JobState.LOADING)
 
 
@@ -254,3 +255,55 @@ def stall(task: Task, peers: int, act: Callable[[Scene], Awaitable[None]], *, se
         await act(Scene(rig, task, job, Random(f"{seed} breaks")))
 
     play(task.tokens, peers, submitted, seed=seed, database=f"sqlite:///{task.tokens.root / 'jobs.db'}")
+
+
+def make_spec(folder: Path, **changes: object) -> JobSpec:
+    """A job of six steps in two stages."""
+    values: dict[str, object] = {
+        "pipeline__stages": 2,
+        "training__steps": 6,
+        "training__global_batch_sequences": 6,
+        "config__num_hidden_layers": 4,
+        "config__tie_word_embeddings": True,
+    }
+    return resolved(small_spec(write_text(folder), **{**values, **changes}))
+
+
+@dataclass(slots=True)
+class Desk:
+    """A system with idle peers, for a test that submits jobs to it."""
+
+    rig: Rig
+    tokens: Tokens
+
+    async def submit(self, spec: JobSpec) -> Job:
+        return await self.rig.jobs.submit(spec, self.tokens.of_job(), ByteTokenizer().tokenizer_files())
+
+    async def until_step(self, job: Job, step: int) -> None:
+        async for _ in self.rig.jobs.watch(job):
+            if job.progress.steps_done >= step:
+                return
+
+    async def until_state(self, job: Job, *states: JobState) -> None:
+        async for _ in self.rig.jobs.watch(job):
+            if job.record.state in states:
+                return
+        assert job.record.state in states, job.record.reason
+
+    def checkpoints(self, job: Job) -> list[Checkpoint]:
+        return list_checkpoints(self.rig.jobs.stores.checkpoints.storage(job.spec, job.record.id), job.record.id)[0]
+
+    def said(self, job: Job) -> str:
+        return "\n".join(line.message for line in self.rig.jobs.stores.logs.of(job.record.id).kept()[0])
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.rig.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def at_desk(tokens: Tokens, act: Callable[[Desk], Awaitable[None]], *, peers: int = PEERS, seed: int = 1) -> None:
+    """Run a system with idle peers for as long as `act` takes."""
+
+    async def main(rig: Rig) -> None:
+        await act(Desk(rig, tokens))
+
+    play(tokens, peers, main, seed=seed)

@@ -1,0 +1,151 @@
+"""The house keeps its order: what may import what among tests, and where the tests of a module are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ("scheduler", "stage_server", "client", "swarm")
+TESTS = sorted([*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("benchmarks/tests/test_*.py")])
+
+# All that benchmarks take from tests: the simulated system and real processes, chaos on them, and the patches.
+LENT_TO_BENCHMARKS = ("tests.support", "tests.simulation.engine", "tests.chaos.trial", "tests.mutations.catalogue")
+
+# Modules without a test file of their own, by the file under tests/ whose claims are theirs.
+COVERED_BY = {
+    "integration/test_client.py": ("client/cli", "client/flags", "client/shell", "client/upload/*", "client/verbs/*"),
+    "integration/test_up.py": ("client/up/*",),
+    "property/test_exactly_once.py": (
+        *("scheduler/brain/settings", "scheduler/brain/commit/*"),
+        *("scheduler/brain/replicas/*", "scheduler/brain/routing/dispatch", "scheduler/brain/state/*"),
+    ),
+    "unit/scheduler/brain/checkpoint/test_schedule.py": ("scheduler/brain/checkpoint/collection",),
+    "simulation/test_draining.py": ("scheduler/brain/explain/situation",),
+    "simulation/test_tidying.py": ("scheduler/api/metric_expiry",),
+    "simulation/test_stalling.py": ("scheduler/assembly", "scheduler/jobs/*"),
+    "simulation/test_resume.py": ("scheduler/storage/*", "swarm/reference/checkpoints"),
+    "simulation/test_data.py": ("scheduler/api/*",),
+    "integration/test_lean_imports.py": ("stage_server/app", "stage_server/options", "stage_server/lean_imports"),
+    "simulation/test_recovery.py": ("stage_server/identity", "stage_server/replica/*", "stage_server/state/*"),
+    "unit/swarm/process/test_lifecycle.py": ("scheduler/app", "swarm/process/children"),
+    "unit/swarm/checkpoint/test_writer.py": ("swarm/checkpoint/storage",),
+    "unit/swarm/data/test_tokenizer.py": ("swarm/data/tokenizer_files",),
+    "integration/test_hub_start.py": ("swarm/hf/hub", "swarm/hf/pretrained"),
+    "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
+    "property/test_rpc_mapping.py": ("swarm/messages", "swarm/rpc/mapping"),
+    "property/test_rpc_frames.py": ("swarm/rpc/frames",),
+    "unit/swarm/model/test_stage.py": ("swarm/model/runtime", "swarm/model/state"),
+    "integration/test_train_local.py": ("swarm/model/sample", "swarm/model/state_files"),
+    "integration/test_broker.py": ("swarm/mqtt/broker", "swarm/mqtt/topics"),
+    "integration/test_cut_invariance.py": ("swarm/reference/trainer",),
+}
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """All that a file may import, at its top or later: modules, and what may be modules."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names):
+                found |= {name.name for name in names}
+            case ast.ImportFrom(module, names, 0):
+                found |= {f"{module}", *(f"{module}.{name.name}" for name in names)}
+            case ast.Constant(str(text)):  # the program of a process that a test starts
+                found |= set(re.findall(r"(?m)^\s*(?:from|import) (\w+\.[\w.]+)", text))
+    return frozenset(found)
+
+
+@cache
+def loads(path: Path) -> frozenset[str]:
+    """What a file imports, and the names that it has for modules to be loaded when they are needed."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    names = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return imports(path) | names
+
+
+def modules() -> Iterator[Path]:
+    for package in SOURCE:
+        for path in ROOT.glob(f"{package}/**/*.py"):
+            if path.stem not in ("__init__", "__main__") and not {"wire", "migrations"} & set(path.parts):
+                yield path
+
+
+def partner(module: Path) -> Path:
+    relative = module.relative_to(ROOT)
+    return ROOT / "tests" / "unit" / relative.parent / f"test_{relative.name}"
+
+
+def reached(test: Path) -> set[str]:
+    """What a test file imports, if only through others."""
+    known = {dotted(path): path for top in (*SOURCE, "tests") for path in ROOT.glob(f"{top}/**/*.py")}
+    seen: set[str] = set()
+    ahead = [test]
+    while ahead:
+        new = {name for name in loads(ahead.pop()) if name in known} - seen
+        # To import a module is to import the packages that it is in.
+        new |= {name.rpartition(".")[0] for name in new if name.rpartition(".")[0] in known} - seen
+        seen |= new
+        ahead += [known[name] for name in new]
+    return seen
+
+
+def test_a_test_file_is_imported_by_nobody() -> None:
+    files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
+    names = {dotted(path) for path in TESTS}
+    found = {str(path.relative_to(ROOT)) for path in files if names & imports(path) and path != Path(__file__)}
+    assert found == set(), "what tests share is in tests/support"
+
+
+def test_tests_take_nothing_from_benchmarks_and_benchmarks_little_from_tests() -> None:
+    takes = {
+        dotted(path): {name for name in imports(path) if name.partition(".")[0] in ("tests", "benchmarks")}
+        for path in [*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
+    }
+    wrong = {f"{path}: {name}" for path, names in takes.items() if path.startswith("tests") for name in names
+             if name.startswith("benchmarks")}  # fmt: skip
+    lent = {name for path, names in takes.items() if path.startswith("benchmarks") for name in names
+            if name.startswith("tests")}  # fmt: skip
+    assert wrong == set()
+    assert {name for name in lent if not name.startswith(LENT_TO_BENCHMARKS)} == set()
+    assert [one for one in LENT_TO_BENCHMARKS if not any(name.startswith(one) for name in lent)] == []
+
+
+def test_a_module_has_a_test_file_or_is_listed_with_the_one_that_covers_it() -> None:
+    lacking = {path.relative_to(ROOT).with_suffix("").as_posix(): path for path in modules()
+               if not partner(path).exists()}  # fmt: skip
+    patterns = {pattern: ROOT / "tests" / test for test, some in COVERED_BY.items() for pattern in some}
+    stale = [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in lacking)]
+    assert stale == [], "these modules have test files of their own, or are gone"
+    reach = {test: reached(test) for test in set(patterns.values())}
+    untested = [
+        name
+        for name, path in lacking.items()
+        if not any(fnmatch(name, pattern) and dotted(path) in reach[test] for pattern, test in patterns.items())
+    ]
+    assert untested == [], "write tests/unit/.../test_MODULE.py"
+
+
+def test_a_test_of_one_module_is_where_the_module_is() -> None:
+    """tests/unit mirrors the source: a file there has the name of a module of the same folder, or begins with it."""
+    known = {partner(path).relative_to(ROOT).with_suffix("").as_posix() for path in modules()}
+    strays = [
+        name
+        for name in (path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.glob("tests/unit/**/test_*.py"))
+        if name not in known and not any(name.startswith(f"{one}_") for one in known)
+    ]
+    assert sorted(strays) == ["tests/unit/test_brains_stand_alone", "tests/unit/test_house"]
+
+
+def test_a_file_is_not_named_after_the_folder_that_it_is_in() -> None:
+    found = [str(path) for path in ROOT.glob("tests/simulation/**/*.py") if "simulated" in path.stem]
+    assert found == []
