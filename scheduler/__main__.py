@@ -12,6 +12,7 @@ with quiet_start():
     import typer
 
     from scheduler.app import SchedulerOptions, serve
+    from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
     from swarm.process.lifecycle import http_port_of, log_format_of, run_cli, run_process
     from swarm.process.logs import configure
 
@@ -37,6 +38,9 @@ def scheduler(
             help="MQTT broker where stage servers find us: mqtt://HOST:PORT, embedded (starts one on loopback) or none."
         ),
     ] = "embedded",
+    swarm: Annotated[
+        str, typer.Option(help="Name under which stage servers find this scheduler at the broker.")
+    ] = DEFAULT_SWARM,
     data_dir: Annotated[
         Path, typer.Option(help="Where jobs, token shards and checkpoints are kept.", show_default="user data folder")
     ] = DATA_DIR,
@@ -54,7 +58,17 @@ def scheduler(
     """Run the scheduler: it routes microbatches, counts gradients, commits steps and answers `swarm`."""
     configure(log_level, log_format_of(log_format))
     options = SchedulerOptions(
-        listen, announce, http_host, http_port_of(http_port), db, broker, data_dir, insecure, grace, allow_chaos
+        listen,
+        announce,
+        http_host,
+        http_port_of(http_port),
+        db,
+        broker,
+        data_dir,
+        insecure,
+        grace,
+        allow_chaos,
+        check_swarm(swarm),
     )
     run_process(serve(options))
 

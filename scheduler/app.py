@@ -27,6 +27,7 @@ from swarm.mqtt import topics
 from swarm.mqtt.broker import local_broker
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import Announcement
+from swarm.mqtt.presence import Presence
 from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import check_announce, check_http_host, check_loopback, lock_folder, say_ready
 from swarm.process.logs import get_logger
@@ -53,6 +54,7 @@ class SchedulerOptions:
     insecure: bool
     grace_s: float = GRACE_S
     allow_chaos: bool = False
+    swarm: str = topics.DEFAULT_SWARM  # its name at the broker
 
 
 async def serve(options: SchedulerOptions) -> None:
@@ -84,12 +86,22 @@ async def serve(options: SchedulerOptions) -> None:
             bus = Bus(
                 broker,
                 f"swarm-scheduler-{database.epoch}-{SystemRandom().randbytes(4).hex()}",
-                will=None,
+                will=(topics.scheduler(options.swarm), {}),
                 on_connected=metrics.process.mqtt_link,
             )
-            announcer = BusAnnouncer(bus)
+            announcer = BusAnnouncer(bus, options.swarm)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        server = new_server()
+        host, bound = options.listen.rpartition(":")[0], bind(server, options.listen)
+        address = options.announce or f"{host}:{bound}"
+        presence: Presence | None = None
+        if bus is not None:
+            tasks.create_task(bus.run())
+            announcement = Announcement(address, database.epoch, product, database=database.name)
+            presence = Presence(bus, options.swarm, announcement)
+            if options.broker != "embedded":  # which nobody else knows
+                await presence.claim()
         ports = SchedulerPorts(
             Stores.under(options.data_dir, database, files, log_readers),
             announcer,
@@ -103,12 +115,9 @@ async def serve(options: SchedulerOptions) -> None:
         scheduler = assemble(ports, tasks, membership, allow_chaos=options.allow_chaos)
         await scheduler.load()
 
-        server = new_server()
         add_session_service(server, scheduler.sessions)
         service = JobService(scheduler.jobs, membership, database.epoch, product, time.time, scheduler.chaos)
         jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-        host, bound = options.listen.rpartition(":")[0], bind(server, options.listen)
-        address = options.announce or f"{host}:{bound}"
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
         stack.callback(scheduler.sessions.close)
@@ -127,12 +136,12 @@ async def serve(options: SchedulerOptions) -> None:
             http_address = f"{options.http_host}:{endpoint.start()}"
             stack.callback(endpoint.close)
 
-        if bus is not None:
-            bus.announce(topics.scheduler(), Announcement(address, database.epoch, product).payload())
-            tasks.create_task(bus.run())
+        if presence is not None:
+            tasks.create_task(presence.hold())
         scheduler.start()
         tasks.create_task(watch.run())
         tasks.create_task(tidy(scheduler.jobs, membership, metrics, time.time))
+        broker = bus.endpoint.shown if bus is not None else broker  # without the password
         log.info("scheduler started", address=address, http=http_address, broker=broker, epoch=database.epoch)
         say_ready("scheduler", address=address, http=http_address, broker=broker)
         await asyncio.Event().wait()

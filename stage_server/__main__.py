@@ -14,6 +14,7 @@ with quiet_start():
 
     from stage_server.lean_imports import lean_imports
     from stage_server.options import DEFAULT_SHARE, MemoryShare, StageServerOptions
+    from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
     from swarm.process.lifecycle import (
         Farewell,
         auto_int,
@@ -36,6 +37,7 @@ def stage_server(
     context: typer.Context,
     broker: Annotated[str, typer.Option(help="MQTT broker where the scheduler is announced: mqtt://HOST:PORT.")] = "",
     scheduler: Annotated[str, typer.Option(help="The scheduler's HOST:PORT, instead of --broker.")] = "",
+    swarm: Annotated[str, typer.Option(help="Name of the scheduler's swarm at the broker.")] = DEFAULT_SWARM,
     listen: Annotated[
         str,
         typer.Option(
@@ -91,6 +93,7 @@ def stage_server(
     options = StageServerOptions(
         broker=broker,
         scheduler=scheduler,
+        swarm=check_swarm(swarm),
         listen=listen,
         announce=announce,
         device=device,

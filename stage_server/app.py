@@ -106,7 +106,10 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         )
         bus: Bus | None = None
         if options.broker:
-            will = (topics.peer(peer), {"peer": peer, "state": "gone", "incarnation": identity.incarnation})
+            will = (
+                topics.peer(peer, options.swarm),
+                {"peer": peer, "state": "gone", "incarnation": identity.incarnation},
+            )
             bus = Bus(options.broker, f"swarm-{peer}", will=will, on_connected=metrics.process.mqtt_link)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
@@ -137,7 +140,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         stack.push_async_callback(server.stop, STOP_S_MAX)
         if bus is not None:
             bus.announce(
-                topics.peer(peer),
+                topics.peer(peer, options.swarm),
                 {
                     "peer": peer,
                     "state": "here",
@@ -198,7 +201,7 @@ def _finder(options: StageServerOptions) -> Callable[[], Awaitable[str]]:
     async def find() -> str:
         if options.scheduler:
             return options.scheduler
-        return (await find_scheduler(options.broker)).address
+        return (await find_scheduler(options.broker, swarm=options.swarm)).address
 
     return find
 

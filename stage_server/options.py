@@ -50,6 +50,7 @@ class StageServerOptions:
 
     broker: str  # "" = none
     scheduler: str  # "" = find it through the broker
+    swarm: str  # the scheduler's name at the broker
     listen: str  # "" = 127.0.0.1:7951 or the next free port
     announce: str  # "" = the address it listens at
     device: str

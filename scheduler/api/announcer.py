@@ -15,12 +15,13 @@ REASON_CHARACTERS_MAX = 1000
 class BusAnnouncer:
     """Retains one message per job: its state and how far it is."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, swarm: str) -> None:
         self._bus = bus
+        self._swarm = swarm
 
     def job_changed(self, record: JobRecord, progress: JobProgress) -> None:
         self._bus.announce(
-            topics.job(record.id),
+            topics.job(record.id, self._swarm),
             {
                 "id": record.id,
                 "name": record.name,

@@ -48,8 +48,9 @@ _client_log.addFilter(lambda record: not str(record.msg).startswith("Unexpected 
 class Bus:
     """One client of the broker at `url` (mqtt://[user:password@]host[:port]).
 
-    `will` is published, retained, when the connection dies and also when `run` is cancelled. `on_connected` is called
-    with True and False as the link comes and goes. Raises InvalidConfig if the URL is not valid.
+    `will` is published, retained, when the connection dies and also when `run` is cancelled; an empty one clears the
+    topic. `on_connected` is called with True and False as the link comes and goes. Raises InvalidConfig if the URL is
+    not valid.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Bus:
         self.url = url
         self.endpoint = parse_url(url)
         self._client_id = client_id
-        self._will = (will[0], encode(will[1])) if will else None
+        self._will = (will[0], _retained(will[1])) if will else None
         self._on_connected = on_connected
         self._client: aiomqtt.Client | None = None
         self._announced: dict[str, bytes] = {}
@@ -71,6 +72,7 @@ class Bus:
         self._subscriptions: list[Subscription] = []
         self._unsubscribed: set[str] = set()
         self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
         self._dice = random.Random(client_id)
         self.dropped = 0  # hints not sent because there was no link
         self.refused = 0  # messages received that are no small JSON objects
@@ -81,8 +83,11 @@ class Bus:
         return self._client is not None
 
     def announce(self, topic: str, payload: Mapping[str, Any]) -> None:
-        """Keep `payload` as the retained message of `topic`; the newest value is sent after every reconnection."""
-        self._announced[topic] = self._unsent[topic] = encode(payload)
+        """Keep `payload` as the retained message of `topic`; an empty one clears it.
+
+        The newest value is sent after every reconnection.
+        """
+        self._announced[topic] = self._unsent[topic] = _retained(payload)
         self._wake.set()
 
     async def publish(self, topic: str, payload: Mapping[str, Any]) -> None:
@@ -101,8 +106,13 @@ class Bus:
         subscription = Subscription(topic_filter, self._forget)
         self._subscriptions.append(subscription)
         self._unsubscribed.add(topic_filter)
+        self._settled.clear()
         self._wake.set()
         return subscription
+
+    async def settled(self) -> None:
+        """Wait until the broker has acknowledged every subscription."""
+        await self._settled.wait()
 
     async def run(self) -> None:
         """Hold the link until cancelled; never returns, and never raises because of the broker."""
@@ -169,6 +179,7 @@ class Bus:
             raise
         finally:
             self._client = None
+            self._settled.clear()
             self._tell(False)
 
     async def _send(self, client: aiomqtt.Client) -> None:
@@ -182,6 +193,7 @@ class Bus:
                 async with asyncio.timeout(CALL_S_MAX):
                     await client.subscribe(topic_filter, qos=1, timeout=math.inf)
                 self._unsubscribed.discard(topic_filter)
+            self._settled.set()
             while self._unsent:
                 topic, data = next(iter(self._unsent.items()))
                 async with asyncio.timeout(CALL_S_MAX):
@@ -199,7 +211,7 @@ class Bus:
             ]
             if not takers or not isinstance(data, bytes):
                 continue
-            payload = decode(data)
+            payload = decode(data) if data else {}  # an empty message clears what was retained
             if payload is None:
                 self.refused += 1
                 continue
@@ -303,6 +315,11 @@ def encode(payload: Mapping[str, Any]) -> bytes:
     data = json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
     assert len(data) <= PAYLOAD_BYTES_MAX, f"payload of {len(data)} bytes"
     return data
+
+
+def _retained(payload: Mapping[str, Any]) -> bytes:
+    """The retained message of a payload; an empty one clears the topic."""
+    return encode(payload) if payload else b""
 
 
 def decode(data: bytes) -> Payload | None:

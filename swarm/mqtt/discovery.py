@@ -28,41 +28,46 @@ class Announcement:
     epoch: int
     product: str = ""
     protocol: int = PROTOCOL_VERSION
+    database: str = ""  # tells another start of the same scheduler from another scheduler
 
     def payload(self) -> dict[str, Any]:
-        """The message for `topics.SCHEDULER`."""
+        """The message for `topics.scheduler()`."""
         return asdict(self)
 
 
 def parse_announcement(payload: Mapping[str, Any]) -> Announcement | None:
     """The announcement in a stranger's message; None if it is not one."""
     address, epoch = payload.get("address"), payload.get("epoch")
-    product, protocol = payload.get("product", ""), payload.get("protocol")
+    product, protocol, database = payload.get("product", ""), payload.get("protocol"), payload.get("database", "")
     if not (isinstance(address, str) and len(address) <= ADDRESS_CHARACTERS_MAX and _is_address(address)):
         return None
-    if not (type(epoch) is int and type(protocol) is int and epoch >= 0 and isinstance(product, str)):
+    if not (type(epoch) is int and type(protocol) is int and epoch >= 0):
         return None
-    return Announcement(address, epoch, product[:64], protocol)
+    if not (isinstance(product, str) and isinstance(database, str)):
+        return None
+    return Announcement(address, epoch, product[:64], protocol, database[:64])
 
 
-async def find_scheduler(url: str, *, timeout_s: float | None = None) -> Announcement:
-    """The scheduler that is announced at the broker `url`; waits until there is one.
+async def find_scheduler(
+    url: str, *, swarm: str = topics.DEFAULT_SWARM, timeout_s: float | None = None
+) -> Announcement:
+    """The scheduler that is announced at the broker `url` under this name; waits until there is one.
 
     Raises SchedulerUnreachable after `timeout_s` (None: never), IncompatibleVersion if it speaks another protocol,
     InvalidConfig if the URL is not valid.
     """
     bus = Bus(url, "find-scheduler")
     link = asyncio.create_task(bus.run())
-    _log.info("waiting for the scheduler's announcement", broker=bus.endpoint.shown, topic=topics.SCHEDULER)
+    _log.info("waiting for the scheduler's announcement", broker=bus.endpoint.shown, topic=topics.scheduler(swarm))
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ASK_AGAIN_S):
-                        return await _announced(bus)
+                        return await _announced(bus, topics.scheduler(swarm))
     except TimeoutError:
         raise SchedulerUnreachable(
-            f"no scheduler announced itself at {bus.endpoint.shown} within {timeout_s:g} s"
+            f'no scheduler announced itself at {bus.endpoint.shown} as swarm "{swarm}" within {timeout_s:g} s'
             if bus.connected
             else f"the broker {bus.endpoint.shown} does not answer",
             hint="check that the broker and the scheduler run, or give --scheduler HOST:PORT",
@@ -73,14 +78,16 @@ async def find_scheduler(url: str, *, timeout_s: float | None = None) -> Announc
             await asyncio.wait({link}, timeout=0.2)
 
 
-async def _announced(bus: Bus) -> Announcement:
+async def _announced(bus: Bus, topic: str) -> Announcement:
     """The first announcement of a new subscription; IncompatibleVersion if the scheduler speaks another protocol."""
-    messages = bus.subscribe(topics.SCHEDULER)
+    messages = bus.subscribe(topic)
     try:
         async for _, payload in messages:
+            if not payload:
+                continue  # cleared: the scheduler has ended
             found = parse_announcement(payload)
             if found is None:
-                _log.warning("announcement is not one", topic=topics.SCHEDULER)
+                _log.warning("announcement is not one", topic=topic)
                 continue
             if found.protocol != PROTOCOL_VERSION:
                 raise IncompatibleVersion(

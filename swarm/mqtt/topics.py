@@ -1,25 +1,47 @@
-"""The topics of the broker. All messages are hints: losing one breaks no invariant."""
+"""The topics of the broker. All are hints: nothing that is lost here breaks an invariant.
+
+Several swarms share a broker when each has a name of its own.
+"""
 
 from __future__ import annotations
 
-SCHEDULER = "swarm/v1/scheduler"
-PEERS = "swarm/v1/peers/+"
-JOBS = "swarm/v1/jobs/+"
+import re
+
+from swarm.errors import UsageError
+
+DEFAULT_SWARM = "default"
 
 
-def scheduler() -> str:
-    """Where the scheduler announces its address (retained)."""
-    return SCHEDULER
+def check_swarm(name: str) -> str:
+    """The name of a swarm; UsageError if it cannot be one."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", name):
+        raise UsageError(f'--swarm is a name of letters a-z, digits and "-", not "{name[:80]}"', hint="--swarm team-a")
+    return name
 
 
-def peer(peer_id: str) -> str:
+def scheduler(swarm: str = DEFAULT_SWARM) -> str:
+    """Where the scheduler announces its address (retained, with a last will)."""
+    return f"swarm/v1/{_level(swarm)}/scheduler"
+
+
+def peer(peer_id: str, swarm: str = DEFAULT_SWARM) -> str:
     """Where a stage server announces that it is here (retained, with a last will)."""
-    return f"swarm/v1/peers/{_level(peer_id)}"
+    return f"swarm/v1/{_level(swarm)}/peers/{_level(peer_id)}"
 
 
-def job(job_id: str) -> str:
-    """Where the scheduler publishes events of a job."""
-    return f"swarm/v1/jobs/{_level(job_id)}"
+def peers(swarm: str = DEFAULT_SWARM) -> str:
+    """A filter for all stage servers."""
+    return f"swarm/v1/{_level(swarm)}/peers/+"
+
+
+def job(job_id: str, swarm: str = DEFAULT_SWARM) -> str:
+    """Where the scheduler publishes the state of a job."""
+    return f"swarm/v1/{_level(swarm)}/jobs/{_level(job_id)}"
+
+
+def jobs(swarm: str = DEFAULT_SWARM) -> str:
+    """A filter for all jobs."""
+    return f"swarm/v1/{_level(swarm)}/jobs/+"
 
 
 def _level(name: str) -> str:

@@ -17,12 +17,13 @@ import aiomqtt
 import psutil
 import pytest
 
-from swarm.errors import IncompatibleVersion, InvalidConfig, SchedulerUnreachable
+from swarm.errors import IncompatibleVersion, InvalidConfig, NotAllowed, SchedulerUnreachable
 from swarm.messages import PROTOCOL_VERSION
-from swarm.mqtt import broker, topics
+from swarm.mqtt import broker, presence, topics
 from swarm.mqtt.broker import find_mosquitto, local_broker
 from swarm.mqtt.bus import Bus, parse_url
 from swarm.mqtt.discovery import Announcement, find_scheduler
+from swarm.mqtt.presence import Presence
 
 KINDS = ["amqtt", *(["mosquitto"] if find_mosquitto() else [])]
 PEER = topics.peer("p1")
@@ -130,15 +131,15 @@ def test_the_broker_does_not_outlive_a_killed_parent(kind: str) -> None:
 async def test_a_broker_that_died_comes_back_at_its_port_and_its_clients_with_it(kind: Any) -> None:
     async with local_broker(kind=kind) as url, _linked(url, "announcer") as announcer, _linked(url, "reader") as reader:
         announcer.announce(PEER, {"n": 1})
-        messages = reader.subscribe(topics.PEERS)
+        messages = reader.subscribe(topics.peers())
         assert await anext(messages) == (PEER, {"n": 1})
         (child,) = _brokers()
         child.send_signal(signal.SIGKILL)
         announcer.announce(topics.scheduler(), {"said": "while away"})
         announcer.announce(PEER, {"n": 2})
         assert await anext(messages) == (PEER, {"n": 2})
-        late = reader.subscribe(topics.SCHEDULER)
-        assert await anext(late) == (topics.SCHEDULER, {"said": "while away"})
+        late = reader.subscribe(topics.scheduler())
+        assert await anext(late) == (topics.scheduler(), {"said": "while away"})
 
 
 async def test_without_mosquitto_the_embedded_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +160,7 @@ async def test_who_comes_later_hears_the_last_announcement(url: str) -> None:
         for number in range(5):
             announcer.announce(PEER, {"n": number})
         async with _linked(url, "reader") as reader:
-            messages = reader.subscribe(topics.PEERS)
+            messages = reader.subscribe(topics.peers())
             seen = -1
             while seen < 4:
                 topic, payload = await anext(messages)
@@ -181,7 +182,7 @@ async def test_what_was_announced_before_the_link_is_sent_with_it(url: str) -> N
 async def test_hints_reach_followers_and_are_counted_as_dropped_without_a_link(url: str) -> None:
     topic = topics.job("j1")
     async with _linked(url, "sender") as sender, _linked(url, "reader") as reader:
-        messages = reader.subscribe(topics.JOBS)
+        messages = reader.subscribe(topics.jobs())
         sender.announce(topic, {"ready": True})  # retained: arrives as soon as the subscription stands
         assert await anext(messages) == (topic, {"ready": True})
         await sender.publish(topic, {"step": 1})
@@ -193,7 +194,7 @@ async def test_hints_reach_followers_and_are_counted_as_dropped_without_a_link(u
 async def test_the_will_speaks_for_a_client_that_was_killed_or_stopped(url: str) -> None:
     will = (PEER, {"state": "gone"})
     async with _linked(url, "reader") as reader:
-        messages = reader.subscribe(topics.PEERS)
+        messages = reader.subscribe(topics.peers())
         async with _linked(url, "stopped", will=will) as stopped:
             stopped.announce(PEER, {"state": "here"})
             assert await anext(messages) == (PEER, {"state": "here"})
@@ -218,16 +219,16 @@ async def test_the_will_speaks_for_a_client_that_was_killed_or_stopped(url: str)
 async def test_strange_messages_are_left_out(url: str) -> None:
     parts = parse_url(url)
     async with aiomqtt.Client(parts.host, parts.port) as stranger, _linked(url, "reader") as reader:
-        messages = reader.subscribe(topics.PEERS)
+        messages = reader.subscribe(topics.peers())
         reader.announce(PEER, {"ready": True})
         assert await anext(messages) == (PEER, {"ready": True})
-        for junk in (b"\xff\xfe", b"[1]", b"7", b"", b"{", b'{"a": "' + b"x" * (64 << 10) + b'"}', b"[" * 5000):
+        for junk in (b"\xff\xfe", b"[1]", b"7", b"{", b'{"a": "' + b"x" * (64 << 10) + b'"}', b"[" * 5000):
             await stranger.publish(PEER, junk, qos=1)
-        await stranger.publish("swarm/v1/peers/p1/deeper", b'{"outside": 1}', qos=1)
+        await stranger.publish(f"{PEER}/deeper", b'{"outside": 1}', qos=1)
         await stranger.publish("elsewhere", b'{"outside": 1}', qos=1)
         await stranger.publish(PEER, b'{"good": 1}', qos=1)
         assert await anext(messages) == (PEER, {"good": 1})
-    assert reader.refused == 7
+    assert reader.refused == 6
 
 
 async def test_retained_messages_of_other_topics_and_repeats_do_not_arrive(url: str) -> None:
@@ -305,3 +306,69 @@ async def test_another_protocol_is_refused_by_name(url: str) -> None:
         scheduler.announce(topics.scheduler(), other.payload())
         with pytest.raises(IncompatibleVersion, match=f"protocol {PROTOCOL_VERSION + 1}"):
             await find_scheduler(url, timeout_s=10)
+
+
+# Who may announce ----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _announces(url: str, said: Announcement, swarm: str = "default") -> AsyncIterator[None]:
+    """A scheduler that holds the name until it ends in order."""
+    bus = Bus(url, "scheduler", will=(topics.scheduler(swarm), {}))
+    held = Presence(bus, swarm, said)
+    running = [asyncio.create_task(bus.run())]
+    try:
+        await held.claim()
+        running.append(asyncio.create_task(held.hold()))
+        yield
+    finally:
+        for task in reversed(running):
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def test_a_second_scheduler_is_refused_and_the_first_is_still_found(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one's address stayed with the broker for good, and every stage server dialled it."""
+    monkeypatch.setattr(presence, "AGAIN_S", 0.05)
+    first, second = Announcement("10.0.0.5:1", 3, database="a"), Announcement("10.0.0.6:1", 1, database="b")
+    async with _announces(url, first):
+        assert await find_scheduler(url, timeout_s=20) == first
+        with pytest.raises(NotAllowed, match=r"10\.0\.0\.5:1 is announced") as caught:
+            async with _announces(url, second):
+                raise AssertionError
+        assert "--swarm" in caught.value.hint
+        assert await find_scheduler(url, timeout_s=20) == first
+        async with _announces(url, second, "other"):
+            assert await find_scheduler(url, swarm="other", timeout_s=20) == second
+            assert await find_scheduler(url, timeout_s=20) == first
+
+
+async def test_a_living_scheduler_announces_again_what_was_overwritten(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "AGAIN_S", 0.05)
+    said = Announcement("10.0.0.5:1", 3, database="a")
+    async with _announces(url, said), _linked(url, "stranger") as stranger:
+        messages = stranger.subscribe(topics.scheduler())
+        assert (await anext(messages))[1]["database"] == "a"
+        for wrong in ({}, {"address": "0.0.0.0:7990"}, Announcement("0.0.0.0:7990", 9).payload()):
+            stranger.announce(topics.scheduler(), wrong)
+            async with asyncio.timeout(20):
+                while (await anext(messages))[1].get("database") != "a":
+                    pass
+
+
+async def test_the_announcement_of_a_dead_scheduler_holds_nobody_up_and_one_that_ends_takes_its_own_away(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "ANSWER_S", 0.2)
+    async with _linked(url, "stranger") as stranger:
+        stranger.announce(topics.scheduler(), Announcement("10.0.0.5:1", 3, database="a").payload())
+        assert (await anext(stranger.subscribe(topics.scheduler())))[1]["database"] == "a"
+    said = Announcement("10.0.0.6:1", 1, database="b")
+    async with _announces(url, said):
+        assert await find_scheduler(url, timeout_s=20) == said
+    with pytest.raises(SchedulerUnreachable, match="no scheduler announced itself"):
+        await find_scheduler(url, timeout_s=1.0)

@@ -70,7 +70,7 @@ def test_payloads_have_a_size_limit() -> None:
 
 
 def test_an_id_cannot_leave_its_topic() -> None:
-    assert topics.peer("p-1") == "swarm/v1/peers/p-1"
+    assert topics.peer("p-1") == "swarm/v1/default/peers/p-1"
     for name in ("", "a/b", "+", "#", "a\0"):
         with pytest.raises(AssertionError):
             topics.job(name)

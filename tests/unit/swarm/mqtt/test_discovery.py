@@ -16,7 +16,7 @@ class ForgetfulBroker:
     """Speaks just enough MQTT 3.1.1, and sends what it retains only to the subscription number `answers_at`."""
 
     def __init__(self, announcement: Announcement, answers_at: int) -> None:
-        topic = topics.SCHEDULER.encode()
+        topic = topics.scheduler().encode()
         content = len(topic).to_bytes(2, "big") + topic + json.dumps(announcement.payload()).encode()
         assert len(content) < 128
         self._publish = bytes([0x31, len(content)]) + content

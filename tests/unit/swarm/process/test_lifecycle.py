@@ -72,6 +72,7 @@ def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> StageServerOpti
     return StageServerOptions(
         broker="",
         scheduler="127.0.0.1:1",
+        swarm="default",
         listen="127.0.0.1:0",
         announce="",
         device="cpu",
