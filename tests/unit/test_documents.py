@@ -1,0 +1,45 @@
+"""The documents name only what exists: files, links, programs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
+DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
+TOPS = ("benchmarks", "client", "docs", "protos", "scheduler", "stage_server", "swarm", "tests")
+PATH = re.compile(r"`((?:" + "|".join(TOPS) + r")/[\w./-]*)`|pytest (tests/[\w./]+)")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+PROGRAM = re.compile(r"python -m\s+((?:" + "|".join(TOPS) + r")[\w.]*)")
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_names_only_files_that_exist(document: Path) -> None:
+    named = {one or other for one, other in PATH.findall(document.read_text())}
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
+    dead = []
+    for name, anchor in LINK.findall(document.read_text()):
+        target = document.parent / name if name else document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(f"{name}#{anchor}")
+    assert dead == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_programs_that_a_document_names_exist(document: Path) -> None:
+    for name in PROGRAM.findall(document.read_text()):
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
