@@ -59,7 +59,7 @@ def test_the_last_of_a_stage_is_drained_once_another_has_joined_and_both_are_exp
         run.rig.kill(old)
         while run.rig.membership.find(old).state is not PeerState.GONE:
             await asyncio.sleep(0.1)
-        with pytest.raises(NotAllowed, match="is gone: session broke"):
+        with pytest.raises(NotAllowed, match="is gone: it ended in order: test"):
             await drained(run, old)
         with pytest.raises(NotFound, match="nobody"):
             await drained(run, "nobody")

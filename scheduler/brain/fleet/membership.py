@@ -142,6 +142,8 @@ class Membership:
         known = self._peers.get(peer)
         if known is None or known.hello.incarnation != incarnation:
             return []
+        if known.state is PeerState.DRAINING and known.job == NO_JOB:
+            reason = reason or f"it ended in order: {known.leaving}"
         transitions = self._happen(known, Happening.LOST_SIGHT, reason or "session broke", now_s)
         return [replace(transition, session_lost=True) for transition in transitions]
 

@@ -186,6 +186,19 @@ def test_a_leaving_peer_drains_and_gets_nothing_new() -> None:
     assert members.idle_peers() == []
 
 
+def test_a_peer_that_ends_after_it_has_left_its_job_is_no_crash() -> None:
+    members = pool()
+    members.hello(hello(), 0.0)
+    members.leaving(A, 1.0, "its process was told to end")
+    [lost] = members.disconnected(A, 1, 2.0)
+    assert lost.reason == "it ended in order: its process was told to end"
+    members = pool()
+    serving(members)
+    members.leaving(A, 1.0, "its process was told to end")
+    [lost] = members.disconnected(A, 1, 2.0)
+    assert lost.reason == "session broke"  # it had not handed its stage over yet
+
+
 ACTS = st.sampled_from(["hello", "newer", "older", "heard", "lost", "assign", "serving", "release", "leaving", "tick"])
 
 
