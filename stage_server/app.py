@@ -37,6 +37,7 @@ from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.peers import GrpcPeerLinks, Neighbour, PeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink
+from swarm.text import size
 from swarm.types import PeerId
 
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
@@ -89,7 +90,11 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             http_address = f"{options.http_host}:{endpoint.start()}"
             stack.callback(endpoint.close)
 
-        memory_bytes = options.max_memory.of(free_bytes(device_name))
+        free = free_bytes(device_name)
+        memory_bytes = options.max_memory.of(free)
+        if memory_bytes > free:
+            log = get_logger("stage-server")
+            log.warning("--max-memory is more than is free now", max_memory=size(memory_bytes), free=size(free))
         limit_memory(device_name, memory_bytes)
         used = partial(used_bytes, device_name)
         metrics.device_memory(used, memory_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from swarm.errors import InvalidConfig, UsageError
 from swarm.job.spec import parse_size
 from swarm.process.lifecycle import check_announce, check_http_host, check_loopback
 from swarm.process.logs import LogFormat
+from swarm.text import counted
 
 DEFAULT_SHARE = "90%"
+THREADS_PER_CORE_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,12 @@ class StageServerOptions:
             raise InvalidConfig(
                 "give either --broker or --scheduler",
                 hint="for example --scheduler 127.0.0.1:7950, or --broker mqtt://HOST:1883 to find it there",
+            )
+        cores = os.cpu_count() or 1
+        if self.threads > THREADS_PER_CORE_MAX * cores:
+            raise InvalidConfig(
+                f"--threads {self.threads} is too many for {counted(cores, 'core')}",
+                hint="--threads auto takes one for each core",
             )
         check_loopback(self.listen or "127.0.0.1:0", self.insecure)
         check_announce(self.listen or "127.0.0.1:0", self.announce)
