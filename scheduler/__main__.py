@@ -13,6 +13,7 @@ with quiet_start():
 
     from scheduler.app import SchedulerOptions, serve
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
+    from swarm.process.flags import HttpHost, Insecure, LogFormatName, LogLevel
     from swarm.process.lifecycle import http_port_of, log_format_of, run_cli, run_process
     from swarm.process.logs import configure
 
@@ -29,7 +30,7 @@ def scheduler(
     announce: Annotated[
         str, typer.Option(help="HOST:PORT at which others reach the scheduler.", show_default="where it listens")
     ] = "",
-    http_host: Annotated[str, typer.Option(help="Address of /metrics and /healthz.")] = "127.0.0.1",
+    http_host: HttpHost = "127.0.0.1",
     http_port: Annotated[str, typer.Option(help="Port of /metrics and /healthz; 0 = any, none = off.")] = "9464",
     db: Annotated[str, typer.Option(help="Database: sqlite (a file in --data-dir) or an SQLAlchemy URL.")] = "sqlite",
     broker: Annotated[
@@ -51,9 +52,9 @@ def scheduler(
     allow_chaos: Annotated[
         bool, typer.Option("--allow-chaos", help="Obey swarm chaos: harm stage servers on purpose.")
     ] = False,
-    insecure: Annotated[bool, typer.Option(help="Allow plaintext off loopback.")] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_format: Annotated[str, typer.Option(help="auto, json or text.")] = "auto",
+    insecure: Insecure = False,
+    log_level: LogLevel = "info",
+    log_format: LogFormatName = "auto",
 ) -> None:
     """Run the scheduler: it routes microbatches, counts gradients, commits steps and answers `swarm`."""
     configure(log_level, log_format_of(log_format))

@@ -15,6 +15,7 @@ with quiet_start():
     from stage_server.lean_imports import lean_imports
     from stage_server.options import DEFAULT_SHARE, MemoryShare, StageServerOptions
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
+    from swarm.process.flags import HttpHost, Insecure, LogFormatName, LogLevel
     from swarm.process.lifecycle import (
         Farewell,
         auto_int,
@@ -59,7 +60,7 @@ def stage_server(
     max_memory: Annotated[
         str, typer.Option(metavar="SIZE|PERCENT", help="Memory to use: 20GiB, or a share of what is free now.")
     ] = DEFAULT_SHARE,
-    http_host: Annotated[str, typer.Option(help="Address of /metrics and /healthz.")] = "127.0.0.1",
+    http_host: HttpHost = "127.0.0.1",
     http_port: Annotated[
         str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
     ] = "9464",
@@ -78,9 +79,9 @@ def stage_server(
     allow_chaos: Annotated[
         bool, typer.Option("--allow-chaos", help="Obey swarm chaos: be killed, frozen, slow, cut off, corrupt.")
     ] = False,
-    insecure: Annotated[bool, typer.Option(help="Allow plaintext off loopback.")] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_format: Annotated[str, typer.Option(help="auto, json or text.")] = "auto",
+    insecure: Insecure = False,
+    log_level: LogLevel = "info",
+    log_format: LogFormatName = "auto",
 ) -> None:
     """Serve a stage of whatever job the scheduler gives: compute microbatches, average gradients, hold weights."""
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.

@@ -40,7 +40,7 @@ def command(
     pull(context.obj, job, folder, step=step, dtype=dtype, force=force)
 
 
-def pull(shell: Shell, job: str, folder: Path, *, step: str = "latest", dtype: Dtype = "keep", force: bool) -> None:
+def pull(shell: Shell, job: str, folder: Path, *, step: str = LATEST, dtype: Dtype = "keep", force: bool) -> None:
     """Fetch the model of `job` at a checkpoint into `folder` and print its path and the sha256 of its weights.
 
     Hashes are checked as it arrives, before `dtype` changes it. NotAllowed if the folder exists (and is not empty)

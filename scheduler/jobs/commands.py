@@ -210,7 +210,7 @@ class Jobs:
             changed = self._resolve(spec, record.tokens)
             check_changes(job.spec, changed)
         untrained = job.newest is None and job.progress.steps_done == record.first_steps[0]
-        anew = which == "0" or (untrained and which in ("", "latest"))
+        anew = which == "0" or (untrained and which in ("", LATEST))
         found = await self.stores.checkpoints.choose(record, job.spec, LATEST if anew else which)
         beginning = await self._timelines.beginning(job, found, anew=anew)
         check_steps(changed, beginning.step)

@@ -134,7 +134,7 @@ class TrainingSection(Section):
 class PipelineSection(Section):
     """How layers become stages and microbatches find their way."""
 
-    stages: Auto | Annotated[int, Field(ge=1, le=10_000)] = "auto"
+    stages: Auto | Annotated[int, Field(ge=1, le=LAYERS_MAX)] = "auto"
     split: Auto | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
     routing: Routing = "least_completion"
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"

@@ -98,6 +98,7 @@ class Fabric:
     ) -> None:
         self.counts = Counts()
         self.weather = weather or Weather(rng, delay_s=delay_s, duplicate_ratio=duplicate_ratio)
+        self.weather.on_broken = self.break_links
         self.observer = observer or Observer()
         self._reorder = reorder
         self._codec = codec
@@ -110,6 +111,13 @@ class Fabric:
         self._tasks: dict[asyncio.Task[Any], None] = {}  # ordered, unlike a set
         self._tasks_to: dict[str, dict[asyncio.Task[Any], None]] = defaultdict(dict)
         self._sessions: dict[OpenSession, None] = {}
+
+    def break_links(self, one: str, other: str) -> None:
+        """Whatever the two have open with each other breaks; what is under way between them may still arrive."""
+        for flight in [flight for flight in self._flights if {flight.owner, flight.address} == {one, other}]:
+            flight.break_off()
+        self.cut(one, other)
+        self.cut(other, one)
 
     def cut(self, owner: str, address: str) -> None:
         """Break the session between two processes that both live on."""

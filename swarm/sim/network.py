@@ -10,42 +10,19 @@ in its own tasks, so that a frozen one answers nothing. All chance comes from th
 from __future__ import annotations
 
 import asyncio
-from random import Random
 
 from swarm.errors import SchedulerUnreachable
 from swarm.rpc.peers import NoTraffic, StateDonor, TensorReceiver, Traffic
 from swarm.rpc.session import SessionHandler
-from swarm.sim.fabric import Fabric, Observer
+from swarm.sim.fabric import Fabric
 from swarm.sim.links import SimPeerLinks
 from swarm.sim.processes import Process
 from swarm.sim.sessions import SimSchedulerLink
-from swarm.sim.weather import DELAY_S, DETECT_S, Weather
+from swarm.sim.weather import DETECT_S
 
 
 class SimNetwork(Fabric):
     """Connects links with the receivers and handlers that listen at addresses; any string is an address."""
-
-    def __init__(
-        self,
-        rng: Random,
-        *,
-        delay_s: tuple[float, float] = DELAY_S,
-        reorder: bool = True,
-        duplicate_ratio: float = 0.0,
-        codec: bool = True,
-        weather: Weather | None = None,
-        observer: Observer | None = None,
-    ) -> None:
-        super().__init__(
-            rng,
-            delay_s=delay_s,
-            reorder=reorder,
-            duplicate_ratio=duplicate_ratio,
-            codec=codec,
-            weather=weather,
-            observer=observer,
-        )
-        self.weather.on_broken = self.break_links
 
     def add_receiver(
         self, address: str, receiver: TensorReceiver, traffic: Traffic | None = None, donor: StateDonor | None = None
@@ -97,13 +74,6 @@ class SimNetwork(Fabric):
                     session.sever(SchedulerUnreachable(f"{session.address} does not answer: the connection broke"))
 
         asyncio.get_running_loop().call_later(DETECT_S, detect, context=self._context)
-
-    def break_links(self, one: str, other: str) -> None:
-        """Whatever the two have open with each other breaks; what is under way between them may still arrive."""
-        for flight in [flight for flight in self._flights if {flight.owner, flight.address} == {one, other}]:
-            flight.break_off()
-        self.cut(one, other)
-        self.cut(other, one)
 
     async def close(self) -> None:
         """Stop everything that is still under way."""
