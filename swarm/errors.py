@@ -1,4 +1,4 @@
-"""The error tree: a class says what the caller can do, its attributes hold the facts, its text names the next move.
+"""The error tree: the class says what the caller can do, the attributes hold the facts, the text names the next move.
 
 Every error that can reach a person has a stable code, a message, a hint and the exit code of the command that meets it.
 """

@@ -20,7 +20,7 @@ Routing: TypeAlias = Literal["least_completion", "iwrr", "uniform"]
 """How replicas are chosen for a microbatch."""
 
 OnStall: TypeAlias = Literal["wait", "pause", "fail"]
-"""What becomes of a job when no replica of a stage is left, or nothing moves."""
+"""What a job does when a stage has lost its last replica, or no step is committed for too long."""
 
 Plan = TypeVar("Plan")
 

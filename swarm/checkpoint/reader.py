@@ -9,8 +9,8 @@
       manifest.json             last: what belongs to it, with size and sha256 of every file
 
 Nothing is keyed by stage. A step whose name is taken by another attempt (an earlier timeline's, or one that broke off)
-is written beside it as step-00000500.1: a good checkpoint is never touched while it is the newest. The order of
-checkpoints is (timeline, step): a resume raises the timeline, so what came after it is newer whatever its step.
+is written beside it as step-00000500.1: a good checkpoint is never touched while it is the newest. Checkpoints are
+ordered by (timeline, step): a resume raises the timeline, so every checkpoint after it is newer, whatever its step.
 
 No torch: the scheduler and the one-process reference share this package.
 """
@@ -60,7 +60,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder with a manifest that can be used; whether its files are still what it says, `fault_of` tells."""
+    """A folder with a valid manifest; `fault_of` tells whether its files still match."""
 
     storage: Storage
     name: str
@@ -101,7 +101,7 @@ class Checkpoint:
         return file
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """The bytes of a file in pieces of READ_BYTES."""
+        """The bytes of a file, READ_BYTES at a time."""
         with self.open(path) as file:
             while chunk := file.read(READ_BYTES):
                 yield chunk
@@ -116,7 +116,7 @@ class Checkpoint:
         return content
 
     def state_files(self) -> tuple[StateFile, ...]:
-        """Its files as LoadStage names them."""
+        """Its files in the form in which LoadStage lists them."""
         return tuple(StateFile(file.path, file.size_bytes, file.sha256) for file in self.files)
 
     def trainer_state(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A folder that looks like a checkpoint and is none; `step` is what its name says."""
+    """A folder that is named like a checkpoint but is not a valid one; `step` is taken from its name."""
 
     name: str
     step: int
@@ -148,7 +148,7 @@ class Found:
     skipped: tuple[Fault, ...]
 
     def skipped_text(self) -> str:
-        """What was passed over, for a person; empty if nothing was."""
+        """Which checkpoints were skipped and why, for a person; empty if none."""
         return "; ".join(f"{fault.name} was skipped: {fault.reason}" for fault in self.skipped)
 
 
@@ -156,9 +156,9 @@ _DAMAGED_HINT = "use an earlier one; list them with: swarm checkpoints JOB --ver
 
 
 def list_checkpoints(storage: Storage, job: JobId | None = None) -> tuple[list[Checkpoint], list[Fault]]:
-    """Checkpoints by their manifests, oldest first, and folders that have none that can be used; StorageError.
+    """Valid checkpoints, oldest first, and the folders without a valid manifest. Raises StorageError.
 
-    With `job`, one of another job is a fault. File contents are not looked at: see `fault_of`.
+    With `job`, a checkpoint of another job is a fault. File contents are not read: see `fault_of`.
     """
     found, faults = [], []
     for name in storage.names():
@@ -173,10 +173,10 @@ def list_checkpoints(storage: Storage, job: JobId | None = None) -> tuple[list[C
 
 
 def fault_of(checkpoint: Checkpoint, *, contents: bool = True, progress: Callable[[], None] = lambda: None) -> str:
-    """What is wrong with a checkpoint's files; empty if nothing is.
+    """What is wrong with a checkpoint's files; empty if nothing.
 
     Sizes, headers of safetensors files, the index and the step are always compared; with `contents` also the sha256 of
-    every file and of the weights as a whole. `progress` is called now and then.
+    every file and of the weights as a whole. `progress` is called after every few megabytes.
     """
     try:
         _check(checkpoint, contents, progress)
@@ -288,7 +288,7 @@ def _checkpoint(storage: Storage, name: str, values: dict[str, Any]) -> Checkpoi
 
 
 def _parse_json(content: bytes) -> Any:
-    """The value of UTF-8 JSON; ValueError also for a key that comes twice, and for senseless nesting."""
+    """Parse UTF-8 JSON; ValueError also for a repeated key and for absurdly deep nesting."""
     try:
         return json.loads(content, object_pairs_hook=_unique)
     except RecursionError:

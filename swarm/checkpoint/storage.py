@@ -1,12 +1,12 @@
 """Where checkpoints are kept: a folder on this machine, or a URL that fsspec knows (s3://, gs://, memory://).
 
-Both keep named folders of files, each of which appears whole or not at all:
+Both keep named folders of files, and a folder appears whole or not at all:
 
     local    name.tmp-TAG/…, every file fsynced; manifest, fsync; rename to name; fsync the parent
     URL      the files as name/…; the manifest object last: without it there is nothing
 
-and a small file `latest` that is replaced as a whole. `Files` has every local operation that durability hangs on, so
-that a test can stop the world before and after each, tear it, or let it fail.
+and a small file `latest` that is replaced as a whole. `Files` holds every local operation that durability depends on,
+so that a test can stop the process before or after each one, cut it short, or let it fail.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Draft(Protocol):
         ...
 
     def discard(self) -> None:
-        """Remove what was written, as far as that can be done."""
+        """Remove what was written, as far as possible."""
         ...
 
 
@@ -65,7 +65,7 @@ class Storage(Protocol):
     where: str  # for people
 
     def names(self) -> list[str]:
-        """What is in the root; drafts and what is being removed are left out."""
+        """The folders in the root, without drafts and without those being removed."""
         ...
 
     def open(self, path: str) -> tuple[BinaryIO, int]:
@@ -83,7 +83,7 @@ class Storage(Protocol):
         ...
 
     def clean(self) -> None:
-        """Remove what interrupted writers left."""
+        """Remove what interrupted writers left behind."""
         ...
 
 
@@ -119,7 +119,7 @@ def _put(sink: Sink, content: bytes) -> None:
 
 
 class Files:
-    """The local operations that durability hangs on."""
+    """The local operations that durability depends on."""
 
     def make_folder(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -295,7 +295,7 @@ def _local(what: str) -> Iterator[None]:
 
 
 class RemoteStorage:
-    """Folders below a URL, as objects whose names begin alike."""
+    """Folders below a URL: objects with a common prefix."""
 
     def __init__(self, filesystem: Any, root: str, where: str) -> None:
         self._filesystem = filesystem
@@ -334,7 +334,7 @@ class RemoteStorage:
         _put(self.create(LATEST), f"{name}\n".encode())
 
     def clean(self) -> None:
-        """Nothing: a folder without a manifest goes when a newer one is complete."""
+        """Does nothing: a folder without a manifest is removed once a newer checkpoint is complete."""
 
     def create(self, path: str) -> Sink:
         place = f"{self._root}/{path}"

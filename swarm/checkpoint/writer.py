@@ -1,6 +1,6 @@
 """Writing a checkpoint: files in any order, the manifest last; and removing old ones.
 
-What a checkpoint consists of, swarm.checkpoint.reader says.
+swarm.checkpoint.reader describes the layout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from swarm.types import JobId
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a manifest and a trainer state say beside the files; times are seconds since the epoch."""
+    """What the manifest and the trainer state record besides the files; times are seconds since the epoch."""
 
     job: str
     timeline: int
@@ -44,9 +44,9 @@ class Facts:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint: files in any order, then `publish`. CheckpointFailed if the storage does not take it.
+    """Writes one checkpoint: files in any order, then `publish`. CheckpointFailed if the storage refuses.
 
-    Calls for different files may come from different threads; the rest is for one at a time.
+    Different files may be written from different threads; everything else is single-threaded.
     """
 
     def __init__(self, storage: Storage, spec: JobSpec, step: int, tag: str) -> None:
@@ -79,7 +79,7 @@ class CheckpointWriter:
     ) -> Checkpoint:
         """Complete it and make it the newest; `parameters` are the hashes of the weights, per stage.
 
-        An equal checkpoint of this timeline that is there already is kept instead.
+        If this timeline already has an equal checkpoint, that one is kept instead.
         """
         assert facts.step == self._step
         stages = len(parameters)
@@ -172,9 +172,9 @@ def prune(
 ) -> list[str]:
     """Remove old checkpoints; gives the names of those removed.
 
-    `proven` was read back and is whole: nothing newer goes. Kept are the newest `keep_last` that look whole (`proven`
-    among them), steps that are multiples of `keep_every_steps` (0: none), and the names in `protected`. Older folders
-    that are no checkpoint go too.
+    `proven` was read back and is whole; nothing newer than it is removed. The newest `keep_last` that look whole
+    (including `proven`), steps that are multiples of `keep_every_steps` (0: none) and the names in `protected` are
+    kept. Older folders that are not valid checkpoints are removed too.
     """
     checkpoints, faults = list_checkpoints(storage, job)
     removed = []

@@ -1,4 +1,4 @@
-"""Where a job's model comes from: a local folder or the hub. No torch: the client asks this too.
+"""Where a job's model comes from: a local folder or the hub. No torch: the client uses this too.
 
 model.id ── local folder ── config.json ─▶ ground ─▶ spec with family, config
     │                       *.safetensors ─▶ weight_files ─▶ uploaded, read by stage servers from the scheduler
@@ -65,9 +65,9 @@ def local_folder(spec: JobSpec) -> Path | None:
 
 
 def ground(spec: JobSpec) -> JobSpec:
-    """The spec with what is behind model.id in it: family, config, and for the hub the commit as revision.
+    """The spec with family and config filled from model.id, and for the hub with the commit as revision.
 
-    A spec without an id, or one that was grounded before, stays as it is. InvalidModel or InvalidConfig.
+    A spec without an id, or one already grounded, is returned unchanged. InvalidModel or InvalidConfig.
     """
     model = spec.model
     if not model.id:
@@ -95,7 +95,7 @@ def ground(spec: JobSpec) -> JobSpec:
 
 
 def weight_files(spec: JobSpec) -> tuple[WeightFile, ...]:
-    """The weights of a local model, each header checked; none if the job starts otherwise.
+    """The weights of a local model, with each header checked; none if the job does not start from a local folder.
 
     The files are those that Transformers would read: model.safetensors, else the index's. InvalidModel names the file.
     """
@@ -120,7 +120,7 @@ def weight_files(spec: JobSpec) -> tuple[WeightFile, ...]:
 
 
 def hub_files(spec: JobSpec, wanted: frozenset[str]) -> tuple[WeightFile, ...]:
-    """The hub's weights that hold one of the tensors `wanted`, downloaded if need be; takes as long as it takes."""
+    """The hub's weights that hold one of the tensors `wanted`, downloaded if needed, which may take long."""
     from swarm.hf import hub  # noqa: PLC0415 - slow to import, and few commands need it
 
     model = spec.model

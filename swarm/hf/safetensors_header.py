@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read with distrust: which tensor lies where.
+"""The header of a safetensors file, which says where each tensor lies; nothing in it is trusted.
 
     | 8 bytes: length N, little-endian | N bytes of JSON: name -> dtype, shape, offsets | tensors, without gaps |
 

@@ -1,4 +1,4 @@
-"""What may differ when training goes on: how it is done, never what is trained.
+"""What may change when a job resumes: how it is trained, never what is trained.
 
 The step is the data cursor: microbatch (t, m) is a function of seed, batch and sequence length, and all of them mean
 something else to weights that have seen them. Pure functions of values.

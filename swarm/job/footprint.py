@@ -4,8 +4,8 @@
     optimizer    0, 4 or 8 bytes
     gradients    4 (as backward gives them) + sums (8 if reproducible, else 4) x steps that may be open
                  + averaging: a copy of the sums as they arrive, the mean and its clipped copy
-    graphs       what backward needs, of each microbatch that is in flight here
-    boundaries   outputs that are held until their step commits, and inputs that wait
+    graphs       what backward needs of each microbatch in flight here
+    boundaries   outputs held until their step commits, and inputs that wait
     log          8: the averaged gradients of the two newest commits, for peers that join
 
 The log grows with what is left: a stage server lets it take a share of the memory that it offers beyond this estimate
@@ -14,9 +14,9 @@ boundaries are counted per parameter. Graphs were measured: what autograd saves 
 about 5 D + a (q + 2 kv) + m I elements of 4 bytes (D width, q and kv widths of the attention, I width of the MLP; a and
 m per family), with eager attention 2 x heads x T more, with dropout in attention 4 x heads x T. With bfloat16
 autocast it is up to 0.8 of that, and every graph keeps its own copy of the cast weights.
-tests/unit/swarm/job/test_footprint.py holds the estimate to measured graphs. What allocators lose is a factor, MARGIN.
-Of a process that kept four graphs of six layers (D 384) and then took a step, the estimate was 1.44 times the measured
-peak in float32, 1.21 times in bfloat16.
+tests/unit/swarm/job/test_footprint.py compares the estimate with measured graphs. MARGIN covers what allocators waste.
+For a process that kept four graphs of six layers (D 384) and then took a step, the estimate was 1.44 times the measured
+peak in float32 and 1.21 times in bfloat16.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Footprint:
 
 
 def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, replicas: int = 1) -> Footprint:
-    """What stage number `stage` of `stages` needs with so many decoder layers, served by `replicas` replicas.
+    """What one of `replicas` replicas needs for stage number `stage` of `stages`, with `layers` decoder layers.
 
-    `spec` needs a filled model.config and a size of microbatches; its own split is not looked at.
+    `spec` needs a filled model.config and a microbatch size; its own split is ignored.
     """
     first, last = stage == 0, stage == stages - 1
     parameters = stage_parameters(spec, layers, first=first, last=last)
@@ -124,7 +124,7 @@ def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
 
 
 def _scratch_bytes(spec: JobSpec, *, last: bool) -> int:
-    """What a computation needs while it runs: gradients of the widest tensors."""
+    """What a computation needs only while it runs: the gradients of the widest tensors."""
     widest: int = max(spec.model.config["vocab_size"] if last else 0, layer_widths(spec).inner)
     return 3 * 4 * _tokens(spec) * widest
 

@@ -20,8 +20,8 @@ _SEE = "see: swarm submit --example"
 def hugging_face_config(spec: JobSpec) -> dict[str, Any]:
     """The filled model.config under the names of the family's own config class, as in its config.json.
 
-    From scratch, what the job does not say of special tokens is none: some families would otherwise call an ordinary
-    byte padding.
+    Special tokens that a job from scratch does not name are set to none: some families would otherwise take an
+    ordinary byte for padding.
     """
     names = FAMILIES[spec.model.family].own_names
     config = {names.get(key, key): value for key, value in spec.model.config.items()}
@@ -75,7 +75,7 @@ _SHAPE = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads
 
 
 def _pretrained_config(spec: JobSpec, family: Family, given: dict[str, Any], vocabulary_size: int) -> dict[str, Any]:
-    """All that a config.json says, checked as far as the cut needs it; what else it means is the library's to say."""
+    """All that a config.json says; only what the cut needs is checked, the rest is left to the library."""
     where = f'the config.json of model.id = "{spec.model.id}"'
     needed = [*_SHAPE, *(key for key in ("intermediate_size", "num_key_value_heads") if key in family.fields)]
     if family.learns_positions:
@@ -121,7 +121,7 @@ def _check_dropout(config: dict[str, Any]) -> None:
 
 
 def check_overrides(family_name: str, given: dict[str, Any], published: dict[str, Any]) -> None:
-    """InvalidConfig if `given` (the job file's model.config) would make another model of `published` (a config.json).
+    """InvalidConfig if a job file's model.config (`given`) contradicts the model's config.json (`published`).
 
     Only dropout may differ.
     """
@@ -139,7 +139,7 @@ def check_overrides(family_name: str, given: dict[str, Any], published: dict[str
 
 
 def _common_names(family: Family, given: dict[str, Any]) -> dict[str, Any]:
-    """A family's own names, such as n_embd, replaced by those of all the others, such as hidden_size."""
+    """The family's own names (n_embd) replaced by the common ones (hidden_size)."""
     common = {own: name for name, own in family.own_names.items()}
     for own, name in common.items():
         if own in given and name in given:

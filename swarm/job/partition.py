@@ -24,7 +24,7 @@ TIED_UNIT = UnitName("tied")
 END_OF_TEXT = 256  # token id of the byte tokenizer's end of text
 
 # "auto" microbatches: at least this many per step, so that a pipeline has work for its stages whatever their number
-# (the size must not depend on the number of stages: another shape gives other bits), of at most so many tokens.
+# (the size must not depend on the number of stages: another shape gives other bits), of at most this many tokens.
 AUTO_MICROBATCHES = 16
 AUTO_MICROBATCH_TOKENS = 8192
 # What a Route may carry as token ids and targets of 4 bytes each (swarm.rpc refuses longer messages).
@@ -57,7 +57,7 @@ def resolve(spec: JobSpec, *, vocabulary_size: int, stages_if_auto: int, end_of_
 
 
 def _with_family(spec: JobSpec) -> JobSpec:
-    """The spec with a family, and with the start that a model without an id has."""
+    """The spec with its family named; a model without an id starts from random weights."""
     model = spec.model
     if model.id:
         if model.family == "auto":
@@ -68,7 +68,7 @@ def _with_family(spec: JobSpec) -> JobSpec:
 
 
 def _check_microbatch(spec: JobSpec, stages: int) -> None:
-    """Token ids travel in one message to the first stage, targets to the last; both to one peer if it is the same."""
+    """InvalidConfig if a microbatch's token ids and targets are too long for the one message that carries them."""
     size = spec.training.microbatch_sequences
     assert size != "auto", "resolved by now"
     most = MICROBATCH_BYTES_MAX // (4 if stages > 1 else 8)
@@ -82,7 +82,7 @@ def _check_microbatch(spec: JobSpec, stages: int) -> None:
 def balanced_split(spec: JobSpec, stages: int) -> tuple[int, ...]:
     """Layers per stage, at least one each, so that the costliest stage costs as little as possible.
 
-    Layers are equal, so handing them out one by one to the stage that would stay cheapest is optimal. `spec` needs a
+    All layers cost the same, so giving each in turn to the stage that would stay cheapest is optimal. `spec` needs a
     filled model.config. Ties go to the earlier stage.
     """
     layer, head = flops_per_token(spec)
@@ -96,7 +96,7 @@ def balanced_split(spec: JobSpec, stages: int) -> tuple[int, ...]:
 def flops_per_token(spec: JobSpec) -> tuple[int, int]:
     """Multiply-adds per token of one decoder layer and of the head, forward; `spec` needs a filled model.config.
 
-    Layers count as equal: a sliding window, which makes some layers of some families cheaper, is left out.
+    All layers count the same: that a sliding window makes some of them cheaper is ignored.
     """
     config, widths = spec.model.config, layer_widths(spec)
     scores = widths.queries * spec.data.sequence_length  # twice, over half of the positions (causal)
@@ -139,7 +139,7 @@ def auto_microbatch(global_batch_sequences: int, sequence_length: int) -> int:
 def unit_names(stages: int, tied: bool) -> dict[UnitName, tuple[int, ...]]:
     """The units that are averaged and the stages whose replicas are members of each.
 
-    Embedding and head of a model that ties them are a unit of their own: first and last stage, which may be one.
+    Tied embedding and head are a unit of their own, shared by the first and the last stage (which may be the same).
     """
     units: dict[UnitName, tuple[int, ...]] = {UnitName(f"stage-{stage}"): (stage,) for stage in range(stages)}
     if tied:

@@ -1,7 +1,6 @@
 """How large an update is: the learning rate of a step, and the factor that clips its gradient.
 
-Pure functions of values, shared by the scheduler and by the one-process reference: whoever evaluates them on one
-machine gets the same bits.
+Pure functions, shared by the scheduler and the one-process reference, so that both get the same bits on one machine.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def not_finite_fault(step: int, in_a_row: int, *, steps: int, most: int) -> str:
 
 
 def evaluation_due(version: int, every_steps: int, steps: int) -> bool:
-    """Whether weights `version` (steps committed) are evaluated: every so many steps (0 = never) and after the last."""
+    """Whether weights `version` (steps committed) are evaluated: every `every_steps` (0 = never) and after the last."""
     return every_steps > 0 and version > 0 and (version % every_steps == 0 or version == steps)
 
 

@@ -39,9 +39,9 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    """Which model: a local folder's or the hub's (`id`), or from scratch by its Hugging Face config.
+    """Which model: one from a local folder or the hub (`id`), or one from scratch, given by its Hugging Face config.
 
-    `swarm.hf.pretrained.ground` puts what is behind `id` into `family`, `config` and `revision`.
+    `swarm.hf.pretrained.ground` fills `family`, `config` and `revision` from what `id` names.
     """
 
     id: str = ""  # local folder or hub id; empty = from scratch
@@ -285,7 +285,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The values with each KEY=VALUE on top; changes `values`. UsageError for what is no KEY=VALUE."""
+    """Apply each KEY=VALUE to `values`, in place. UsageError for anything that is not KEY=VALUE."""
     for override in overrides:
         _apply_override(values, override)
     return values
@@ -305,7 +305,7 @@ def parse_job(values: dict[str, Any], where: str = "job spec") -> JobSpec:
 
 
 def spec_from_json(text: str) -> JobSpec:
-    """The inverse of `spec.model_dump_json()`; InvalidConfig if a peer sent something else."""
+    """The inverse of `spec.model_dump_json()`; InvalidConfig if a peer sent anything else."""
     try:
         values = json.loads(text)
     except ValueError as error:

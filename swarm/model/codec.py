@@ -6,8 +6,8 @@ One table holds them. Slices of gradients always travel as they are.
     int8 payload of n values:  n int8 | ceil(n / 256) float32      value = int8 / 127 * scale of its block
 
 The scale of a block is its largest magnitude, so zeros and the largest values survive exactly and every error is at
-most scale / 254. A block that is not finite gets a scale that is not: all of it arrives as NaN and the step is reported
-as not finite, instead of being clipped in silence.
+most scale / 254. A block with a value that is not finite gets such a scale too: all of it arrives as NaN, and the step
+is reported as not finite instead of being clipped silently.
 
 Whatever is decoded lies in fresh memory of torch's own alignment, never in the received buffer: matrix kernels may
 round differently on memory that is aligned differently, and bits must not depend on how bytes arrived.
@@ -59,7 +59,7 @@ INT8_TILE = 1 << 20
 class Codec:
     """How a float32 tensor becomes bytes, and back.
 
-    `dtype` is what the header says, `payload_bytes` the exact length for so many elements. `encode` gives flat uint8 on
+    `dtype` is what the header says, `payload_bytes` the exact length by elements. `encode` gives flat uint8 on
     the CPU, which may share the tensor's memory; `decode` gets bytes of the right length and gives memory of its own.
     """
 
@@ -150,7 +150,7 @@ def decode(payload: Payload, dtype: str, shape: Sequence[int], codec: str) -> Te
 
 
 def round_trip(tensor: Tensor, codec: str) -> Tensor:
-    """What the receiver of `tensor` would hold."""
+    """The tensor as its receiver would hold it."""
     return decode(*encode(tensor, codec), codec)
 
 

@@ -26,7 +26,7 @@ NORM_BLOCK_ELEMENTS = 1 << 17
 
 
 def contribution_limit(contributions: int) -> int:
-    """The largest grid integer that each of so many contributions may hold, so that no sum leaves the exact range."""
+    """The largest grid integer that each contribution may hold so that the sum of all stays in the exact range."""
     return EXACT_LIMIT // contributions
 
 
@@ -66,7 +66,7 @@ def mean_of_parts(parts: Sequence[Tensor], tokens: int, bits: int | None) -> Ten
     """The averaged gradient as float32: the members' parts added in the given order, divided by `tokens`.
 
     Parts are 1-D sums of equal length, in order of peer id. Applied to slices it gives the slices of the result. With
-    `bits` the order does not matter; without, it is what makes all members agree.
+    `bits` the order does not matter; without, a common order is what makes all members agree.
     """
     total = parts[0].to(torch.float64, copy=True)
     for part in parts[1:]:

@@ -66,9 +66,9 @@ EMBEDDING_SITE = -1  # where a layer's index stands in a draw's seed
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What decides the dropout of one forward: equal draws give equal masks, whatever the cut and however often.
+    """What determines the dropout of one forward: equal draws give equal masks, whatever the cut and the repetition.
 
-    The timeline is left out: a step that is done again after a rollback drops the same.
+    The timeline is left out, so a step repeated after a rollback drops the same elements.
     """
 
     seed: int
@@ -89,7 +89,7 @@ class Draw:
 
 
 class _Unfilled(TorchFunctionMode):
-    """Parameters are not filled as they are made: on the meta device even that loads torch's compiler, for nothing."""
+    """Leaves new parameters unfilled: filling them, even on the meta device, would load torch's compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", "") == "torch.nn.init":
@@ -280,7 +280,7 @@ def _embedding(family: Family, classes: Classes, config: Any) -> nn.Embedding:
 
 
 def _attention_kind(config: Any, index: int) -> str:
-    """What a layer sees: all before it, or a window. Families without a list of kinds have one for all layers."""
+    """What a layer attends to: everything before, or a window. Families that list no kinds have one for all layers."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return str(kinds[index])
@@ -294,7 +294,7 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 @contextmanager
 def _described(spec: JobSpec) -> Iterator[None]:
-    """Makes what the library says of an impossible config an InvalidConfig."""
+    """Turn the library's complaints about an impossible config into InvalidConfig."""
     try:
         yield
     except (StrictDataclassError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

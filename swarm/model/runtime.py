@@ -1,4 +1,4 @@
-"""What differs between devices: which there are, how torch shall compute on them, what memory they have.
+"""What differs between devices: which ones exist, how torch computes on them, how much memory they have.
 
 Everything else in the product treats cpu, cuda:N and mps alike. Several processes may share one GPU: nothing here asks
 for a device as a whole, and a process can be held to its share of the memory.
@@ -20,7 +20,7 @@ from swarm.process.malloc import trim_malloc
 def choose_device(name: str) -> torch.device:
     """The device called "auto" (a CUDA GPU if there is one), "cpu", "cuda", "cuda:N" or "mps"; InvalidConfig if absent.
 
-    "auto" never takes MPS, which this version was not tried on.
+    "auto" never picks MPS: this version has not been tested on it.
     """
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -51,8 +51,8 @@ def configure(device: torch.device, *, threads: int | None, reproducible: bool) 
     """Set torch up; call it on the thread that will compute, before anything is computed.
 
     torch keeps the number of threads per calling thread, and the order in which a matrix product is added up depends
-    on it: replicas that shall agree bit for bit need one number. With `reproducible`, a GPU uses only kernels that give
-    the same bits again (the caller's environment must hold CUBLAS_WORKSPACE_CONFIG=:4096:8).
+    on it: replicas that must agree bit for bit need the same number. With `reproducible`, a GPU uses only kernels
+    that give the same bits again (the caller's environment must hold CUBLAS_WORKSPACE_CONFIG=:4096:8).
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -76,7 +76,7 @@ def step_device(device: torch.device, step_on: str) -> torch.device:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done all that was asked of it; clocks mean nothing before."""
+    """Wait until the device has finished its queue; times measured before that mean nothing."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -87,7 +87,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free now, whoever else uses the device."""
+    """Memory that is free now, with all other users of the device counted."""
     available = int(psutil.virtual_memory().available)
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -106,7 +106,7 @@ def used_bytes(device: torch.device) -> int:
 
 
 def limit_memory(device: torch.device, size_bytes: int) -> None:
-    """Hold this process to so many bytes of a GPU, so that its neighbours there keep theirs; nothing on the CPU."""
+    """Limit this process to `size_bytes` of a GPU, so that its neighbours keep theirs; does nothing on the CPU."""
     if device.type == "cuda":
         total = int(torch.cuda.mem_get_info(device)[1])
         torch.cuda.set_per_process_memory_fraction(min(1.0, size_bytes / total), device)

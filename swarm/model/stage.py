@@ -7,8 +7,8 @@ What happens to a microbatch and to a step here:
     part(step, unit) ◀── sums of a sealed step ─────────────────────────┤
     apply(step, means) ──▶ optimizer per parameter ──▶ version step + 1     └─ consumed
 
-When something is computed is decided elsewhere; here is only how. The same class serves a stage server and the
-one-process reference, and the result may not depend on how many stages there are. Therefore:
+This module only knows how to compute; when is decided elsewhere. The same class serves a stage server and the
+one-process reference, and the result must not depend on the number of stages. Therefore:
 
 - every tensor that a layer sees has the same shape, dtype and contiguity whatever the cut;
 - autocast keeps no cache of cast weights, which would live as long as the stage's forward;
@@ -56,7 +56,7 @@ class _Buffer:
 
 @dataclass(slots=True)
 class _Graph:
-    """A microbatch between forward and backward. `output` is absent if it is to be recomputed."""
+    """A microbatch between forward and backward. `output` is absent if backward recomputes it."""
 
     version: int
     draw: Draw | None  # None: evaluation, without dropout
@@ -189,7 +189,7 @@ class Stage:
     def evaluate(
         self, version: int, *, x: Tensor | None = None, tokens: Tensor | None = None, targets: Tensor | None = None
     ) -> tuple[Tensor | None, float]:
-        """Compute forward for an evaluation: arguments and result as of `forward`, nothing is kept and no graph made.
+        """Compute forward for an evaluation: takes and returns what `forward` does, keeps nothing, makes no graph.
 
         StaleMessage if weights `version` are not held.
         """
@@ -207,7 +207,7 @@ class Stage:
         self._graphs.pop(microbatch, None)
 
     def void(self, step: int) -> None:
-        """Forget the sums of a step; nothing counts for it until it is accumulated again."""
+        """Forget the sums of a step: every microbatch of it must be accumulated again."""
         self._sums.pop(step, None)
 
     # Steps -----------------------------------------------------------------------------------------------------------
@@ -215,9 +215,9 @@ class Stage:
     def part(self, step: int, unit: UnitName) -> Tensor:
         """This replica's sums of a unit, 1-D on the CPU: float64 grid integers (reproducible mode) or float32.
 
-        Zeros if nothing was accumulated. It may share memory with the sums: read it while the step is sealed, write
-        never. Where one stage holds both uses of the tied weight it is the sum of the two (in float32 this addition
-        rounds, so without reproducible mode one stage and several agree on tied weights to rounding only).
+        Zeros if nothing was accumulated. It may share memory with the sums: read it only while the step is sealed, and
+        never write to it. Where one stage holds both uses of the tied weight it is the sum of the two (in float32 this
+        addition rounds, so without reproducible mode one stage and several agree on tied weights to rounding only).
         """
         sums = self._sums.get(step, {})
         uses = [use for use in self._places if use.unit == unit]
@@ -281,7 +281,7 @@ class Stage:
     def absorb(self, names: Iterable[str], version: int, snapshot: memoryview) -> None:
         """Take over what another replica's `snapshot(names)` gave at `version`.
 
-        To be followed by `settle` once all parameters are of one version; until then nothing may be computed.
+        Call `settle` once all parameters are of one version; until then nothing may be computed.
         """
         position = 0
         for name in names:
@@ -315,7 +315,7 @@ class Stage:
                 self._step([(name, parameter)], clipped, learning_rate)
 
     def settle(self, version: int) -> str:
-        """All parameters are of `version` now: gives the digest of the state."""
+        """Record that all parameters are of `version` now; returns the digest of the state."""
         held = {older: self._buffer_of(version - older) for older in range(len(self._buffers))}
         for older, buffer in held.items():
             buffer.version = max(0, version - older)
@@ -330,7 +330,7 @@ class Stage:
         }
 
     def means_of(self, gradients: Mapping[str, Tensor]) -> dict[UnitName, Tensor]:
-        """What `gradients_of` was made from."""
+        """The inverse of `gradients_of`."""
         means = {unit: torch.zeros(layout.elements) for unit, layout in self.units.items()}
         for name, view in self.gradients_of(means).items():
             view.copy_(gradients[name].view(view.shape))
@@ -340,14 +340,14 @@ class Stage:
         return self._state_at(name, self.version)
 
     def _state_at(self, name: str, version: int) -> list[Tensor]:
-        """The tensors of a parameter that is of `version`, though others may not be; not copies."""
+        """The tensors of a parameter that is of `version` (others may not be yet); not copies."""
         newest = self._buffer_of(version)
         weights = [newest.module.get_parameter(name)]
         weights += [one.module.get_parameter(name) for one in self._buffers if one is not newest]
         return [*(one.detach() for one in weights), *self._optimizer.state_of(name).values()]
 
     def _buffer_of(self, version: int) -> _Buffer:
-        """Where weights of a version are, or would be: versions take turns."""
+        """The buffer that holds, or would hold, the weights of a version: versions take turns."""
         newest = self._buffers.index(self._buffer(self.version))
         return self._buffers[(newest + version - self.version) % len(self._buffers)]
 
@@ -444,7 +444,7 @@ class Stage:
     def _step(
         self, parameters: Iterable[tuple[str, Tensor]], gradients: Mapping[str, Tensor], learning_rate: float
     ) -> None:
-        """Run the optimizer where it is to run, one parameter after the other."""
+        """Run the optimizer on its device, one parameter after the other."""
         for name, parameter in parameters:
             there = parameter.detach().to(self._step_device)  # the parameter itself if it is there
             self._optimizer.step([(name, there)], gradients, learning_rate)

@@ -1,4 +1,4 @@
-"""What a stage starts from: weights, and of a checkpoint also the previous weights and the optimizer's state.
+"""What a stage starts from: weights and, from a checkpoint, also the previous weights and the optimizer's state.
 
 A starting state is a set of files with the paths of a checkpoint. The headers say where the tensors lie; only the byte
 ranges of the tensors that a stage needs are read:
@@ -8,7 +8,7 @@ ranges of the tensors that a stage needs are read:
     optimizer/layer-0003.safetensors    staleness 1 parameter@previous one decoder layer
     optimizer/head.safetensors                                         final norm, untied head
 
-`StateReading` knows which bytes and what they mean; who reads them (a local file, Session.Fetch) is not its business.
+`StateReading` knows which bytes are needed and what they mean; it does not care who reads them (a file, Session.Fetch).
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class StateReading:
         return bytes(held)
 
     def _pass(self, span: Span, sink: Callable[[bytes], object]) -> Generator[Span, None, None]:
-        """Let the bytes of a span through to `sink`."""
+        """Pass the bytes of a span on to `sink`."""
         before = self.read_bytes
         self._sink = sink
         if span.stop > span.start:
@@ -190,7 +190,7 @@ class StateReading:
 def read_initial(spec: JobSpec, stage: int) -> InitialState | None:
     """What a stage of a new job starts from, by the spec alone: its local folder, the hub, or None (random).
 
-    For a process that sees the folder itself; takes as long as a download takes.
+    For a process that can read the folder itself; may download, and take that long.
     """
     if not spec.model.id or spec.model.init == "random":
         return None
@@ -208,7 +208,7 @@ def read_files(spec: JobSpec, stage: int, files: Sequence[WeightFile], version: 
 
 
 def read_span(path: Path, start: int, stop: int) -> Iterator[bytes]:
-    """Bytes [start, stop) of a file in pieces; fewer if it is shorter. InvalidModel if it cannot be read."""
+    """Bytes [start, stop) of a file in chunks; fewer if it is shorter. InvalidModel if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(start)
@@ -279,7 +279,7 @@ def _check(stored: StoredTensor, shape: tuple[int, ...]) -> None:
 
 
 def _merged(wanted: Mapping[str, StoredTensor]) -> Iterator[tuple[Span, dict[str, StoredTensor]]]:
-    """As few spans as possible, without a byte too many."""
+    """The fewest spans that cover exactly these bytes."""
     in_order = sorted(wanted.items(), key=lambda item: (item[1].path, item[1].start))
     for path, items in groupby(in_order, key=lambda item: item[1].path):
         group: dict[str, StoredTensor] = {}

@@ -56,7 +56,7 @@ async def end(*children: asyncio.subprocess.Process, within_s: float = END_S_MAX
 
 
 def kill(*children: asyncio.subprocess.Process) -> None:
-    """Kill the children that still run and what they started, at once."""
+    """Kill at once the children that still run, and everything they started."""
     for child in children:
         if child.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):

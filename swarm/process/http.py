@@ -1,7 +1,7 @@
 """One small HTTP endpoint for every process: /metrics, /healthz, /readyz; anything else is 404.
 
-It runs on a thread of its own, so a scrape does not disturb the event loop; health and readiness are asked of the loop,
-because a loop that does not turn is what an orchestrator wants to know.
+It runs on a thread of its own, so a scrape does not disturb the event loop. Health and readiness are asked of the loop,
+because a loop that is stuck is what an orchestrator wants to find out.
 """
 
 from __future__ import annotations
@@ -166,12 +166,12 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """Ignore clients that went away."""
 
 
 class _QuietServerHandler(ServerHandler):
     def log_exception(self, exc_info: Any) -> None:
-        """Broken pipes of scrapers that gave up are no news; other errors answer 500."""
+        """Ignore broken pipes of scrapers that gave up; answer other errors with 500."""
 
 
 class _Handler(WSGIRequestHandler):

@@ -46,12 +46,12 @@ def given_as_flag(context: typer.Context, name: str) -> bool:
 
 
 def say_ready(role: str, **facts: str) -> None:
-    """One JSON line on stdout, for whoever started this process."""
+    """Print one JSON line on stdout for the program that started this process."""
     print(json.dumps({"schema": "swarm.ready/1", "role": role, **facts}), flush=True)
 
 
 def check_loopback(listen: str, insecure: bool) -> None:
-    """InvalidConfig for an address that others can reach without TLS, unless --insecure says that this is meant."""
+    """InvalidConfig for an address that others could reach without TLS, unless --insecure allows it."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
         raise InvalidConfig(f"--listen {listen} is not HOST:PORT", hint="for example --listen 127.0.0.1:7950")
@@ -90,7 +90,7 @@ def _addresses_hint() -> str:
 
 
 def check_http_host(host: str, port: int | None, insecure: bool) -> None:
-    """InvalidConfig if /metrics and /healthz would be open to others, unless --insecure says that this is meant."""
+    """InvalidConfig if /metrics and /healthz would be open to others, unless --insecure allows it."""
     if port is not None:
         _refuse_unless_private(f"--http-host {host}", host, insecure)
 
@@ -109,7 +109,7 @@ def _refuse_unless_private(flag: str, host: str, insecure: bool) -> None:
 
 
 def lock_folder(folder: Path) -> IO[str]:
-    """Make the folder and keep other processes of ours out of it: until this process ends, or the lock is closed.
+    """Make the folder and keep our other processes out of it until this process ends or closes the lock.
 
     NotAllowed if another process holds it, InvalidConfig if it cannot be written. The lock is the kernel's, on a file
     that stays: a process that is killed leaves nothing to clean up. Children do not inherit it.
@@ -185,9 +185,9 @@ class Farewell:
 def run_process(main: Coroutine[Any, Any, None], farewell: Farewell | None = None) -> NoReturn:
     """Run `main` until it ends or a signal comes, and exit.
 
-    SIGINT and SIGTERM cancel `main`, which cleans up (exit 130, 143), at once or after the `farewell`; the same signal
-    again ends that, and once more the process. A SwarmError becomes two lines on stderr and its exit code. Anything
-    else leaves with its traceback.
+    SIGINT and SIGTERM cancel `main`, at once or after the `farewell`, and `main` cleans up (exit 130, 143). The same
+    signal again cuts the farewell short; a third ends the process. A SwarmError becomes two lines on stderr and its
+    exit code. Any other exception leaves with its traceback.
     """
     received: list[signal.Signals] = []
 
@@ -226,14 +226,14 @@ def run_process(main: Coroutine[Any, Any, None], farewell: Farewell | None = Non
 
 
 def print_error(error: SwarmError) -> None:
-    """The two lines that a person sees of an error."""
+    """Print an error as the two lines that a person sees."""
     print(f"error[{error.code}]: {error.message}", file=sys.stderr)
     if error.hint:
         print(f"hint: {error.hint}", file=sys.stderr)
 
 
 def first_of_ours(group: BaseExceptionGroup[BaseException]) -> SwarmError | None:
-    """The error of a group that is all SwarmErrors; None if there is anything else in it."""
+    """The first error of a group that holds only SwarmErrors; None if it holds anything else."""
     _, rest = group.split(SwarmError)
     if rest is not None:
         return None

@@ -83,7 +83,7 @@ def get_logger(name: str) -> Logger:
 
 
 class _LineWriter:
-    """Writes whole lines: threads must not mix theirs."""
+    """Writes whole lines, so that threads do not mix theirs."""
 
     def __init__(self, name: str, out: TextIO, lock: threading.Lock) -> None:
         self.name = name

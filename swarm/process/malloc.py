@@ -1,4 +1,4 @@
-"""How this process asks the C library for memory."""
+"""How the C library keeps this process's memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MIB = 1 << 20
 
 
 def tune_malloc() -> bool:
-    """Keep freed tensor buffers in the process; gives whether the C library agreed.
+    """Keep freed tensor buffers in the process; returns whether the C library agreed.
 
     glibc maps each large buffer anew and gives it back when freed, so every tensor received or encoded faults in all
     its pages: 10-60 % of the data plane's speed. The price is that freed memory stays with the process until

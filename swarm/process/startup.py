@@ -1,4 +1,4 @@
-"""The first moment of a program, in which Python still imports: it needs nothing but the standard library itself."""
+"""The first moment of a program, while Python still imports: standard library and error codes only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from swarm.errors import INTERRUPTED
 def quiet_start() -> Iterator[None]:
     """Around the imports of a `__main__`: Ctrl-C ends the process at once with 130, without the traceback of an import.
 
-    gRPC's own messages on stderr are switched off, unless the user's GRPC_VERBOSITY asks for them: what they say of a
-    busy port, our error says too. It must be set before gRPC is loaded. A stream that is closed (`>&-`) is the null
-    device from here on.
+    gRPC's own messages on stderr are switched off unless GRPC_VERBOSITY asks for them: our errors already say what
+    they say about a busy port. This must happen before gRPC is loaded. A closed stream (`>&-`) is replaced by the null
+    device.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:

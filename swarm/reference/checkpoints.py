@@ -1,4 +1,4 @@
-"""Checkpoints of the one-process trainer, in the same layout: a swarm goes on from them, and the other way round."""
+"""Checkpoints of the one-process trainer, in the layout of a swarm's: each can resume from the other's."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from swarm.types import JobId
 
 
 class LocalCheckpoints:
-    """Writes a checkpoint after a step when one is due, and removes old ones; `say` hears of both.
+    """Writes a checkpoint when one is due and removes old ones; reports both through `say`.
 
-    A checkpoint that cannot be written is said and training goes on.
+    A checkpoint that cannot be written is reported, and training goes on.
     """
 
     def __init__(

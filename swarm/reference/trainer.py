@@ -1,8 +1,8 @@
-"""The one-process trainer: the twin that every claim about a swarm is compared with.
+"""The one-process trainer, against which every claim about a swarm is checked.
 
 It trains a job here and now (`swarm train-local`): the same stages, the wire codec at the same cuts, the same data,
-sums, clipping, schedule and optimizer, one microbatch after the other. There is no network, no replica and no recovery
-in it, so it is short enough to be believed; with `training.reproducible` the swarm must end with the same bits.
+sums, clipping, schedule and optimizer, one microbatch after the other. It has no network, no replicas and no
+recovery, so it is short enough to be trusted; with `training.reproducible` the swarm must end with the same bits.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def train_and_save(
     threads: int | None,
     start: Checkpoint | None = None,
 ) -> str:
-    """Tokenise, train (on from `start`), write the model folder, and say so on stderr; gives the weights' sha256.
+    """Tokenise, train (from `start`, if given), write the model folder, report on stderr; returns the weights' sha256.
 
     Checkpoints go to checkpoint.dir, or beside `out_dir`. OutOfMemory if the model or a microbatch does not fit the
     device, InvalidConfig if the folder cannot be written.
@@ -317,7 +317,7 @@ def _opening(spec: JobSpec, manifest: TokenManifest, batches: Batches) -> str:
 
 
 class _TokeniseProgress:
-    """A line every few seconds, none if it does not take so long."""
+    """A line every few seconds; none if tokenising takes less."""
 
     def __init__(self) -> None:
         self._said_s = time.monotonic()

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Counts:
-    """What the network did so far. Tensors, except where it says otherwise."""
+    """What the network has done so far; counts tensors unless stated otherwise."""
 
     delivered: int = 0  # handed to a receiver, duplicates included
     reordered: int = 0  # delivered after one that was sent later on the same link
@@ -38,7 +38,7 @@ class Counts:
 
 
 class Observer:
-    """Sees what passes, in the order in which it happens, and may kill a process at exactly that point."""
+    """Sees all traffic in the order in which it happens, and may kill a process at exactly that point."""
 
     def sending(self, owner: str, address: str, header: TensorHeader) -> None:
         """`owner` hands a tensor to its link."""
@@ -76,7 +76,7 @@ class Flight:
         self.broken = False
 
     def break_off(self) -> None:
-        """The connection broke: the sender is told so now, whatever becomes of the tensor."""
+        """The connection broke: the sender learns it now, whatever happens to the tensor."""
         self.broken = True
         if self.receipt is not None and not self.receipt.done():
             self.receipt.set_exception(PeerUnavailable(f"{self.address} does not answer: the connection broke"))
@@ -113,7 +113,7 @@ class Fabric:
         self._sessions: dict[OpenSession, None] = {}
 
     def break_links(self, one: str, other: str) -> None:
-        """Whatever the two have open with each other breaks; what is under way between them may still arrive."""
+        """Break everything the two have open with each other; what is under way may still arrive."""
         for flight in [flight for flight in self._flights if {flight.owner, flight.address} == {one, other}]:
             flight.break_off()
         self.cut(one, other)
@@ -130,7 +130,7 @@ class Fabric:
     def spawn(
         self, work: Coroutine[Any, Any, T], name: str, to: str | None = None, within: str | None = None
     ) -> asyncio.Task[T]:
-        """Run `work` beside its caller, as part of the process at `within` or of none.
+        """Run `work` concurrently, as part of the process at `within` or of none.
 
         Cancelled when the network closes, `to` is killed or the process is.
         """
@@ -146,7 +146,7 @@ class Fabric:
         return task
 
     async def reaches(self, owner: str, address: str) -> bool:
-        """Whether a connection from `owner` to `address` comes about; takes its time to find out."""
+        """Whether a connection from `owner` to `address` succeeds; finding out takes as long as it really would."""
         await asyncio.sleep(self.delay(owner, address))
         passes = await self.weather.passage(owner, address) and await self.weather.passage(address, owner)
         process = self._processes.get(address)

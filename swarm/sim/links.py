@@ -19,7 +19,7 @@ from swarm.sim.processes import Process
 
 @dataclass(slots=True)
 class _Lane:
-    """What went from one process to one address so far."""
+    """What one process has sent to one address so far."""
 
     sent: int = 0
     newest_delivered: int = 0
@@ -181,7 +181,7 @@ class SimPeerLinks:
     async def _hand_over(
         self, receiver: TensorReceiver, traffic: Traffic, number: int, header: TensorHeader, chunks: list[bytes]
     ) -> SwarmError | None:
-        """What a real receiver does with a tensor's frames; gives what the sender shall be told."""
+        """What a real receiver does with a tensor's frames; returns the error that the sender is told."""
         try:
             if self._network.encodes:
                 assembler = frames.Assembler(receiver.admit)

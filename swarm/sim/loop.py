@@ -2,7 +2,7 @@
 
 The loop's selector never waits. Where asyncio asks it to wait `timeout` seconds for files, it adds them to a counter,
 which is what `loop.time()` reads. Where asyncio would wait for ever, nothing can happen any more: the program is stuck,
-and `SimulationStuck` names who waits. Flows need no change: `asyncio.sleep` and `asyncio.timeout` ask the loop.
+and `SimulationStuck` names what waits. Flows need no change: `asyncio.sleep` and `asyncio.timeout` ask the loop.
 
 Two runs with one seed do the same in the same order. Tasks and futures are numbered, because asyncio keeps them in sets
 and their default order is that of memory addresses (a TaskGroup cancels its children in it). Code under simulation must
@@ -53,7 +53,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int, limit_s: float = LIMIT_S) ->
 def rng(name: str) -> random.Random:
     """The generator of the component `name` in the running simulation; each call starts it anew.
 
-    Components do not share generators: one that draws once more would change the dice of all others.
+    Components do not share generators: an extra draw by one would change the draws of all others.
     """
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop), "rng() belongs to a simulation"
@@ -180,7 +180,7 @@ def _place(task: asyncio.Task[Any]) -> str:
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Never waits: adds the time that it should wait to `now_s`."""
+    """Never waits: adds the time it was asked to wait to `now_s`."""
 
     def __init__(self, limit_s: float, waiting: Callable[[], str]) -> None:
         self.now_s = 0.0

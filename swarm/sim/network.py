@@ -3,8 +3,8 @@
 Tensors travel each on its own: after a random delay, so they overtake each other, and some arrive twice. Session
 messages are delayed too but keep their order in each direction, as a stream does. Everything passes through the real
 encoding (unless `codec` is off), and everything that was done to the traffic is counted: a test that wants disorder can
-assert that it got some. What links do to traffic is in weather.py; a process (processes.py) that listens here is served
-in its own tasks, so that a frozen one answers nothing. All chance comes from the generator that is handed in.
+assert that it got some. weather.py says what links do to traffic. A process (processes.py) that listens here is served
+in its own tasks, so a frozen one does not answer. All randomness comes from the generator that is passed in.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class SimNetwork(Fabric):
         return SimSchedulerLink(self, owner, address)
 
     def kill(self, address: str) -> None:
-        """The process at `address` is gone: it listens no more, its connections break, deliveries to it fail.
+        """Kill the process at `address`: it stops listening, its connections break, deliveries to it fail.
 
-        What it sent before may still arrive. Its own tasks are the test's to cancel.
+        What it sent before may still arrive. The test cancels the process's own tasks.
         """
         self._receivers.pop(address, None)
         self._donors.pop(address, None)
@@ -60,7 +60,7 @@ class SimNetwork(Fabric):
             session.sever(SchedulerUnreachable(f"{session.address} does not answer: the connection broke"))
 
     def freeze(self, address: str) -> None:
-        """The process at `address` is stopped (SIGSTOP); after DETECT_S those who talk to it find it dead."""
+        """Stop the process at `address` (SIGSTOP); after DETECT_S its peers take it for dead."""
         process = self._processes[address]
         assert process is not None, f"{address} is no process"
         process.freeze()

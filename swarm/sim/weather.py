@@ -1,4 +1,4 @@
-"""What the links of a simulation do to what travels on them: healthy until told otherwise.
+"""What the links of a simulation do to traffic; they are healthy until told otherwise.
 
 A link is a pair (from, to): it may be stopped in one direction only. What travels on a stopped link waits; after
 `DETECT_S` the keepalive of a real connection would give up, so the network breaks what the two have open with each
@@ -22,7 +22,7 @@ RESEND_S: Final = (0.05, 0.6)  # what a lost packet costs a session message
 
 @dataclass(slots=True)
 class _Stop:
-    """A direction of a link that is stopped by so many causes."""
+    """A direction of a link that is stopped, with the number of causes."""
 
     opened: asyncio.Event
     causes: int = 0
