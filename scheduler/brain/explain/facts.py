@@ -1,7 +1,7 @@
 """Why a job waits, why a peer gets little work or none: facts with their numbers, for people.
 
-A fact is a topic and a sentence. What is not known is not said: a replica that was never measured has no pace, and as
-long as a stage has none that was, nobody can say which stage limits the job.
+A fact is a topic and a sentence. Unknown things are left out: a replica that was never measured has no pace, and as
+long as no replica of some stage was measured, nobody can say which stage limits the job.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Capacities that differ by less than this share of the greatest are alike.
 ALIKE = 0.01
-# A replica that takes so many times the median of its stage is called slow, and fast if the median takes so many times
-# what it takes.
+# A replica is called slow if it takes this many times the median of its stage, and fast if the median takes this many
+# times what it takes.
 UNLIKE_PACE = 1.25
 SHOWN = 8  # replicas of a stage by name
 WAITING_STATES = (JobState.QUEUED, JobState.PLACING, JobState.STALLED)
@@ -31,7 +31,7 @@ WAITING_STATES = (JobState.QUEUED, JobState.PLACING, JobState.STALLED)
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that is so: what it is about, a sentence, and the numbers in it by name, units last."""
+    """One statement: its topic, a sentence, and the numbers in it by name, units last."""
 
     topic: str
     text: str
@@ -50,7 +50,7 @@ class ReplicaStanding:
     suspect: bool = False
     leave: Leave | None = None
     asked_s: float = nan  # when it was asked to leave
-    needs_donors: bool = False  # it joined, and needs something yet that only others have
+    needs_donors: bool = False  # it joined, and still needs something that only others have
 
     @property
     def gets_work(self) -> bool:
@@ -80,7 +80,7 @@ class MoveMade:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A job at work, as far as its brain knows it; times are those of the scheduler's clock."""
+    """A running job as its brain sees it; times are those of the scheduler's clock."""
 
     is_running: bool  # not loading, saving its last checkpoint or gathering after a restart
     stages: int
@@ -99,9 +99,9 @@ class Situation:
         return sorted((one for one in self.replicas if one.stage == stage), key=lambda one: one.peer)
 
     def capacity(self, stage: int) -> float | None:
-        """Microbatches per second of those that get work; None if none of them was ever measured.
+        """Microbatches per second of the replicas that get work; None if none of them was ever measured.
 
-        Those that were not count like the fastest of the stage, as in routing.
+        Unmeasured ones count like the fastest of the stage, as in routing.
         """
         at_work = [one for one in self.of_stage(stage) if one.gets_work]
         measured = [one.pace_s for one in at_work if one.pace_s > 0.0]
@@ -110,7 +110,7 @@ class Situation:
         return sum(1.0 / (one.pace_s or min(measured)) for one in at_work)
 
     def limiting(self) -> int | None:
-        """The stage with the least capacity; None if that is not known, or if none stands out."""
+        """The stage with the least capacity; None if it is not known, or if no stage stands out."""
         capacities = [self.capacity(stage) for stage in range(self.stages)]
         known = [capacity for capacity in capacities if capacity is not None]
         if len(known) < self.stages or self.stages < 2 or min(known) >= max(known) * (1.0 - ALIKE):
@@ -124,7 +124,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class JobStanding:
-    """What everybody can see of a job; `needs_bytes` are of its stages."""
+    """What is known of a job without its brain; `needs_bytes` has one number per stage."""
 
     id: JobId
     state: JobState
@@ -141,7 +141,7 @@ class JobStanding:
 
 @dataclass(frozen=True, slots=True)
 class IdlePeer:
-    """A peer without work, and why each job at work does not use it."""
+    """A peer without work, and why each running job does not use it."""
 
     peer: PeerId
     memory_bytes: int
@@ -152,7 +152,7 @@ class IdlePeer:
 
 
 def explain_job(job: JobStanding, situation: Situation | None, idle: Sequence[IdlePeer], now_s: float) -> list[Fact]:
-    """Why a job waits or is as slow as it is; without a `situation` nobody is at work on it."""
+    """Why a job waits, or what limits its speed; without a `situation` it does not run."""
     facts = [Fact("state", f"{job.state.value} for {spoken_duration(job.for_s)}: {job.reason}", {"for_s": job.for_s})]
     if job.hint:
         facts.append(Fact("hint", job.hint))
@@ -254,7 +254,7 @@ def _leaves(situation: Situation, replica: ReplicaStanding, now_s: float) -> str
 
 
 def why_it_stays(situation: Situation, peer: PeerId) -> str:
-    """What a peer that is to leave still waits for; empty if it is no replica any more."""
+    """What a leaving peer still waits for; empty if it is no longer a replica."""
     replica = situation.get(peer)
     if replica is None:
         return ""
@@ -311,7 +311,7 @@ def explain_peer(
     waiting: Mapping[JobId, str],
     now_s: float,
 ) -> list[Fact]:
-    """Why a peer gets little work or none; `situation` is of its job, `waiting` are jobs that want peers, and why."""
+    """Why a peer gets little work or none; `situation` is that of its job, `waiting` the jobs that want peers."""
     peer, for_s = known.hello.peer, now_s - known.since_s
     facts = [Fact("state", f"{known.state.value} for {spoken_duration(for_s)}: {known.reason}", {"for_s": for_s})]
     if known.state is PeerState.SUSPECT:
