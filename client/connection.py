@@ -16,8 +16,8 @@ from swarm.rpc.channel import connect_sync, translate
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 
-# Beyond the deadline of a plain call: sending a shard or hearing a stream takes as long as it takes, but each such call
-# ends when its connection does, which keep-alive notices within seconds.
+# Uploads and streams may take longer than a plain call. Each ends with its connection, and keep-alive notices within
+# seconds that a connection is dead.
 CHUNK_BYTES = 1 << 20
 # A shard may take this long per MiB (64 kbit/s), and never less than the deadline.
 SECONDS_PER_MIB = 128.0
@@ -28,7 +28,7 @@ READING_S_MAX = 3600.0
 class Scheduler:
     """A connection to the scheduler at `address`; use it as a context manager.
 
-    Every method raises SchedulerUnreachable, DeadlinePassed, or what the scheduler answered.
+    Every method raises SchedulerUnreachable, DeadlinePassed, or the error that the scheduler answered with.
     """
 
     def __init__(self, address: str, timeout_s: float) -> None:
@@ -66,7 +66,7 @@ class Scheduler:
         return list(reply.shards)
 
     def put_shard(self, shard: pb.Shard, payload: Iterable[bytes]) -> None:
-        """Send one shard; `payload` are its bytes in chunks of at most 1 MiB."""
+        """Send one shard; `payload` yields its bytes in chunks of at most 1 MiB."""
 
         def chunks() -> Iterator[pb.ShardChunk]:
             yield pb.ShardChunk(shard=shard)
@@ -107,7 +107,7 @@ class Scheduler:
         return view
 
     def resume(self, job: str, which: str, spec_json: str) -> pb.JobView:
-        """Go on from a checkpoint; the scheduler reads all of it first, which takes as long as it takes."""
+        """Continue a job from a checkpoint, which the scheduler reads as a whole first."""
         request = pb.ResumeRequest(job=job, spec_json=spec_json, **{"from": which})
         view: pb.JobView = self._call(self._stub.Resume, request, timeout_s=max(self.timeout_s, READING_S_MAX))
         return view
@@ -124,7 +124,7 @@ class Scheduler:
         return list(reply.peers)
 
     def drain(self, peer: str, reason: str, timeout_s: float) -> Iterator[pb.DrainView]:
-        """The stage server hands its work over: how far it is, until it serves no job."""
+        """Ask a stage server to hand its work over, and report progress until it serves no job."""
         with self._translated():
             yield from self._stub.Drain(pb.DrainRequest(peer=peer, reason=reason), timeout=timeout_s)
 
@@ -133,7 +133,7 @@ class Scheduler:
         return found
 
     def chaos(self, request: pb.ChaosRequest) -> pb.ChaosReport:
-        """Harm a stage server; answers once its job is over it."""
+        """Harm a stage server; answers once its job has recovered."""
         report: pb.ChaosReport = self._call(self._stub.Chaos, request)
         return report
 

@@ -1,4 +1,4 @@
-"""How a call of `swarm` was asked for, and how it speaks: data to stdout, messages to stderr.
+"""The shared flags of a call of `swarm`, and its output: data on stdout, messages on stderr.
 
 With `-o json` data is one JSON object per call, or one per line of a stream: {"schema": "swarm.cli/1", "data": …}, or
 "error" in the place of "data". Keys are only ever added.
@@ -62,7 +62,7 @@ class Shell:
 
     @property
     def scheduler_flag(self) -> str:
-        """What a command that is shown needs so that it reaches the same scheduler; empty for the default one."""
+        """The flag that suggested commands need to reach the same scheduler; empty for the default one."""
         return "" if self.scheduler == DEFAULT_SCHEDULER else f" --scheduler {self.scheduler}"
 
     @property
@@ -135,7 +135,7 @@ def bytes_bar(shell: Shell, what: str) -> Iterator[Advance]:
 
 
 class _Lines:
-    """Says how far something is every PROGRESS_LINE_S; nothing if it does not take so long."""
+    """Says every PROGRESS_LINE_S how far the work is; says nothing about short work."""
 
     def __init__(self, shell: Shell, what: str) -> None:
         self._shell = shell

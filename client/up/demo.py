@@ -65,7 +65,7 @@ class DemoJob:
 
 
 def demo_job(stages: int) -> DemoJob:
-    """The job for a swarm of so many stages (layers grow with them, one each at least)."""
+    """The job for this number of stages, with at least one layer for each."""
     layers = max(LAYERS, stages)
     source = f"{sysconfig.get_paths()['stdlib']}/[a-p]*.py"
     text = _JOB.format(
@@ -104,6 +104,6 @@ def report(view: pb.JobView) -> tuple[bool, str]:
 
 
 def free_name(folder: Path) -> Path:
-    """Where the model goes: a name in `folder` that nothing has."""
+    """An unused path in `folder` for the model."""
     names = (FOLDER if number == 1 else f"{FOLDER}-{number}" for number in count(1))
     return next(folder / name for name in names if not (folder / name).exists())

@@ -24,14 +24,13 @@ from swarm.process.children import dying_with_parent, end, kill
 START_S_MAX = 180.0  # importing torch four times on two busy cores takes a while
 POLL_S = 0.1
 END_S_MAX = 8.0  # stage servers at work take a few seconds to close their links
-# When a process died under a running job: so long may the scheduler take to say what that means for the job.
+# After a process died, the scheduler has this long to say what that means for a running job.
 VERDICT_S_MAX = 20.0
 TAIL_LINES = 15
 # A stage server that ends is started again, unless it does so this often within this time.
 ENDS_MAX = 3
 ENDS_WITHIN_S = 60.0
 READY_SCHEMA = "swarm.ready/1"
-SCHEDULER = "scheduler"
 
 Result = TypeVar("Result")
 
@@ -40,7 +39,7 @@ Result = TypeVar("Result")
 class Programs:
     """The command lines of the children, without their flags."""
 
-    # -P: a file of the user's that happens to be called scheduler.py must not run instead.
+    # -P: a file of the user's called scheduler.py must not run instead.
     scheduler: tuple[str, ...] = (sys.executable, "-P", "-m", "scheduler")
     stage_server: tuple[str, ...] = (sys.executable, "-P", "-m", "stage_server")
     client: tuple[str, ...] = (sys.executable, "-P", "-m", "client")
@@ -82,7 +81,7 @@ class Fleet:
             return await self._spawn(command, stdout=stdout, stderr=stderr)
 
     async def run(self, command: Sequence[str], *, capture: bool = False) -> tuple[int, str]:
-        """Run a program to its end, its messages on our stderr; gives its exit code and, captured, its stdout."""
+        """Run a program to its end, its messages on our stderr. Returns its exit code and, if captured, its stdout."""
         process = await self._spawn(command, stdout=asyncio.subprocess.PIPE if capture else None, stderr=None)
         self._tools.append(process)
         out, _ = await process.communicate()
@@ -91,7 +90,7 @@ class Fleet:
         return code if code >= 0 else 128 - code, (out or b"").decode(errors="replace")
 
     async def ready(self, child: Child) -> None:
-        """Until the child said that it is; ProcessEnded or DeadlinePassed if it does not."""
+        """Wait until the child is ready; ProcessEnded or DeadlinePassed if it never is."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_S_MAX):
                 while child.process.returncode is None:
@@ -103,10 +102,10 @@ class Fleet:
         raise DeadlinePassed(f"{child.name} is not ready after {START_S_MAX:.0f} s", hint=f"see why in {child.log}")
 
     async def guard(self, work: Coroutine[Any, Any, Result], shell: Shell | None = None) -> Result:
-        """Do `work`, and start stage servers again that end meanwhile.
+        """Do `work`, and restart stage servers that end meanwhile.
 
-        ProcessEnded if the scheduler ends, or a stage server again and again. With a `shell` the work is a job: then
-        the scheduler is given time to say what a lost stage server means for it, and the work's own end is what counts.
+        ProcessEnded if the scheduler ends, or a stage server ends too often. With a `shell` the work is a job: the
+        scheduler then has time to say what a lost stage server means for it, and the work's own result counts.
         """
         doing = asyncio.ensure_future(work)
         lost: ProcessEnded | None = None
@@ -133,7 +132,7 @@ class Fleet:
             await asyncio.gather(doing, return_exceptions=True)
 
     async def _until_an_end(self, doing: asyncio.Future[Result]) -> None:
-        """Until the work is done or a server has ended."""
+        """Wait until the work is done or a server has ended."""
         ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(child.process.wait()) for child in self._servers]
         try:
             await asyncio.wait({doing, *ends}, return_when=asyncio.FIRST_COMPLETED)
@@ -143,7 +142,7 @@ class Fleet:
             await asyncio.gather(*ends, return_exceptions=True)
 
     async def _start_again(self, child: Child) -> bool:
-        """Whether the child that has ended runs again."""
+        """Restart a child that has ended; False if it is the scheduler or has ended too often."""
         if child.name == "scheduler":
             return False
         now_s = asyncio.get_running_loop().time()
@@ -181,7 +180,7 @@ class Fleet:
 
 
 def _ready_line(out: Path) -> dict[str, str]:
-    """What a child's first complete line says; empty while there is none."""
+    """The facts of a child's ready line; empty while there is none."""
     for line in out.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         with contextlib.suppress(ValueError):
             said = json.loads(line) if line.endswith("\n") else None

@@ -101,7 +101,7 @@ class UpOptions:
 
 
 async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | None = None) -> int:
-    """Run a swarm until Ctrl-C, or until its job or demo ends; gives the exit code.
+    """Run a swarm until Ctrl-C, or until its job or demo ends; returns the exit code.
 
     The first SIGINT, SIGTERM or SIGHUP stops everything in order, a second one kills it. Whatever happens, no process
     is left when this returns.
@@ -134,7 +134,7 @@ async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | Non
 
 
 async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet) -> int:
-    # Checked before half a minute of starting things.
+    # Checked first: starting the processes can take half a minute.
     spec = None if options.job is None else check_job(options.job, ())[0]
     if options.port and not _is_free(options.port):
         raise InvalidConfig(f"port {options.port} is taken", hint="choose another --port; 0 takes any free one")
@@ -167,42 +167,19 @@ async def _start(
     shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet, broker: str, folder: Path
 ) -> tuple[Child, list[Child]]:
     """Start scheduler and stage servers; all are ready when this returns."""
+    shared = ["--broker", broker, *(["--allow-chaos"] * options.allow_chaos)]
     port = options.port
     if port is None:
         port = DEFAULT_PORT if _is_free(DEFAULT_PORT) else 0
     scheduler = await fleet.start(
-        "scheduler",
-        [
-            *programs.scheduler,
-            *("--listen", f"{HOST}:{port}"),
-            *("--http-port", str(HTTP_PORT if _is_free(HTTP_PORT) else 0)),
-            *("--broker", broker),
-            *("--data-dir", str(folder / "scheduler")),
-            *(["--allow-chaos"] * options.allow_chaos),
-        ],
+        "scheduler", [*programs.scheduler, *shared, *_scheduler_flags(port, folder / "scheduler")]
     )
     # Stage servers find the scheduler by themselves, so they need not wait for it.
     count = options.stages * options.replicas
-    threads = max(1, _cores() // count)
-    servers = [
-        await fleet.start(
-            f"peer-{index}",
-            [
-                *programs.stage_server,
-                *("--broker", broker),
-                *("--listen", f"{HOST}:0"),
-                *("--http-port", "0"),
-                *("--threads", str(threads)),
-                *("--device", options.device),
-                # All start at once and see the same free memory: each may have its share.
-                *("--max-memory", f"{90 / count:.2f}%"),
-                *("--data-dir", str(folder / f"peer-{index}")),
-                *("--drain-timeout", "0"),  # all end together: there is nobody to hand over to
-                *(["--allow-chaos"] * options.allow_chaos),
-            ],
-        )
-        for index in range(count)
-    ]
+    servers = []
+    for name in (f"peer-{index}" for index in range(count)):
+        flags = _stage_server_flags(options.device, count, folder / name)
+        servers.append(await fleet.start(name, [*programs.stage_server, *shared, *flags]))
     children = (scheduler, *servers)
     async with _telling(
         shell, lambda: f"{sum(bool(c.ready) for c in children)} of {len(children)} processes are ready"
@@ -214,9 +191,30 @@ async def _start(
     return scheduler, servers
 
 
+def _scheduler_flags(port: int, folder: Path) -> list[str]:
+    return [
+        *("--listen", f"{HOST}:{port}"),
+        *("--http-port", str(HTTP_PORT if _is_free(HTTP_PORT) else 0)),
+        *("--data-dir", str(folder)),
+    ]
+
+
+def _stage_server_flags(device: str, count: int, folder: Path) -> list[str]:
+    return [
+        *("--listen", f"{HOST}:0"),
+        *("--http-port", "0"),
+        *("--threads", str(max(1, _cores() // count))),
+        *("--device", device),
+        # All start at once and see the same free memory: each may have its share.
+        *("--max-memory", f"{90 / count:.2f}%"),
+        *("--data-dir", str(folder)),
+        *("--drain-timeout", "0"),  # all end together, so nobody could take over
+    ]
+
+
 @asynccontextmanager
 async def _telling(shell: Shell, progress: Callable[[], str]) -> AsyncIterator[None]:
-    """Say how far the body is, if it takes longer than SILENT_S, and when that changes."""
+    """Say how far the body has come whenever that changes, once it has taken SILENT_S."""
 
     async def tell() -> None:
         await asyncio.sleep(SILENT_S)
@@ -236,7 +234,7 @@ async def _telling(shell: Shell, progress: Callable[[], str]) -> AsyncIterator[N
 
 
 async def _wait_for_peers(shell: Shell, jobs: Any, servers: Sequence[Child], fleet: Fleet) -> None:
-    """Until the scheduler lists all stage servers."""
+    """Wait until the scheduler lists all stage servers."""
     usable = (PeerState.IDLE.value, PeerState.SERVING.value)
     listed = 0
     with contextlib.suppress(TimeoutError):
@@ -284,7 +282,7 @@ def _where(address: str) -> str:
 async def _demo(
     shell: Shell, programs: Programs, fleet: Fleet, jobs: Any, address: str, folder: Path, options: UpOptions
 ) -> int:
-    """Train the built-in model, fetch it, let it write; 1 if it learned nothing."""
+    """Train the built-in model, fetch it and sample from it; 1 if it learned nothing."""
     job = demo_job(options.stages)
     path = folder / "demo.toml"
     path.write_text(job.text, encoding="utf-8")
@@ -332,7 +330,7 @@ async def _jobs(address: str) -> AsyncIterator[Any]:
 
 @contextmanager
 def _data_folder(shell: Shell, given: Path | None) -> Iterator[Path]:
-    """The folder of this swarm, locked; a temporary one goes when all went well and stays for its logs when not."""
+    """The locked folder of this swarm. A temporary one is removed, or kept for its logs after an error."""
     folder = Path(tempfile.mkdtemp(prefix="swarm-up-")) if given is None else given.absolute()
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock_folder(folder))

@@ -1,4 +1,4 @@
-"""Files that go to the scheduler by their hash: only those that it lacks, equal ones once."""
+"""Upload files by their hash: each distinct file once, and only if the scheduler lacks it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarm.wire import jobs_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file by its hash; `content` is where it lies, or its bytes. `tokens` if it is a token shard."""
+    """A file by its hash. `content` is its path or its bytes; `tokens` is set for a token shard."""
 
     sha256: str
     size_bytes: int
@@ -24,7 +24,7 @@ class File:
 
 
 def upload(shell: Shell, scheduler: Scheduler, files: Sequence[File], what: str) -> None:
-    """Send the files that the scheduler lacks. One that arrived stays there, so a repeated upload goes on after it."""
+    """Send the files that the scheduler lacks. It keeps what has arrived, so a repeated upload sends only the rest."""
     by_hash = {file.sha256: file for file in files}
     listed = [_wire(file) for file in by_hash.values()]
     missing = {shard.sha256 for shard in scheduler.missing_shards(listed)}

@@ -1,4 +1,4 @@
-"""Sending the checkpoint that a new job starts from, if it lies on this machine."""
+"""Upload the checkpoint that a new job starts from, if it is on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STATE_FILES = (MANIFEST, "trainer_state.json")
 
 
 def is_job_and_step(text: str) -> bool:
-    """Whether a start is a checkpoint that the scheduler has, not a folder of this machine."""
+    """Whether this names a checkpoint of a scheduler's job rather than a folder of this machine."""
     return bool(JOB_AND_STEP.match(text)) and not Path(text).exists()
 
 
@@ -41,7 +41,7 @@ def open_start(spec: JobSpec) -> Checkpoint | None:
 
 
 def upload_start(shell: Shell, scheduler: Scheduler, start: Checkpoint) -> list[pb.JobFile]:
-    """Send the files of a local checkpoint that the scheduler lacks; gives what to submit."""
+    """Send the files of a local checkpoint that the scheduler lacks; returns the files to submit."""
     if not isinstance(start.storage, LocalStorage):
         raise InvalidConfig(f"{start.storage.where} is no folder of this machine")
     home = start.storage.root / start.name

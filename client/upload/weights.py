@@ -1,4 +1,4 @@
-"""Sending the weights of a local model: hashed, then uploaded like token shards, each file once."""
+"""Upload the weights of a local model: hash each file, then send it like a token shard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarm.wire import jobs_pb2 as pb
 
 
 def upload_weights(shell: Shell, scheduler: Scheduler, spec: JobSpec) -> list[pb.JobFile]:
-    """Send the local weights that a grounded spec starts from, if any; gives what to submit.
+    """Send the local weights that a grounded spec starts from, if any; returns the files to submit.
 
     InvalidModel names a file that cannot be read.
     """

@@ -23,7 +23,7 @@ def command(
         bool, typer.Option("--no-checkpoint", help="Stop at once; what was trained since the last checkpoint is lost.")
     ] = False,
 ) -> int:
-    """Save what was trained, then stop jobs; `swarm resume` goes on. A second cancel stops at once, without saving."""
+    """Save jobs, then stop them; `swarm resume` continues them. A second cancel stops at once, without saving."""
     shell: Shell = context.obj
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         found, errors = _each(shell, jobs, scheduler.get)

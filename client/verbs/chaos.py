@@ -1,4 +1,4 @@
-"""`swarm chaos`: harm a stage server on purpose and show how its job took it."""
+"""`swarm chaos`: harm a stage server on purpose and show how its job recovers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(
     peer: Annotated[
         str, typer.Argument(metavar="PEER", help="Id of a stage server, or its beginning; swarm peers lists them.")
     ],
-    for_: Annotated[float, typer.Option("--for", help="How long, seconds; a kill is for ever.")] = 10.0,
+    for_: Annotated[float, typer.Option("--for", help="Duration in seconds; a kill is permanent.")] = 10.0,
     factor: Annotated[float, typer.Option(help="slow: how many times slower; corrupt: one frame in this many.")] = 4.0,
     seed: Annotated[int, typer.Option(min=0, help="corrupt: which frames.")] = 0,
     against: Annotated[
@@ -44,13 +44,13 @@ def command(
     no tensor passes between it and its neighbours, while the scheduler still hears it. corrupt: a byte of one in
     --factor frames that it sends is flipped.
 
-    Only a swarm that was started for it obeys: swarm up --allow-chaos, or swarm scheduler --allow-chaos and swarm
-    stage-server --allow-chaos. Say --yes where nobody can be asked.
+    It works only where it was allowed: swarm up --allow-chaos, or swarm scheduler --allow-chaos and swarm stage-server
+    --allow-chaos. Pass --yes where nobody can be asked.
 
-    When the job has committed two more steps and the fault is over, this prints when the stage server was suspect, its
-    work given to others, itself gone and the job well again, in seconds from the order; and the ledger: microbatches
-    fed, committed and open, contributions done again, and the balance, which must be 0 lost and 0 counted twice. The
-    exit code is 1 if it is not, or if the job did not recover within a minute after the fault.
+    The report comes when the fault is over and the job has committed two more steps. It gives the seconds from the
+    order until the stage server was suspect, its work was re-routed, it was gone and the job had recovered. The ledger
+    follows: microbatches fed, committed and open, contributions done again, and the balance, which must be 0 lost and 0
+    counted twice. The exit code is 1 if it is not, or if the job has not recovered within a minute after the fault.
 
     Example: swarm chaos freeze vm-1a2b3c --for 3 --yes
     """
@@ -58,7 +58,7 @@ def command(
 
 
 def chaos(shell: Shell, fault: str, peer: str, *, for_s: float, factor: float, seed: int, against: str) -> int:
-    """Order the fault, wait until the job is over it, print recovery and balance; 1 if the job did not recover."""
+    """Order the fault, wait for the job to recover, print times and balance; 1 if it did not recover."""
     what = _WHAT[fault].format(peer=peer, for_s=for_s, factor=factor, against=against or "all its neighbours")
     if not shell.yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -85,7 +85,7 @@ def is_well(report: pb.ChaosReport) -> bool:
 
 
 def chaos_values(report: pb.ChaosReport) -> dict[str, Any]:
-    """A report as JSON values; null for what did not happen, and for all of the job if there was none."""
+    """A report as JSON values. What did not happen is null; without a job, so is all that concerns one."""
     moments = ("suspect_s", "rerouted_s", "gone_s", "recovered_s")
     counts = (
         *("microbatches_fed", "microbatches_committed", "microbatches_in_flight"),

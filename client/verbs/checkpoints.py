@@ -29,7 +29,7 @@ def command(
 
 
 def show_checkpoints(shell: Shell, job: str, *, verify: bool) -> int:
-    """List a job's checkpoints; with `verify` the scheduler reads every byte. Gives 1 if it found a fault."""
+    """List a job's checkpoints; with `verify` the scheduler reads every byte. Returns 1 if it found a fault."""
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         view = scheduler.get(job)
         found = scheduler.checkpoints(view.id, verify=verify)
@@ -41,13 +41,12 @@ def show_checkpoints(shell: Shell, job: str, *, verify: bool) -> int:
     else:
         shell.say(f"job {view.id} has no checkpoints; it writes one every checkpoint.every_steps and at its end")
     if faults:
-        which = "cannot be used" if faults == 1 else "cannot be used each"
-        shell.say(f"{faults} of {len(found)} {which}; resume takes the newest that verifies")
+        shell.say(f"{faults} of {len(found)} cannot be used; resume takes the newest that verifies")
     return 1 if faults and verify else 0
 
 
 def checkpoint_values(view: pb.CheckpointView, *, verified: bool) -> dict[str, Any]:
-    """A checkpoint as JSON values; `verified` is null if nobody looked at its contents."""
+    """A checkpoint as JSON values; `verified` is null if its contents were not read."""
     return {
         "step": view.step,
         "created": utc(view.created_unix_s),

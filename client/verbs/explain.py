@@ -33,8 +33,8 @@ def command(
         ),
     ] = "",
 ) -> None:
-    """Say in numbers why a job waits, which stage limits it, who joins, leaves or moves and why; or why a stage server
-    gets little work or none."""
+    """Explain in numbers why a job waits, which stage limits it and which stage servers join, leave or move; or why a
+    stage server gets little work or none."""
     explain(context.obj, about, microbatch)
 
 

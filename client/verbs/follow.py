@@ -22,7 +22,7 @@ REDIAL_S = 0.5
 
 
 def follow(shell: Shell, scheduler: Scheduler, job: str) -> pb.JobView:
-    """Show the job until it ends and give its last view.
+    """Show the job until it ends; returns its last view.
 
     A scheduler that does not answer is dialled again for --timeout seconds, then SchedulerUnreachable.
     """
@@ -53,7 +53,7 @@ def follow_to_success(shell: Shell, scheduler: Scheduler, job: str, *, commands:
 
 
 def raise_unless_succeeded(view: pb.JobView) -> None:
-    """JobEnded if the job failed or was cancelled, JobDidNotFit if for want of memory."""
+    """JobEnded if the job failed or was cancelled, JobDidNotFit if it ran out of memory."""
     if view.state != JobState.SUCCEEDED:
         kind = JobDidNotFit if view.error_code == OutOfMemory.code else JobEnded
         raise kind(

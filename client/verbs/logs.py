@@ -75,7 +75,7 @@ def log_line(entry: pb.LogEntry) -> Text:
     """One line for people, in local time."""
     moment = time.strftime("%H:%M:%S", time.localtime(entry.time_unix_s))
     who = "scheduler" if not entry.peer else entry.peer + (f" stage {entry.stage}" if entry.stage >= 0 else "")
-    # What peers say must not move the cursor.
+    # A peer's text must not move the cursor.
     message = "".join(character if character.isprintable() else " " for character in entry.message)
     return Text.assemble(
         (moment, "dim"), " ", (f"{entry.level:<7}", _STYLE.get(entry.level, "")), " ", (f"{who}: ", "cyan"), message

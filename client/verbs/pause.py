@@ -12,12 +12,12 @@ from swarm.types import JobState
 
 
 def command(context: typer.Context, job: JobName) -> int:
-    """Commit what runs, write a checkpoint, free the stage servers for other jobs; `swarm resume` goes on."""
+    """Commit the open steps, write a checkpoint and free the stage servers; `swarm resume` continues the job."""
     return pause(context.obj, job)
 
 
 def pause(shell: Shell, job: str) -> int:
-    """Pause a job and wait until it is paused; gives 0, or 1 if it came otherwise."""
+    """Pause a job and wait until it is paused; returns 0, or 1 if the job ended another way."""
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         view = scheduler.pause(scheduler.get(job).id)
         if view.state == JobState.PAUSING:

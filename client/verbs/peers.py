@@ -32,8 +32,8 @@ def command(
     ] = 60.0,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="drain: only ask, do not wait.")] = False,
 ) -> int:
-    """List stage servers, or drain one: it finishes what it has, hands its work over without any being done again, and
-    gets none until it is started again. The last of a stage stays until another one has joined."""
+    """List stage servers, or drain one. A drained stage server finishes its work, hands its stage over so that no work
+    is repeated, and gets none until it is restarted. The last one of a stage stays until another has joined."""
     shell: Shell = context.obj
     if action == "drain":
         if not peer:
@@ -62,7 +62,7 @@ def show_peers(shell: Shell, stage: int, state: str) -> None:
 
 
 def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:
-    """Let a stage server hand its work over; gives 1 if it was lost before it had.
+    """Let a stage server hand its work over; returns 1 if it was lost before that.
 
     DeadlinePassed after `timeout_s`: the hand-over goes on.
     """
@@ -99,7 +99,7 @@ def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:
 
 
 def drained_text(view: pb.PeerView) -> str:
-    """What became of a stage server that was to hand its work over."""
+    """How a drain ended, in words."""
     if view.state == PeerState.GONE:
         return f"stage server {view.id} is gone: {view.reason}; others do its uncommitted work again"
     return f"stage server {view.id} serves no job and gets none until it is started again; it can be stopped"

@@ -1,7 +1,7 @@
 """Weights in another precision, without torch: float32 in, float32, float16 or bfloat16 out.
 
-Every conversion rounds to nearest, ties to even, as torch does; what leaves the range of float16 becomes infinite, and
-is refused instead: such weights are of no use to anybody.
+Every conversion rounds to nearest, ties to even, as torch does. A value outside the range of float16 is refused, where
+torch would make it infinite.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def convert_folder(folder: Path, dtype: Dtype) -> None:
 
 
 def convert_file(path: Path, dtype: Dtype) -> int:
-    """Rewrite one safetensors file; gives the bytes of its tensors."""
+    """Rewrite one safetensors file; returns the bytes of its tensors."""
     tensors = read_header(path, path.name)
     wanted = _HEADER_NAMES[dtype]
     item_bytes = 4 if wanted == "F32" else 2

@@ -36,7 +36,7 @@ def command(
     ] = "keep",
     force: Annotated[bool, typer.Option("--force", help="Replace DIR if it exists.")] = False,
 ) -> None:
-    """Fetch the model of a checkpoint, the newest if none is named, as a Hugging Face folder; every hash is checked."""
+    """Fetch the model of a checkpoint (by default the newest) as a Hugging Face folder; every hash is checked."""
     pull(context.obj, job, folder, step=step, dtype=dtype, force=force)
 
 
@@ -96,7 +96,7 @@ def _new_sibling(folder: Path) -> Path:
 
 
 def _receive(shell: Shell, chunks: Iterable[pb.FileChunk], part: Path) -> tuple[int, int]:
-    """Write the stream of files below `part`; gives how many files and bytes."""
+    """Write the stream of files below `part`; returns the number of files and of bytes."""
     writer: _FileWriter | None = None
     seen: set[str] = set()
     total_bytes = 0
@@ -161,7 +161,7 @@ class _FileWriter:
 
 
 def _safe(text: str) -> PurePosixPath:
-    """A path that stays in the folder; CorruptFrame else: the scheduler may be anybody's."""
+    """A path that stays inside the folder, else CorruptFrame: the scheduler is not trusted."""
     path = PurePosixPath(text)
     parts = path.parts
     if not parts or path.is_absolute() or any(part in ("..", ".") or "\\" in part or "\0" in part for part in parts):

@@ -1,4 +1,4 @@
-"""`swarm resume`: let a job go on from one of its checkpoints."""
+"""`swarm resume`: continue a job from one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def command(
         typer.Option(
             "--from",
             metavar="latest|STEP",
-            help="The newest checkpoint that verifies, or that of a step (swarm checkpoints JOB); 0 begins anew.",
+            help="The newest checkpoint that verifies, or the one of a step (swarm checkpoints JOB); 0 starts over.",
         ),
     ] = LATEST,
     set_: Annotated[
@@ -35,18 +35,18 @@ def command(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a value, such as training.steps, training.learning_rate or pipeline.stages; what is trained "
-            "(model, data, seed, batch, optimizer) stays.",
+            help="Change a value, such as training.steps, training.learning_rate or pipeline.stages. Model, data, "
+            "seed, batch and optimizer cannot change.",
         ),
     ] = None,
     detach: Detach = False,
 ) -> int:
-    """Let a paused, failed or cancelled job go on from a checkpoint, at any number of stages, and follow it."""
+    """Continue a paused, failed or cancelled job from a checkpoint, with any number of stages, and follow it."""
     return resume(context.obj, job, from_, set_ or (), detach=detach)
 
 
 def resume(shell: Shell, job: str, which: str, overrides: Sequence[str], *, detach: bool) -> int:
-    """Let a paused, failed or cancelled job go on, perhaps with other values, and follow it; gives the exit code."""
+    """Continue a paused, failed or cancelled job, perhaps with other values, and follow it; returns the exit code."""
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         scheduler.check_protocol()
         view = scheduler.get(job)

@@ -50,8 +50,8 @@ def command(
         str,
         typer.Option(
             metavar="FOLDER|JOB:STEP",
-            help="Start from a checkpoint, at its step: a folder on this machine, or that of a job of the scheduler "
-            "(JOB:500, JOB:latest). To train on from weights alone, set model.id to a model folder instead.",
+            help="Start from a checkpoint, at its step: a folder on this machine, or one of the scheduler's jobs "
+            "(JOB:500, JOB:latest). To start from weights alone, set model.id to a model folder instead.",
             show_default=False,
         ),
     ] = "",
@@ -110,9 +110,9 @@ def check_job(path: Path, overrides: Sequence[str]) -> tuple[JobSpec, Corpus]:
 
 
 def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, managed: bool = False) -> int:
-    """Send the job in `path` to the scheduler and follow it; gives the exit code.
+    """Send the job in `path` to the scheduler and follow it; returns the exit code.
 
-    `managed`: `swarm up` started this and stops it, so there is nothing to say about detaching.
+    `managed`: `swarm up` started this and stops it, so nothing is said about detaching.
     """
     spec, corpus = check_job(path, overrides)
     start = open_start(corpus.resolve(spec))
