@@ -100,6 +100,9 @@ class SimDevice:
     async def aside(self, work: Callable[[], Any]) -> Any:
         return work()
 
+    def release(self) -> None:
+        pass
+
     def _put(self, work: Callable[[], Any], seconds: float) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._work.append((work, future, seconds))
@@ -432,7 +435,7 @@ class World(Observer):
                 ("mailbox bytes", replica._rounds.mailbox._held_bytes, MAILBOX_BYTES_MAX),
                 ("means", len(replica._rounds._means), 8 * (2 + shape.staleness)),
                 ("events waiting", len(server._outgoing), 16 * open_cells),
-                ("tasks", len(replica._work), 16 * open_cells),
+                ("tasks", len(server._work._tasks), 16 * open_cells),
             ):
                 self._gauge(name, value, limit)
             outputs = frozenset(
