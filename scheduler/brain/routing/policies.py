@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeAlias
 
+from swarm.text import counted
 from swarm.types import Decision, PeerId, Routing
 
 Links: TypeAlias = Callable[[PeerId, PeerId], float]
@@ -219,7 +220,8 @@ def _lacking(loads: Sequence[StageLoad]) -> str | None:
     """Why no route is possible; None if each stage has a replica with credit."""
     for load in loads:
         if not any(replica.has_credit for replica in load.replicas):
-            full = f"none of {len(load.replicas)} replicas has credit" if load.replicas else "no replica"
+            replicas = counted(len(load.replicas), "replica")
+            full = f"no credit left at {replicas}" if load.replicas else "no replica"
             return f"stage {load.stage}: {full}"
     return None
 

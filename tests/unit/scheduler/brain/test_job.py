@@ -715,7 +715,7 @@ def test_a_stage_of_suspects_only_waits_and_says_so() -> None:
     swarm = Swarm({A: 0, C: 1}, recover=True)
     swarm.answer(LoadStage)
     swarm.take(swarm.brain.peer_suspect(A, "silent", 2.0))
-    assert swarm.brain.waiting_for() == "step 0: 4 microbatches in flight; stage 0: none of 1 replicas has credit"
+    assert swarm.brain.waiting_for() == "step 0: 4 microbatches in flight; stage 0: no credit left at 1 replica"
     outputs = swarm.take(swarm.brain.peer_back(A, 3.0))
     assert {one.peer for one in sends(outputs, Route)} == {A, C}
 

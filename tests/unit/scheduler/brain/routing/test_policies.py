@@ -54,7 +54,7 @@ def test_there_is_no_plan_if_a_stage_has_no_replica_with_credit_and_the_reason_n
     loads = [stage(0, ReplicaLoad(A, 0, 1.0)), stage(1, ReplicaLoad(B, 0, 1.0, has_credit=False))]
     decision = nearest(loads, Random(0))
     assert decision.plan is None
-    assert decision.reason == "stage 1: none of 1 replicas has credit"
+    assert decision.reason == "stage 1: no credit left at 1 replica"
     assert nearest([stage(3)], Random(0)).reason == "stage 3: no replica"
 
 
@@ -242,7 +242,7 @@ def test_no_wiring_chooses_a_replica_without_credit(routing: Routing) -> None:
     for _ in range(50):
         assert made(routing).choose(loads_of(A, B, C, banned=frozenset((A, C))), 0.0, rng).plan == (B,)
     decision = made(routing).choose(loads_of(A, B, banned=frozenset((A, B))), 0.0, rng)
-    assert (decision.plan, decision.reason) == (None, "stage 0: none of 2 replicas has credit")
+    assert (decision.plan, decision.reason) == (None, "stage 0: no credit left at 2 replicas")
     assert made(routing).choose([stage(2)], 0.0, rng).reason == "stage 2: no replica"
 
 
