@@ -25,7 +25,7 @@ demo: setup ## train a small model through 2 stages x 2 replicas on this machine
 	@exec $(BIN)/swarm up --demo
 
 # One process per core; one that has no tests left takes them from another. WORKERS=0 runs one test after the other.
-WORKERS ?= auto
+WORKERS ?= logical
 test: setup ## all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 

@@ -41,7 +41,7 @@ def patient_collector() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(SCENARIOS, key=lambda name: -SCENARIOS[name].weight))
 def test_nothing_is_lost(name: str) -> None:
     total, failed = Sum(), []
