@@ -23,7 +23,7 @@ def test_a_seed_gives_the_same_lives_under_every_rule_and_the_same_figures_again
     assert run(Nobody(), seed=2).tally != tallies[0]
 
 
-def test_who_rebalances_does_more_and_nobody_more_than_the_optimum() -> None:
+def test_a_rule_that_rebalances_does_more_work_and_none_more_than_the_optimum() -> None:
     none, swarm, costed = (
         sum(tally.percent for tally in runs(SHORT, rule, 3)) / 3
         for rule in (Nobody, lambda: Swarm(60.0), lambda: Costed(RebalanceSettings()))

@@ -52,7 +52,7 @@ def test_a_joiner_counts_since_it_was_idle_and_a_mover_where_it_was() -> None:
     assert stays.moves == 1
 
 
-def test_who_never_had_a_stage_never_counts() -> None:
+def test_a_peer_that_never_had_a_stage_never_counts() -> None:
     stays = Stays()
     stays.idle("a.1", 3.0)
     stays.ended("a.1", 4.0)

@@ -155,7 +155,7 @@ async def test_without_mosquitto_the_embedded_broker_answers(monkeypatch: pytest
 # The bus -------------------------------------------------------------------------------------------------------------
 
 
-async def test_who_comes_later_hears_the_last_announcement(url: str) -> None:
+async def test_a_late_reader_hears_the_last_announcement(url: str) -> None:
     async with _linked(url, "announcer") as announcer:
         for number in range(5):
             announcer.announce(PEER, {"n": number})

@@ -231,7 +231,9 @@ def test_submit_sends_what_the_job_needs_and_follows_it(swarm: Any, fake: FakeJo
     assert "tokenizer.json" in request.tokenizer_files
 
 
-def test_who_starts_from_a_checkpoint_waits_until_the_scheduler_has_read_it(swarm: Any, fake: FakeJobs) -> None:
+def test_a_client_that_starts_from_a_checkpoint_waits_until_the_scheduler_has_read_it(
+    swarm: Any, fake: FakeJobs
+) -> None:
     assert swarm("submit", "-d", "job.toml")[0] == 0
     assert swarm("submit", "-d", "job.toml", "--resume-from", "other-1a2b3c:latest")[0] == 0
     plain_s, reading_s = fake.patience_s

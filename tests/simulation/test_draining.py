@@ -67,7 +67,7 @@ def test_the_last_of_a_stage_is_drained_once_another_has_joined_and_both_are_exp
     assert replayed(train(task, 2, 2, drain_the_last)) == 0
 
 
-def test_one_that_is_drained_while_it_loads_serves_until_the_job_runs(tmp_path: Path) -> None:
+def test_a_peer_that_is_drained_while_it_loads_serves_until_the_job_runs(tmp_path: Path) -> None:
     """A job with a peer that is to leave stayed `loading` for ever: it waited to see all of them serving."""
     task = Task.make(tmp_path, training__steps=6)
 
@@ -146,7 +146,7 @@ def test_a_hand_over_goes_on_after_a_restart_of_the_scheduler(tmp_path: Path) ->
     assert replayed(train(task, 2, 6, drain_the_last)) == 0
 
 
-def test_one_that_has_just_come_is_drained_at_once_and_joins_nothing(tmp_path: Path) -> None:
+def test_a_peer_that_has_just_come_is_drained_at_once_and_joins_nothing(tmp_path: Path) -> None:
     task = Task.make(tmp_path, training__steps=8)
 
     async def drain_idle(run: Run) -> None:

@@ -45,7 +45,7 @@ def test_final_weights_outlast_a_disk_that_is_full_for_longer_than_a_job_may_sta
     at_desk(Tokens.make(tmp_path, spec), act)
 
 
-def test_who_can_be_spared_may_leave_while_the_final_weights_cannot_be_saved(
+def test_a_spare_replica_may_leave_while_the_final_weights_cannot_be_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make_spec(tmp_path, training__steps=2)

@@ -45,7 +45,9 @@ def hang_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CheckpointSink, "_publish", hangs)
 
 
-def test_who_hangs_is_loaded_again_and_the_job_goes_on_bitwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_hangs_is_loaded_again_and_the_job_goes_on_bitwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:
@@ -96,7 +98,7 @@ def test_on_stall_says_what_becomes_of_a_job_that_stands_still(
     stall(task, 2, act)
 
 
-def test_who_does_not_hand_over_the_last_checkpoint_is_asked_again(
+def test_a_replica_that_does_not_hand_over_the_last_checkpoint_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = SavingTask.make(tmp_path, checkpoint__every_steps=0)
@@ -119,7 +121,7 @@ def test_who_does_not_hand_over_the_last_checkpoint_is_asked_again(
     stall(task, 2, act)
 
 
-def test_who_does_not_answer_is_not_asked_for_the_last_checkpoint_again(
+def test_a_silent_replica_is_not_asked_for_the_last_checkpoint_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the least to do, so it was asked again and again, and never the one beside it."""
@@ -144,7 +146,7 @@ def test_who_does_not_answer_is_not_asked_for_the_last_checkpoint_again(
     stall(task, 4, act)
 
 
-def test_who_never_hands_over_the_last_checkpoint_fails_the_job_in_the_end(
+def test_a_last_checkpoint_that_is_never_handed_over_fails_the_job_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = SavingTask.make(tmp_path)

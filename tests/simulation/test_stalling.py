@@ -69,7 +69,7 @@ def test_a_job_whose_stage_is_lost_waits_and_goes_on_with_a_new_peer_bitwise(
     stall(task, stages, act, seed=seed)
 
 
-def test_those_that_are_left_are_enough_if_they_can_serve_all_stages(tmp_path: Path) -> None:
+def test_the_remaining_peers_are_enough_if_they_can_serve_all_stages(tmp_path: Path) -> None:
     task = SavingTask.make(tmp_path)
 
     async def act(scene: Scene) -> None:

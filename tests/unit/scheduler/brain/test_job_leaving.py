@@ -40,7 +40,7 @@ def stalled(outputs: list[Output]) -> bool:
     return any(isinstance(one, Stopped) and one.state is JobState.STALLED for one in outputs)
 
 
-def test_who_left_long_ago_and_only_hands_over_a_checkpoint_is_no_replica_to_go_on_with() -> None:
+def test_a_replica_that_only_hands_over_a_checkpoint_cannot_keep_a_stage_alive() -> None:
     """It was kept as the last of its stage, with weights of two steps ago, and the job waited for it for ever."""
     swarm = Swarm({A: 0, B: 0, C: 1}, recover=True, steps=8, saving=SavingRules(every_steps=1))
     step(swarm)
@@ -67,7 +67,7 @@ def committing_without_a(swarm: Swarm) -> None:
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_who_stays_hears_of_the_commits_that_were_decided_without_it(written: bool) -> None:
+def test_a_replica_that_stays_hears_of_the_commits_that_were_decided_without_it(written: bool) -> None:
     """It was waited for, and never told."""
     swarm = Swarm(recover=True, steps=8)
     committing_without_a(swarm)
@@ -98,7 +98,7 @@ def joined(swarm: Swarm) -> list[Output]:
     return outputs
 
 
-def test_who_joins_while_a_step_is_averaged_stands_alone_once_it_has_made_that_commit() -> None:
+def test_a_joiner_in_the_middle_of_averaging_stands_alone_once_it_has_made_that_commit() -> None:
     """It was called serving before: who relied on it took its only donor away, and the job was rolled back."""
     swarm = Swarm({A: 0, C: 1}, recover=True)
     swarm.until_averaging()
@@ -117,7 +117,7 @@ def test_who_joins_while_a_step_is_averaged_stands_alone_once_it_has_made_that_c
     assert swarm.brain.committed_steps == 2
 
 
-def test_who_joins_between_two_rounds_stands_alone_at_once() -> None:
+def test_a_joiner_between_two_rounds_stands_alone_at_once() -> None:
     swarm = Swarm({A: 0, C: 1}, recover=True)
     step(swarm)
     assert Independent(J, 1) in joined(swarm)
@@ -161,7 +161,7 @@ def test_a_replica_that_gives_up_beside_a_suspect_is_no_reason_to_fail_the_job()
     assert swarm.brain.committed_steps == 1
 
 
-def test_who_was_sent_to_a_stage_counts_there_before_the_brain_has_heard_of_it() -> None:
+def test_a_replica_that_was_sent_to_a_stage_counts_there_before_the_brain_has_heard_of_it() -> None:
     """Peers that were idle at the same time all went to one stage."""
     swarm = Swarm({A: 0, C: 1}, recover=True)
     swarm.answer(LoadStage)

@@ -61,7 +61,7 @@ def test_a_short_time_is_waited_for_as_long_as_it_is() -> None:
     assert patience.due_s() == 11.0
 
 
-def test_who_asks_far_too_late_stood_still_itself() -> None:
+def test_a_watchdog_that_asks_far_too_late_stood_still_itself() -> None:
     patience = Watchdog(300.0, 0.0)
     patience.begin(0.0)
     assert patience.over(5000.0) is None, "the scheduler was stopped"

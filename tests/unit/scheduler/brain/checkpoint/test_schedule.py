@@ -88,7 +88,7 @@ def test_whichever_comes_first(version: int, now_s: float, due: bool) -> None:
     assert (saving.due(version, now_s).plan == version) is due
 
 
-def test_one_that_takes_too_long_is_given_up_for_the_next() -> None:
+def test_a_checkpoint_that_takes_too_long_is_given_up_for_the_next() -> None:
     swarm = started()
     for _ in range(2):
         train_a_step(swarm)

@@ -114,7 +114,7 @@ def test_stages_that_are_alike_and_single_ones_limit_nothing() -> None:
     assert situation(stages=1).limiting() is None
 
 
-def test_who_joins_moves_leaves_what_fails_and_what_is_saved_is_told() -> None:
+def test_joins_moves_leaves_failures_and_saving_are_told() -> None:
     facts = explain_job(
         standing(),
         situation(

@@ -38,7 +38,9 @@ def loads(books: BrainState) -> Loads:
     return made
 
 
-def test_who_was_never_measured_is_believed_to_be_as_fast_as_the_best(books: BrainState, loads: Loads) -> None:
+def test_a_replica_that_was_never_measured_is_believed_to_be_as_fast_as_the_best(
+    books: BrainState, loads: Loads
+) -> None:
     assert loads.pace_s(A, 0) == UNKNOWN_S
     loads.measured(A, 0.5)
     assert [one.pace_s for one in loads.by_stage()[0]] == [0.5, 0.5]
@@ -71,7 +73,7 @@ def test_suspects_and_who_leaves_have_no_credit(books: BrainState, loads: Loads)
     loads.validate()
 
 
-def test_who_is_gone_is_measured_anew(books: BrainState, loads: Loads) -> None:
+def test_a_replica_that_comes_back_is_measured_anew(books: BrainState, loads: Loads) -> None:
     loads.measured(A, 0.5)
     loads.by_stage()
     books.pool.remove(A)
@@ -84,7 +86,7 @@ def test_who_is_gone_is_measured_anew(books: BrainState, loads: Loads) -> None:
     assert loads.by_stage()[0][0].pace_s == UNKNOWN_S
 
 
-def test_who_was_slow_and_has_no_work_is_tried_again(loads: Loads) -> None:
+def test_a_slow_replica_without_work_is_tried_again(loads: Loads) -> None:
     loads.measured(A, 1.0)
     loads.measured(B, 0.2)
     assert loads.relax()

@@ -34,7 +34,7 @@ def test_one_replica_of_a_route_has_its_turn_at_a_time() -> None:
     lateness.forwarded(0, 0, 0, A, 6.0)  # late news
 
 
-def test_who_takes_over_computes_forward_again_if_the_one_before_has() -> None:
+def test_a_successor_computes_forward_again_if_its_predecessor_has() -> None:
     lateness = Stragglers(SETTINGS)
     lateness.routed(3, 1, [A, B, C], [False] * 3, 0.0)
     for stage, peer in enumerate((A, B)):

@@ -31,7 +31,7 @@ def test_a_report_belongs_to_its_attempt() -> None:
     assert not joining.reported(PEER, loaded(second.number))
 
 
-def test_who_fails_waits_longer_each_time_until_it_gets_in() -> None:
+def test_a_joiner_that_fails_waits_longer_each_time_until_it_gets_in() -> None:
     joining = Joiners()
     pauses, now_s = [], 0.0
     for _ in range(10):

@@ -39,7 +39,7 @@ def test_a_stage_is_never_emptied() -> None:
     assert leaves.begin([B, C], [C], until=3) == [], "a suspect does not count"
 
 
-def test_who_was_to_move_stays_for_good_if_its_stage_needs_it() -> None:
+def test_a_moving_replica_stays_for_good_if_its_stage_needs_it() -> None:
     leaves = Leaves()
     leaves.ask(A, Leave("it limits", target=1))
     leaves.begin([A, B], [], until=4)
@@ -58,7 +58,7 @@ def test_to_be_drained_is_stronger_than_to_be_moved() -> None:
     assert leaves.destination(A) is None
 
 
-def test_who_was_released_for_another_stage_is_on_its_way_for_a_while() -> None:
+def test_a_replica_released_for_another_stage_is_on_its_way_for_a_while() -> None:
     leaves = Leaves()
     leaves.ask(A, Leave("it limits", target=1))
     leaves.begin([A, B], [], until=4)
@@ -69,7 +69,7 @@ def test_who_was_released_for_another_stage_is_on_its_way_for_a_while() -> None:
     assert leaves.destination(A) is None
 
 
-def test_who_was_no_member_of_what_is_agreed_on_cannot_stay() -> None:
+def test_a_replica_that_is_no_member_of_the_open_agreement_cannot_stay() -> None:
     leaves = Leaves()
     for peer in (A, B):
         leaves.ask(peer, Leave("drained"))

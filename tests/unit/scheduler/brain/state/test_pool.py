@@ -42,7 +42,7 @@ def test_what_was_known_of_a_replica_goes_with_it(pool: Pool) -> None:
     assert pool.was_lost(A), "to come back is not to join: what it held is void"
 
 
-def test_who_joins_was_not_lost(pool: Pool) -> None:
+def test_a_joiner_was_not_lost(pool: Pool) -> None:
     pool.remove(A)
     pool.joined(ReplicaRecord(A, 2, "at a", 1), REPORT, 5.0)
     assert not pool.was_lost(A)
@@ -64,7 +64,7 @@ def test_a_suspect_gets_no_work_and_is_a_member_still(pool: Pool) -> None:
     assert pool.spare() == {A}, "B is all that its stage has"
 
 
-def test_who_leaves_is_a_member_of_the_steps_that_were_open_then(pool: Pool) -> None:
+def test_a_leaving_replica_stays_a_member_of_the_open_steps(pool: Pool) -> None:
     pool.leaves.ask(A, Leave("drained"))
     assert pool.may_work(A), "it was only asked"
     assert pool.leaves.begin(pool.by_stage[0], pool.suspects(), 7) == [A]
