@@ -1,11 +1,6 @@
 """What people ask of jobs: submit, cancel, pause, resume, drain, look.
 
-    submit ─▶ queued ─▶ placing ─▶ loading ─▶ running ─▶ succeeded | failed | cancelled
-                ▲               ▲                │ ╲
-                │               └──── stalled ◀──┘  (a stage was lost, or nothing moves: back to a checkpoint)
-                └──resume── failed | cancelled | paused ◀─ pausing
-
-What stage servers do arrives in listener.py.
+states.py has the states of a job. What stage servers do arrives in listener.py.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any
 from scheduler.brain.explain.facts import WAITING_STATES
 from scheduler.jobs.job import Job, now_s
 from scheduler.jobs.ports import SchedulerPorts
+from scheduler.jobs.states import may_enter
 from scheduler.storage.database import patiently
 from scheduler.storage.job_log import LogLine
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, NotFound
@@ -46,13 +47,21 @@ class JobRegistry:
         return sorted(self._jobs.values(), key=lambda job: job.record.created_unix_s, reverse=True)
 
     def find(self, reference: str) -> Job:
-        """The job with this id, else the newest with this name, else the only one whose id begins with it; NotFound."""
+        """The job that a person means; NotFound if there is none, or more than one.
+
+        The job with this id, else the open one with this name, else the newest ended one with this name, else the only
+        one whose id begins with it.
+        """
         if (exact := self._jobs.get(JobId(reference))) is not None:
             return exact
         jobs = self.all()
         named = [job for job in jobs if job.record.name == reference]
+        still_open = [job for job in named if not job.record.state.is_final]
+        if len(still_open) > 1:
+            ids = ", ".join(job.record.id for job in still_open[:5])
+            raise NotFound(f'{len(still_open)} open jobs are named "{reference}": {ids}', hint="give the id of one")
         if named:
-            return named[0]
+            return (still_open or named)[0]
         begins = [job for job in jobs if job.record.id.startswith(reference)] if reference else []
         if len(begins) == 1:
             return begins[0]
@@ -71,8 +80,10 @@ class JobRegistry:
 
     async def enter(self, job: Job, state: JobState, reason: str, **changes: Any) -> None:
         """Change the job's state."""
+        before = job.record.state
+        assert may_enter(before, state), f"{job.record.id}: {before.value} does not lead to {state.value}"
         record = job.record.entered(state, reason[:REASON_CHARACTERS_MAX], self._wall_s(), **changes)
-        if state in WAITING_STATES and job.record.state not in WAITING_STATES:
+        if state in WAITING_STATES and before not in WAITING_STATES:
             job.waits_since_s = now_s()
         job.record = record  # shown at once: nobody may act on the old state while the row is being written
         await self.put(job)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler.api.announcer import NoAnnouncer
+from scheduler.jobs.job import Job
+from scheduler.jobs.ports import SchedulerPorts
+from scheduler.jobs.registry import JobRegistry
+from scheduler.metrics import SchedulerMetrics
+from scheduler.storage.database import Database, JobRecord, JobTokens
+from scheduler.storage.stores import Stores
+from swarm.errors import NotFound
+from swarm.messages import PROTOCOL_VERSION
+from swarm.process.logs import get_logger
+from swarm.types import JobId, JobState
+from tests.support.simulated import small_spec
+
+
+def job(id_: str, name: str, state: JobState, created_s: float, folder: Path) -> Job:
+    record = JobRecord(JobId(id_), name, state, "", created_s, created_s, "{}", JobTokens((), "uint16", 257, 1.0))
+    return Job(record, small_spec(folder / "text.txt"))
+
+
+def registry(folder: Path, jobs: Iterable[Job] = ()) -> JobRegistry:
+    database = Database(sa.create_engine("sqlite://"), 1, None)  # nothing here reads or writes it
+    metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
+    log = get_logger("test")
+    made = JobRegistry(
+        SchedulerPorts(Stores.under(folder, database), NoAnnouncer(), metrics, Random(1), lambda: 0.0, log)
+    )
+    for one in jobs:
+        made.add(one)
+    return made
+
+
+def test_a_name_means_the_open_job_although_one_that_ended_is_newer(tmp_path: Path) -> None:
+    """A second `swarm cancel dup` found the job that was cancelled first, while the other trained on."""
+    jobs = [
+        job("dup-1", "dup", JobState.RUNNING, 1.0, tmp_path),
+        job("dup-2", "dup", JobState.CANCELLED, 2.0, tmp_path),
+    ]
+    made = registry(tmp_path, jobs)
+    assert made.find("dup").record.id == "dup-1"
+    assert made.find("dup-2").record.id == "dup-2"
+
+
+def test_a_name_of_two_open_jobs_is_an_error_that_lists_them(tmp_path: Path) -> None:
+    jobs = [job("dup-1", "dup", JobState.RUNNING, 1.0, tmp_path), job("dup-2", "dup", JobState.PAUSED, 2.0, tmp_path)]
+    made = registry(tmp_path, jobs)
+    with pytest.raises(NotFound, match='2 open jobs are named "dup": dup-2, dup-1'):
+        made.find("dup")
+
+
+def test_a_name_of_ended_jobs_means_the_newest(tmp_path: Path) -> None:
+    jobs = [job(f"dup-{n}", "dup", JobState.SUCCEEDED, float(n), tmp_path) for n in (1, 3, 2)]
+    assert registry(tmp_path, jobs).find("dup").record.id == "dup-3"
+
+
+async def test_a_job_enters_only_states_that_its_state_leads_to(tmp_path: Path) -> None:
+    made = registry(tmp_path)
+    for state in JobState:
+        one = job(f"a-{state.value}", "a", state, 1.0, tmp_path)
+        one.record = replace(one.record, state=JobState.SUCCEEDED)
+        with pytest.raises(AssertionError, match=f"succeeded does not lead to {state.value}"):
+            await made.enter(one, state, "")
