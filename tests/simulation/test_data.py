@@ -117,7 +117,7 @@ def test_a_file_has_its_name_only_once_it_is_on_the_disk_and_no_tokenizer_hides_
             done.append("sync folder")
             super().sync_folder(path)
 
-    monkeypatch.setattr("scheduler.api.job_service._FILES", Recorded())
+    monkeypatch.setattr("scheduler.api.uploads._FILES", Recorded())
     spec = small_spec(write_text(tmp_path))
     tokens = Tokens.make(tmp_path, spec)
     content = b"0123456789"

@@ -1,0 +1,111 @@
+"""Files that a client uploads before it submits a job: token shards, weights, tokenizers. Each is named by its hash."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from pathlib import Path
+
+from scheduler.storage.executor import run_blocking
+from scheduler.storage.stores import Stores
+from swarm.checkpoint.storage import Files
+from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, tokenizer_file_name
+from swarm.errors import InvalidConfig, InvalidData, Refused
+from swarm.wire import jobs_pb2 as pb
+
+BLOB_BYTES_MAX = 1 << 38  # one file of a model's weights
+_FILES = Files()
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Uploads:
+    """Takes uploaded files into the data folder."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._files = stores.files
+        self._threads = stores.threads  # not the database's, which commits wait for
+
+    def path(self, sha256: str) -> Path:
+        """Where the file with this hash is, or would be; Refused if that is no hash."""
+        if not _SHA256.fullmatch(sha256):
+            raise Refused(f"{sha256[:80]!r} is no sha256")
+        return self._files.shard(sha256)
+
+    def missing(self, shards: Iterable[pb.Shard]) -> list[pb.Shard]:
+        """Those that are not here."""
+        return [shard for shard in shards if not self.path(shard.sha256).exists()]
+
+    async def put(self, chunks: AsyncIterator[pb.ShardChunk]) -> str:
+        """Take one file and give its hash; Refused or InvalidData."""
+        first = await anext(aiter(chunks), None)
+        if first is None or not first.HasField("shard"):
+            raise Refused("an upload begins with the shard's hash and size")
+        path = self.path(first.shard.sha256)
+        if first.shard.size_bytes > BLOB_BYTES_MAX:
+            raise Refused(f"a file has at most {BLOB_BYTES_MAX} bytes, not {first.shard.size_bytes}")
+        await self._write(path, first, chunks)
+        return first.shard.sha256
+
+    async def tokenizer(self, request: pb.SubmitRequest) -> dict[str, bytes]:
+        """The tokenizer files among the uploaded files, by name; InvalidData if one is missing."""
+        paths = {
+            name: self.path(file.sha256)
+            for file in request.files
+            if (name := tokenizer_file_name(file.path)) is not None
+        }
+
+        def read() -> dict[str, bytes]:
+            files = {}
+            for name, path in paths.items():
+                if path.exists() and path.stat().st_size > TOKENIZER_FILE_BYTES_MAX:
+                    raise InvalidConfig(f"{name} has more than {TOKENIZER_FILE_BYTES_MAX} bytes")
+                files[name] = path.read_bytes()
+            return files
+
+        try:
+            return await run_blocking(self._threads, read)
+        except OSError as error:
+            raise InvalidData(
+                f"a tokenizer file of the job is not here: {error.strerror or error}", hint="submit again to upload it"
+            ) from error
+
+    async def _write(self, path: Path, first: pb.ShardChunk, rest: AsyncIterator[pb.ShardChunk]) -> None:
+        """Write beside `path`, check size and hash, then move into place: a broken upload leaves nothing.
+
+        A file that has its name counts as whole ever after, so it is synced to disk before it is renamed.
+        """
+        task = asyncio.current_task()
+        part = path.with_suffix(f".{id(task):x}.part")
+        digest, size_bytes = hashlib.sha256(first.payload), len(first.payload)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb", buffering=0) as file:
+
+                def take(payload: bytes) -> None:
+                    digest.update(payload)
+                    _FILES.write(file, payload)
+
+                _FILES.write(file, first.payload)
+                async for chunk in rest:
+                    size_bytes += len(chunk.payload)
+                    if size_bytes > first.shard.size_bytes:
+                        break
+                    await run_blocking(self._threads, partial(take, chunk.payload))
+                await run_blocking(self._threads, lambda: _FILES.sync(file))
+            if (size_bytes, digest.hexdigest()) != (first.shard.size_bytes, first.shard.sha256):
+                raise InvalidData(
+                    f"the shard arrived as {size_bytes} bytes with sha256 {digest.hexdigest()[:12]}…, announced were "
+                    f"{first.shard.size_bytes} bytes with {first.shard.sha256[:12]}…",
+                    hint="submit again; if it happens again, the file changed while it was read",
+                )
+            _FILES.rename(part, path)
+            await run_blocking(self._threads, lambda: _FILES.sync_folder(path.parent))
+        except OSError as error:
+            raise InvalidData(
+                f"the scheduler could not store the shard: {error}", hint="free disk space in its --data-dir"
+            ) from error
+        finally:
+            part.unlink(missing_ok=True)

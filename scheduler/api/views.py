@@ -1,0 +1,117 @@
+"""Jobs, stage servers, explanations and logs as clients see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from scheduler.brain.explain.facts import Fact
+from scheduler.brain.fleet.membership import Peer
+from scheduler.jobs.job import Job
+from scheduler.storage.job_log import LogLine
+from swarm.errors import InvalidConfig
+from swarm.process.logs import LOG_LEVELS
+from swarm.wire import jobs_pb2 as pb
+
+
+def job_view(job: Job) -> pb.JobView:
+    """A job as clients see it."""
+    record, progress = job.record, job.progress
+    brain = job.driver.brain if job.driver is not None else None
+    split = job.spec.pipeline.split
+    assert split != "auto"
+    per_stage = brain.stage_microbatches if brain is not None else (0,) * len(split)
+    committed = progress.steps_done * job.spec.training.microbatches
+    return pb.JobView(
+        id=record.id,
+        name=record.name,
+        state=record.state.value,
+        reason=record.reason,
+        since_unix_s=record.since_unix_s,
+        created_unix_s=record.created_unix_s,
+        step=progress.steps_done,
+        steps=job.spec.training.steps,
+        loss=progress.loss,
+        learning_rate=progress.learning_rate,
+        grad_norm=progress.norm,
+        tokens_per_s=progress.tokens_per_s,
+        eta_s=progress.eta_s,
+        tokens=progress.tokens,
+        unigram_entropy=record.tokens.unigram_entropy,
+        stages=[
+            pb.StageView(
+                stage=stage,
+                layers=layers,
+                peers=job.stages.get(stage, []),
+                microbatches=per_stage[stage] if brain is not None else committed,
+            )
+            for stage, layers in enumerate(split)
+        ],
+        microbatches_committed=committed,
+        microbatches_in_flight=brain.in_flight if brain is not None else 0,
+        microbatches_replayed=brain.replayed if brain is not None else 0,
+        weights_sha256=record.weights_sha256,
+        evaluation_loss=progress.evaluation_loss,
+        evaluation_step=progress.evaluation_step,
+        spec_json=record.spec_json,
+        error_code=record.error_code,
+        hint=record.hint,
+        checkpoint_step=job.newest.step if job.newest is not None else 0,
+        skipped_steps=progress.skipped,
+    )
+
+
+def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> pb.PeerView:
+    """A stage server as clients see it; `job` is the one that it serves."""
+    hello = peer.hello
+    brain = job.driver.brain if job is not None and job.driver is not None else None
+    return pb.PeerView(
+        id=hello.peer,
+        state=peer.state.value,
+        reason=peer.reason,
+        since_unix_s=now_unix_s - (now_s - peer.since_s),
+        address=hello.address,
+        http_address=hello.http_address,
+        device=hello.device,
+        threads=hello.threads,
+        memory_bytes=hello.memory_bytes,
+        job=peer.job,
+        stage=peer.stage,
+        pace_s=brain.pace_s(hello.peer) if brain is not None else 0.0,
+        outstanding=brain.outstanding(hello.peer) if brain is not None else 0,
+        product=hello.product,
+        incarnation=hello.incarnation,
+    )
+
+
+def explanation(kind: str, name: str, facts: Iterable[Fact]) -> pb.Explanation:
+    """Facts as clients see them."""
+    return pb.Explanation(
+        kind=kind,
+        id=name,
+        facts=[pb.Fact(topic=one.topic, text=one.text, numbers=dict(one.numbers)) for one in facts],
+    )
+
+
+def log_filter(request: pb.LogsRequest) -> Callable[[LogLine], bool]:
+    """Tells which lines a client wants; InvalidConfig."""
+    level = request.level or "info"
+    if level not in LOG_LEVELS:
+        raise InvalidConfig(f"level is one of {', '.join(LOG_LEVELS)}, not {level!r}")
+    levels = LOG_LEVELS[LOG_LEVELS.index(level) :]
+
+    def wanted(line: LogLine) -> bool:
+        return (
+            line.level in levels
+            and (not request.peer or line.peer.startswith(request.peer))
+            and (request.stage < 0 or line.stage == request.stage)
+            and line.time_unix_s >= request.since_unix_s
+        )
+
+    return wanted
+
+
+def log_entry(line: LogLine) -> pb.LogEntry:
+    """A line of a log as clients see it."""
+    return pb.LogEntry(
+        time_unix_s=line.time_unix_s, level=line.level, peer=line.peer, stage=line.stage, message=line.message
+    )
