@@ -23,7 +23,7 @@ from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.settings import brain_settings
 from scheduler.metrics import SchedulerMetrics
-from scheduler.storage.checkpoint_sink import CheckpointSink
+from scheduler.storage.checkpoint_sink import CheckpointSink, Subject
 from scheduler.storage.database import patiently
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.writer import Facts
@@ -205,10 +205,7 @@ class JobRunner:
         storage = self._keeping.storage(spec, record.id)
         keeper = CheckpointSink(
             storage,
-            record.id,
-            spec,
-            record.timeline,
-            await self._files.tokenizer(record.id),
+            Subject(record.id, spec, record.timeline, await self._files.tokenizer(record.id)),
             lambda version: self._facts(job, version),
             _CheckpointNews(job, driver, self._metrics, self._wall_s, partial(self._book.say, job), self._book.changed),
             self._tasks,

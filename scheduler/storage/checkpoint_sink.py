@@ -78,16 +78,23 @@ class _Open:
         return self.publishing is not None and not self.publishing.done()
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What the checkpoints are of."""
+
+    job: JobId
+    spec: JobSpec
+    timeline: int
+    tokenizer_files: Mapping[str, bytes]
+
+
 class CheckpointSink:
     """Collects and publishes the checkpoints of one job at work, on one timeline."""
 
     def __init__(
         self,
         storage: Storage,
-        job: JobId,
-        spec: JobSpec,
-        timeline: int,
-        tokenizer_files: Mapping[str, bytes],
+        subject: Subject,
         facts: Callable[[int], Facts],
         listener: Listener,
         tasks: asyncio.TaskGroup,
@@ -96,10 +103,8 @@ class CheckpointSink:
         protected: Callable[[], set[str]] = set,
     ) -> None:
         self._storage = storage
-        self._job = job
-        self._spec = spec
-        self._timeline = timeline
-        self._tokenizer_files = tokenizer_files
+        self._job, self._spec, self._timeline = subject.job, subject.spec, subject.timeline
+        self._tokenizer_files = subject.tokenizer_files
         self._facts = facts
         self._listener = listener
         self._tasks = tasks

@@ -156,3 +156,17 @@ def test_a_test_of_one_module_is_where_the_module_is() -> None:
 def test_a_file_is_not_named_after_the_folder_that_it_is_in() -> None:
     found = [str(path) for path in ROOT.glob("tests/simulation/**/*.py") if "simulated" in path.stem]
     assert found == []
+
+
+def test_a_constructor_has_at_most_eight_parameters() -> None:
+    """Records are no constructors: a dataclass names its fields."""
+    found = {
+        f"{dotted(path)}.{made.name}: {count}"
+        for path in modules()
+        for made in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(made, ast.ClassDef)
+        for init in made.body
+        if isinstance(init, ast.FunctionDef) and init.name == "__init__"
+        if (count := len([*init.args.posonlyargs, *init.args.args, *init.args.kwonlyargs]) - 1) > 8
+    }
+    assert found <= {"scheduler.jobs.driver.JobDriver: 9"}

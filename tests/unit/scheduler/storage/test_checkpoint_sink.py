@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save
 
 from scheduler.brain.outputs import PublishCheckpoint
-from scheduler.storage.checkpoint_sink import CheckpointFiles, CheckpointSink, _try_out, job_storage
+from scheduler.storage.checkpoint_sink import CheckpointFiles, CheckpointSink, Subject, _try_out, job_storage
 from swarm.checkpoint.reader import Checkpoint, list_checkpoints, newest
 from swarm.checkpoint.storage import LocalStorage, open_storage
 from swarm.errors import CheckpointFailed, CorruptFrame, InvalidConfig, NotFound, Refused
@@ -59,7 +59,7 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
 def keeper(
     root: Path, heard: Heard, tasks: asyncio.TaskGroup, executor: ThreadPoolExecutor | None = None
 ) -> CheckpointSink:
-    return CheckpointSink(LocalStorage(root), JOB_ID, spec(), 0, TOKENIZER, facts, heard, tasks, executor)
+    return CheckpointSink(LocalStorage(root), Subject(JOB_ID, spec(), 0, TOKENIZER), facts, heard, tasks, executor)
 
 
 async def put_all(made: CheckpointSink, version: int) -> PublishCheckpoint:
