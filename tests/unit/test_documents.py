@@ -1,11 +1,17 @@
-"""The documents name only what exists: files, links, programs."""
+"""The documents name only what exists: files, links, programs; and their tables of states are those of the code."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
+
+from scheduler.brain.fleet import membership
+from scheduler.brain.state import step
+from scheduler.jobs import states
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
@@ -43,3 +49,25 @@ def test_the_programs_that_a_document_names_exist(document: Path) -> None:
     for name in PROGRAM.findall(document.read_text()):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
+
+
+def next_states(transitions: Mapping[tuple[StrEnum, StrEnum], StrEnum | None]) -> dict[str, set[str]]:
+    """From each state those that follow, as (state, event) -> state gives them; None leads back."""
+    found: dict[str, set[str]] = {state.value: set() for state in type(next(iter(transitions))[0])}
+    for (before, _), after in transitions.items():
+        found[before.value] |= {after.value} if after is not None else set()
+    return found
+
+
+CODE = {
+    "Job": {before.value: {after.value for after in states.TRANSITIONS[before]} for before in states.TRANSITIONS},
+    "Step": next_states(step.TRANSITIONS),
+    "Peer": next_states(membership.TRANSITIONS),
+}
+
+
+@pytest.mark.parametrize("heading", CODE)
+def test_the_tables_of_states_in_the_architecture_are_those_of_the_code(heading: str) -> None:
+    section = (ROOT / "ARCHITECTURE.md").read_text().partition(f"\n### {heading} ")[2].partition("\n#")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
+    assert {row[1].strip("` "): set(re.findall(r"`(\w+)`", row[-2])) for row in rows} == CODE[heading]
