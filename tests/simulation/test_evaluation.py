@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -13,36 +11,24 @@ from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import EvaluationReport, train_local
-from swarm.sim import loop as sim
 from swarm.types import JobState
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support.scenes import play
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 
 def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> tuple[str, list[EvaluationRow], list[str]]:
     """Train in simulation: hash of the weights, stored evaluations, the job's log."""
 
-    async def main() -> tuple[str, list[EvaluationRow], list[str]]:
-        result = None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, peers, tasks, Random(seed))
-                while len(rig.membership.idle_peers()) < peers:
-                    await asyncio.sleep(0.1)
-                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
-                await rig.finished(job)
-                assert job.record.state is JobState.SUCCEEDED, job.record.reason
-                rows = await rig.store.evaluations(job.record.id)
-                assert (job.progress.evaluation_loss, job.progress.evaluation_step) == (rows[-1].loss, rows[-1].version)
-                lines = [line.message for line in rig.jobs.stores.logs.of(job.record.id).kept()[0]]
-                result = job.record.weights_sha256, rows, lines
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
-        assert result is not None
-        return result
+    async def act(rig: Rig) -> tuple[str, list[EvaluationRow], list[str]]:
+        job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+        await rig.finished(job)
+        assert job.record.state is JobState.SUCCEEDED, job.record.reason
+        rows = await rig.store.evaluations(job.record.id)
+        assert (job.progress.evaluation_loss, job.progress.evaluation_step) == (rows[-1].loss, rows[-1].version)
+        lines = [line.message for line in rig.jobs.stores.logs.of(job.record.id).kept()[0]]
+        return job.record.weights_sha256, rows, lines
 
-    return sim.run(main(), seed=seed, limit_s=3600.0)
+    return play(tokens, peers, act, seed=seed)
 
 
 def spec_with_validation(folder: Path, **changes: object) -> JobSpec:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
@@ -15,15 +14,13 @@ import pytest
 from scheduler.api.announcer import BusAnnouncer
 from scheduler.jobs.job import Job, JobProgress
 from scheduler.storage.database import JobRecord
-from swarm.data import ByteTokenizer
 from swarm.errors import DatabaseUnavailable
-from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.messages import Accumulated, Saved
 from swarm.mqtt.bus import Bus
-from swarm.sim import loop as sim
 from swarm.types import JobState, PeerId, PeerState
-from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+from tests.support import scenes
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +43,13 @@ class Scene:
 
 
 def play(tmp_path: Path, act: Callable[[Scene], Awaitable[None]]) -> None:
-    spec = resolve(
-        small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=3),
-        vocabulary_size=ByteTokenizer.vocabulary_size,
-        stages_if_auto=1,
-    )
+    spec = scenes.resolved(small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=3))
     tokens = Tokens.make(tmp_path, spec)
 
-    async def main() -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, 2, tasks, Random(1))
-                while len(rig.membership.idle_peers()) < 2:
-                    await asyncio.sleep(0.1)
-                await act(Scene(rig, spec, tokens))
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
+    async def on(rig: Rig) -> None:
+        await act(Scene(rig, spec, tokens))
 
-    sim.run(main(), seed=1, limit_s=7200.0)
+    scenes.play(tokens, 2, on)
 
 
 def test_a_database_that_is_locked_for_a_while_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +206,7 @@ def test_a_peer_that_was_silent_too_long_dials_again_when_it_wakes(tmp_path: Pat
 
 async def test_what_followers_are_told_never_raises() -> None:
     """A reason of 70 kB or an infinite loss once ended the scheduler through its hints to the broker."""
-    announcer = BusAnnouncer(Bus("mqtt://127.0.0.1:1", "test"))
+    announcer = BusAnnouncer(Bus("mqtt://127.0.0.1:1", "test"), "default")
     record = JobRecord(
         id="demo-1",  # type: ignore[arg-type]
         name="demo",

@@ -23,6 +23,7 @@ from swarm.messages import FetchRequest, StateFile
 from swarm.reference.trainer import train_local
 from swarm.sim import loop as sim
 from swarm.types import JobId, JobState
+from tests.support.scenes import play
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 FIELDS: dict[str, dict[str, Any]] = {
@@ -67,25 +68,13 @@ def uploaded(spec: JobSpec, root: Path) -> tuple[StateFile, ...]:
 def run(spec: JobSpec, tokens: Tokens, files: tuple[StateFile, ...], peers: int, seed: int) -> tuple[Job, Rig]:
     """Train in simulation; gives the job as it ended."""
 
-    async def main() -> tuple[Job, Rig]:
-        ended: tuple[Job, Rig] | None = None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, peers, tasks, Random(seed))
-                while len(rig.membership.idle_peers()) < peers:
-                    await asyncio.sleep(0.1)
-                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files(), files)
-                await rig.finished(job)
-                assert (await rig.store.jobs())[0].files == files
-                ended = job, rig
-                await rig.network.close()
-                raise Done
-        except* Done:
-            pass
-        assert ended is not None
-        return ended
+    async def act(rig: Rig) -> tuple[Job, Rig]:
+        job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files(), files)
+        await rig.finished(job)
+        assert (await rig.store.jobs())[0].files == files
+        return job, rig
 
-    return sim.run(main(), seed=seed, limit_s=3600.0)
+    return play(tokens, peers, act, seed=seed)
 
 
 @pytest.mark.parametrize(("stages", "replicas", "family"), [(2, 2, "gpt2"), (3, 2, "llama")])
