@@ -42,7 +42,6 @@ from swarm.types import PeerId
 
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
 PORTS_TRIED_MAX = 100
-_KIND = {"activation": "activation", "evaluation": "activation", "gradient": "gradient"}
 
 
 async def serve(options: StageServerOptions, farewell: Farewell) -> None:
@@ -196,10 +195,10 @@ class _Traffic:
         self._metrics = metrics
 
     def sent(self, address: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
-        self._metrics.transferred("sent", _KIND.get(kind, "state"), wire_bytes, tensor_bytes)
+        self._metrics.transferred("sent", kind, wire_bytes, tensor_bytes)
 
     def received(self, peer: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
-        self._metrics.transferred("received", _KIND.get(kind, "state"), wire_bytes, tensor_bytes)
+        self._metrics.transferred("received", kind, wire_bytes, tensor_bytes)
 
 
 def _finder(options: StageServerOptions) -> Callable[[], Awaitable[str]]:

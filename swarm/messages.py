@@ -12,11 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from swarm.types import Hop, JobId, Microbatch, PeerId, Round, UnitName
+from swarm.types import Direction, EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
 
-PROTOCOL_VERSION = 1
-NO_UNIT = UnitName("")
-NO_ROUND = Round(0, 0)
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +113,7 @@ class Forwarded:
 class Evaluated:
     """The last stage computed an evaluation microbatch; `loss` is the sum of its token losses in nats."""
 
-    microbatch: Microbatch
+    batch: EvaluationBatch
     attempt: int
     loss: float
 
@@ -162,7 +160,17 @@ class Undelivered:
     to: PeerId
     attempt: int
     reason: str
-    evaluation: bool = False  # an activation of an evaluation microbatch
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationUndelivered:
+    """An activation of an evaluation microbatch does not reach the hop (`to`, `attempt`) of `stage`."""
+
+    batch: EvaluationBatch
+    stage: int
+    to: PeerId
+    attempt: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +257,7 @@ Event: TypeAlias = (
     | Undelivered
     | Forwarded
     | ChaosBegun
+    | EvaluationUndelivered
 )
 
 
@@ -336,13 +345,9 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Take part in one evaluation microbatch: forward only, with weights `version`; nothing accumulates.
+    """Take part in one evaluation microbatch: forward only, nothing accumulates; the rest is as in Route."""
 
-    `microbatch.step` is `version`; hops, tokens and targets are as in Route.
-    """
-
-    microbatch: Microbatch
-    version: int
+    batch: EvaluationBatch
     hops: tuple[Hop, ...]
     tokens: bytes = field(default=b"", repr=False)
     targets: bytes = field(default=b"", repr=False)
@@ -473,30 +478,71 @@ Command: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class TensorHeader:
-    """What a tensor between stage servers is; mirrors protos/swarm/wire/frame.proto `TensorHeader`.
-
-    kind: "activation" | "gradient" (boundary tensors), "evaluation" (an activation of an evaluation microbatch),
-    "part" | "mean" (a round's slices), "need" (no payload: asks the receiver for the tensor named by `wanted`).
-    """
+class Boundary:
+    """A tensor that crosses to the next stage (FORWARD: an activation) or to the one before (BACKWARD: a gradient)."""
 
     job: JobId
-    kind: str
-    timeline: int
-    step: int
-    microbatch: int  # boundary tensors; 0 for slices
-    stage: int  # the stage that the receiver serves; for slices the sender's
-    attempt: int  # the sender's hop attempt; 0 for slices
+    microbatch: Microbatch
+    direction: Direction
+    stage: int  # that the receiver serves
+    attempt: int  # of the sender's hop
     sender: PeerId
     incarnation: int
     dtype: str
     shape: tuple[int, ...]
     codec: str
     total_bytes: int
-    unit: UnitName = NO_UNIT  # slices only
-    round: Round = NO_ROUND  # slices only
-    start: int = 0  # slices only: first element of the slice within the unit
-    wanted: str = ""  # "need" only: "activation" | "gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationBoundary:
+    """An activation of an evaluation microbatch on its way to the next stage."""
+
+    job: JobId
+    batch: EvaluationBatch
+    stage: int  # that the receiver serves
+    attempt: int  # of the sender's hop
+    sender: PeerId
+    incarnation: int
+    dtype: str
+    shape: tuple[int, ...]
+    codec: str
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Elements of a unit from `start` on in one round: the sender's part of the sum or, `averaged`, the mean."""
+
+    job: JobId
+    timeline: int
+    step: int
+    unit: UnitName
+    round: Round
+    averaged: bool
+    start: int
+    sender: PeerId
+    incarnation: int
+    dtype: str
+    elements: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Asks for the input that the sender lacks, FORWARD an activation, BACKWARD a gradient; it has no payload."""
+
+    job: JobId
+    microbatch: Microbatch
+    direction: Direction
+    stage: int  # that the receiver serves
+    attempt: int  # of the sender's hop
+    sender: PeerId
+    incarnation: int
+
+
+TensorHeader: TypeAlias = Boundary | EvaluationBoundary | Slice | Need
+"""What a tensor between stage servers is; `TensorHeader` of protos/swarm/wire/frame.proto is the envelope."""
 
 
 @dataclass(frozen=True, slots=True)

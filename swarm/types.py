@@ -37,6 +37,18 @@ class Microbatch:
         return f"microbatch {self.step}.{self.index}" + (f" (timeline {self.timeline})" if self.timeline else "")
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class EvaluationBatch:
+    """One share of the validation data: evaluation microbatch `index`, computed with weights `version`."""
+
+    timeline: int
+    version: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"evaluation microbatch {self.index} of version {self.version}"
+
+
 @dataclass(frozen=True, slots=True)
 class Hop:
     """One replica's turn in a route.

@@ -20,11 +20,11 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-from swarm.messages import TensorHeader
+from swarm.messages import Boundary, TensorHeader
 from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
-from swarm.types import JobId, PeerId
+from swarm.types import Direction, JobId, Microbatch, PeerId
 
 SIZES = {"64 KiB": 64 << 10, "1 MiB": 1 << 20, "4 MiB": 4 << 20}
 IN_FLIGHT = (1, 4, 8)
@@ -128,13 +128,11 @@ async def _send_grpc(port: int, size_bytes: int, in_flight: int, receiver: int, 
     return measured
 
 
-def _header(size_bytes: int) -> TensorHeader:
-    return TensorHeader(
+def _header(size_bytes: int) -> Boundary:
+    return Boundary(
         job=JobId("bench"),
-        kind="activation",
-        timeline=0,
-        step=0,
-        microbatch=0,
+        microbatch=Microbatch(0, 0, 0),
+        direction=Direction.FORWARD,
         stage=1,
         attempt=0,
         sender=PeerId("bench"),

@@ -73,6 +73,7 @@ from swarm.messages import (
     ChaosBegun,
     Committed,
     Evaluated,
+    EvaluationUndelivered,
     Event,
     Failed,
     Forwarded,
@@ -226,6 +227,8 @@ class JobBrain:
                 self._conclude(self._collecting.saved(peer, event))
             case Undelivered():
                 self._on_undelivered(peer, event)
+            case EvaluationUndelivered():
+                self._dispatch.evaluation_undelivered(peer, event, self._state.ledger.now_s)
             case Failed():
                 self._on_failed(peer, event)
             case Leaving():

@@ -350,10 +350,13 @@ class _Recent:
         self._recent: OrderedDict[tuple[int | None, int], tuple[bytes, bytes]] = OrderedDict()
 
     def of(self, command: Route | Evaluate) -> tuple[bytes, bytes]:
-        step, index = command.microbatch.step, command.microbatch.index
-        key = (None if isinstance(command, Evaluate) else step, index)
+        if isinstance(command, Evaluate):
+            step, index = None, command.batch.index
+        else:
+            step, index = command.microbatch.step, command.microbatch.index
+        key = (step, index)
         if key not in self._recent:
-            if isinstance(command, Evaluate):
+            if step is None:
                 tokens, targets = self._batches.evaluation(index)
             else:
                 tokens, targets = self._batches.microbatch(step, index)

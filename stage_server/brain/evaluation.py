@@ -1,4 +1,4 @@
-"""What one replica knows of each evaluation microbatch: forward only, with weights that are pinned by a version.
+"""What one replica knows of each evaluation batch: forward only, with weights that are pinned by a version.
 
     Evaluate ──┐
                ├─▶ both here, weights held ──▶ Compute ──▶ Emit to the next hop, or on the last stage Report
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from swarm.messages import Evaluate, Evaluated
-from swarm.types import Hop, Microbatch, PeerId
+from swarm.types import EvaluationBatch, Hop, PeerId
 
 EARLY_MAX = 4096  # inputs that wait for their command
 VERSIONS_AHEAD_MAX = 2  # others may be so many commits ahead of this replica
@@ -24,10 +24,9 @@ VERSIONS_AHEAD_MAX = 2  # others may be so many commits ahead of this replica
 
 @dataclass(frozen=True, slots=True)
 class ComputeEvaluation:
-    """Compute forward with weights `version`, without a graph."""
+    """Compute forward with the weights of its version, without a graph."""
 
-    microbatch: Microbatch
-    version: int
+    batch: EvaluationBatch
     attempt: int
 
 
@@ -35,7 +34,7 @@ class ComputeEvaluation:
 class EmitEvaluation:
     """Send the result to the next hop."""
 
-    microbatch: Microbatch
+    batch: EvaluationBatch
     attempt: int
     to: Hop
 
@@ -49,9 +48,9 @@ class ReportEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class ForgetEvaluation:
-    """Drop input, tokens and targets of the microbatch, and its order if it was not begun."""
+    """Drop input, tokens and targets of the batch, and its order if it was not begun."""
 
-    microbatch: Microbatch
+    batch: EvaluationBatch
 
 
 EvaluationAction: TypeAlias = ComputeEvaluation | EmitEvaluation | ReportEvaluation | ForgetEvaluation
@@ -87,8 +86,8 @@ class EvaluationTable:
         self._version = version
         self._staleness = staleness
         self._me = (peer, incarnation)
-        self._entries: dict[Microbatch, _Entry] = {}
-        self._early: set[Microbatch] = set()  # with input, without command
+        self._entries: dict[EvaluationBatch, _Entry] = {}
+        self._early: set[EvaluationBatch] = set()  # with input, without command
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -100,99 +99,99 @@ class EvaluationTable:
     def route(self, command: Evaluate) -> tuple[EvaluationAction, ...]:
         """Take part, or learn that others do now; an older attempt and a version that is gone change nothing."""
         hop = command.hops[self._stage]
-        if self._fault(command.microbatch):
+        if self._fault(command.batch):
             return ()
-        entry = self._renewed(command.microbatch, hop.attempt)
+        entry = self._renewed(command.batch, hop.attempt)
         if entry is None or entry.command is not None:
             return ()
         entry.command = command
-        self._early.discard(command.microbatch)
+        self._early.discard(command.batch)
         if (hop.peer, hop.incarnation) != self._me:
             entry.is_over = True
-            return (ForgetEvaluation(command.microbatch),)
+            return (ForgetEvaluation(command.batch),)
         entry.has_input |= self._stage == 0
-        return self._advance(command.microbatch, entry)
+        return self._advance(command.batch, entry)
 
     def may_hold(self, version: int) -> bool:
         """Whether this replica still holds the weights of `version`, or will."""
         return version >= self._version - self._staleness
 
-    def wants(self, microbatch: Microbatch) -> bool:
+    def wants(self, batch: EvaluationBatch) -> bool:
         """Whether this replica is to compute the microbatch and has not done so."""
-        entry = self._entries.get(microbatch)
+        entry = self._entries.get(batch)
         return entry is not None and entry.command is not None and not entry.is_over
 
-    def arrived(self, microbatch: Microbatch, attempt: int) -> Taken:
+    def arrived(self, batch: EvaluationBatch, attempt: int) -> Taken:
         """An activation of the hop before us came."""
         if self._stage == 0:
             return Taken(False, "the first stage takes no evaluation input from a peer")
-        if microbatch.timeline == self._timeline and microbatch.step < self._version - self._staleness:
+        if batch.timeline == self._timeline and batch.version < self._version - self._staleness:
             return Taken(False)
-        if fault := self._fault(microbatch):
+        if fault := self._fault(batch):
             return Taken(False, fault)
-        if len(self._early) >= EARLY_MAX and microbatch not in self._entries:
+        if len(self._early) >= EARLY_MAX and batch not in self._entries:
             return Taken(False, f"{EARLY_MAX} evaluation microbatches wait for their command")
-        entry = self._renewed(microbatch, attempt)
+        entry = self._renewed(batch, attempt)
         if entry is None or entry.has_input or entry.is_over:
             return Taken(False)
         entry.has_input = True
         if entry.command is None:
-            self._early.add(microbatch)
-        return Taken(True, "", self._advance(microbatch, entry))
+            self._early.add(batch)
+        return Taken(True, "", self._advance(batch, entry))
 
     def begin(self, work: ComputeEvaluation) -> bool:
         """Whether the order is still wanted, to be asked just before it is put on the device."""
-        entry = self._entries.get(work.microbatch)
+        entry = self._entries.get(work.batch)
         return entry is not None and entry.attempt == work.attempt and not entry.is_over
 
     def computed(self, work: ComputeEvaluation, loss: float) -> tuple[EvaluationAction, ...]:
         """The result is there: send it on, or report the loss; the result of an older attempt is dropped."""
-        entry = self._entries.get(work.microbatch)
+        entry = self._entries.get(work.batch)
         if entry is None or entry.command is None or entry.attempt != work.attempt or entry.is_over:
             return ()
         entry.is_over = True
         if self._stage == self._stages - 1:
-            report = ReportEvaluation(Evaluated(work.microbatch, work.attempt, loss))
-            return (report, ForgetEvaluation(work.microbatch))
-        emit = EmitEvaluation(work.microbatch, work.attempt, entry.command.hops[self._stage + 1])
-        return (emit, ForgetEvaluation(work.microbatch))
+            report = ReportEvaluation(Evaluated(work.batch, work.attempt, loss))
+            return (report, ForgetEvaluation(work.batch))
+        emit = EmitEvaluation(work.batch, work.attempt, entry.command.hops[self._stage + 1])
+        return (emit, ForgetEvaluation(work.batch))
 
     def commit(self, version: int) -> tuple[EvaluationAction, ...]:
         """The replica holds `version` now: older evaluations are dropped, early ones may begin."""
         self._version = max(self._version, version)
-        gone = [one for one in self._entries if one.step < self._version - self._staleness]
-        for microbatch in gone:
-            del self._entries[microbatch]
-            self._early.discard(microbatch)
+        gone = [one for one in self._entries if one.version < self._version - self._staleness]
+        for batch in gone:
+            del self._entries[batch]
+            self._early.discard(batch)
         waiting = [action for one, entry in self._entries.items() for action in self._advance(one, entry)]
         return (*map(ForgetEvaluation, gone), *waiting)
 
-    def _fault(self, microbatch: Microbatch) -> str:
+    def _fault(self, batch: EvaluationBatch) -> str:
         """Why nothing of this version is taken; empty if it is."""
-        ahead = microbatch.step - self._version
-        if microbatch.timeline == self._timeline and -self._staleness <= ahead <= VERSIONS_AHEAD_MAX:
+        ahead = batch.version - self._version
+        if batch.timeline == self._timeline and -self._staleness <= ahead <= VERSIONS_AHEAD_MAX:
             return ""
         return (
-            f"weights {microbatch.step} of timeline {microbatch.timeline} are not evaluated here: "
+            f"weights {batch.version} of timeline {batch.timeline} are not evaluated here: "
             f"timeline {self._timeline}, version {self._version}"
         )
 
-    def _renewed(self, microbatch: Microbatch, attempt: int) -> _Entry | None:
+    def _renewed(self, batch: EvaluationBatch, attempt: int) -> _Entry | None:
         """The entry of this attempt, in place of an older one; None if a newer one is known.
 
         What is held for the older one stays until it is overwritten or forgotten: an input per entry at most.
         """
-        entry = self._entries.get(microbatch)
+        entry = self._entries.get(batch)
         if entry is None or entry.attempt < attempt:
-            self._early.discard(microbatch)
-            entry = self._entries[microbatch] = _Entry(attempt)
+            self._early.discard(batch)
+            entry = self._entries[batch] = _Entry(attempt)
         return entry if entry.attempt == attempt else None
 
-    def _advance(self, microbatch: Microbatch, entry: _Entry) -> tuple[EvaluationAction, ...]:
+    def _advance(self, batch: EvaluationBatch, entry: _Entry) -> tuple[EvaluationAction, ...]:
         command = entry.command
         if command is None or not entry.has_input or entry.is_ordered or entry.is_over:
             return ()
-        if not self._version - self._staleness <= command.version <= self._version:
+        if not self._version - self._staleness <= batch.version <= self._version:
             return ()
         entry.is_ordered = True
-        return (ComputeEvaluation(microbatch, command.version, entry.attempt),)
+        return (ComputeEvaluation(batch, entry.attempt),)

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
-from stage_server.replica.packing import deliver, pack_slice
+from stage_server.replica.packing import Letter, deliver, round_slice
 from swarm.errors import Refused, RoundBroken, StaleMessage, SwarmError
-from swarm.messages import Average, Member, ParameterNorm, TensorHeader
+from swarm.messages import Average, Member, ParameterNorm, Slice
 from swarm.model import codec
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.stage import Stage
@@ -45,7 +45,7 @@ class SliceKey:
     step: int
     unit: UnitName
     round: Round
-    kind: str  # "part" | "mean"
+    averaged: bool  # a mean, not a part of the sum
     sender: PeerId
     start: int
 
@@ -72,21 +72,21 @@ class Mailbox:
         self._oldest: dict[tuple[int, UnitName], Round] = {}  # slices of older rounds are not kept
         self._held_bytes = 0
 
-    def admit(self, header: TensorHeader) -> None:
+    def admit(self, header: Slice) -> None:
         """Refuse what is too old or too much, before any byte of it is read."""
         if header.step <= self._closed_step:
             raise StaleMessage(f"step {header.step} is committed; its slices are no longer needed")
         if self._held_bytes + header.total_bytes > MAILBOX_BYTES_MAX:
             raise Refused(f"{self._held_bytes} bytes of slices wait for their rounds already")
 
-    def put(self, header: TensorHeader, payload: memoryview) -> None:
+    def put(self, header: Slice, payload: memoryview) -> None:
         key = SliceKey(
-            header.timeline, header.step, header.unit, header.round, header.kind, header.sender, header.start
+            header.timeline, header.step, header.unit, header.round, header.averaged, header.sender, header.start
         )
         oldest = self._oldest.get((key.step, key.unit))
         if key in self._slices or key.step <= self._closed_step or (oldest is not None and key.round < oldest):
             return
-        tensor = codec.decode_slice(payload, header.dtype, header.shape[0])
+        tensor = codec.decode_slice(payload, header.dtype, header.elements)
         waiting = self._waiting.pop(key, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(tensor)
@@ -139,31 +139,31 @@ async def run_round(
     others = [member for member in command.members if member.peer != me.peer]
     owners = [member for member in command.members if member.stop > member.start]
 
-    async def arrived(kind: str, sender: Member, owner: Member) -> Tensor:
+    async def arrived(sender: Member, owner: Member, *, averaged: bool) -> Tensor:
         try:
             async with asyncio.timeout_at(deadline_s):
-                return await mailbox.get(_key(command, kind, sender, owner))
+                return await mailbox.get(_key(command, sender, owner, averaged=averaged))
         except TimeoutError:
-            message = f"{sender.peer} sent no {kind} within {command.timeout_s:g} s"
+            message = f"{sender.peer} sent no {_word(averaged)} within {command.timeout_s:g} s"
             raise RoundBroken(message, accused=sender.peer) from None
 
     deadline_s = asyncio.get_running_loop().time() + command.timeout_s
     async with asyncio.TaskGroup() as tasks:
         for owner in owners:
             if owner.peer != me.peer:
-                header = _header(command, me, "part", owner.start)
-                tasks.create_task(_send(links, owner, header, part[_span(owner)], deadline_s))
+                letter = round_slice(me, command, owner.start, part[_span(owner)], averaged=False)
+                tasks.create_task(_send(links, owner, letter, deadline_s, averaged=False))
         mean = torch.empty(0)
         if mine in owners:
             parts = [
-                part[_span(mine)] if member.peer == me.peer else await arrived("part", member, mine)
+                part[_span(mine)] if member.peer == me.peer else await arrived(member, mine, averaged=False)
                 for member in command.members
             ]
             mean = await device.run(lambda: mean_of_parts(parts, command.tokens, bits))
             for member in others:
-                header = _header(command, me, "mean", mine.start)
-                tasks.create_task(_send(links, member, header, mean, deadline_s))
-        slices = [mean if owner.peer == me.peer else await arrived("mean", owner, owner) for owner in owners]
+                letter = round_slice(me, command, mine.start, mean, averaged=True)
+                tasks.create_task(_send(links, member, letter, deadline_s, averaged=True))
+        slices = [mean if owner.peer == me.peer else await arrived(owner, owner, averaged=True) for owner in owners]
     return await device.run(lambda: _assemble(stage, command.unit, slices))
 
 
@@ -184,36 +184,19 @@ def _span(member: Member) -> slice:
     return slice(member.start, member.stop)
 
 
-def _key(command: Average, kind: str, sender: Member, owner: Member) -> SliceKey:
-    return SliceKey(command.timeline, command.step, command.unit, command.round, kind, sender.peer, owner.start)
+def _word(averaged: bool) -> str:
+    return "mean" if averaged else "part"
 
 
-def _header(command: Average, me: ReplicaId, kind: str, start: int) -> TensorHeader:
-    return TensorHeader(
-        job=me.job,
-        kind=kind,
-        timeline=command.timeline,
-        step=command.step,
-        microbatch=0,
-        stage=me.stage,
-        attempt=0,
-        sender=me.peer,
-        incarnation=me.incarnation,
-        dtype="",
-        shape=(),
-        codec="none",
-        total_bytes=0,
-        unit=command.unit,
-        round=command.round,
-        start=start,
-    )
+def _key(command: Average, sender: Member, owner: Member, *, averaged: bool) -> SliceKey:
+    return SliceKey(command.timeline, command.step, command.unit, command.round, averaged, sender.peer, owner.start)
 
 
-async def _send(links: PeerLinks, to: Member, header: TensorHeader, values: Tensor, deadline_s: float) -> None:
+async def _send(links: PeerLinks, to: Member, letter: Letter, deadline_s: float, *, averaged: bool) -> None:
     try:
         async with asyncio.timeout_at(deadline_s):
-            await deliver(links, to.address, header, pack_slice(values))
+            await deliver(links, to.address, letter)
     except TimeoutError:
-        raise RoundBroken(f"{to.peer} took no {header.kind} in time", accused=to.peer) from None
+        raise RoundBroken(f"{to.peer} took no {_word(averaged)} in time", accused=to.peer) from None
     except SwarmError as error:
-        raise RoundBroken(f"{to.peer} took no {header.kind}: {error.message}", accused=to.peer) from error
+        raise RoundBroken(f"{to.peer} took no {_word(averaged)}: {error.message}", accused=to.peer) from error

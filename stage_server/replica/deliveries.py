@@ -7,13 +7,14 @@ route around, and the tensor is tried again until it arrives or a newer route ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeAlias, assert_never
 
 from stage_server.ports import ReplicaPorts
-from stage_server.replica.packing import Packed, describe
+from stage_server.replica.packing import Letter
 from swarm.errors import PeerUnavailable, StaleMessage, SwarmError
-from swarm.messages import TensorHeader, Undelivered
-from swarm.types import Hop, Microbatch, PeerId
+from swarm.messages import Boundary, EvaluationBoundary, EvaluationUndelivered, Need, Slice, TensorHeader, Undelivered
+from swarm.types import Hop, PeerId
 
 # A link that fails for this long is reported, and again after REPEAT_S: the scheduler may have had no other way then.
 UNDELIVERED_S = 1.0
@@ -23,12 +24,15 @@ PAUSE_S = (0.05, 1.0)  # between attempts: first, longest
 HANGING_S = 5.0
 
 
+_Key: TypeAlias = tuple[Hashable, PeerId, int]
+
+
 class Deliveries:
     """What one replica has under way."""
 
     def __init__(self, ports: ReplicaPorts) -> None:
         self._ports = ports
-        self._under_way: dict[tuple[Microbatch, str, str, PeerId, int], float] = {}
+        self._under_way: dict[_Key, float] = {}
         self._addresses: dict[tuple[PeerId, int], str] = {}
 
     def learn(self, hops: Iterable[Hop]) -> None:
@@ -36,39 +40,33 @@ class Deliveries:
         self._addresses.update({(hop.peer, hop.incarnation): hop.address for hop in hops})
 
     def send(
-        self, to: Hop, header: TensorHeader, payload: Callable[[], Packed | None], matters: Callable[[], bool]
+        self, to: Hop, subject: Hashable, letter: Callable[[], Letter | None], matters: Callable[[], bool]
     ) -> None:
-        """Deliver what `payload` gives to `to`, unless the same is under way; ends when `matters` says no.
+        """Deliver what `letter` gives to `to`, unless the same `subject` is under way; ends when `matters` says no.
 
-        `payload` is asked before each attempt: None means that it is held no longer.
+        `letter` is asked before each attempt: None means that it is held no longer.
         """
-        microbatch = Microbatch(header.timeline, header.step, header.microbatch)
-        key = (microbatch, header.kind, header.wanted, to.peer, to.attempt)
+        key = (subject, to.peer, to.attempt)
         now_s = asyncio.get_running_loop().time()
         if now_s - self._under_way.get(key, -HANGING_S) < HANGING_S:
             return
         self._under_way[key] = now_s
-        self._ports.work.start(self._deliver(key, to, header, payload, matters))
+        self._ports.work.start(self._deliver(key, to, letter, matters))
 
     async def _deliver(
-        self,
-        key: tuple[Microbatch, str, str, PeerId, int],
-        to: Hop,
-        header: TensorHeader,
-        payload: Callable[[], Packed | None],
-        matters: Callable[[], bool],
+        self, key: _Key, to: Hop, letter: Callable[[], Letter | None], matters: Callable[[], bool]
     ) -> None:
         loop = asyncio.get_running_loop()
         started_s = self._under_way[key]
         report_s = started_s + UNDELIVERED_S
         pause_s = PAUSE_S[0]
         try:
-            while (packed := payload()) is not None:
+            while (sent := letter()) is not None:
                 try:
                     address = self._addresses.get((to.peer, to.incarnation))
                     if address is None:
                         raise PeerUnavailable(f"no route has told yet where {to.peer} is")
-                    await self._ports.links.send(address, describe(header, packed), packed.payload)
+                    await self._ports.links.send(address, sent.header, sent.payload)
                     return
                 except StaleMessage as error:
                     # It has moved on, or is not as far as we are; if it lacks the tensor it will ask.
@@ -81,8 +79,7 @@ class Deliveries:
                 if loop.time() >= report_s:
                     report_s = loop.time() + REPEAT_S
                     self._ports.log.warning("neighbour not reached", peer=to.peer, reason=reason)
-                    evaluation = header.kind == "evaluation"
-                    self._ports.emit(Undelivered(key[0], header.stage, to.peer, to.attempt, reason, evaluation))
+                    self._ports.emit(_undelivered(sent.header, to, reason))
                 await asyncio.sleep(pause_s)
                 if not matters():
                     return
@@ -90,3 +87,15 @@ class Deliveries:
         finally:
             if self._under_way.get(key) == started_s:
                 del self._under_way[key]
+
+
+def _undelivered(header: TensorHeader, to: Hop, reason: str) -> Undelivered | EvaluationUndelivered:
+    match header:
+        case Boundary() | Need():
+            return Undelivered(header.microbatch, header.stage, to.peer, to.attempt, reason)
+        case EvaluationBoundary():
+            return EvaluationUndelivered(header.batch, header.stage, to.peer, to.attempt, reason)
+        case Slice():
+            raise AssertionError("slices have deadlines of their own")
+        case _:
+            assert_never(header)

@@ -1,6 +1,6 @@
 """Evaluation microbatches on this stage server: carries out what `evaluation.py` says.
 
-Orders wait here, in order of version and microbatch, until no training computation waits for the device.
+Orders wait here, in order of version and batch, until no training computation waits for the device.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from stage_server.brain.evaluation import (
 )
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.deliveries import Deliveries
-from stage_server.replica.packing import Packed, boundary_header, pack
+from stage_server.replica.packing import Packed, evaluation_boundary, pack
 from swarm.errors import StaleMessage
-from swarm.messages import Evaluate, TensorHeader
+from swarm.messages import Evaluate, EvaluationBoundary
 from swarm.model import codec
 from swarm.model.stage import Stage
-from swarm.types import Microbatch
+from swarm.types import EvaluationBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Token ids (first stage) and targets (last stage) of a microbatch, int64 [B, T]."""
+    """Token ids (first stage) and targets (last stage) of a batch, int64 [B, T]."""
 
     tokens: Tensor | None
     targets: Tensor | None
@@ -66,29 +66,29 @@ class Evaluator:
         self._deliveries = deliveries
         self._ports = ports
         self._ready = ready
-        self._ids: dict[Microbatch, Ids] = {}
-        self._inputs: dict[Microbatch, Tensor] = {}
-        self._orders: list[tuple[Microbatch, int, ComputeEvaluation]] = []  # a heap; may hold withdrawn ones
+        self._ids: dict[EvaluationBatch, Ids] = {}
+        self._inputs: dict[EvaluationBatch, Tensor] = {}
+        self._orders: list[tuple[EvaluationBatch, int, ComputeEvaluation]] = []  # a heap; may hold withdrawn ones
 
     def newest_attempt(self) -> int:
         """The greatest attempt that is known here."""
         return self._table.newest_attempt()
 
     def route(self, command: Evaluate, ids: Ids) -> None:
-        """Take part in a microbatch, or learn that others do."""
+        """Take part in a batch, or learn that others do."""
         actions = self._table.route(command)
-        if self._table.wants(command.microbatch):
-            self._ids.setdefault(command.microbatch, ids)
+        if self._table.wants(command.batch):
+            self._ids.setdefault(command.batch, ids)
         self._carry_out(actions)
 
-    def receive(self, header: TensorHeader, payload: memoryview) -> None:
+    def receive(self, header: EvaluationBoundary, payload: memoryview) -> None:
         """Take in an activation that was admitted; StaleMessage if it belongs to no evaluation here."""
-        microbatch = Microbatch(header.timeline, header.step, header.microbatch)
-        taken = self._table.arrived(microbatch, header.attempt)
+        batch = header.batch
+        taken = self._table.arrived(batch, header.attempt)
         if taken.refusal:
             raise StaleMessage(taken.refusal)
         if taken.accepted:
-            self._inputs[microbatch] = codec.decode(payload, header.dtype, header.shape, header.codec)
+            self._inputs[batch] = codec.decode(payload, header.dtype, header.shape, header.codec)
         self._carry_out(taken.actions)
 
     def commit(self, version: int) -> None:
@@ -105,11 +105,11 @@ class Evaluator:
 
     async def compute(self, work: ComputeEvaluation) -> None:
         """Carry out an order, at once after `take`."""
-        microbatch = work.microbatch
-        x, ids = self._inputs.pop(microbatch, None), self._ids.get(microbatch, Ids(None, None))
+        batch = work.batch
+        x, ids = self._inputs.pop(batch, None), self._ids.get(batch, Ids(None, None))
 
         def forward() -> tuple[Packed | None, float]:
-            y, loss = self._stage.evaluate(work.version, x=x, tokens=ids.tokens, targets=ids.targets)
+            y, loss = self._stage.evaluate(batch.version, x=x, tokens=ids.tokens, targets=ids.targets)
             return (None if y is None else pack(y, self._codec)), loss
 
         done = await self._ports.device.timed(forward)
@@ -121,24 +121,19 @@ class Evaluator:
         for action in actions:
             match action:
                 case ComputeEvaluation():
-                    heapq.heappush(self._orders, (action.microbatch, action.attempt, action))
+                    heapq.heappush(self._orders, (action.batch, action.attempt, action))
                     self._ready.set()
                 case EmitEvaluation():
                     assert result is not None, "all stages but the last have a result to send"
                     self._send(action, result)
                 case ReportEvaluation(event=event):
                     self._ports.emit(event)
-                case ForgetEvaluation(microbatch=microbatch):
-                    self._inputs.pop(microbatch, None)
-                    self._ids.pop(microbatch, None)
+                case ForgetEvaluation(batch=batch):
+                    self._inputs.pop(batch, None)
+                    self._ids.pop(batch, None)
                 case _:
                     assert_never(action)
 
     def _send(self, emit: EmitEvaluation, packed: Packed) -> None:
-        microbatch = emit.microbatch
-        self._deliveries.send(
-            emit.to,
-            boundary_header(self._me, "evaluation", microbatch, self._me.stage + 1, emit.attempt),
-            lambda: packed,
-            lambda: self._table.may_hold(microbatch.step),
-        )
+        letter = evaluation_boundary(self._me, emit.batch, emit.attempt, packed)
+        self._deliveries.send(emit.to, emit.batch, lambda: letter, lambda: self._table.may_hold(emit.batch.version))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 from torch import Tensor
 
 from stage_server.ports import ReplicaId
 from swarm.errors import PeerUnavailable
-from swarm.messages import TensorHeader
+from swarm.messages import Average, Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.model import codec
 from swarm.rpc.peers import PeerLinks
-from swarm.types import Microbatch
+from swarm.types import Direction, EvaluationBatch, Microbatch
 
-# Slices are never compressed: their bits are what the members agree on.
-SLICE_CODEC = "slice"
 # How long a neighbour may be out of reach before it is reported. A dead neighbour is known to the scheduler sooner.
 DELIVERY_S_MAX = 5.0
 
@@ -36,8 +34,12 @@ class Packed:
         return memoryview(self.payload).nbytes
 
 
-NOTHING = Packed(b"", "", (), "none")
-"""What a question carries."""
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """What goes to a neighbour: the header and the bytes that it describes."""
+
+    header: TensorHeader
+    payload: bytes | memoryview
 
 
 def pack(tensor: Tensor, codec_name: str) -> Packed:
@@ -46,45 +48,73 @@ def pack(tensor: Tensor, codec_name: str) -> Packed:
     return Packed(payload, dtype, shape, codec_name)
 
 
-def pack_slice(values: Tensor) -> Packed:
-    """A 1-D slice of a unit as it is, float32 or float64; it shares the tensor's memory."""
+def boundary(me: ReplicaId, microbatch: Microbatch, direction: Direction, attempt: int, packed: Packed) -> Letter:
+    """An activation for the next stage, or a gradient for the one before."""
+    header = Boundary(
+        me.job,
+        microbatch,
+        direction,
+        _beyond(me, direction),
+        attempt,
+        me.peer,
+        me.incarnation,
+        packed.dtype,
+        packed.shape,
+        packed.codec,
+        packed.size_bytes,
+    )
+    return Letter(header, packed.payload)
+
+
+def evaluation_boundary(me: ReplicaId, batch: EvaluationBatch, attempt: int, packed: Packed) -> Letter:
+    """An activation of an evaluation for the next stage."""
+    header = EvaluationBoundary(
+        me.job,
+        batch,
+        me.stage + 1,
+        attempt,
+        me.peer,
+        me.incarnation,
+        packed.dtype,
+        packed.shape,
+        packed.codec,
+        packed.size_bytes,
+    )
+    return Letter(header, packed.payload)
+
+
+def question(me: ReplicaId, microbatch: Microbatch, direction: Direction, attempt: int) -> Letter:
+    """Asks for an input: an activation of the stage before, or a gradient of the next."""
+    asked = _beyond(me, Direction.BACKWARD if direction is Direction.FORWARD else Direction.FORWARD)
+    return Letter(Need(me.job, microbatch, direction, asked, attempt, me.peer, me.incarnation), b"")
+
+
+def round_slice(me: ReplicaId, command: Average, start: int, values: Tensor, *, averaged: bool) -> Letter:
+    """A 1-D slice of a unit as it is, float32 or float64; it shares the tensor's memory and is never compressed."""
     payload, dtype = codec.encode_slice(values)
-    return Packed(payload, dtype, tuple(values.shape), SLICE_CODEC)
-
-
-def boundary_header(
-    me: ReplicaId, kind: str, microbatch: Microbatch, stage: int, attempt: int, *, wanted: str = ""
-) -> TensorHeader:
-    return TensorHeader(
-        job=me.job,
-        kind=kind,
-        timeline=microbatch.timeline,
-        step=microbatch.step,
-        microbatch=microbatch.index,
-        stage=stage,
-        attempt=attempt,
-        sender=me.peer,
-        incarnation=me.incarnation,
-        dtype="",
-        shape=(),
-        codec="none",
-        total_bytes=0,
-        wanted=wanted,
+    header = Slice(
+        me.job,
+        command.timeline,
+        command.step,
+        command.unit,
+        command.round,
+        averaged,
+        start,
+        me.peer,
+        me.incarnation,
+        dtype,
+        values.numel(),
+        memoryview(payload).nbytes,
     )
+    return Letter(header, payload)
 
 
-def describe(header: TensorHeader, packed: Packed) -> TensorHeader:
-    """The header completed with what the packed tensor is."""
-    return replace(
-        header,
-        dtype=packed.dtype,
-        shape=packed.shape,
-        codec=packed.codec,
-        total_bytes=packed.size_bytes,
-    )
+def _beyond(me: ReplicaId, direction: Direction) -> int:
+    """The stage that lies in a direction."""
+    return me.stage + (1 if direction is Direction.FORWARD else -1)
 
 
-async def deliver(links: PeerLinks, address: str, header: TensorHeader, packed: Packed) -> None:
+async def deliver(links: PeerLinks, address: str, letter: Letter) -> None:
     """Send until the neighbour has it; PeerUnavailable after DELIVERY_S_MAX, Refused at once."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + DELIVERY_S_MAX
@@ -96,4 +126,4 @@ async def deliver(links: PeerLinks, address: str, header: TensorHeader, packed: 
     )
     async for attempt in retrying:
         with attempt:
-            await links.send(address, describe(header, packed), packed.payload)
+            await links.send(address, letter.header, letter.payload)

@@ -33,16 +33,16 @@ from stage_server.brain.cell import (
 from stage_server.brain.held_outputs import HeldOutputs
 from stage_server.brain.work_queue import WorkQueue
 from stage_server.ports import Assignment, ReplicaPorts
+from stage_server.replica.admission import Admission
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
-from stage_server.replica.packing import NOTHING, SLICE_CODEC, Packed, boundary_header, pack
+from stage_server.replica.packing import Letter, Packed, boundary, pack, question
 from stage_server.replica.reports import Reports
 from stage_server.replica.rounds import RoundRunner
 from stage_server.state.donor import Donor
 from stage_server.state.joiner import missed_record
 from stage_server.state.saving import capture, hand_over
 from swarm.errors import (
-    CorruptFrame,
     Refused,
     SchedulerUnreachable,
     StaleMessage,
@@ -51,13 +51,17 @@ from swarm.errors import (
 from swarm.messages import (
     AbortRound,
     Average,
+    Boundary,
     Commit,
     Committed,
     Evaluate,
+    EvaluationBoundary,
     Event,
     Loaded,
+    Need,
     Route,
     SaveStage,
+    Slice,
     StateReply,
     StateRequest,
     StoreHeader,
@@ -68,9 +72,6 @@ from swarm.model import codec
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState
 from swarm.types import Direction, Hop, Microbatch, UnitName
-
-_KIND = {Direction.FORWARD: "activation", Direction.BACKWARD: "gradient"}
-_DIRECTION = {kind: direction for direction, kind in _KIND.items()}
 
 # Questions for what was lost between two neighbours are sent this often; what is lacking for less is on its way.
 REPAIR_S = 2.0
@@ -120,6 +121,7 @@ class Replica:
         self._reports = Reports(loaded, ports)
         self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
         self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail)
+        self._admission = Admission(assignment, stage, self._rounds.mailbox)
         self._donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
         self._saving: asyncio.Task[None] | None = None
         ports.work.start(self._compute_forever())
@@ -260,51 +262,12 @@ class Replica:
 
     def admit(self, header: TensorHeader) -> None:
         """Refuse, before a byte of it is kept, a tensor that does not belong here."""
-        if header.job != self.job or header.timeline != self.timeline:
-            raise StaleMessage(f"this replica serves job {self.job}, timeline {self.timeline}")
-        expected_bytes = 0
-        match header.kind:
-            case "part" | "mean":
-                layout = self._stage.units.get(header.unit)
-                if layout is None:
-                    raise Refused(f"stage {self.me.stage} has no unit {header.unit!r}")
-                if header.codec != SLICE_CODEC:
-                    raise CorruptFrame(f"slices travel as {SLICE_CODEC}, not {header.codec!r}")
-                if len(header.shape) != 1 or header.start + header.shape[0] > layout.elements:
-                    raise Refused(f"slice {header.start}+{header.shape} leaves unit {header.unit}")
-                expected_bytes = codec.slice_bytes(header.dtype, header.shape[0])
-                self._rounds.mailbox.admit(header)
-            case "activation" | "gradient" | "evaluation":
-                if header.stage != self.me.stage:
-                    raise Refused(f"a tensor for stage {header.stage} came to stage {self.me.stage}")
-                if header.shape != self._stage.boundary_shape():
-                    raise CorruptFrame(f"boundary tensors are {self._stage.boundary_shape()}, not {header.shape}")
-                if header.codec != self._codec:
-                    raise CorruptFrame(f"this job sends boundary tensors as {self._codec}, not {header.codec}")
-                expected_bytes = codec.encoded_bytes(header.dtype, header.shape, header.codec)
-            case "need":
-                if header.stage != self.me.stage:
-                    raise Refused(f"a question to stage {header.stage} came to stage {self.me.stage}")
-                if header.wanted not in _DIRECTION or header.total_bytes:
-                    raise CorruptFrame(f"a need names activation or gradient and has no bytes, not {header.wanted!r}")
-            case _:
-                raise CorruptFrame(f"unknown kind of tensor: {header.kind!r}")
-        if header.total_bytes != expected_bytes:
-            raise CorruptFrame(f"{header.dtype} {header.shape} has {expected_bytes} bytes, not {header.total_bytes}")
+        self._admission.check(header)
 
     async def receive(self, header: TensorHeader, payload: memoryview) -> None:
         """Take in a tensor that was admitted; a duplicate is ignored."""
-        microbatch = Microbatch(header.timeline, header.step, header.microbatch)
-        match header.kind:
-            case "part" | "mean":
-                self._rounds.mailbox.put(header, payload)
-            case "evaluation":
-                self._evaluator.receive(header, payload)
-            case "need":
-                asker = Hop(header.sender, header.incarnation, header.attempt, "")
-                self._carry_out(self.cells.need(microbatch, _DIRECTION[header.wanted], asker))
-            case kind:
-                direction = _DIRECTION[kind]
+        match header:
+            case Boundary(microbatch=microbatch, direction=direction):
                 arrival = self.cells.arrived(microbatch, direction, header.attempt)
                 if not arrival.accepted and not arrival.duplicate:
                     raise StaleMessage(arrival.reason)
@@ -312,6 +275,15 @@ class Replica:
                     tensor = codec.decode(payload, header.dtype, header.shape, header.codec)
                     self._inputs[microbatch, direction] = tensor
                 self._carry_out(arrival.actions)
+            case EvaluationBoundary():
+                self._evaluator.receive(header, payload)
+            case Slice():
+                self._rounds.mailbox.put(header, payload)
+            case Need(microbatch=microbatch, direction=direction):
+                asker = Hop(header.sender, header.incarnation, header.attempt, "")
+                self._carry_out(self.cells.need(microbatch, direction, asker))
+            case _:
+                assert_never(header)
 
     # Actions -----------------------------------------------------------------------------------------------------
 
@@ -441,24 +413,24 @@ class Replica:
 
     def _send(self, emit: Emit) -> None:
         microbatch, side = emit.microbatch, emit.direction
-        stage = self.me.stage + (1 if side is Direction.FORWARD else -1)
+
+        def letter() -> Letter | None:
+            held = self._outputs.get((microbatch, side))
+            return None if held is None else boundary(self.me, microbatch, side, emit.attempt, held)
+
         self._deliveries.send(
-            emit.to,
-            boundary_header(self.me, _KIND[side], microbatch, stage, emit.attempt),
-            lambda: self._outputs.get((microbatch, side)),
-            lambda: self.cells.concerns(microbatch, side, emit.to),
+            emit.to, (microbatch, side), letter, lambda: self.cells.concerns(microbatch, side, emit.to)
         )
 
     def _ask(self, ask: Ask) -> None:
-        microbatch = ask.microbatch
         # x is asked of the stage before, g of the one behind.
         side = Direction.BACKWARD if ask.direction is Direction.FORWARD else Direction.FORWARD
-        stage = self.me.stage + (1 if side is Direction.FORWARD else -1)
+        letter = question(self.me, ask.microbatch, ask.direction, ask.attempt)
         self._deliveries.send(
             ask.to,
-            boundary_header(self.me, "need", microbatch, stage, ask.attempt, wanted=_KIND[ask.direction]),
-            lambda: NOTHING,
-            lambda: self.cells.concerns(microbatch, side, ask.to),
+            ("question", ask.microbatch, ask.direction),
+            lambda: letter,
+            lambda: self.cells.concerns(ask.microbatch, side, ask.to),
         )
 
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
-from typing import Final
+from typing import Final, assert_never
 
 import xxhash
 
 from swarm.errors import CorruptFrame, Refused
-from swarm.messages import TensorHeader
-from swarm.rpc.mapping import from_message, parse, to_message
+from swarm.messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
+from swarm.rpc.mapping import from_header, parse, to_header
+from swarm.types import Direction
 from swarm.wire import frame_pb2
 
 CHUNK_BYTES: Final = 1 << 20
@@ -62,13 +63,13 @@ class Tensor:
 def split(sequence: int, header: TensorHeader, payload: bytes | memoryview) -> Iterator[bytes]:
     """The frames of one tensor, each with at most CHUNK_BYTES of payload; at least one.
 
-    Raises ValueError if `payload` is not `header.total_bytes` long, Refused if the header breaks a rule.
+    Raises ValueError if `payload` is not as long as the header says, Refused if the header breaks a rule.
     """
     content = _as_bytes(payload)
-    if len(content) != header.total_bytes:
-        raise ValueError(f"the header says {header.total_bytes} bytes, the payload has {len(content)}")
+    if len(content) != payload_bytes(header):
+        raise ValueError(f"the header says {payload_bytes(header)} bytes, the payload has {len(content)}")
     _check(header)
-    opening: bytes = to_message(header).SerializeToString()
+    opening: bytes = to_header(header).SerializeToString()
     if len(opening) > MAX_HEADER_BYTES:
         raise Refused(f"the tensor's header has {len(opening)} bytes, the limit is {MAX_HEADER_BYTES}")
     return _frames(sequence, opening, content)
@@ -177,11 +178,11 @@ class Assembler:
             raise CorruptFrame(
                 f"tensor {frame.sequence} continues at byte {frame.offset}, expected byte {tensor.held_bytes}"
             )
-        missing_bytes = tensor.header.total_bytes - tensor.held_bytes
+        missing_bytes = tensor.total_bytes - tensor.held_bytes
         if len(frame.payload) > missing_bytes:
             raise CorruptFrame(
                 f"tensor {frame.sequence} has at least {len(frame.payload) - missing_bytes} bytes more than its "
-                f"header's {tensor.header.total_bytes}"
+                f"header's {tensor.total_bytes}"
             )
         if not frame.payload and missing_bytes:
             raise CorruptFrame(f"tensor {frame.sequence} has a frame without payload")
@@ -204,13 +205,14 @@ class Assembler:
         if frame.sequence in self._open:
             raise CorruptFrame(f"tensor {frame.sequence} was opened twice")
         header = read_header(frame.header)
-        if header.total_bytes > self._max_tensor_bytes:
-            raise Refused(f"a tensor of {header.total_bytes} bytes is over the limit of {self._max_tensor_bytes}")
-        if header.total_bytes > len(frame.payload) and len(self._open) >= self._max_open:
+        total_bytes = payload_bytes(header)
+        if total_bytes > self._max_tensor_bytes:
+            raise Refused(f"a tensor of {total_bytes} bytes is over the limit of {self._max_tensor_bytes}")
+        if total_bytes > len(frame.payload) and len(self._open) >= self._max_open:
             raise Refused(f"{self._max_open} tensors of this stream are open, the limit; finish one first")
         self._admit(header)
-        opened = _Open(header)
-        if header.total_bytes > len(frame.payload):
+        opened = _Open(header, total_bytes)
+        if total_bytes > len(frame.payload):
             self._open[frame.sequence] = opened
         self._refused.pop(frame.sequence, None)
         return opened
@@ -225,19 +227,46 @@ def read_header(data: memoryview | bytes) -> TensorHeader:
     """A header from its bytes; CorruptFrame if they are not a header, Refused if it contradicts itself."""
     if len(data) > MAX_HEADER_BYTES:
         raise Refused(f"the tensor's header has {len(data)} bytes, the limit is {MAX_HEADER_BYTES}")
-    header = from_message(TensorHeader, parse(frame_pb2.TensorHeader, bytes(data)))
+    header = from_header(parse(frame_pb2.TensorHeader, bytes(data)))
     _check(header)
     return header
 
 
 def uncompressed_bytes(header: TensorHeader) -> int:
     """The size of the tensor in the type that it is computed in: float64, or float32 for all other types."""
-    return prod(header.shape) * (8 if header.dtype == "float64" else 4) if header.shape else 0
+    match header:
+        case Boundary(shape=shape) | EvaluationBoundary(shape=shape):
+            return prod(shape) * (8 if header.dtype == "float64" else 4) if shape else 0
+        case Slice(elements=elements):
+            return elements * (8 if header.dtype == "float64" else 4)
+        case Need():
+            return 0
+        case _:
+            assert_never(header)
+
+
+def payload_bytes(header: TensorHeader) -> int:
+    """How many bytes follow the header."""
+    return 0 if isinstance(header, Need) else header.total_bytes
+
+
+def kind_of(header: TensorHeader) -> str:
+    """What a tensor is counted as: "activation", "gradient" or "state"."""
+    match header:
+        case Boundary(direction=Direction.FORWARD) | EvaluationBoundary():
+            return "activation"
+        case Boundary():
+            return "gradient"
+        case Slice() | Need():
+            return "state"
+        case _:
+            assert_never(header)
 
 
 @dataclass(slots=True)
 class _Open:
     header: TensorHeader
+    total_bytes: int
     chunks: list[memoryview] = field(default_factory=list)
     held_bytes: int = 0
     wire_bytes: int = 0
@@ -278,16 +307,25 @@ def _checksum(sequence: int, offset: int, header: bytes | memoryview, payload: m
 
 
 def _check(header: TensorHeader) -> None:
-    """Check the header for contradictions; the receiver checks what dtype and codec require."""
-    if len(header.shape) > MAX_DIMENSIONS:
-        raise Refused(f"TensorHeader.shape has {len(header.shape)} dimensions, the limit is {MAX_DIMENSIONS}")
-    elements = prod(header.shape) if header.shape else 0
+    """Whether a header can be true at all; what dtype and codec need is the receiver's to know."""
+    match header:
+        case Boundary(shape=shape) | EvaluationBoundary(shape=shape):
+            if len(shape) > MAX_DIMENSIONS:
+                raise Refused(f"the tensor's shape has {len(shape)} dimensions, the limit is {MAX_DIMENSIONS}")
+            _check_elements(prod(shape) if shape else 0, header.total_bytes)
+        case Slice(elements=elements):
+            _check_elements(elements, header.total_bytes)
+        case Need():
+            pass
+        case _:
+            assert_never(header)
+
+
+def _check_elements(elements: int, total_bytes: int) -> None:
     if elements > 8 * MAX_TENSOR_BYTES:
-        raise Refused(f"TensorHeader.shape = {list(header.shape)} has {elements} elements, too many for one tensor")
-    if (elements == 0) != (header.total_bytes == 0):
-        raise Refused(f"TensorHeader.shape = {list(header.shape)} does not fit total_bytes = {header.total_bytes}")
-    if header.kind == "need" and header.total_bytes:
-        raise Refused(f'TensorHeader.total_bytes = {header.total_bytes}, but "need" carries no payload')
+        raise Refused(f"the tensor has {elements} elements, too many for one tensor")
+    if (elements == 0) != (total_bytes == 0):
+        raise Refused(f"a tensor of {elements} elements cannot have total_bytes = {total_bytes}")
 
 
 def _as_bytes(payload: bytes | memoryview) -> memoryview:

@@ -12,13 +12,15 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
 
 from swarm import messages
 from swarm.errors import CorruptFrame, Refused
-from swarm.messages import Command, Event
+from swarm.messages import Command, Event, TensorHeader
+from swarm.types import Direction
 from swarm.wire import frame_pb2, session_pb2
 
 T = TypeVar("T")
@@ -51,6 +53,16 @@ def from_command(pb: session_pb2.Command) -> tuple[int, Command]:
     """(epoch, command) of an envelope; Refused if there is no command or a value breaks the rules."""
     _check_integer("Command.epoch", pb.epoch)
     return pb.epoch, cast(Command, _open(pb, _COMMANDS))
+
+
+def to_header(header: TensorHeader) -> frame_pb2.TensorHeader:
+    """The envelope for a tensor's header; Refused if a value breaks the rules."""
+    return frame_pb2.TensorHeader(**{_NAMES[type(header)]: to_message(header)})
+
+
+def from_header(pb: frame_pb2.TensorHeader) -> TensorHeader:
+    """The header in an envelope; Refused if there is none or a value breaks the rules."""
+    return cast(TensorHeader, _open(pb, _HEADERS))
 
 
 def parse(kind: type[Message], data: bytes) -> Any:
@@ -96,7 +108,7 @@ def from_message(kind: type[T], pb: Any) -> T:
             values[part.name] = items
         elif not part.message:
             part.check(content)
-            values[part.name] = content
+            values[part.name] = part.kind(content) if part.word else content
         elif pb.HasField(part.name):
             values[part.name] = from_message(part.kind, content)
         elif not part.optional:
@@ -116,6 +128,7 @@ class _Part:
     name: str
     kind: type[Any]
     message: bool
+    word: bool  # of an enumeration
     repeated: bool
     optional: bool
     check: Callable[[Any], None]
@@ -140,8 +153,8 @@ def _make_plan(kind: type[Any]) -> tuple[_Part, ...]:
         inner = getattr(inner, "__supertype__", inner)  # NewType
         message = hasattr(inner, "__dataclass_fields__")
         check = _nothing if message else _checker(f"{kind.__name__}.{field.name}", field.name, inner)
-        optional = field.default is not MISSING
-        parts.append(_Part(field.name, inner, message, repeated, optional, check))
+        optional, word = field.default is not MISSING, issubclass(inner, StrEnum)
+        parts.append(_Part(field.name, inner, message, word, repeated, optional, check))
     return tuple(parts)
 
 
@@ -155,6 +168,8 @@ def _snake(name: str) -> str:
 
 
 _EVENTS: Mapping[str, type[Any]] = {_snake(kind.__name__): kind for kind in get_args(messages.Event)}
+_HEADERS: Mapping[str, type[Any]] = {_snake(kind.__name__): kind for kind in get_args(TensorHeader)}
+_NAMES: Mapping[type[Any], str] = {kind: name for name, kind in _HEADERS.items()}
 _COMMANDS: Mapping[str, type[Any]] = {_snake(kind.__name__): kind for kind in get_args(messages.Command)}
 
 
@@ -170,8 +185,7 @@ def _open(pb: Any, kinds: Mapping[str, type[Any]]) -> Any:
 _ID = re.compile(r"[A-Za-z0-9_.:@-]*")
 _IDS = frozenset({"accused", "job", "peer", "sender", "to", "unit"})
 _ONE_OF: Mapping[str, frozenset[str]] = {
-    "kind": frozenset({"activation", "gradient", "evaluation", "part", "mean", "need"}),
-    "wanted": frozenset({"", "activation", "gradient"}),
+    "direction": frozenset(Direction),
     "harm": frozenset({"kill", "freeze", "slow", "partition", "corrupt"}),
     "step_on": frozenset({"", "device", "cpu"}),
     "part": frozenset({"state", "records"}),

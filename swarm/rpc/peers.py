@@ -79,7 +79,7 @@ class TensorReceiver(Protocol):
     def admit(self, header: TensorHeader) -> None:
         """Check a header before its payload is accepted; raise a SwarmError to refuse the tensor.
 
-        `header.total_bytes` is what will be delivered: compare it with what dtype, shape and codec need.
+        `total_bytes` is what will be delivered: compare it with what dtype, shape and codec need.
         """
         ...
 
@@ -211,7 +211,7 @@ class _Link:
             raise _again(self.error)
         sequence = self._sequence = self._sequence + 1
         chunks = frames.split(sequence, header, payload)
-        charge_bytes = min(max(header.total_bytes, _LEAST_CHARGE_BYTES), self._max_bytes)
+        charge_bytes = min(max(frames.payload_bytes(header), _LEAST_CHARGE_BYTES), self._max_bytes)
         receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unanswered[sequence] = _Outgoing(sequence, header, chunks, charge_bytes, receipt)
         self._admission.append(sequence)
@@ -297,7 +297,9 @@ class _Link:
 
     def _settle(self, outgoing: _Outgoing, receipt: frame_pb2.Receipt) -> None:
         header = outgoing.header
-        self._traffic.sent(self._address, header.kind, outgoing.wire_bytes, frames.uncompressed_bytes(header))
+        self._traffic.sent(
+            self._address, frames.kind_of(header), outgoing.wire_bytes, frames.uncompressed_bytes(header)
+        )
         if outgoing.receipt.done():
             return  # cancelled
         if receipt.error_code:
@@ -416,7 +418,7 @@ async def collect(chunks: AsyncIterator[bytes], limit_bytes: int) -> tuple[State
 async def take(receiver: TensorReceiver, traffic: Traffic, tensor: frames.Tensor) -> SwarmError | None:
     """Hand a complete tensor to the receiver; gives the error for the sender, None if all is well."""
     header = tensor.header
-    traffic.received(header.sender, header.kind, tensor.wire_bytes, frames.uncompressed_bytes(header))
+    traffic.received(header.sender, frames.kind_of(header), tensor.wire_bytes, frames.uncompressed_bytes(header))
     try:
         await receiver.receive(header, tensor.payload)
     except Exception as error:

@@ -203,7 +203,7 @@ class SimPeerLinks:
         wire_bytes: int,
         error: SwarmError | None,
     ) -> None:
-        self._traffic.sent(address, header.kind, wire_bytes, frames.uncompressed_bytes(header))
+        self._traffic.sent(address, frames.kind_of(header), wire_bytes, frames.uncompressed_bytes(header))
         if error is None:
             receipt.set_result(None)
         else:

@@ -8,12 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TensorHeader(_message.Message):
-    __slots__ = ("job", "kind", "timeline", "step", "microbatch", "stage", "attempt", "sender", "incarnation", "dtype", "shape", "codec", "total_bytes", "unit", "round", "start", "wanted")
+    __slots__ = ("boundary", "evaluation_boundary", "slice", "need")
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    NEED_FIELD_NUMBER: _ClassVar[int]
+    boundary: Boundary
+    evaluation_boundary: EvaluationBoundary
+    slice: Slice
+    need: Need
+    def __init__(self, boundary: _Optional[_Union[Boundary, _Mapping]] = ..., evaluation_boundary: _Optional[_Union[EvaluationBoundary, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., need: _Optional[_Union[Need, _Mapping]] = ...) -> None: ...
+
+class Boundary(_message.Message):
+    __slots__ = ("job", "microbatch", "direction", "stage", "attempt", "sender", "incarnation", "dtype", "shape", "codec", "total_bytes")
     JOB_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    TIMELINE_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    DIRECTION_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -22,15 +32,9 @@ class TensorHeader(_message.Message):
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
-    UNIT_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    WANTED_FIELD_NUMBER: _ClassVar[int]
     job: str
-    kind: str
-    timeline: int
-    step: int
-    microbatch: int
+    microbatch: _session_pb2.Microbatch
+    direction: str
     stage: int
     attempt: int
     sender: str
@@ -39,11 +43,77 @@ class TensorHeader(_message.Message):
     shape: _containers.RepeatedScalarFieldContainer[int]
     codec: str
     total_bytes: int
+    def __init__(self, job: _Optional[str] = ..., microbatch: _Optional[_Union[_session_pb2.Microbatch, _Mapping]] = ..., direction: _Optional[str] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., sender: _Optional[str] = ..., incarnation: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., codec: _Optional[str] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class EvaluationBoundary(_message.Message):
+    __slots__ = ("job", "batch", "stage", "attempt", "sender", "incarnation", "dtype", "shape", "codec", "total_bytes")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    batch: _session_pb2.EvaluationBatch
+    stage: int
+    attempt: int
+    sender: str
+    incarnation: int
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    codec: str
+    total_bytes: int
+    def __init__(self, job: _Optional[str] = ..., batch: _Optional[_Union[_session_pb2.EvaluationBatch, _Mapping]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., sender: _Optional[str] = ..., incarnation: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., codec: _Optional[str] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class Slice(_message.Message):
+    __slots__ = ("job", "timeline", "step", "unit", "round", "averaged", "start", "sender", "incarnation", "dtype", "elements", "total_bytes")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    AVERAGED_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    step: int
     unit: str
     round: _session_pb2.Round
+    averaged: bool
     start: int
-    wanted: str
-    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., timeline: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., sender: _Optional[str] = ..., incarnation: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., codec: _Optional[str] = ..., total_bytes: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[_session_pb2.Round, _Mapping]] = ..., start: _Optional[int] = ..., wanted: _Optional[str] = ...) -> None: ...
+    sender: str
+    incarnation: int
+    dtype: str
+    elements: int
+    total_bytes: int
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[_session_pb2.Round, _Mapping]] = ..., averaged: _Optional[bool] = ..., start: _Optional[int] = ..., sender: _Optional[str] = ..., incarnation: _Optional[int] = ..., dtype: _Optional[str] = ..., elements: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class Need(_message.Message):
+    __slots__ = ("job", "microbatch", "direction", "stage", "attempt", "sender", "incarnation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    microbatch: _session_pb2.Microbatch
+    direction: str
+    stage: int
+    attempt: int
+    sender: str
+    incarnation: int
+    def __init__(self, job: _Optional[str] = ..., microbatch: _Optional[_Union[_session_pb2.Microbatch, _Mapping]] = ..., direction: _Optional[str] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., sender: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("sequence", "header", "offset", "payload", "checksum")

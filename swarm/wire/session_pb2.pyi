@@ -16,6 +16,16 @@ class Microbatch(_message.Message):
     index: int
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
+class EvaluationBatch(_message.Message):
+    __slots__ = ("timeline", "version", "index")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    version: int
+    index: int
+    def __init__(self, timeline: _Optional[int] = ..., version: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
 class Round(_message.Message):
     __slots__ = ("epoch", "number")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -51,7 +61,7 @@ class ReportedCell(_message.Message):
     def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., attempt: _Optional[int] = ..., accumulated: _Optional[bool] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated", "undelivered", "forwarded", "chaos_begun")
+    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated", "undelivered", "forwarded", "chaos_begun", "evaluation_undelivered")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +77,7 @@ class Event(_message.Message):
     UNDELIVERED_FIELD_NUMBER: _ClassVar[int]
     FORWARDED_FIELD_NUMBER: _ClassVar[int]
     CHAOS_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_UNDELIVERED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     loaded: Loaded
@@ -82,7 +93,8 @@ class Event(_message.Message):
     undelivered: Undelivered
     forwarded: Forwarded
     chaos_begun: ChaosBegun
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ..., forwarded: _Optional[_Union[Forwarded, _Mapping]] = ..., chaos_begun: _Optional[_Union[ChaosBegun, _Mapping]] = ...) -> None: ...
+    evaluation_undelivered: EvaluationUndelivered
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ..., forwarded: _Optional[_Union[Forwarded, _Mapping]] = ..., chaos_begun: _Optional[_Union[ChaosBegun, _Mapping]] = ..., evaluation_undelivered: _Optional[_Union[EvaluationUndelivered, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells", "stage", "attempt", "join")
@@ -187,14 +199,14 @@ class Forwarded(_message.Message):
     def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Evaluated(_message.Message):
-    __slots__ = ("microbatch", "attempt", "loss")
-    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("batch", "attempt", "loss")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
-    microbatch: Microbatch
+    batch: EvaluationBatch
     attempt: int
     loss: float
-    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., attempt: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+    def __init__(self, batch: _Optional[_Union[EvaluationBatch, _Mapping]] = ..., attempt: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class ParameterNorm(_message.Message):
     __slots__ = ("name", "squared_norm")
@@ -239,20 +251,32 @@ class RoundFailed(_message.Message):
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., reason: _Optional[str] = ..., accused: _Optional[str] = ...) -> None: ...
 
 class Undelivered(_message.Message):
-    __slots__ = ("microbatch", "stage", "to", "attempt", "reason", "evaluation")
+    __slots__ = ("microbatch", "stage", "to", "attempt", "reason")
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     microbatch: Microbatch
     stage: int
     to: str
     attempt: int
     reason: str
-    evaluation: bool
-    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., stage: _Optional[int] = ..., to: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ..., evaluation: _Optional[bool] = ...) -> None: ...
+    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., stage: _Optional[int] = ..., to: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EvaluationUndelivered(_message.Message):
+    __slots__ = ("batch", "stage", "to", "attempt", "reason")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    batch: EvaluationBatch
+    stage: int
+    to: str
+    attempt: int
+    reason: str
+    def __init__(self, batch: _Optional[_Union[EvaluationBatch, _Mapping]] = ..., stage: _Optional[int] = ..., to: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("timeline", "step", "version", "stage", "digest")
@@ -445,18 +469,16 @@ class Route(_message.Message):
     def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., version: _Optional[int] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., tokens: _Optional[bytes] = ..., targets: _Optional[bytes] = ...) -> None: ...
 
 class Evaluate(_message.Message):
-    __slots__ = ("microbatch", "version", "hops", "tokens", "targets")
-    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("batch", "hops", "tokens", "targets")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
-    microbatch: Microbatch
-    version: int
+    batch: EvaluationBatch
     hops: _containers.RepeatedCompositeFieldContainer[Hop]
     tokens: bytes
     targets: bytes
-    def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., version: _Optional[int] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., tokens: _Optional[bytes] = ..., targets: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, batch: _Optional[_Union[EvaluationBatch, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., tokens: _Optional[bytes] = ..., targets: _Optional[bytes] = ...) -> None: ...
 
 class Void(_message.Message):
     __slots__ = ("timeline", "step", "attempt")

@@ -16,14 +16,13 @@ with lean_imports():
     from stage_server.replica import rounds
     from stage_server.replica.replica import Replica
     from stage_server.session.server import StageServer
-from swarm.messages import Averaged, Committed, Event
+from swarm.messages import Averaged, Boundary, Committed, Event
 from swarm.model.stage import Stage
 from swarm.process.lifecycle import run_cli
 from swarm.rpc.peers import GrpcPeerLinks
 from tests.chaos.failpoints import Failpoint, take_flags
 
 ON_THE_WAY_S = 0.03  # an event that was emitted has left the process by then
-BOUNDARY = ("activation", "gradient")
 
 
 def computed_send(point: Failpoint) -> None:
@@ -34,12 +33,12 @@ def computed_send(point: Failpoint) -> None:
 
 def taken_acknowledged(point: Failpoint) -> None:
     """A tensor was taken in, and its sender does not know."""
-    point.after(Replica, "receive", lambda _, header, payload: header.kind in BOUNDARY)
+    point.after(Replica, "receive", lambda _, header, payload: isinstance(header, Boundary))
 
 
 def acknowledged(point: Failpoint) -> None:
     """A neighbour has acknowledged a tensor, and nothing more was done about it."""
-    point.after(GrpcPeerLinks, "send", lambda _, address, header, payload: header.kind in BOUNDARY)
+    point.after(GrpcPeerLinks, "send", lambda _, address, header, payload: isinstance(header, Boundary))
 
 
 def reduced_averaged(point: Failpoint) -> None:

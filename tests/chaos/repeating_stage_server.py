@@ -40,6 +40,7 @@ from swarm.messages import (
     Void,
 )
 from swarm.process.lifecycle import run_cli
+from swarm.rpc.frames import kind_of
 from swarm.rpc.peers import GrpcPeerLinks
 
 COMMANDS = Route | Void | Average | AbortRound | Commit | Evaluate
@@ -88,7 +89,7 @@ def repeat(repeater: Repeater) -> None:
     async def send_again(self: GrpcPeerLinks, address: str, header: Any, payload: bytes | memoryview) -> None:
         kept = bytes(payload)
         await send(self, address, header, kept)
-        repeater.again(header.kind, lambda: send(self, address, header, kept))
+        repeater.again(kind_of(header), lambda: send(self, address, header, kept))
 
     async def handle_again(self: StageServer, command: Command) -> None:
         await handle(self, command)

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 import pytest
 
 from swarm.errors import PeerUnavailable, SchedulerUnreachable
-from swarm.messages import Event, Hello, TensorHeader
+from swarm.messages import Event, Hello, Need
 from swarm.rpc.peers import GrpcPeerLinks
 from swarm.rpc.session import GrpcSchedulerLink
-from swarm.types import JobId, PeerId
+from swarm.types import Direction, JobId, Microbatch, PeerId
 
 NOTICED_S_MAX = 6.0  # pings go out every second and may take two; the rest is for a busy machine
 SERVER = """
@@ -43,7 +43,7 @@ async def main():
 
 asyncio.run(main())
 """
-HEADER = TensorHeader(JobId("j"), "need", 0, 0, 0, 0, 1, PeerId("p"), 1, "", (), "none", 0, wanted="activation")
+HEADER = Need(JobId("j"), Microbatch(0, 0, 0), Direction.FORWARD, 0, 1, PeerId("p"), 1)
 
 
 @contextmanager

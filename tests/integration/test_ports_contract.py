@@ -23,24 +23,25 @@ from swarm.errors import (
     SwarmError,
 )
 from swarm.messages import (
+    Boundary,
     Command,
     Event,
     FetchRequest,
     Heartbeat,
     Leaving,
+    Need,
     StateReply,
     StateRequest,
     StoreHeader,
-    TensorHeader,
     Void,
     Welcome,
 )
 from swarm.rpc.channel import bind, new_server
-from swarm.rpc.frames import CHUNK_BYTES
+from swarm.rpc.frames import CHUNK_BYTES, payload_bytes
 from swarm.rpc.peers import GrpcPeerLinks, PeerLinks, TensorReceiver, Traffic, add_peer_service, state_reply
 from swarm.rpc.session import GrpcSchedulerLink, SchedulerLink, SessionHandler, add_session_service
 from swarm.sim.network import SimNetwork
-from swarm.types import JobId, PeerId
+from swarm.types import Direction, JobId, Microbatch, PeerId
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -130,19 +131,20 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 # Tensors --------------------------------------------------------------------------------------------------------------
 
 
-def header_of(size_bytes: int, index: int = 0) -> TensorHeader:
-    return TensorHeader(
-        job=JobId("job-1"),
-        kind="gradient" if size_bytes else "need",
-        timeline=0,
-        step=1,
-        microbatch=index,
+def header_of(size_bytes: int, index: int = 0) -> Boundary | Need:
+    microbatch, sender = Microbatch(0, 1, index), PeerId("me")
+    if not size_bytes:
+        return Need(JobId("job-1"), microbatch, Direction.FORWARD, 1, 0, sender, 1)
+    return Boundary(
+        JobId("job-1"),
+        microbatch,
+        Direction.BACKWARD,
         stage=1,
         attempt=0,
-        sender=PeerId("me"),
+        sender=sender,
         incarnation=1,
         dtype="uint8",
-        shape=(size_bytes,) if size_bytes else (),
+        shape=(size_bytes,),
         codec="none",
         total_bytes=size_bytes,
     )
@@ -152,8 +154,8 @@ def header_of(size_bytes: int, index: int = 0) -> TensorHeader:
 class Receiver:
     """Remembers what came; fails on demand."""
 
-    admission: Callable[[TensorHeader], None] = lambda header: None
-    before: Callable[[TensorHeader], asyncio.Future[None] | None] = lambda header: None
+    admission: Callable[[Boundary | Need], None] = lambda header: None
+    before: Callable[[Boundary | Need], asyncio.Future[None] | None] = lambda header: None
     got: dict[int, bytes] = field(default_factory=dict)
     times: Counter[int] = field(default_factory=Counter)
     state: bytes | SwarmError = b""  # what it gives to joiners
@@ -165,17 +167,17 @@ class Receiver:
             raise self.state
         return state_reply(7, 3, self.state), self.state
 
-    def admit(self, header: TensorHeader) -> None:
+    def admit(self, header: Boundary | Need) -> None:
         self.admission(header)
 
-    async def receive(self, header: TensorHeader, payload: memoryview) -> None:
+    async def receive(self, header: Boundary | Need, payload: memoryview) -> None:
         waiting = self.before(header)
         if waiting is not None:
             await waiting
         assert payload.readonly
-        assert payload.nbytes == header.total_bytes
-        self.got[header.microbatch] = bytes(payload)
-        self.times[header.microbatch] += 1
+        assert payload.nbytes == payload_bytes(header)
+        self.got[header.microbatch.index] = bytes(payload)
+        self.times[header.microbatch.index] += 1
 
 
 async def test_a_tensor_arrives_as_it_was_sent_before_send_returns(world: World) -> None:
@@ -232,7 +234,7 @@ async def test_many_tensors_are_under_way_at_once(world: World) -> None:
 
 async def test_send_waits_for_the_receiver(world: World) -> None:
     gate = asyncio.get_running_loop().create_future()
-    receiver = Receiver(before=lambda header: gate if header.microbatch == 0 else None)
+    receiver = Receiver(before=lambda header: gate if header.microbatch.index == 0 else None)
     address, links = await world.listen(receiver, None), world.peer_links()
     held = asyncio.create_task(links.send(address, header_of(4, 0), b"held"))
     await links.send(address, header_of(4, 1), b"pass")  # is not held up by the other
@@ -244,8 +246,8 @@ async def test_send_waits_for_the_receiver(world: World) -> None:
 
 @pytest.mark.parametrize("size_bytes", [4, 3 * CHUNK_BYTES])
 async def test_a_refused_header_reaches_the_sender_as_the_same_error(world: World, size_bytes: int) -> None:
-    def refuse(header: TensorHeader) -> None:
-        if header.microbatch == 0:
+    def refuse(header: Boundary | Need) -> None:
+        if header.microbatch.index == 0:
             raise StaleMessage("step 1 is committed")
 
     receiver = Receiver(admission=refuse)
@@ -259,11 +261,11 @@ async def test_a_refused_header_reaches_the_sender_as_the_same_error(world: Worl
 async def test_corruption_is_answered_by_one_resend(world: World) -> None:
     attempts: Counter[int] = Counter()
 
-    def corrupt(header: TensorHeader) -> None:
-        attempts[header.microbatch] += 1
-        if header.microbatch == 0 and attempts[0] == 1:
+    def corrupt(header: Boundary | Need) -> None:
+        attempts[header.microbatch.index] += 1
+        if header.microbatch.index == 0 and attempts[0] == 1:
             raise CorruptFrame("bits fell over")
-        if header.microbatch == 1:
+        if header.microbatch.index == 1:
             raise CorruptFrame("bits always fall over")
 
     receiver = Receiver(admission=corrupt)
@@ -278,7 +280,7 @@ async def test_corruption_is_answered_by_one_resend(world: World) -> None:
 async def test_a_fault_in_the_receiver_tells_the_sender_nothing_but_that(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(header: TensorHeader) -> None:
+    def fail(header: Boundary | Need) -> None:
         raise ZeroDivisionError("secret")
 
     address, links = await world.listen(Receiver(before=fail), None), world.peer_links()  # type: ignore[arg-type]
@@ -314,7 +316,7 @@ async def test_a_killed_receiver_fails_what_is_under_way_and_a_new_one_is_found(
 
 async def test_a_cancelled_send_leaves_the_link_usable(world: World) -> None:
     gate = asyncio.get_running_loop().create_future()
-    receiver = Receiver(before=lambda header: gate if header.microbatch == 0 else None)
+    receiver = Receiver(before=lambda header: gate if header.microbatch.index == 0 else None)
     address, links = await world.listen(receiver, None), world.peer_links()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):

@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from swarm.errors import CorruptFrame, PeerUnavailable, Refused, SchedulerUnreachable, SwarmError
-from swarm.messages import Command, Event, FetchRequest, Heartbeat, StoreHeader, TensorHeader, Void
+from swarm.messages import Boundary, Command, Event, FetchRequest, Heartbeat, StoreHeader, Void
 from swarm.rpc.channel import answering, bind, connect, new_server, translate
 from swarm.rpc.frames import decode, split
 from swarm.rpc.mapping import to_event, to_message
@@ -38,16 +38,16 @@ class Receiver:
         self.got: list[int] = []
         self.arrived = asyncio.Event()
 
-    def admit(self, header: TensorHeader) -> None:
+    def admit(self, header: Boundary) -> None:
         pass
 
-    async def receive(self, header: TensorHeader, payload: memoryview) -> None:
+    async def receive(self, header: Boundary, payload: memoryview) -> None:
         self.inside_bytes += payload.nbytes
         self.most_bytes = max(self.most_bytes, self.inside_bytes)
         self.arrived.set()
         await self.gate.wait()
         self.inside_bytes -= payload.nbytes
-        self.got.append(header.microbatch)
+        self.got.append(header.microbatch.index)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import CorruptFrame, Refused, StaleMessage
-from swarm.messages import TensorHeader
+from swarm.messages import Boundary, Need, Slice, TensorHeader
 from swarm.rpc.frames import (
     CHUNK_BYTES,
     MAX_OPEN_TENSORS,
@@ -21,29 +21,32 @@ from swarm.rpc.frames import (
     split,
     uncompressed_bytes,
 )
-from swarm.rpc.mapping import to_message
-from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.rpc.mapping import to_header
+from swarm.types import Direction, JobId, Microbatch, PeerId, Round, UnitName
 from swarm.wire import frame_pb2
 
 SIZES = [1, 3, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES + 17]
 
 
+AT, SENDER = Microbatch(0, 3, 1), PeerId("peer-a")
+QUESTION = Need(JobId("job-1"), AT, Direction.FORWARD, 1, 2, SENDER, 7)
+
+
 def header_of(size_bytes: int, **changes: object) -> TensorHeader:
-    header = TensorHeader(
+    if not size_bytes:
+        return QUESTION
+    header = Boundary(
         job=JobId("job-1"),
-        kind="activation" if size_bytes else "need",
-        timeline=0,
-        step=3,
-        microbatch=1,
+        microbatch=AT,
+        direction=Direction.FORWARD,
         stage=1,
         attempt=2,
-        sender=PeerId("peer-a"),
+        sender=SENDER,
         incarnation=7,
         dtype="uint8",
-        shape=(size_bytes,) if size_bytes else (),
+        shape=(size_bytes,),
         codec="none",
         total_bytes=size_bytes,
-        wanted="" if size_bytes else "activation",
     )
     return replace(header, **changes)  # type: ignore[arg-type]
 
@@ -78,7 +81,7 @@ def test_a_tensor_comes_out_as_it_went_in(size_bytes: int) -> None:
 def test_plain_protobuf_reads_our_frames(size_bytes: int) -> None:
     header, content = header_of(size_bytes), content_of(size_bytes)
     frames = [frame_pb2.Frame.FromString(chunk) for chunk in split(5, header, content)]
-    assert frames[0].header == to_message(header)
+    assert frames[0].header == to_header(header)
     assert not any(frame.HasField("header") for frame in frames[1:])
     assert b"".join(frame.payload for frame in frames) == content
     assert [frame.offset for frame in frames] == [index * CHUNK_BYTES for index in range(len(frames))]
@@ -95,7 +98,7 @@ def plain_frames(sequence: int, header: TensorHeader, content: bytes, chunk_byte
         frame = frame_pb2.Frame(sequence=sequence, offset=offset, payload=payload)
         opening = b""
         if offset == 0:
-            frame.header.CopyFrom(to_message(header))
+            frame.header.CopyFrom(to_header(header))
             opening = frame.header.SerializeToString()
         frame.checksum = xxhash.xxh3_64_intdigest(opening + payload, sequence + offset)
         frames.append(frame.SerializeToString())
@@ -320,13 +323,12 @@ def test_open_tensors_are_bounded_and_small_ones_still_pass() -> None:
 
 
 HEADERS = [
-    (header_of(4, shape=()), "does not fit"),
-    (header_of(4, shape=(0,)), "does not fit"),
+    (header_of(4, shape=()), "0 elements cannot have"),
+    (header_of(4, shape=(0,)), "0 elements cannot have"),
     (header_of(4, shape=(2**62, 2**62)), "too many"),
     (header_of(4, shape=(1,) * 65), "65 dimensions"),
-    (header_of(4, kind="need"), "carries no payload"),
-    (header_of(4, kind="poison"), r"TensorHeader\.kind"),
-    (header_of(4, sender="../x"), r"TensorHeader\.sender"),
+    (header_of(4, direction="sideways"), r"Boundary\.direction"),
+    (header_of(4, sender="../x"), r"Boundary\.sender"),
     (header_of(4, codec="x" * 10_000), "header has"),
 ]
 
@@ -335,8 +337,9 @@ HEADERS = [
 def test_a_header_that_cannot_be_true_is_refused_by_both_sides(header: TensorHeader, reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         split(1, header, b"abcd")
-    fields = {name: getattr(header, name) for name in ("kind", "sender", "shape", "codec", "total_bytes")}
-    frame = frame_pb2.Frame(header=fields, payload=b"abcd")
+    fields = {name: getattr(header, name) for name in ("direction", "sender", "shape", "codec", "total_bytes")}
+    opening = frame_pb2.Boundary(microbatch={}, **fields)
+    frame = frame_pb2.Frame(header={"boundary": opening}, payload=b"abcd")
     frame.checksum = xxhash.xxh3_64_intdigest(frame.header.SerializeToString() + b"abcd", 0)
     with pytest.raises(Refused, match=reason):
         Assembler(accept).add(decode(frame.SerializeToString()))
@@ -355,8 +358,6 @@ def test_a_payload_of_another_length_than_the_headers_is_a_mistake_of_the_sender
 
 def test_uncompressed_bytes_count_the_type_that_is_computed_in() -> None:
     assert uncompressed_bytes(header_of(6, dtype="bfloat16", shape=(1, 3))) == 12
-    assert (
-        uncompressed_bytes(header_of(24, dtype="float64", shape=(3,), unit=UnitName("stage-0"), round=Round(1, 1)))
-        == 24
-    )
+    part = Slice(JobId("job-1"), 0, 3, UnitName("stage-0"), Round(1, 1), False, 0, SENDER, 7, "float64", 3, 24)
+    assert uncompressed_bytes(part) == (24)
     assert uncompressed_bytes(header_of(0)) == 0

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from swarm.messages import TensorHeader
-from swarm.types import JobId, PeerId
+from swarm.messages import Boundary
+from swarm.types import Direction, JobId, Microbatch, PeerId
 
 
-def header_of(size_bytes: int, index: int = 0) -> TensorHeader:
+def header_of(size_bytes: int, index: int = 0) -> Boundary:
     """A header of an uncompressed tensor of bytes, for microbatch `index`."""
-    return TensorHeader(
+    return Boundary(
         job=JobId("j"),
-        kind="activation",
-        timeline=0,
-        step=0,
-        microbatch=index,
+        microbatch=Microbatch(0, 0, index),
+        direction=Direction.FORWARD,
         stage=1,
         attempt=0,
         sender=PeerId("a"),

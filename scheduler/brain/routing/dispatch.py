@@ -20,8 +20,8 @@ from scheduler.brain.routing.stragglers import Stragglers
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.ledger import Verdict
 from scheduler.brain.state.step import Phase, StepRun, may_open, version_needed
-from swarm.messages import Accumulated, Evaluate, Forwarded, Route, Undelivered
-from swarm.types import Hop, Microbatch, PeerId
+from swarm.messages import Accumulated, Evaluate, EvaluationUndelivered, Forwarded, Route, Undelivered
+from swarm.types import EvaluationBatch, Hop, Microbatch, PeerId
 
 QUEUE_SLACK = 3.0  # a hop is late if it took so many times as long as all that its replica has to do takes others
 FIRST_SLACK = 10.0  # for a replica that was never measured: its first computations prepare the device
@@ -109,6 +109,12 @@ class Dispatch:
             name = self._state.pool.name(peer)
             self._state.outbox.note("error", f"{name} accumulated {event.microbatch} without being asked")
 
+    def evaluation_undelivered(self, peer: PeerId, event: EvaluationUndelivered, now_s: float) -> None:
+        """A link fails: what is evaluated through its far end is given to others."""
+        if event.to in self._state.pool:
+            self._state.links.accuse(peer, event.to, now_s)
+            self._evaluations.withdraw(event.to)
+
     def undelivered(self, peer: PeerId, event: Undelivered, now_s: float) -> str:
         """A link fails: the hop at one of its ends goes to another replica.
 
@@ -117,10 +123,6 @@ class Dispatch:
         """
         step, index = event.microbatch.step, event.microbatch.index
         run, stage = self._state.progress.runs.get(step), self._state.pool.stage_of(peer)
-        if event.evaluation and event.to in self._state.pool:
-            self._state.links.accuse(peer, event.to, now_s)
-            self._evaluations.withdraw(event.to)
-            return ""
         if run is None or run.phase is not Phase.FEEDING or event.to not in self._state.pool:
             return ""
         self._state.links.accuse(peer, event.to, now_s)
@@ -208,9 +210,9 @@ class Dispatch:
         for turn in self._evaluations.feed(pools, self._in_flight_max):
             replicas = [self._state.pool.replica(peer) for peer in turn.peers]
             hops = tuple(Hop(one.peer, one.incarnation, turn.attempt, one.address) for one in replicas)
-            microbatch = Microbatch(self._state.settings.timeline, turn.version, turn.index)
+            batch = EvaluationBatch(self._state.settings.timeline, turn.version, turn.index)
             for peer in (*turn.peers, *turn.displaced):
-                self._state.outbox.send(peer, Evaluate(microbatch, turn.version, hops))
+                self._state.outbox.send(peer, Evaluate(batch, hops))
 
     # What takes too long -----------------------------------------------------------------------------------------
 

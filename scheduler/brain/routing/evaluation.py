@@ -122,14 +122,14 @@ class Evaluations:
 
     def evaluated(self, peer: PeerId, event: Evaluated) -> EvaluationRow | None:
         """A loss came; gives the row once it was the last of its version. Anything unasked changes nothing."""
-        run = self._runs.get(event.microbatch.step)
-        given = run.given.get(event.microbatch.index) if run is not None else None
+        run = self._runs.get(event.batch.version)
+        given = run.given.get(event.batch.index) if run is not None else None
         current = given is not None and given.peers[-1:] == (peer,) and given.attempt == event.attempt
-        if run is None or given is None or not current or event.microbatch.timeline != self._timeline:
+        if run is None or given is None or not current or event.batch.timeline != self._timeline:
             self.duplicates += 1
             return None
-        run.losses[event.microbatch.index] = event.loss
-        del run.given[event.microbatch.index]
+        run.losses[event.batch.index] = event.loss
+        del run.given[event.batch.index]
         self._release(given.peers)
         if len(run.losses) < self._microbatches:
             return None

@@ -45,7 +45,7 @@ from swarm.checkpoint.reader import fault_of, list_checkpoints
 from swarm.checkpoint.storage import Files, LocalStorage, Storage
 from swarm.errors import DatabaseUnavailable, SwarmError
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION, Averaged, Command, Commit, Event, TensorHeader
+from swarm.messages import PROTOCOL_VERSION, Averaged, Boundary, Command, Commit, Event, TensorHeader
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
 from swarm.sim import loop as sim
@@ -324,14 +324,14 @@ class World(Observer):
 
     def sending(self, owner: str, address: str, header: TensorHeader) -> None:
         peer = self.peer_at(owner)
-        if header.kind in ("activation", "gradient"):
+        if isinstance(header, Boundary):
             self.passes("compute/send", peer.process)
 
     def delivered(self, owner: str, address: str, header: TensorHeader, error: SwarmError | None) -> None:
         to = self.peer_at(address)
         self.history.add(to.name, to.incarnation, Delivered(header, error.code if error is not None else ""))
         sender = self.peer_at(owner)
-        if header.kind in ("activation", "gradient") and sender.incarnation == header.incarnation:
+        if isinstance(header, Boundary) and sender.incarnation == header.incarnation:
             self.passes("send/ack", sender.process)
 
     def event_leaves(self, owner: str, event: Event) -> None:

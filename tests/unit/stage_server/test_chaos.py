@@ -12,11 +12,11 @@ import torch
 from stage_server.chaos import UNANSWERED_S, Harm, HarmedDevice, HarmedLinks, HarmedReceiver
 from stage_server.device import ThreadDevice
 from swarm.errors import CorruptFrame, PeerUnavailable
-from swarm.messages import Chaos, TensorHeader
+from swarm.messages import Boundary, Chaos, TensorHeader
 from swarm.process.logs import get_logger
 from swarm.rpc import frames
 from swarm.sim import loop as sim
-from swarm.types import JobId, PeerId
+from swarm.types import Direction, JobId, Microbatch, PeerId
 
 NEAR, FAR, ALL = PeerId("near"), PeerId("far"), PeerId("")
 
@@ -45,9 +45,8 @@ def order(fault: str, *, for_s: float = 5.0, factor: float = 4.0, peer: PeerId =
 
 
 def header(sender: PeerId, total_bytes: int = 4) -> TensorHeader:
-    return TensorHeader(
-        JobId("j"), "activation", 0, 0, 0, 1, 0, sender, 1, "float32", (total_bytes // 4,), "none", total_bytes
-    )
+    at, shape = Microbatch(0, 0, 0), (total_bytes // 4,)
+    return Boundary(JobId("j"), at, Direction.FORWARD, 1, 0, sender, 1, "float32", shape, "none", total_bytes)
 
 
 def test_a_partition_swallows_what_passes_between_two_for_its_time_and_no_longer() -> None:

@@ -23,7 +23,7 @@ def train_to_row(swarm: Swarm) -> None:
 def answer_evaluations(swarm: Swarm, count: int | None = None) -> None:
     given = [(peer, command) for peer, command in swarm.pop(Evaluate) if command.hops[-1].peer == peer]
     for peer, command in given[:count]:
-        swarm.hear(peer, Evaluated(command.microbatch, command.hops[-1].attempt, 2.0))
+        swarm.hear(peer, Evaluated(command.batch, command.hops[-1].attempt, 2.0))
     swarm.inbox += given[count:] if count is not None else []
 
 
@@ -79,7 +79,7 @@ def test_a_command_reaches_every_hop_once_and_after_the_commit_that_makes_the_ve
     for peer in (A, B, C, D):
         commands = [command for to, command in sent if to == peer]
         assert isinstance(commands[0], Commit)
-    microbatches = [command.microbatch.index for _, command in sent if isinstance(command, Evaluate)]
+    microbatches = [command.batch.index for _, command in sent if isinstance(command, Evaluate)]
     assert sorted(microbatches) == [0, 0, 1, 1, 2, 2]
 
 
@@ -91,7 +91,7 @@ def test_evaluation_goes_on_without_a_lost_replica() -> None:
     swarm.take(swarm.brain.peer_gone(C, "killed", 1.0))
     swarm.inbox = [(peer, command) for peer, command in swarm.inbox if peer != C]
     again = [command for peer, command in swarm.inbox if isinstance(command, Evaluate) and peer == D]
-    assert {command.microbatch.index for command in again} >= {1}
+    assert {command.batch.index for command in again} >= {1}
     assert all(command.hops[1].peer == D for command in again)
     train_to_row(swarm)
     answer_evaluations(swarm)

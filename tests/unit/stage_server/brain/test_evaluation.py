@@ -13,7 +13,7 @@ from stage_server.brain.evaluation import (
     ReportEvaluation,
 )
 from swarm.messages import Evaluate, Evaluated
-from swarm.types import Hop, Microbatch, PeerId
+from swarm.types import EvaluationBatch, Hop, PeerId
 
 HERE = PeerId("here")
 
@@ -25,30 +25,30 @@ def table(stage: int = 1, stages: int = 3, *, version: int = 4, staleness: int =
 def command(index: int = 0, attempt: int = 1, *, version: int = 4, stage: int = 1, peer: PeerId = HERE) -> Evaluate:
     hops = [Hop(PeerId(f"p{number}"), 1, attempt, "") for number in range(3)]
     hops[stage] = Hop(peer, 1, attempt, "")
-    return Evaluate(Microbatch(0, version, index), version, tuple(hops))
+    return Evaluate(EvaluationBatch(0, version, index), tuple(hops))
 
 
 def work(index: int = 0, attempt: int = 1, version: int = 4) -> ComputeEvaluation:
-    return ComputeEvaluation(Microbatch(0, version, index), version, attempt)
+    return ComputeEvaluation(EvaluationBatch(0, version, index), attempt)
 
 
 def test_command_and_input_in_either_order_make_one_order() -> None:
     early = table()
-    assert early.arrived(Microbatch(0, 4, 0), 1).accepted
+    assert early.arrived(EvaluationBatch(0, 4, 0), 1).accepted
     assert early.route(command()) == (work(),)
     late = table()
     assert late.route(command()) == ()
-    assert late.arrived(Microbatch(0, 4, 0), 1).actions == (work(),)
+    assert late.arrived(EvaluationBatch(0, 4, 0), 1).actions == (work(),)
 
 
 def test_the_first_stage_needs_no_input_and_takes_none() -> None:
     first = table(stage=0)
     assert first.route(command(stage=0)) == (work(),)
-    assert "no evaluation input" in first.arrived(Microbatch(0, 4, 1), 1).refusal
+    assert "no evaluation input" in first.arrived(EvaluationBatch(0, 4, 1), 1).refusal
 
 
 def test_the_result_goes_to_the_next_hop_and_the_loss_to_the_scheduler() -> None:
-    middle, microbatch = table(), Microbatch(0, 4, 0)
+    middle, microbatch = table(), EvaluationBatch(0, 4, 0)
     middle.route(command())
     middle.arrived(microbatch, 1)
     assert middle.begin(work())
@@ -63,7 +63,7 @@ def test_the_result_goes_to_the_next_hop_and_the_loss_to_the_scheduler() -> None
 
 def test_repetitions_and_old_attempts_change_nothing() -> None:
     for order in permutations(range(4)):
-        held, microbatch = table(), Microbatch(0, 4, 0)
+        held, microbatch = table(), EvaluationBatch(0, 4, 0)
         actions = [held.route(command()) if number % 2 else held.arrived(microbatch, 1).actions for number in order]
         assert sum(actions, ()) == (work(),)
     held.route(command(attempt=2))
@@ -77,7 +77,7 @@ def test_repetitions_and_old_attempts_change_nothing() -> None:
 
 
 def test_a_newer_attempt_withdraws_the_order_and_drops_the_result_of_the_older() -> None:
-    held, microbatch = table(), Microbatch(0, 4, 0)
+    held, microbatch = table(), EvaluationBatch(0, 4, 0)
     held.route(command())
     held.arrived(microbatch, 1)
     held.route(command(attempt=2))
@@ -87,7 +87,7 @@ def test_a_newer_attempt_withdraws_the_order_and_drops_the_result_of_the_older()
 
 
 def test_a_replica_that_lost_its_place_forgets_and_takes_no_input() -> None:
-    held, microbatch = table(), Microbatch(0, 4, 0)
+    held, microbatch = table(), EvaluationBatch(0, 4, 0)
     held.route(command())
     held.arrived(microbatch, 1)
     assert held.route(command(attempt=2, peer=PeerId("other"))) == (ForgetEvaluation(microbatch),)
@@ -99,13 +99,13 @@ def test_a_replica_that_lost_its_place_forgets_and_takes_no_input() -> None:
 def test_an_evaluation_of_weights_to_come_waits_for_the_commit() -> None:
     held = table(version=3)
     assert held.route(command()) == ()
-    assert held.arrived(Microbatch(0, 4, 0), 1).actions == ()
+    assert held.arrived(EvaluationBatch(0, 4, 0), 1).actions == ()
     assert held.commit(4) == (work(),)
 
 
 def test_a_version_that_is_gone_is_dropped_and_its_late_tensors_are_only_acknowledged() -> None:
     for staleness in (0, 1):
-        held, microbatch = table(staleness=staleness), Microbatch(0, 4, 0)
+        held, microbatch = table(staleness=staleness), EvaluationBatch(0, 4, 0)
         held.route(command())
         held.arrived(microbatch, 1)
         dropped = held.commit(5 + staleness)
@@ -120,16 +120,16 @@ def test_a_version_that_is_gone_is_dropped_and_its_late_tensors_are_only_acknowl
 
 def test_what_is_too_far_ahead_or_of_another_timeline_is_refused() -> None:
     held = table()
-    assert held.arrived(Microbatch(0, 6, 0), 1).accepted
-    assert "version 4" in held.arrived(Microbatch(0, 7, 0), 1).refusal
-    assert "timeline 1" in held.arrived(Microbatch(1, 4, 0), 1).refusal
+    assert held.arrived(EvaluationBatch(0, 6, 0), 1).accepted
+    assert "version 4" in held.arrived(EvaluationBatch(0, 7, 0), 1).refusal
+    assert "timeline 1" in held.arrived(EvaluationBatch(1, 4, 0), 1).refusal
     assert held.route(command(version=7)) == ()
 
 
 def test_inputs_without_a_command_are_bounded() -> None:
     held = table()
     for index in range(EARLY_MAX):
-        assert held.arrived(Microbatch(0, 4, index), 1).accepted
-    assert "wait for their command" in held.arrived(Microbatch(0, 4, EARLY_MAX), 1).refusal
+        assert held.arrived(EvaluationBatch(0, 4, index), 1).accepted
+    assert "wait for their command" in held.arrived(EvaluationBatch(0, 4, EARLY_MAX), 1).refusal
     held.route(command(0))
-    assert held.arrived(Microbatch(0, 4, EARLY_MAX), 1).accepted
+    assert held.arrived(EvaluationBatch(0, 4, EARLY_MAX), 1).accepted

@@ -27,6 +27,7 @@ from swarm.messages import (
     Failed,
     LoadStage,
     Member,
+    Need,
     Route,
     StateRequest,
     TensorHeader,
@@ -34,7 +35,7 @@ from swarm.messages import (
 )
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
-from swarm.types import Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
+from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
 from tests.support.ports import ports_of
 
 JOB = JobId("job")
@@ -183,7 +184,8 @@ def test_a_neighbour_that_says_nothing_is_asked() -> None:
         await asyncio.sleep(REPAIR_S - 0.1)
         assert scene.neighbour.headers == []
         await asyncio.sleep(REPAIR_S + 1.0)
-        asked = [(header.kind, header.wanted, header.stage) for header in scene.neighbour.headers]
-        assert asked == [("need", "activation", 0)]
+        (asked,) = scene.neighbour.headers
+        assert isinstance(asked, Need)
+        assert (asked.direction, asked.stage) == (Direction.FORWARD, 0)
 
     play(2, act)

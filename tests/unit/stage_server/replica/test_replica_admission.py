@@ -14,15 +14,14 @@ import torch
 
 from stage_server.device import InlineDevice
 from stage_server.ports import Assignment, ReplicaId
-from stage_server.replica.packing import SLICE_CODEC
 from stage_server.replica.replica import Replica
 from stage_server.state.loading import build_stage
 from swarm.errors import CorruptFrame, Refused, StaleMessage
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.messages import Event, LoadStage, TensorHeader
+from swarm.messages import Boundary, EvaluationBoundary, Event, LoadStage, Need, Slice
 from swarm.sim.network import SimNetwork
-from swarm.types import JobId, PeerId, UnitName
+from swarm.types import Direction, EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
 from tests.support.ports import ports_of
 
 JOB = JobId("job")
@@ -58,7 +57,11 @@ async def replica_of(compression: str) -> AsyncIterator[Replica]:
     torch.set_num_threads(threads)
 
 
-BOUNDARY = TensorHeader(JOB, "activation", 0, 0, 0, 1, 1, PeerId("a"), 1, "float32", SHAPE, "none", 4 * ELEMENTS)
+AT, SENDER = Microbatch(0, 0, 0), PeerId("a")
+BOUNDARY = Boundary(JOB, AT, Direction.FORWARD, 1, 1, SENDER, 1, "float32", SHAPE, "none", 4 * ELEMENTS)
+EVALUATION = EvaluationBoundary(JOB, EvaluationBatch(0, 0, 0), 1, 1, SENDER, 1, "float32", SHAPE, "none", 4 * ELEMENTS)
+QUESTION = Need(JOB, AT, Direction.BACKWARD, 1, 1, SENDER, 1)
+SLICE = Slice(JOB, 0, 0, UnitName("stage-1"), Round(1, 1), False, 0, SENDER, 1, "float64", 10, 80)
 ON_THE_WIRE = {
     "none": ("float32", 4 * ELEMENTS),
     "bfloat16": ("bfloat16", 2 * ELEMENTS),
@@ -87,31 +90,34 @@ async def test_a_boundary_tensor_has_the_dtype_and_the_bytes_of_the_jobs_codec(c
 
 async def test_a_slice_is_a_float_within_its_unit() -> None:
     async with replica_of("int8") as replica:
-        unit = UnitName("stage-1")
-        header = replace(
-            BOUNDARY, kind="part", codec=SLICE_CODEC, unit=unit, shape=(10,), dtype="float64", total_bytes=80
-        )
-        replica.admit(header)
-        replica.admit(replace(header, dtype="float32", total_bytes=40))
-        for change in ({"dtype": "int8", "total_bytes": 10}, {"total_bytes": 79}, {"codec": "int8"}, {"shape": (0,)}):
+        replica.admit(SLICE)
+        replica.admit(replace(SLICE, dtype="float32", total_bytes=40))
+        for change in ({"dtype": "int8", "total_bytes": 10}, {"total_bytes": 79}, {"elements": 0}):
             with pytest.raises(CorruptFrame):
-                replica.admit(replace(header, **change))
+                replica.admit(replace(SLICE, **change))
         with pytest.raises(Refused, match="leaves unit"):
-            replica.admit(replace(header, start=1 << 40))
+            replica.admit(replace(SLICE, start=1 << 40))
 
 
 async def test_what_is_meant_for_another_job_timeline_or_stage_is_refused() -> None:
     async with replica_of("none") as replica:
         replica.admit(BOUNDARY)
-        for change in ({"job": JobId("other")}, {"timeline": 1}):
+        replica.admit(EVALUATION)
+        replica.admit(QUESTION)
+        later = (
+            replace(BOUNDARY, microbatch=Microbatch(1, 0, 0)),
+            replace(EVALUATION, batch=EvaluationBatch(1, 0, 0)),
+            replace(QUESTION, microbatch=Microbatch(1, 0, 0)),
+            replace(SLICE, timeline=1),
+        )
+        others = [replace(one, job=JobId("other")) for one in (BOUNDARY, EVALUATION, QUESTION, SLICE)]
+        for header in (*later, *others):
             with pytest.raises(StaleMessage, match="this replica serves job job, timeline 0"):
-                replica.admit(replace(BOUNDARY, **change))
-        for kind in ("activation", "gradient", "evaluation"):
+                replica.admit(header)
+        for tensor in (BOUNDARY, replace(BOUNDARY, direction=Direction.BACKWARD), EVALUATION):
             with pytest.raises(Refused, match="a tensor for stage 0 came to stage 1"):
-                replica.admit(replace(BOUNDARY, kind=kind, stage=0))
-        question = replace(BOUNDARY, kind="need", wanted="gradient", shape=(), dtype="", total_bytes=0)
-        replica.admit(question)
+                replica.admit(replace(tensor, stage=0))
         with pytest.raises(Refused, match="a question to stage 0 came to stage 1"):
-            replica.admit(replace(question, stage=0))
+            replica.admit(replace(QUESTION, stage=0))
         with pytest.raises(Refused, match="has no unit"):
-            replica.admit(replace(BOUNDARY, kind="part", codec=SLICE_CODEC, unit=UnitName("stage-0")))
+            replica.admit(replace(SLICE, unit=UnitName("stage-0")))

@@ -26,7 +26,7 @@ from swarm.messages import (
     Member,
     ParameterNorm,
     RoundFailed,
-    TensorHeader,
+    Slice,
     UnitRound,
 )
 from swarm.sim import loop as sim
@@ -167,9 +167,7 @@ def test_a_member_that_sends_nothing_is_accused_when_the_time_is_over() -> None:
 # Slices that wait -------------------------------------------------------------------------------------------------
 
 
-PART = TensorHeader(
-    ME.job, "part", 0, 0, 0, 0, 0, PeerId("b"), 1, "float32", (1,), "slice", 4, unit=UNIT, round=Round(1, 1), start=0
-)
+PART = Slice(ME.job, 0, 0, UNIT, Round(1, 1), False, 0, PeerId("b"), 1, "float32", 1, 4)
 ONE = memoryview(torch.ones(1).numpy()).cast("B")
 
 
@@ -178,7 +176,7 @@ async def test_a_slice_is_for_its_own_round_only() -> None:
     mailbox.begin(0, UNIT, Round(1, 2))
     for number in (1, 3):
         mailbox.put(replace(PART, round=Round(1, number)), ONE)
-    wanted = asyncio.ensure_future(mailbox.get(SliceKey(0, 0, UNIT, Round(1, 2), "part", PeerId("b"), 0)))
+    wanted = asyncio.ensure_future(mailbox.get(SliceKey(0, 0, UNIT, Round(1, 2), False, PeerId("b"), 0)))
     await asyncio.sleep(0)
     assert not wanted.done()
     mailbox.put(replace(PART, round=Round(1, 2)), ONE)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from swarm.errors import PeerUnavailable, SchedulerUnreachable
-from swarm.messages import Command, Event, FetchRequest, Heartbeat, StoreHeader, TensorHeader, Void
+from swarm.messages import Boundary, Command, Event, FetchRequest, Heartbeat, StoreHeader, Void
 from swarm.sim import loop as sim
 from swarm.sim.fabric import Counts
 from swarm.sim.network import SimNetwork
@@ -19,11 +19,11 @@ class Receiver:
     def __init__(self) -> None:
         self.order: list[int] = []
 
-    def admit(self, header: TensorHeader) -> None:
+    def admit(self, header: Boundary) -> None:
         pass
 
-    async def receive(self, header: TensorHeader, payload: memoryview) -> None:
-        self.order.append(header.microbatch)
+    async def receive(self, header: Boundary, payload: memoryview) -> None:
+        self.order.append(header.microbatch.index)
 
 
 def flood(seed: int, **options: object) -> tuple[list[int], Counts, float]:

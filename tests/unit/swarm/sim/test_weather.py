@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from swarm.errors import PeerUnavailable
-from swarm.messages import TensorHeader
+from swarm.messages import Boundary
 from swarm.sim import loop as sim
 from swarm.sim.fabric import Counts
 from swarm.sim.network import SimNetwork
@@ -18,11 +18,11 @@ class Receiver:
     def __init__(self) -> None:
         self.order: list[int] = []
 
-    def admit(self, header: TensorHeader) -> None:
+    def admit(self, header: Boundary) -> None:
         pass
 
-    async def receive(self, header: TensorHeader, payload: memoryview) -> None:
-        self.order.append(header.microbatch)
+    async def receive(self, header: Boundary, payload: memoryview) -> None:
+        self.order.append(header.microbatch.index)
 
 
 async def send_all(network: SimNetwork, count: int) -> int:

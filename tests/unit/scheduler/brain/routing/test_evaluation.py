@@ -11,7 +11,7 @@ from scheduler.brain.outputs import EvaluationRow
 from scheduler.brain.routing.evaluation import EvaluationRoute, Evaluations
 from scheduler.brain.routing.policies import ReplicaLoad
 from swarm.messages import Evaluated
-from swarm.types import Microbatch, PeerId
+from swarm.types import EvaluationBatch, PeerId
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 
@@ -27,7 +27,7 @@ def loads(*stages: str, without: str = "") -> list[tuple[ReplicaLoad, ...]]:
 
 
 def answer(turn: EvaluationRoute, loss: float) -> tuple[PeerId, Evaluated]:
-    return turn.peers[-1], Evaluated(Microbatch(0, turn.version, turn.index), turn.attempt, loss)
+    return turn.peers[-1], Evaluated(EvaluationBatch(0, turn.version, turn.index), turn.attempt, loss)
 
 
 def test_every_so_many_versions_and_the_last_are_evaluated() -> None:

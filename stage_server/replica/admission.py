@@ -1,0 +1,74 @@
+"""Whether a tensor from a neighbour belongs here, judged by its header before a byte of it is kept."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from stage_server.ports import Assignment
+from stage_server.replica.averaging import Mailbox
+from swarm.errors import CorruptFrame, Refused, StaleMessage
+from swarm.messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
+from swarm.model import codec
+from swarm.model.stage import Stage
+
+
+class Admission:
+    """The checks of one replica; each raises StaleMessage, Refused or CorruptFrame."""
+
+    def __init__(self, assignment: Assignment, stage: Stage, mailbox: Mailbox) -> None:
+        self._me, self._timeline = assignment.me, assignment.command.timeline
+        self._codec = assignment.spec.pipeline.compression
+        self._stage = stage
+        self._mailbox = mailbox
+
+    def check(self, header: TensorHeader) -> None:
+        """Refuse what is not for this job, timeline and stage, or not of the size that it must have."""
+        if header.job != self._me.job or _timeline(header) != self._timeline:
+            raise StaleMessage(f"this replica serves job {self._me.job}, timeline {self._timeline}")
+        match header:
+            case Boundary() | EvaluationBoundary():
+                self._check_boundary(header)
+            case Slice():
+                self._check_slice(header)
+            case Need(stage=stage):
+                if stage != self._me.stage:
+                    raise Refused(f"a question to stage {stage} came to stage {self._me.stage}")
+            case _:
+                assert_never(header)
+
+    def _check_boundary(self, header: Boundary | EvaluationBoundary) -> None:
+        if header.stage != self._me.stage:
+            raise Refused(f"a tensor for stage {header.stage} came to stage {self._me.stage}")
+        if header.shape != self._stage.boundary_shape():
+            raise CorruptFrame(f"boundary tensors are {self._stage.boundary_shape()}, not {header.shape}")
+        if header.codec != self._codec:
+            raise CorruptFrame(f"this job sends boundary tensors as {self._codec}, not {header.codec}")
+        expected = codec.encoded_bytes(header.dtype, header.shape, header.codec)
+        _check_size(f"{header.dtype} {header.shape}", expected, header.total_bytes)
+
+    def _check_slice(self, header: Slice) -> None:
+        layout = self._stage.units.get(header.unit)
+        if layout is None:
+            raise Refused(f"stage {self._me.stage} has no unit {header.unit!r}")
+        if header.start + header.elements > layout.elements:
+            raise Refused(f"slice {header.start}+{header.elements} leaves unit {header.unit}")
+        expected = codec.slice_bytes(header.dtype, header.elements)
+        self._mailbox.admit(header)
+        _check_size(f"{header.dtype} ({header.elements},)", expected, header.total_bytes)
+
+
+def _timeline(header: TensorHeader) -> int:
+    match header:
+        case Boundary(microbatch=microbatch) | Need(microbatch=microbatch):
+            return microbatch.timeline
+        case EvaluationBoundary(batch=batch):
+            return batch.timeline
+        case Slice(timeline=timeline):
+            return timeline
+        case _:
+            assert_never(header)
+
+
+def _check_size(what: str, expected: int, told: int) -> None:
+    if told != expected:
+        raise CorruptFrame(f"{what} has {expected} bytes, not {told}")
