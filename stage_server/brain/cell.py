@@ -6,12 +6,11 @@
 
 A cell is not driven step by step. Whenever something happened to it, `_advance` asks what the cell is still wanted for
 (its gradient in the sum, its y, its dx), and returns the one computation, the sends or the questions that bring it
-nearer. Repair is therefore the same path as the first run. The rules, R1 to R7, are those of ARCHITECTURE.md:
+nearer. Repair is therefore the same path as the first run. The rules, which the tests name:
 
-  R1 an input is accepted once                    R5 what is missing is asked of the neighbour that has it
-  R2 x and the weights -> forward, y is pushed    R6 Void forgets; a cell that is no longer on its route is dropped
-  R3 g and the graph -> backward, added once      R7 a new timeline forgets everything
-  R4 y and dx are held until the commit
+  R1 an input is accepted once                    R4 y and dx are held until the commit
+  R2 x and the weights -> forward, y is pushed    R5 what is missing is asked of the neighbour that has it
+  R3 g and the graph -> backward, added once      R6 Void forgets; a cell that is no longer on its route is dropped
 
 The numbers of a microbatch do not depend on the replica that computes them, so an input that is held stays valid for
 every later route. Only *sums* must be told apart, by attempts: the greatest void attempt is the step's floor.
@@ -43,8 +42,6 @@ from swarm.messages import Accumulated, Forwarded, ReportedCell, Route
 from swarm.types import Direction, Hop, Microbatch, PeerId, set_digest
 
 EARLY_CELLS_MAX = 4096  # cells that hold inputs or askers, but have no route yet
-STORY_LINES_MAX = 64
-STORIES_KEPT = 2  # committed steps whose stories can still be told
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 
@@ -192,7 +189,6 @@ class CellTable:
         self._floors: dict[int, int] = {}
         self._sealed: dict[int, bool] = {}  # step -> whether `Sealed` was given
         self._tickets = 0
-        self._stories: dict[int, dict[int, list[str]]] = {}
 
     # Commands ----------------------------------------------------------------------------------------------------
 
@@ -210,9 +206,7 @@ class CellTable:
             return ()
         cell.route, cell.newest, cell.mine = route, newest, mine
         if not mine:
-            self._tell(microbatch, f"route names {hop.peer} instead (attempt {hop.attempt})")
             return self._displaced(cell)
-        self._tell(microbatch, f"routed here (attempt {hop.attempt})")
         again = cell.reported and hop.attempt > cell.attempt
         cell.attempt = hop.attempt
         if self.stage == 0:
@@ -238,7 +232,6 @@ class CellTable:
                 renewed.append(cells[index])
             else:
                 continue
-            self._tell(cell.microbatch, f"void up to attempt {attempt}")
             forgotten.append(Forget(cell.microbatch))
         again = [action for cell in renewed for action in self._advance(cell)]
         return (*forgotten, ForgetSums(step), *self._settle(step), *again)
@@ -270,21 +263,8 @@ class CellTable:
             closed += [Forget(cell.microbatch) for cell in self._cells.pop(old).values()]
             self._floors.pop(old, None)
             self._sealed.pop(old, None)
-        for old in [known for known in self._stories if known < version - STORIES_KEPT]:
-            del self._stories[old]
         waiting = [cell for cells in self._cells.values() for cell in cells.values()]
         return (*closed, *(action for cell in waiting for action in self._advance(cell)))
-
-    def enter(self, timeline: int, version: int) -> tuple[Action, ...]:
-        """Drop all cells and sums: a new timeline starts at `version`."""
-        if timeline <= self.timeline:
-            return ()
-        steps = sorted(self._cells)
-        cells = [cell for step in steps for cell in self._of(step)]
-        self.timeline, self.version = timeline, version
-        for book in (self._cells, self._floors, self._sealed, self._stories):
-            book.clear()
-        return (*(Forget(cell.microbatch) for cell in cells), *(ForgetSums(step) for step in steps))
 
     # Neighbours --------------------------------------------------------------------------------------------------
 
@@ -310,7 +290,6 @@ class CellTable:
         elif cell.input[direction]:
             return self._repeated(f"{direction} input of {microbatch} is here")
         cell.input[direction] = True
-        self._tell(microbatch, f"{direction} input came (attempt {attempt})")
         return Arrival(True, False, "", self._advance(cell))
 
     def need(self, microbatch: Microbatch, direction: Direction, asker: Hop) -> tuple[Action, ...]:
@@ -321,7 +300,6 @@ class CellTable:
         cell = self._cell(microbatch)
         if cell.route is not None and asker.attempt < self._neighbour(cell.route, towards).attempt:
             return ()
-        self._tell(microbatch, f"{asker.peer} asks for the {direction} output")
         cell.askers[direction][asker.peer] = asker
         return self._advance(cell)
 
@@ -331,7 +309,6 @@ class CellTable:
         if cell is None or microbatch.timeline != self.timeline:
             return ()
         cell.output[direction] = False
-        self._tell(microbatch, f"{direction} output evicted")
         return self._advance(cell)
 
     def lacking(self) -> tuple[Ask, ...]:
@@ -364,7 +341,6 @@ class CellTable:
         cell.graph = True
         cell.output[FORWARD] = self.stage < self.stages - 1
         cell.loss, cell.forward_s, cell.wait_s = loss, cell.forward_s + seconds, cell.wait_s + wait_s
-        self._tell(work.microbatch, f"forward done with version {work.version}")
         report: tuple[Action, ...] = ()
         if self.stage < self.stages - 1 and not cell.reported:  # else computed again for a neighbour
             report = (Report(Forwarded(work.microbatch, self.stage, cell.attempt)),)
@@ -388,8 +364,6 @@ class CellTable:
             assert not cell.reported, f"{cell.microbatch} would be added twice"
             cell.reported, cell.finite = True, finite
             report = (Report(self._event(cell)),)
-        word = "not finite" if not finite else "accumulated" if work.accumulate else "not accumulated"
-        self._tell(work.microbatch, f"backward done, {word}")
         return (*report, *self._settle(work.microbatch.step), *self._advance(cell))
 
     # What is known -----------------------------------------------------------------------------------------------
@@ -433,10 +407,6 @@ class CellTable:
         if cell is None or cell.route is None or microbatch.timeline != self.timeline:
             return False
         return to.attempt >= self._neighbour(cell.route, BACKWARD if side is FORWARD else FORWARD).attempt
-
-    def story(self, step: int, index: int) -> list[str]:
-        """Every transition of a microbatch at this replica, with its cause; for open and the newest committed steps."""
-        return list(self._stories.get(step, {}).get(index, ()))
 
     def validate(self) -> None:
         """Assert what must hold between any two events."""
@@ -527,7 +497,6 @@ class CellTable:
         if cell.asked.get(side) == (ask.to.peer, ask.to.attempt):
             return []
         cell.asked[side] = (ask.to.peer, ask.to.attempt)
-        self._tell(cell.microbatch, f"asks {ask.to.peer} for the {side} input")
         return [ask]
 
     def _ask(self, cell: Cell, side: Direction) -> Ask | None:
@@ -606,8 +575,3 @@ class CellTable:
     def _repeated(self, reason: str) -> Arrival:
         self.duplicates += 1
         return Arrival(False, True, reason)
-
-    def _tell(self, microbatch: Microbatch, line: str) -> None:
-        story = self._stories.setdefault(microbatch.step, {}).setdefault(microbatch.index, [])
-        if len(story) < STORY_LINES_MAX:
-            story.append(line)

@@ -48,10 +48,3 @@ class CommitLog:
         if start < self.reach:
             return None
         return range(start, max(start, min(stop, self._version)))
-
-    def restart(self, version: int) -> range:
-        """Another timeline begins at `version`; the steps whose records are to be dropped."""
-        dropped = range(self.reach, self._version)
-        self._sizes.clear()
-        self.size_bytes, self._version = 0, version
-        return dropped

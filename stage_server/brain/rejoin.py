@@ -170,13 +170,6 @@ class Rejoin:
             return None
         return min((donor.resume_s for donor in self._donors.values() if donor.resume_s > now_s), default=None)
 
-    def status(self) -> str:
-        """What is still missing, for a person."""
-        here = [held for held in self._held if held.version != MISSING]
-        behind = sum(held.version < self._newest for held in here)
-        donors = f"{len(self._asks)} asked of {len(self._donors)} donors" if self._donors else "no donor"
-        return f"{len(here)} of {len(self._held)} chunks, {behind} of them behind version {self._newest}; {donors}"
-
     # What happened --------------------------------------------------------------------------------------------------
 
     def donors(self, peers: Iterable[PeerId], now_s: float) -> list[Order]:

@@ -148,11 +148,6 @@ class Assembler:
         self._open: dict[int, _Open] = {}
         self._refused: dict[int, None] = {}  # in order of refusal
 
-    @property
-    def open_tensors(self) -> int:
-        """How many tensors have arrived in part."""
-        return len(self._open)
-
     def add(self, frame: RawFrame) -> Tensor | None:
         """Take the next frame; gives the tensor that it completes.
 

@@ -190,7 +190,7 @@ class World:
             self.take(self.rejoin.tick(self.now_s))
             if self.admitted and not commits and self.admitted.version == self.newest:
                 return tick
-        raise AssertionError(f"no end: {self.rejoin.status()}")
+        raise AssertionError(f"no end: the newest version is {self.rejoin.newest}")
 
 
 @settings(max_examples=100, deadline=None)

@@ -710,8 +710,6 @@ class World:
         for step in self.brain._state.ledger.open_steps():
             for index in range(self.shape.microbatches):
                 lines += [f"-- {step}.{index}", *self.brain.story(step, index)]
-                for server in self.servers.values():
-                    lines += [f"   {server.peer}: {line}" for line in server.cells.story(step, index)]
         return "\n".join(lines)
 
     def validate(self) -> None:

@@ -439,29 +439,3 @@ def test_commit_closes_the_step_and_everything_about_it_is_a_repeat_afterwards()
     assert table.accumulated(0) == frozenset()
     assert start(table, table.route(route(step=1))).microbatch == mb(step=1), "the early input was kept"
     table.validate()
-
-
-def test_r7_a_new_timeline_drops_all_cells_and_sums() -> None:
-    table = middle()
-    accumulate(table, 0)
-    running = start(table, (*table.route(route(index=1)), *table.arrived(mb(1), F, 1).actions))
-    assert table.enter(1, 0) == (Forget(mb(0)), Forget(mb(1)), ForgetSums(0))
-    assert table.enter(1, 0) == ()
-    assert table.computed_forward(running, 0.0, 0.1) == (DropOutput(mb(1), F),)
-    assert not table.arrived(mb(), F, 1).accepted, "the old timeline"
-    assert table.arrived(mb(timeline=1), F, 1).accepted
-
-
-def test_the_story_tells_what_happened_and_why() -> None:
-    table = middle()
-    accumulate(table)
-    table.evicted(mb(), F)
-    assert table.story(0, 0) == [
-        "routed here (attempt 1)",
-        "forward input came (attempt 1)",
-        "forward done with version 0",
-        "backward input came (attempt 1)",
-        "backward done, accumulated",
-        "forward output evicted",
-    ]
-    assert table.story(9, 9) == []

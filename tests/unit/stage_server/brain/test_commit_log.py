@@ -46,11 +46,8 @@ def test_a_record_over_the_limit_leaves_an_empty_log_and_is_dropped_itself() -> 
     assert (log.reach, log.version, log.size_bytes) == (2, 2, 0)
 
 
-def test_a_gap_is_a_programming_error_and_another_timeline_starts_anew() -> None:
+def test_a_gap_is_a_programming_error() -> None:
     log = CommitLog(100, 3)
     log.append(3, 10)
     with pytest.raises(AssertionError, match="at version 4"):
         log.append(5, 10)
-    assert log.restart(1) == range(3, 4)
-    assert (log.reach, log.version, log.size_bytes) == (1, 1, 0)
-    log.append(1, 10)

@@ -110,7 +110,6 @@ def test_what_a_dead_donor_was_asked_is_asked_of_another_and_its_late_answer_is_
     rejoin = joiner()
     ask = only(rejoin.donors([A], 0.0))
     assert rejoin.donors([], 0.0) == []
-    assert "no donor" in rejoin.status()
     again = only(rejoin.donors([B], 0.0))
     assert again.donor == B
     assert rejoin.pulled(ask.ticket, 5, previous=True, reach=0, now_s=0.0) == []
@@ -206,14 +205,9 @@ def test_after_admission_it_follows_until_the_replica_is_a_member() -> None:
     assert rejoin.digested(second.ticket, "six", 0.0) == [ReadyToJoin(6, 6)]
 
 
-def test_a_joiner_is_no_donor_of_its_own_and_says_what_it_lacks() -> None:
+def test_a_joiner_is_no_donor_of_its_own() -> None:
     rejoin = joiner(2)
     assert rejoin.donors([PeerId("me")], 0.0) == []
-    assert rejoin.status() == "0 of 2 chunks, 0 of them behind version -1; no donor"
-    rejoin.committed(3, 0.0)
-    ask, _ = asks(rejoin.donors([A], 0.0))
-    rejoin.pulled(ask.ticket, 2, previous=True, reach=0, now_s=0.0)
-    assert rejoin.status() == "1 of 2 chunks, 1 of them behind version 3; 2 asked of 1 donors"
 
 
 def test_an_answer_to_another_question_is_a_programming_error() -> None:
