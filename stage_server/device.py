@@ -83,38 +83,6 @@ class ThreadDevice:
         self._aside.shutdown(wait=False, cancel_futures=True)
 
 
-class InlineDevice:
-    """The simulated device: computes at once on the event loop, then lets `seconds()` of virtual time pass."""
-
-    def __init__(self, seconds: Callable[[], float]) -> None:
-        self.name = torch.device("cpu")
-        self._seconds = seconds
-        self._turn = asyncio.Lock()
-
-    def run(self, work: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.ensure_future(self._after(work(), 0.0))
-
-    def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
-        seconds = self._seconds()
-        return asyncio.ensure_future(self._after(Timed(work(), seconds), seconds))
-
-    def aside(self, work: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.ensure_future(_beside(work(), self._seconds()))
-
-    def release(self) -> None:
-        pass
-
-    async def _after(self, result: T, seconds: float) -> T:
-        async with self._turn:  # asyncio locks are fair: first come, first served, as on the thread
-            await asyncio.sleep(seconds)
-        return result
-
-
-async def _beside(result: T, seconds: float) -> T:
-    await asyncio.sleep(seconds)
-    return result
-
-
 def _guarded(work: Callable[[], T], device: torch.device) -> T:
     """The result of `work`; OutOfMemory if the device has none left, however torch says so."""
     try:

@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from stage_server.device import InlineDevice
 from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
@@ -23,6 +22,7 @@ from swarm.process.logs import get_logger
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId
+from tests.support.devices import InlineDevice
 from tests.support.simulated import SCHEDULER, Done, small_spec, write_text
 
 T = TypeVar("T")

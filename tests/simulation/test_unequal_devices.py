@@ -11,7 +11,6 @@ from typing import TypeVar
 import torch
 
 from scheduler.jobs.job import Job
-from stage_server.device import InlineDevice
 from swarm.data import ByteTokenizer
 from swarm.errors import ReplicaDiverged
 from swarm.job.partition import resolve
@@ -19,6 +18,7 @@ from swarm.messages import LoadStage
 from swarm.reference.trainer import train_local
 from swarm.sim import loop as sim
 from swarm.types import JobState, PeerId
+from tests.support.devices import InlineDevice
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 T = TypeVar("T")

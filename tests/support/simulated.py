@@ -18,7 +18,6 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, JobTokens
 from scheduler.storage.stores import Stores
-from stage_server.device import InlineDevice
 from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage, MemoryBudget
@@ -32,6 +31,7 @@ from swarm.sim import loop as sim
 from swarm.sim.fabric import Counts
 from swarm.sim.network import SimNetwork
 from swarm.types import JobState, PeerId
+from tests.support.devices import InlineDevice
 
 SCHEDULER = "scheduler"
 WALL_START_UNIX_S = 1_700_000_000.0

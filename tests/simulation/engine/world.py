@@ -10,7 +10,7 @@ import asyncio
 import errno
 import sqlite3
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +20,6 @@ from typing import Any, BinaryIO
 
 import sqlalchemy as sa
 import structlog
-import torch
 from sqlalchemy.pool import StaticPool
 
 from scheduler.api.announcer import NoAnnouncer
@@ -36,7 +35,6 @@ from scheduler.storage.checkpoint_sink import job_storage
 from scheduler.storage.database import Database, JobTokens, _next_epoch, migrate
 from scheduler.storage.stores import Stores
 from stage_server.brain.work_queue import ORDERS_MAX
-from stage_server.device import Timed
 from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
 from stage_server.replica.averaging import MAILBOX_BYTES_MAX
@@ -71,6 +69,7 @@ from tests.simulation.engine.history import (
     Started,
 )
 from tests.simulation.engine.scenario import DatabaseOutage, Disk, Failpoint, Scenario, Shape
+from tests.support.devices import SimDevice
 
 SCHEDULER = "scheduler"
 WALL_START_UNIX_S = 1_700_000_000.0
@@ -78,53 +77,6 @@ SAMPLE_S = 0.2
 PATIENCE_S_MAX = 1.0  # between two dials of a stage server: a scheduler that restarts is found soon
 LOG_LINES_KEPT = 400
 _COMPILED: dict[Any, Any] = {}
-
-
-class SimDevice:
-    """A compute thread in virtual time: each piece of work first takes its seconds, then has its effect, in order."""
-
-    def __init__(self, seconds: Callable[[], float]) -> None:
-        self.name = torch.device("cpu")
-        self.slowness = 1.0
-        self._seconds = seconds
-        self._work: deque[tuple[Callable[[], Any], asyncio.Future[Any], float]] = deque()
-        self._ready = asyncio.Event()
-
-    def run(self, work: Callable[[], Any]) -> Awaitable[Any]:
-        return self._put(work, 0.0)
-
-    def timed(self, work: Callable[[], Any]) -> Awaitable[Timed[Any]]:
-        seconds = self._seconds() * self.slowness
-        return self._put(lambda: Timed(work(), seconds), seconds)
-
-    async def aside(self, work: Callable[[], Any]) -> Any:
-        return work()
-
-    def release(self) -> None:
-        pass
-
-    def _put(self, work: Callable[[], Any], seconds: float) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._work.append((work, future, seconds))
-        self._ready.set()
-        return future
-
-    async def work_forever(self) -> None:
-        while True:
-            while not self._work:
-                self._ready.clear()
-                await self._ready.wait()
-            work, future, seconds = self._work.popleft()
-            if seconds:
-                await asyncio.sleep(seconds)
-            try:
-                result = work()
-            except Exception as error:
-                if not future.done():
-                    future.set_exception(error)
-            else:
-                if not future.done():
-                    future.set_result(result)
 
 
 @dataclass(slots=True)

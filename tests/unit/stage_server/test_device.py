@@ -5,8 +5,9 @@ import asyncio
 import pytest
 import torch
 
-from stage_server.device import InlineDevice, ThreadDevice
+from stage_server.device import ThreadDevice
 from swarm.errors import OutOfMemory
+from tests.support.devices import InlineDevice
 
 
 def starve(error: Exception) -> None:

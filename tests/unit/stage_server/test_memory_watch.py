@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from stage_server.device import InlineDevice
 from stage_server.memory_watch import WATCH_S, watch_memory
 from stage_server.metrics import StageServerMetrics
 from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
 from swarm.sim import loop as sim
+from tests.support.devices import InlineDevice
 
 OFFERED = 100
 EXCEEDED = "swarm_device_memory_exceeded_total"

@@ -10,7 +10,6 @@ from random import Random
 import pytest
 import torch
 
-from stage_server.device import InlineDevice
 from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.replica import REPAIR_S, Replica
 from stage_server.state.loading import build_stage
@@ -36,6 +35,7 @@ from swarm.messages import (
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
 from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
+from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
 
 JOB = JobId("job")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from stage_server.device import InlineDevice
 from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.replica import Replica
 from stage_server.state.loading import build_stage
@@ -22,6 +21,7 @@ from swarm.job.spec import JobSpec, parse_job
 from swarm.messages import Boundary, EvaluationBoundary, Event, LoadStage, Need, Slice
 from swarm.sim.network import SimNetwork
 from swarm.types import Direction, EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
+from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
 
 JOB = JobId("job")

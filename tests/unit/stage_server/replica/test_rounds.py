@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from stage_server.device import InlineDevice
 from stage_server.ports import ReplicaId
 from stage_server.replica.averaging import MAILBOX_BYTES_MAX, Mailbox, SliceKey
 from stage_server.replica.rounds import RoundRunner
@@ -32,6 +31,7 @@ from swarm.messages import (
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId, Round, UnitName
+from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
 
 UNIT = UnitName("stage-0")

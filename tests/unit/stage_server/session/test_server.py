@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from stage_server.device import InlineDevice
 from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage
@@ -42,6 +41,7 @@ from swarm.process.logs import get_logger
 from swarm.sim import loop as sim
 from swarm.sim.network import SimNetwork
 from swarm.types import Hop, JobId, Microbatch, PeerId, Round, set_digest
+from tests.support.devices import InlineDevice
 
 JOB = JobId("job")
 ADDRESS = "scheduler"

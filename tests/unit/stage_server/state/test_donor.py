@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from stage_server.brain.chunks import TensorSize, cut
-from stage_server.device import InlineDevice
 from stage_server.ports import Assignment, ReplicaId
 from stage_server.state.donor import SERVED_MAX, Donor, Record, chunks_of, names_of, pack_records, unpack_records
 from stage_server.state.joiner import missed_record
@@ -23,6 +22,7 @@ from swarm.messages import Commit, LoadStage, StateRequest
 from swarm.model.stage import Stage
 from swarm.sim.network import SimNetwork
 from swarm.types import Hop, JobId, PeerId
+from tests.support.devices import InlineDevice
 from tests.support.simulated import small_spec, write_text
 
 CPU = torch.device("cpu")

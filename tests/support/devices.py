@@ -1,0 +1,93 @@
+"""Devices that compute on the event loop, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import torch
+
+from stage_server.device import Timed
+
+T = TypeVar("T")
+
+
+class InlineDevice:
+    """Computes at once, then lets `seconds()` of virtual time pass."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self.name = torch.device("cpu")
+        self._seconds = seconds
+        self._turn = asyncio.Lock()
+
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.ensure_future(self._after(work(), 0.0))
+
+    def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
+        seconds = self._seconds()
+        return asyncio.ensure_future(self._after(Timed(work(), seconds), seconds))
+
+    def aside(self, work: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.ensure_future(_beside(work(), self._seconds()))
+
+    def release(self) -> None:
+        pass
+
+    async def _after(self, result: T, seconds: float) -> T:
+        async with self._turn:  # asyncio locks are fair: first come, first served, as on the thread
+            await asyncio.sleep(seconds)
+        return result
+
+
+async def _beside(result: T, seconds: float) -> T:
+    await asyncio.sleep(seconds)
+    return result
+
+
+class SimDevice:
+    """A compute thread in virtual time: each piece of work first takes its seconds, then has its effect, in order."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self.name = torch.device("cpu")
+        self.slowness = 1.0
+        self._seconds = seconds
+        self._work: deque[tuple[Callable[[], Any], asyncio.Future[Any], float]] = deque()
+        self._ready = asyncio.Event()
+
+    def run(self, work: Callable[[], Any]) -> Awaitable[Any]:
+        return self._put(work, 0.0)
+
+    def timed(self, work: Callable[[], Any]) -> Awaitable[Timed[Any]]:
+        seconds = self._seconds() * self.slowness
+        return self._put(lambda: Timed(work(), seconds), seconds)
+
+    async def aside(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def release(self) -> None:
+        pass
+
+    def _put(self, work: Callable[[], Any], seconds: float) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._work.append((work, future, seconds))
+        self._ready.set()
+        return future
+
+    async def work_forever(self) -> None:
+        while True:
+            while not self._work:
+                self._ready.clear()
+                await self._ready.wait()
+            work, future, seconds = self._work.popleft()
+            if seconds:
+                await asyncio.sleep(seconds)
+            try:
+                result = work()
+            except Exception as error:
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(result)
