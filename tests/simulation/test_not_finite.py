@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from scheduler.jobs.commands import Jobs
+from scheduler.jobs.driver import JobDriver
 from swarm.data import ByteTokenizer
 from swarm.messages import Accumulated
 from swarm.sim import loop as sim
@@ -35,14 +35,14 @@ def train(
 ) -> tuple[JobState, str, list[bool]]:
     """How a job ended whose steps are `poisoned`: its state, the reason, and which of its steps were skipped."""
     spec = small_spec(write_text(folder), training__steps=4, pipeline__stages=1, checkpoint__every_steps=0, **keys)
-    tokens, real = Tokens.make(folder, spec), Jobs.on_event
+    tokens, real = Tokens.make(folder, spec), JobDriver.on_event
 
-    def poison(jobs: Jobs, peer: Any, event: Any) -> None:
+    def poison(driver: JobDriver, peer: Any, event: Any) -> None:
         if isinstance(event, Accumulated) and poisoned(event.microbatch.step):
             event = replace(event, finite=False)
-        real(jobs, peer, event)
+        real(driver, peer, event)
 
-    monkeypatch.setattr(Jobs, "on_event", poison)
+    monkeypatch.setattr(JobDriver, "on_event", poison)
     ends: list[tuple[JobState, str, list[bool]]] = []
 
     async def main() -> None:
