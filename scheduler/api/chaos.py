@@ -12,8 +12,9 @@ import math
 from dataclasses import dataclass, field
 
 from scheduler.api.sessions import Connections, SessionListener
+from scheduler.brain import JobBrain
+from scheduler.brain.explain.counts import Counts
 from scheduler.brain.fleet.membership import Membership, Peer, Transition
-from scheduler.brain.job import JobBrain
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
@@ -42,31 +43,6 @@ class _Watched:
     def since_order_s(self, state: PeerState) -> float:
         at_s = self.entered_s.get(state)
         return NEVER if at_s is None else at_s - self.ordered_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Balance:
-    """The ledger of a job at one moment."""
-
-    steps: int
-    committed: int
-    replayed: int
-    rerouted: int
-    duplicates: int
-    violations: int
-    accumulated: tuple[int, ...]  # contributions in committed steps, per stage
-
-    @classmethod
-    def of(cls, brain: JobBrain) -> _Balance:
-        return cls(
-            brain.committed_steps,
-            brain.committed_steps * brain.settings.microbatches,
-            brain.replayed,
-            sum(brain.reroutes.values()),
-            brain.duplicates,
-            brain.violations,
-            brain.accumulated,
-        )
 
 
 class ChaosDesk:
@@ -117,7 +93,7 @@ class ChaosDesk:
         name, stage = peer.hello.peer, peer.stage
         job = self._jobs.get(peer.job)
         brain = _brain_of(job)
-        before = _Balance.of(brain) if brain is not None else None
+        before = brain.counts() if brain is not None else None
         against, address = (other.hello.peer, other.hello.address) if other is not None else (PeerId(""), "")
         order = Chaos(request.fault, request.for_s, request.factor, against, address, request.seed)
         self._connections.send(name, order)
@@ -134,11 +110,14 @@ class ChaosDesk:
             else:
                 if (current := _brain_of(job)) is not None and current is not brain:
                     # A stage was lost: the job resumes from a checkpoint, with a new ledger.
-                    brain, before, recovered_s = current, _Balance.of(current), NEVER
-                if rerouted_s == NEVER and sum(brain.reroutes.values()) > before.rerouted:
+                    brain, before, recovered_s = current, current.counts(), NEVER
+                if rerouted_s == NEVER and brain.counts().rerouted > before.rerouted:
                     rerouted_s = watched.since_order_s(PeerState.SUSPECT)
                     rerouted_s = since_s if rerouted_s == NEVER else rerouted_s  # one decision, one moment
-                if recovered_s == NEVER and brain.committed_steps >= before.steps + STEPS_UNTIL_RECOVERED:
+                if (
+                    recovered_s == NEVER
+                    and brain.counts().committed_steps >= before.committed_steps + STEPS_UNTIL_RECOVERED
+                ):
                     recovered_s = since_s
                 lost = request.fault != "kill" or PeerState.GONE in watched.entered_s
                 ended = brain.is_over and (job.record.state.is_final or job.record.state is JobState.PAUSED)
@@ -195,15 +174,15 @@ def _check(request: pb.ChaosRequest) -> None:
         raise InvalidConfig(f"the seed is below 2^63, not {request.seed}")
 
 
-def _tell(report: pb.ChaosReport, job: Job, brain: JobBrain, before: _Balance) -> None:
-    now = _Balance.of(brain)
+def _tell(report: pb.ChaosReport, job: Job, brain: JobBrain, before: Counts) -> None:
+    now = brain.counts()
     report.job = job.record.id
     report.job_state = job.record.state.value
     report.job_reason = job.record.reason
-    report.microbatches_fed = brain.fed
-    report.microbatches_committed = now.committed
-    report.microbatches_in_flight = brain.in_flight
-    report.committed = now.committed - before.committed
+    report.microbatches_fed = now.fed
+    report.microbatches_committed = now.microbatches
+    report.microbatches_in_flight = now.in_flight
+    report.committed = now.microbatches - before.microbatches
     report.replayed = now.replayed - before.replayed
     report.rerouted = now.rerouted - before.rerouted
     report.duplicates = now.duplicates - before.duplicates

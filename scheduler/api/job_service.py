@@ -157,7 +157,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         if not story:
             raise NotFound(
                 f"nothing is known of microbatch {index} of step {step}: kept are the newest steps",
-                hint=f"{brain.committed_steps} steps are committed",
+                hint=f"{brain.counts().committed_steps} steps are committed",
             )
         return explanation("microbatch", job.record.id, explain_microbatch(story))
 

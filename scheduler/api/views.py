@@ -16,10 +16,9 @@ from swarm.wire import jobs_pb2 as pb
 def job_view(job: Job) -> pb.JobView:
     """A job as clients see it."""
     record, progress = job.record, job.progress
-    brain = job.driver.brain if job.driver is not None else None
+    counts = job.driver.brain.counts() if job.driver is not None else None
     split = job.spec.pipeline.split
     assert split != "auto"
-    per_stage = brain.stage_microbatches if brain is not None else (0,) * len(split)
     committed = progress.steps_done * job.spec.training.microbatches
     return pb.JobView(
         id=record.id,
@@ -42,13 +41,13 @@ def job_view(job: Job) -> pb.JobView:
                 stage=stage,
                 layers=layers,
                 peers=job.stages.get(stage, []),
-                microbatches=per_stage[stage] if brain is not None else committed,
+                microbatches=counts.microbatches if counts is not None else committed,
             )
             for stage, layers in enumerate(split)
         ],
         microbatches_committed=committed,
-        microbatches_in_flight=brain.in_flight if brain is not None else 0,
-        microbatches_replayed=brain.replayed if brain is not None else 0,
+        microbatches_in_flight=counts.in_flight if counts is not None else 0,
+        microbatches_replayed=counts.replayed if counts is not None else 0,
         weights_sha256=record.weights_sha256,
         evaluation_loss=progress.evaluation_loss,
         evaluation_step=progress.evaluation_step,

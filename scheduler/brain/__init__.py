@@ -1,1 +1,10 @@
-"""Decides, and does nothing: inputs in, outputs out, on the standard library alone."""
+"""The brain of one job and of the fleet: it decides and does nothing, so every decision can be replayed.
+
+A job's brain is `JobBrain`: inputs go in through its `step`, outputs come out. `fleet` decides about all peers and
+jobs.
+"""
+
+from scheduler.brain.job import JobBrain
+from scheduler.brain.settings import BrainSettings
+
+__all__ = ["BrainSettings", "JobBrain"]

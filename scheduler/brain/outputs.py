@@ -6,8 +6,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarm.messages import Command, ParameterHash
-from swarm.types import JobState, PeerId, Round, UnitName
+from swarm.messages import Command, ParameterHash, Release
+from swarm.types import JobId, JobState, PeerId, Round, UnitName
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class WriteCommit:
-    """Make the row durable, then call `row_written(row.step, now_s)`."""
+    """Make the row durable, then say RowDurable before anything else that was decided is carried out."""
 
     row: CommitRow
 
@@ -55,6 +55,14 @@ class WriteEvaluation:
     """Make the result of an evaluation durable; nothing waits for it."""
 
     row: EvaluationRow
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The peer was just sent Release: the job has it no more."""
+
+    peer: PeerId
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,7 @@ class BeginCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class PublishCheckpoint:
-    """All files of `version` are there: complete the checkpoint, then call `checkpoint_kept` or `checkpoint_failed`."""
+    """All files of `version` are there: complete the checkpoint, then say CheckpointKept or CheckpointFailed."""
 
     version: int
     parameters: Mapping[int, tuple[ParameterHash, ...]]  # hashes of the weights, per stage
@@ -154,6 +162,7 @@ Output: TypeAlias = (
     Send
     | WriteCommit
     | WriteEvaluation
+    | Released
     | Admitted
     | Independent
     | Left
@@ -171,7 +180,8 @@ Output: TypeAlias = (
 class Outbox:
     """Outputs of one job that were not handed out yet; `replicas` are those to whom commands go."""
 
-    def __init__(self, replicas: Container[PeerId]) -> None:
+    def __init__(self, job: JobId, replicas: Container[PeerId]) -> None:
+        self._job = job
         self._replicas = replicas
         self._outputs: list[Output] = []
 
@@ -183,6 +193,10 @@ class Outbox:
         """A command to a replica; whoever is none any more gets nothing."""
         if peer in self._replicas:
             self._outputs.append(Send(peer, command))
+
+    def release(self, peer: PeerId, reason: str) -> None:
+        """Let go of a peer, be it a replica or not."""
+        self._outputs += (Send(peer, Release(self._job, reason)), Released(peer, reason))
 
     def note(self, level: str, message: str) -> None:
         """A line for the job's log."""

@@ -13,7 +13,7 @@ from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, allocate, st
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
-from scheduler.brain.job import ReplicaRecord
+from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.stall import waiting
 from scheduler.jobs.driver import JobDriver
 from scheduler.jobs.job import Job, now_s, split_of

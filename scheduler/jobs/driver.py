@@ -1,56 +1,64 @@
-"""One job at work: feeds the brain what happened and carries out what it decides.
+"""One job at work: tells the brain what happened and carries out what it decides.
 
 Everything goes through one inbox, so the brain sees one thing at a time and a commit's row is on disk before any other
 decision is taken.
+
+    inbox ──▶ brain.step ──▶ outputs, in order ──▶ effects
+                  ▲               │
+                  └──RowDurable───┘   what it decides comes before the outputs that are left
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections import OrderedDict, deque
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, assert_never
+from typing import assert_never
 
+from scheduler.brain import JobBrain
 from scheduler.brain.fleet.membership import Transition
-from scheduler.brain.job import (
-    Admitted,
-    CommitRow,
-    Fail,
-    Finish,
-    Independent,
-    JobBrain,
-    Left,
-    Note,
-    Output,
+from scheduler.brain.inputs import (
+    AskToLeave,
+    Cancel,
+    CheckpointKept,
+    CheckpointNotKept,
+    Happened,
+    Input,
+    Join,
+    PeerBack,
+    PeerGone,
+    PeerSuspect,
     ReplicaRecord,
-    Send,
-    WriteCommit,
-    WriteEvaluation,
+    Resumed,
+    RowDurable,
+    Start,
+    Stop,
+    Stuck,
+    Tick,
 )
 from scheduler.brain.outputs import (
+    Admitted,
     BeginCheckpoint,
     DropCheckpoint,
     EnterState,
-    EvaluationRow,
+    Fail,
+    Finish,
+    Independent,
+    Left,
+    Note,
+    Output,
     PublishCheckpoint,
+    Released,
+    Send,
     Stopped,
+    WriteCommit,
+    WriteEvaluation,
 )
-from scheduler.brain.state.restart import Resumed
 from scheduler.brain.watchdog import Over, Watchdog
+from scheduler.jobs.effects import JobEffects
 from swarm.data.batches import Batches
-from swarm.messages import (
-    ChaosBegun,
-    Command,
-    Evaluate,
-    Evaluated,
-    Event,
-    Heartbeat,
-    Loaded,
-    Logged,
-    Route,
-    Saved,
-)
+from swarm.messages import ChaosBegun, Command, Evaluate, Evaluated, Event, Heartbeat, Loaded, Logged, Route, Saved
 from swarm.types import JobState, PeerId, PeerState
 
 SAVED = "all steps committed, weights saved"
@@ -66,99 +74,20 @@ class Outcome:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Happened:
-    peer: PeerId
-    event: Event
-
-
-@dataclass(frozen=True, slots=True)
-class _Changed:
-    transition: Transition
-
-
-@dataclass(frozen=True, slots=True)
-class _Joins:
-    replica: ReplicaRecord
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    state: JobState
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """What became of a checkpoint; without a fault it is kept."""
-
-    version: int
-    reason: str = ""
-    fault: str = ""
-
-
-_Item: TypeAlias = _Happened | _Changed | _Joins | _Cancel | _Stop | _Written
-
-
-class CommitWriter(Protocol):
-    """Makes a commit row durable before it returns."""
-
-    async def __call__(self, row: CommitRow) -> None: ...
-
-
-class EvaluationWriter(Protocol):
-    """Makes the result of an evaluation durable and shows it."""
-
-    async def __call__(self, row: EvaluationRow) -> None: ...
-
-
-class Sink(Protocol):
-    """Takes the files of a checkpoint and completes it; what became of it comes back by `checkpoint_written`."""
-
-    def begin(self, version: int) -> None: ...
-
-    def publish(self, move: PublishCheckpoint) -> None: ...
-
-    def drop(self) -> None: ...
-
-
 class JobDriver:
-    """Runs one placed job to its end."""
+    """Runs one placed job to its end. Others may ask `brain` questions; they tell it things through the inbox only."""
 
-    def __init__(
-        self,
-        brain: JobBrain,
-        batches: Batches,
-        send: Callable[[PeerId, Command], None],
-        write_commit: CommitWriter,
-        on_commit: Callable[[CommitRow], None],
-        say: Callable[[str, str], None],
-        on_turn: Callable[[EnterState | DropCheckpoint | Admitted | Independent | Left], None],
-        *,
-        write_evaluation: EvaluationWriter,
-        patience: Watchdog,
-    ) -> None:
+    def __init__(self, brain: JobBrain, batches: Batches, effects: JobEffects, watchdog: Watchdog) -> None:
         self.brain = brain
         self._batches = _Recent(batches)
-        self._send = send
-        self._write_commit = write_commit
-        self._on_commit = on_commit
-        self._say = say
-        self._write_evaluation = write_evaluation
-        self._on_turn = on_turn
-        self.keeper: Sink | None = None
-        self._patience = patience
-        self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
+        self._effects = effects
+        self._watchdog = watchdog
+        self._inbox: asyncio.Queue[Input] = asyncio.Queue()
         self._cancelled = asyncio.Event()
 
     def made_progress(self) -> None:
-        """Something moved that is no commit: a stage was loaded, or a part of its weights arrived."""
-        self._patience.moved(asyncio.get_running_loop().time())
+        """Something moved: a step was committed, a stage was loaded, or a part of its weights arrived."""
+        self._watchdog.moved(asyncio.get_running_loop().time())
 
     def on_event(self, peer: PeerId, event: Event) -> None:
         """An event of one of the job's peers."""
@@ -166,139 +95,128 @@ class JobDriver:
             self.made_progress()
         if isinstance(event, Heartbeat | Logged | ChaosBegun):
             return  # the brain has no use for them, and the inbox may wait for a database for hours
-        self._inbox.put_nowait(_Happened(peer, event))
+        self._inbox.put_nowait(Happened(peer, event))
 
     def on_transition(self, transition: Transition) -> None:
         """One of the job's peers changed state."""
-        self._inbox.put_nowait(_Changed(transition))
+        peer, reason = transition.peer, transition.reason
+        was_suspect = transition.before is PeerState.SUSPECT
+        if transition.after is PeerState.GONE:
+            self._inbox.put_nowait(PeerGone(peer, reason))
+        elif transition.after is PeerState.SUSPECT:
+            self._inbox.put_nowait(PeerSuspect(peer, reason, transition.session_lost))
+        elif was_suspect:
+            self._inbox.put_nowait(PeerBack(peer))
+        if transition.after is PeerState.DRAINING:
+            self._inbox.put_nowait(AskToLeave(peer, reason))
 
     def join(self, replica: ReplicaRecord) -> None:
         """An idle peer was given to the job: it fetches its stage's state."""
-        self._inbox.put_nowait(_Joins(replica))
+        self._inbox.put_nowait(Join(replica))
 
     def cancel(self, reason: str) -> None:
         """End the job soon, whatever it waits for; asking twice is the same as once."""
         self._cancelled.set()
-        self._inbox.put_nowait(_Cancel(reason))
+        self._inbox.put_nowait(Cancel(reason))
 
     def stop(self, state: JobState, reason: str) -> None:
         """Pause or cancel the job once what runs is committed and saved."""
-        self._inbox.put_nowait(_Stop(state, reason))
+        self._inbox.put_nowait(Stop(state, reason))
 
     def checkpoint_written(self, version: int, reason: str = "", fault: str = "") -> None:
         """A checkpoint is kept, or was not because of `fault`."""
         self.made_progress()
-        self._inbox.put_nowait(_Written(version, reason, fault))
+        self._inbox.put_nowait(CheckpointNotKept(version, reason, fault) if fault else CheckpointKept(version))
 
-    async def run(self, begin: list[ReplicaRecord] | Resumed) -> Outcome:
-        """Train until the job succeeds, fails or is cancelled. StoreUnavailable and Fenced pass through.
-
-        `begin` says with whom, or where an earlier scheduler start stopped.
-        """
-        loop = asyncio.get_running_loop()
-        self._patience.begin(loop.time())
-        committed = self.brain.committed_steps
-        start = self.brain.resume if isinstance(begin, Resumed) else self.brain.start
-        outcome = await self._carry_out(start(begin, loop.time()))  # type: ignore[arg-type]  # as just distinguished
+    async def run(self, begin: Start | Resumed) -> Outcome:
+        """Train until the job succeeds, fails, stops or is cancelled. DatabaseUnavailable and Fenced pass through."""
+        self._watchdog.begin(asyncio.get_running_loop().time())
+        outcome = await self._step(begin)
         while outcome is None:
-            if self.brain.committed_steps != committed:
-                committed = self.brain.committed_steps
-                self.made_progress()
             try:
-                async with asyncio.timeout_at(min(self.brain.due_s, self._patience.due_s(self.brain.saves_again_s))):
-                    item = await self._inbox.get()
+                async with asyncio.timeout_at(min(self.brain.due_s, self._watchdog.due_s(self.brain.saves_again_s))):
+                    happened = await self._inbox.get()
             except TimeoutError:
-                outcome = await self._carry_out(self._time_passed(loop.time()))
-                continue
-            outcome = await self._carry_out(self._decide(item, loop.time())) or (
-                Outcome(JobState.CANCELLED, item.reason) if isinstance(item, _Cancel) else None
-            )
+                happened = self._time_passed(asyncio.get_running_loop().time())
+            outcome = await self._step(happened)
         return outcome
 
-    def _time_passed(self, now_s: float) -> list[Output]:
-        match self._patience.over(now_s, self.brain.saves_again_s):
-            case Over.RAN_OUT:
-                return self._run_out(now_s)
+    def _time_passed(self, now_s: float) -> Input:
+        match self._watchdog.over(now_s, self.brain.saves_again_s):
+            case Over.RAN_OUT if not self.brain.is_stopping:
+                # The job is paused as if a person had asked for that, with all saved.
+                again = f"swarm resume {self.brain.settings.job} gives it as long again"
+                reason = f"limits.max_runtime_s = {self._watchdog.runtime_s_max:g} has passed; {again}"
+                self._effects.entered(JobState.PAUSING, reason)
+                return Stop(JobState.PAUSED, reason)
             case Over.STILL:
-                return self.brain.stuck(self._patience.still_s_max, now_s)
-            case None:
-                return self.brain.tick(now_s)
+                return Stuck(self._watchdog.still_s_max)
+        return Tick()
 
-    def _decide(self, item: _Item, now_s: float) -> list[Output]:
-        match item:
-            case _Happened(peer=peer, event=event):
-                return self.brain.handle(peer, event, now_s)
-            case _Changed(transition=transition):
-                return self._peer_changed(transition, now_s)
-            case _Joins(replica=replica):
-                return self.brain.join(replica, now_s)
-            case _Cancel():
-                return self.brain.cancel(now_s)
-            case _Stop(state=state, reason=reason):
-                return self.brain.stop(state, reason, now_s)
-            case _Written(version=version, fault=""):
-                return self.brain.checkpoint_kept(version, now_s)
-            case _Written(version=version, reason=reason, fault=fault):
-                return self.brain.checkpoint_failed(version, reason, fault, now_s)
-            case _:
-                assert_never(item)
+    def _decide(self, happened: Input) -> list[Output]:
+        return self.brain.step(happened, asyncio.get_running_loop().time())
 
-    def _peer_changed(self, transition: Transition, now_s: float) -> list[Output]:
-        match transition.after:
-            case PeerState.GONE:
-                return self.brain.peer_gone(transition.peer, transition.reason, now_s)
-            case PeerState.SUSPECT:
-                return self.brain.peer_suspect(
-                    transition.peer, transition.reason, now_s, session_lost=transition.session_lost
-                )
-            case PeerState.DRAINING:
-                back = transition.before is PeerState.SUSPECT
-                outputs = self.brain.peer_back(transition.peer, now_s) if back else []
-                return outputs + self.brain.leave(transition.peer, transition.reason, now_s)
-            case _ if transition.before is PeerState.SUSPECT:
-                return self.brain.peer_back(transition.peer, now_s)
-            case _:
-                return []
-
-    async def _carry_out(self, outputs: list[Output]) -> Outcome | None:
-        for output in outputs:
-            match output:
+    async def _step(self, happened: Input) -> Outcome | None:
+        """Tell the brain what happened and carry out what it decides; how the job ended, if it did."""
+        outputs = deque(self._decide(happened))
+        while outputs:
+            match output := outputs.popleft():
                 case Send(peer=peer, command=command):
-                    self._send(peer, self._with_tokens(peer, command))
+                    self._send(peer, command)
+                case Released(peer=peer, reason=reason):
+                    self._effects.released(peer, reason)
                 case WriteCommit(row=row):
-                    if not await self._written(self._write_commit(row)):
-                        continue
-                    self._on_commit(row)
-                    now_s = asyncio.get_running_loop().time()
-                    outcome = await self._carry_out(self.brain.row_written(row.step, now_s))
-                    if outcome is not None:
-                        return outcome
+                    if await self._written(self._effects.write_row(row)):
+                        self.made_progress()
+                        outputs.extendleft(reversed(self._decide(RowDurable(row.step))))
                 case WriteEvaluation(row=evaluation):
-                    await self._written(self._write_evaluation(evaluation))
+                    await self._written(self._effects.write_evaluation(evaluation))
                     self.made_progress()
                 case Note(level=level, message=message):
-                    self._say(level, message)
+                    self._effects.say(level, message)
+                case BeginCheckpoint(version=version):
+                    self._effects.begin_checkpoint(version)
+                case PublishCheckpoint():
+                    self._effects.publish_checkpoint(output)
+                case DropCheckpoint():
+                    self._effects.drop_checkpoint(output)
+                case EnterState(state=state, reason=reason):
+                    if state is JobState.RUNNING:
+                        self._watchdog.goes_on(asyncio.get_running_loop().time())
+                    self._effects.entered(state, reason)
+                case Admitted(peer=peer, stage=stage):
+                    self._effects.admitted(peer, stage)
+                case Independent(peer=peer, incarnation=incarnation):
+                    self._effects.independent(peer, incarnation)
+                case Left():
+                    self._effects.left(output)
                 case Finish():
                     return Outcome(JobState.SUCCEEDED, SAVED)
                 case Fail(code=code, message=message, hint=hint):
                     return Outcome(JobState.FAILED, message, code, hint)
-                case BeginCheckpoint() | PublishCheckpoint() | DropCheckpoint():
-                    self._keep(output)
-                case EnterState(state=JobState.RUNNING):
-                    self._patience.goes_on(asyncio.get_running_loop().time())
-                    self._on_turn(output)
-                case EnterState() | Admitted() | Independent() | Left():
-                    self._on_turn(output)
                 case Stopped(state=state, reason=reason, hint=hint, error_code=error_code):
                     return Outcome(state, reason, error_code, hint)
                 case _:
                     assert_never(output)
         return None
 
+    def _send(self, peer: PeerId, command: Command) -> None:
+        """Send a command; a route goes with token ids to its first hop and with targets to its last."""
+        if isinstance(command, Route | Evaluate):
+            first, last = command.hops[0].peer == peer, command.hops[-1].peer == peer
+            if first or last:
+                tokens, targets = self._batches.of(command)
+                command = replace(command, tokens=tokens if first else b"", targets=targets if last else b"")
+        self._effects.send(peer, command)
+        if isinstance(command, Route):
+            for stage, hop in enumerate(command.hops):
+                if hop.peer == peer:
+                    self._effects.routed(peer, stage)
+
     async def _written(self, write: Coroutine[object, object, None]) -> bool:
         """Whether it was written; False if the job was cancelled meanwhile, which the inbox says next.
 
-        What becomes of the write then does not matter: who resumes the job begins a new timeline.
+        What becomes of the write then does not matter: resuming the job begins a new timeline.
         """
         writing, cancelled = asyncio.ensure_future(write), asyncio.ensure_future(self._cancelled.wait())
         try:
@@ -309,36 +227,6 @@ class JobDriver:
         finally:
             writing.cancel()
             cancelled.cancel()
-
-    def _keep(self, output: BeginCheckpoint | PublishCheckpoint | DropCheckpoint) -> None:
-        assert self.keeper is not None, "a job at work has a keeper"
-        match output:
-            case BeginCheckpoint(version=version):
-                self.keeper.begin(version)
-            case PublishCheckpoint():
-                self.keeper.publish(output)
-            case DropCheckpoint():
-                self.keeper.drop()
-                self._on_turn(output)
-
-    def _with_tokens(self, peer: PeerId, command: Command) -> Command:
-        """A route with token ids for the first hop and targets for the last; a stage in between needs neither."""
-        if not isinstance(command, Route | Evaluate):
-            return command
-        first, last = command.hops[0].peer == peer, command.hops[-1].peer == peer
-        if not first and not last:
-            return command
-        tokens, targets = self._batches.of(command)
-        return replace(command, tokens=tokens if first else b"", targets=targets if last else b"")
-
-    def _run_out(self, now_s: float) -> list[Output]:
-        """The job has run as long as it may: it is paused as if a person had asked for that, with all saved."""
-        if self.brain.is_stopping:
-            return []
-        again = f"swarm resume {self.brain.settings.job} gives it as long again"
-        reason = f"limits.max_runtime_s = {self._patience.runtime_s_max:g} has passed; {again}"
-        self._on_turn(EnterState(JobState.PAUSING, reason))
-        return self.brain.stop(JobState.PAUSED, reason, now_s)
 
 
 class _Recent:

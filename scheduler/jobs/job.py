@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from scheduler.brain.job import CommitRow
+from scheduler.brain.outputs import CommitRow
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.driver import SAVED, JobDriver
 from scheduler.storage.checkpoint_sink import CheckpointSink

@@ -16,7 +16,7 @@ from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.jobs.job import Job, now_s, split_of
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
-from swarm.messages import Command, Release, Route
+from swarm.messages import Command, Release
 from swarm.types import PeerId, PeerState
 
 
@@ -118,11 +118,7 @@ class Peers:
             self.reservations.end(transition.peer)
 
     def send(self, peer: PeerId, command: Command) -> None:
-        """Send a command, and count the routes."""
-        if isinstance(command, Route):
-            for stage, hop in enumerate(command.hops):
-                if hop.peer == peer:
-                    self._metrics.route_decided(stage, peer)
+        """Send a command."""
         self._commands.send(peer, command)
 
     def _count_peers(self) -> None:

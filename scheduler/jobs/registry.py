@@ -111,10 +111,10 @@ class JobRegistry:
         job.changed = asyncio.Event()
         self._metrics.job_state(job.record.id, job.record.state)
         if job.driver is not None:
-            brain = job.driver.brain
-            self._metrics.in_flight(job.record.id, brain.in_flight)
-            self._metrics.ledger_violations(job.record.id, brain.violations)
-            self._metrics.recovery(job.record.id, brain.replayed_by_stage, brain.reroutes, brain.duplicates)
+            counts = job.driver.brain.counts()
+            self._metrics.in_flight(job.record.id, counts.in_flight)
+            self._metrics.ledger_violations(job.record.id, counts.violations)
+            self._metrics.recovery(job.record.id, counts.replayed_by_stage, counts.reroutes, counts.duplicates)
         self._announcer.job_changed(job.record, job.progress)
 
     def say(self, job: Job, level: str, text: str) -> None:

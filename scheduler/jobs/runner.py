@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
+from scheduler.brain import JobBrain
 from scheduler.brain.fleet.membership import Membership
-from scheduler.brain.job import Admitted, CommitRow, Independent, JobBrain, Left, ReplicaRecord
-from scheduler.brain.outputs import DropCheckpoint, EnterState, EvaluationRow
+from scheduler.brain.inputs import ReplicaRecord, Resumed, Start
+from scheduler.brain.outputs import CommitRow, DropCheckpoint, EvaluationRow, Left, PublishCheckpoint
 from scheduler.brain.stall import resume_hint, seeking, stalled_hint
-from scheduler.brain.state.restart import Resumed
 from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import JobDriver, Outcome
 from scheduler.jobs.job import Job, again, now_s, success_text
@@ -30,7 +30,7 @@ from swarm.checkpoint.writer import Facts
 from swarm.data.batches import Batches
 from swarm.errors import CheckpointFailed, DatabaseUnavailable, Fenced, SwarmError
 from swarm.job.schedule import perplexity
-from swarm.messages import Command, Release
+from swarm.messages import Command
 from swarm.types import JobState, PeerId, PeerState
 
 RESUMED = "goes on after a restart of the scheduler"
@@ -51,7 +51,7 @@ class JobRunner:
     ) -> None:
         stores = ports.stores
         self._store, self._files, self._keeping = stores.database, stores.files, stores.checkpoints
-        self._book = registry
+        self._registry = registry
         self._peers = peers
         self._membership = membership
         self._back = rollback
@@ -63,7 +63,7 @@ class JobRunner:
         """Let the placed job load; a stalled one has trained before."""
         job.driver, job.at_start = self._make_driver(job, batches), len(replicas)
         trained = job.record.state is JobState.STALLED
-        self._tasks.create_task(self._drive(job, job.driver, list(replicas), trained=trained))
+        self._tasks.create_task(self._drive(job, job.driver, Start(tuple(replicas)), trained=trained))
 
     async def reattach(self, job: Job, batches: Batches) -> None:
         """Go on with a job that an earlier scheduler start left at work, once its peers are back."""
@@ -78,82 +78,20 @@ class JobRunner:
             job.driver.stop(JobState.PAUSED if record.state is JobState.PAUSING else JobState.CANCELLED, record.reason)
         resumed = Resumed(record.peers, committed, rows, evaluated, self._membership.grace_s)
         self._tasks.create_task(self._drive(job, job.driver, resumed))
-        await self._book.enter(job, record.state, RESTARTED)
+        await self._registry.enter(job, record.state, RESTARTED)
 
     def _make_driver(self, job: Job, batches: Batches) -> JobDriver:
-        spec, record, training = job.spec, job.record, job.spec.training
+        record, limits = job.record, job.spec.limits
         files = self._files.state(record.files, job.start).listed
-        settings = brain_settings(record, spec, self._store.epoch, batches, files, job.progress.skipped_in_a_row)
-        last_s = [now_s()]
-
-        async def until_written(what: str, write: Callable[[], Awaitable[None]]) -> None:
-            """However long that takes: the replicas keep what they have meanwhile."""
-
-            def refused(error: DatabaseUnavailable) -> None:
-                again = "tries again, and nothing is lost meanwhile"
-                self._book.say(job, "error", f"{what} waits for its row: {error.message}; {again}")
-
-            await patiently(write, patience_s=math.inf, refused=refused)
-
-        async def write_commit(row: CommitRow) -> None:
-            await until_written(f"step {row.step}", partial(self._store.put_commit, record.id, row, self._wall_s()))
-
-        def on_commit(row: CommitRow) -> None:
-            at_s = now_s()
-            step_s, last_s[0] = at_s - last_s[0], at_s
-            job.progress.committed(row, step_s, training.steps)
-            self._metrics.step_committed(
-                record.id,
-                step=row.step + 1,
-                time_unix_s=self._wall_s(),
-                loss=row.loss,
-                learning_rate=row.learning_rate,
-                grad_norm=row.norm,
-                tokens=row.tokens,
-                microbatches=training.microbatches,
-                skipped=row.skip,
-            )
-            if job.record.reason == RESTARTED or job.record.state is JobState.LOADING:
-                self._tasks.create_task(self._goes_on(job))
-            if row.step == training.steps - 1:
-                self._book.say(job, "info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}")
-            self._book.changed(job)
-
-        async def write_evaluation(row: EvaluationRow) -> None:
-            write = partial(self._store.put_evaluation, record.id, row, self._wall_s())
-            await until_written(f"the evaluation after step {row.version}", write)
-            job.progress.evaluation_loss, job.progress.evaluation_step = row.loss, row.version
-            self._metrics.evaluated(record.id, step=row.version, loss=row.loss)
-            found = f"loss {row.loss:.4f}, perplexity {perplexity(row.loss):.4g}"
-            self._book.say(job, "info", f"evaluation after step {row.version}: {found}")
-            self._book.changed(job)
-
+        settings = brain_settings(record, job.spec, self._store.epoch, batches, files, job.progress.skipped_in_a_row)
         brain = JobBrain(settings, Random(self._rng.getrandbits(64)))
+        return JobDriver(brain, batches, _Effects(self, job), Watchdog(limits.no_progress_s, limits.max_runtime_s))
 
-        def send(peer: PeerId, command: Command) -> None:
-            self._peers.send(peer, command)
-            if isinstance(command, Release):
-                self._peers.release(job, peer, command.reason)
-
-        return JobDriver(
-            brain,
-            batches,
-            send,
-            write_commit,
-            on_commit,
-            lambda level, text: self._book.say(job, level, text),
-            lambda output: self._turned(job, output),
-            write_evaluation=write_evaluation,
-            patience=Watchdog(spec.limits.no_progress_s, spec.limits.max_runtime_s),
-        )
-
-    async def _drive(
-        self, job: Job, driver: JobDriver, begin: list[ReplicaRecord] | Resumed, *, trained: bool = False
-    ) -> None:
+    async def _drive(self, job: Job, driver: JobDriver, begin: Start | Resumed, *, trained: bool = False) -> None:
         sha256 = ""
         at_start = not trained and not isinstance(begin, Resumed)
         try:
-            job.keeper = driver.keeper = await self._make_keeper(job, driver, at_start=at_start)
+            job.keeper = await self._make_keeper(job, driver, at_start=at_start)
             outcome = await driver.run(begin)
             if outcome.state is JobState.SUCCEEDED:
                 outcome = replace(outcome, reason=success_text(job))
@@ -169,7 +107,7 @@ class JobRunner:
             )
         if outcome.state is JobState.STALLED:
             job.stalls = job.stalls.after(
-                driver.brain.committed_steps, job.record.first_steps[-1], stood_still=bool(outcome.error_code)
+                driver.brain.counts().committed_steps, job.record.first_steps[-1], stood_still=bool(outcome.error_code)
             )
             if not job.stalls.are_too_many:
                 await self._stall(job, outcome)
@@ -180,7 +118,7 @@ class JobRunner:
             await job.keeper.close()
         job.driver = job.keeper = None
         self._peers.release_all(job, outcome.reason)
-        await self._book.enter(
+        await self._registry.enter(
             job,
             outcome.state,
             outcome.reason,
@@ -195,7 +133,7 @@ class JobRunner:
         keeper, job.driver, job.keeper, job.stages = job.keeper, None, None, {}
         self._peers.release_all(job, outcome.reason)
         hint = stalled_hint(job.record.id, job.stalls)
-        await self._book.enter(job, JobState.STALLED, seeking(outcome.reason), error_code="", hint=hint, peers={})
+        await self._registry.enter(job, JobState.STALLED, seeking(outcome.reason), error_code="", hint=hint, peers={})
         if keeper is not None:
             await keeper.close()  # a checkpoint that was handed over whole is one to go on from
         await self._back.go_back(job)
@@ -207,10 +145,12 @@ class JobRunner:
             storage,
             Subject(record.id, spec, record.timeline, await self._files.tokenizer(record.id)),
             lambda version: self._facts(job, version),
-            _CheckpointNews(job, driver, self._metrics, self._wall_s, partial(self._book.say, job), self._book.changed),
+            _CheckpointNews(job, driver, self._metrics, self._wall_s, self._registry),
             self._tasks,
             self._keeping.executor,
-            protected=lambda: {one.record.start_name for one in self._book.all() if _needs_start(one, storage.where)},
+            protected=lambda: {
+                one.record.start_name for one in self._registry.all() if _needs_start(one, storage.where)
+            },
         )
         await keeper.prepare(at_start=at_start)
         return keeper
@@ -227,41 +167,131 @@ class JobRunner:
             optimizer=job.spec.checkpoint.optimizer,
         )
 
-    def _turned(self, job: Job, output: EnterState | DropCheckpoint | Admitted | Independent | Left) -> None:
-        """The brain gave a checkpoint up, decided to pause, gave a pause up, took a peer in or let one go."""
-        if isinstance(output, Left):
-            if output.target is not None:
-                self._peers.reservations.reserve(output.peer, job.record.id, output.target, now_s())
-                self._metrics.rebalanced(job.record.id, output.duration_s)
-            return
-        if isinstance(output, Admitted):
-            self._peers.has(job, output.peer, output.stage)
-        elif isinstance(output, Independent):
-            known = self._membership.get(output.peer)  # the output may have waited for a row
-            if known is not None and (known.job, known.hello.incarnation) == (job.record.id, output.incarnation):
-                self._peers.serving(output.peer)
-        elif isinstance(output, DropCheckpoint):
-            self._metrics.checkpoint_failed(job.record.id, output.reason)
-        else:
-            self._tasks.create_task(self._turn(job, output))
-
-    async def _turn(self, job: Job, output: EnterState) -> None:
-        if job.driver is not None and job.record.state in (JobState.RUNNING, JobState.PAUSING):
-            await self._book.enter(job, output.state, output.reason)
-
-    async def _goes_on(self, job: Job) -> None:
-        """A step was committed; what a person said in the meantime stands."""
-        if job.record.reason == RESTARTED:
-            await self._book.enter(job, job.record.state, RESUMED)
-        elif job.record.state is JobState.LOADING:  # one that is to leave was never seen serving
-            await self._book.enter(job, JobState.RUNNING, "all replicas are loaded")
-
     async def note_if_running(self, job: Job) -> None:
         """One of the job's replicas has loaded; if all have, it runs."""
         peers = [self._membership.get(peer) for pool in job.stages.values() for peer in pool]
         all_serve = all(peer is not None and peer.state is PeerState.SERVING for peer in peers)
         if all_serve and job.record.state is JobState.LOADING:
-            await self._book.enter(job, JobState.RUNNING, "all replicas are loaded")
+            await self._registry.enter(job, JobState.RUNNING, "all replicas are loaded")
+
+
+class _Effects:
+    """Carries the outputs of one job's brain out (JobEffects)."""
+
+    def __init__(self, runner: JobRunner, job: Job) -> None:
+        self._job = job
+        self._peers = runner._peers
+        self._store = runner._store
+        self._registry = runner._registry
+        self._membership = runner._membership
+        self._metrics = runner._metrics
+        self._tasks = runner._tasks
+        self._wall_s = runner._wall_s
+        self._committed_s = now_s()  # when the newest row was durable
+
+    # Peers -------------------------------------------------------------------------------------------------------
+
+    def send(self, peer: PeerId, command: Command) -> None:
+        self._peers.send(peer, command)
+
+    def routed(self, peer: PeerId, stage: int) -> None:
+        self._metrics.route_decided(stage, peer)
+
+    def released(self, peer: PeerId, reason: str) -> None:
+        self._peers.release(self._job, peer, reason)
+
+    def admitted(self, peer: PeerId, stage: int) -> None:
+        self._peers.has(self._job, peer, stage)
+
+    def independent(self, peer: PeerId, incarnation: int) -> None:
+        known = self._membership.get(peer)  # the output may have waited for a row
+        if known is not None and (known.job, known.hello.incarnation) == (self._job.record.id, incarnation):
+            self._peers.serving(peer)
+
+    def left(self, left: Left) -> None:
+        if left.target is not None:
+            self._peers.reservations.reserve(left.peer, self._job.record.id, left.target, now_s())
+            self._metrics.rebalanced(self._job.record.id, left.duration_s)
+
+    # Rows and words ----------------------------------------------------------------------------------------------
+
+    async def write_row(self, row: CommitRow) -> None:
+        job, training = self._job, self._job.spec.training
+        write = partial(self._store.put_commit, job.record.id, row, self._wall_s())
+        await self._until_written(f"step {row.step}", write)
+        at_s = now_s()
+        step_s, self._committed_s = at_s - self._committed_s, at_s
+        job.progress.committed(row, step_s, training.steps)
+        self._metrics.step_committed(
+            job.record.id,
+            step=row.step + 1,
+            time_unix_s=self._wall_s(),
+            loss=row.loss,
+            learning_rate=row.learning_rate,
+            grad_norm=row.norm,
+            tokens=row.tokens,
+            microbatches=training.microbatches,
+            skipped=row.skip,
+        )
+        if job.record.reason == RESTARTED or job.record.state is JobState.LOADING:
+            self._tasks.create_task(self._goes_on())
+        if row.step == training.steps - 1:
+            self.say("info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}")
+        self._registry.changed(job)
+
+    async def write_evaluation(self, row: EvaluationRow) -> None:
+        job = self._job
+        write = partial(self._store.put_evaluation, job.record.id, row, self._wall_s())
+        await self._until_written(f"the evaluation after step {row.version}", write)
+        job.progress.evaluation_loss, job.progress.evaluation_step = row.loss, row.version
+        self._metrics.evaluated(job.record.id, step=row.version, loss=row.loss)
+        found = f"loss {row.loss:.4f}, perplexity {perplexity(row.loss):.4g}"
+        self.say("info", f"evaluation after step {row.version}: {found}")
+        self._registry.changed(job)
+
+    def say(self, level: str, text: str) -> None:
+        self._registry.say(self._job, level, text)
+
+    def entered(self, state: JobState, reason: str) -> None:
+        self._tasks.create_task(self._enter(state, reason))
+
+    async def _until_written(self, what: str, write: Callable[[], Awaitable[None]]) -> None:
+        """However long that takes: the replicas keep what they have meanwhile."""
+
+        def refused(error: DatabaseUnavailable) -> None:
+            again = "tries again, and nothing is lost meanwhile"
+            self.say("error", f"{what} waits for its row: {error.message}; {again}")
+
+        await patiently(write, patience_s=math.inf, refused=refused)
+
+    async def _goes_on(self) -> None:
+        """A step was committed; what a person said in the meantime stands."""
+        job = self._job
+        if job.record.reason == RESTARTED:
+            await self._registry.enter(job, job.record.state, RESUMED)
+        elif job.record.state is JobState.LOADING:  # one that is to leave was never seen serving
+            await self._registry.enter(job, JobState.RUNNING, "all replicas are loaded")
+
+    async def _enter(self, state: JobState, reason: str) -> None:
+        if self._job.driver is not None and self._job.record.state in (JobState.RUNNING, JobState.PAUSING):
+            await self._registry.enter(self._job, state, reason)
+
+    # Checkpoints -------------------------------------------------------------------------------------------------
+
+    def begin_checkpoint(self, version: int) -> None:
+        self._sink.begin(version)
+
+    def publish_checkpoint(self, publish: PublishCheckpoint) -> None:
+        self._sink.publish(publish)
+
+    def drop_checkpoint(self, drop: DropCheckpoint) -> None:
+        self._sink.drop()
+        self._metrics.checkpoint_failed(self._job.record.id, drop.reason)
+
+    @property
+    def _sink(self) -> CheckpointSink:
+        assert self._job.keeper is not None, "a job at work has one"
+        return self._job.keeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +302,7 @@ class _CheckpointNews:
     driver: JobDriver
     metrics: SchedulerMetrics
     wall_s: Callable[[], float]
-    say: Callable[[str, str], None]
-    changed: Callable[[Job], None]
+    registry: JobRegistry
 
     def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
         self.job.newest = checkpoint
@@ -281,15 +310,15 @@ class _CheckpointNews:
         self.metrics.checkpoint_kept(
             self.job.record.id, duration_s=duration_s, time_unix_s=self.wall_s(), size_bytes=size_bytes
         )
-        self.say("info", f"checkpoint {checkpoint.name} is kept: {size_bytes} bytes, read back, {duration_s:.1f} s")
+        self.note("info", f"checkpoint {checkpoint.name} is kept: {size_bytes} bytes, read back, {duration_s:.1f} s")
         self.driver.checkpoint_written(checkpoint.step)
-        self.changed(self.job)
+        self.registry.changed(self.job)
 
     def failed(self, version: int, error: CheckpointFailed) -> None:
         self.driver.checkpoint_written(version, error.reason, str(error))
 
     def note(self, level: str, text: str) -> None:
-        self.say(level, text)
+        self.registry.say(self.job, level, text)
 
     def at_work(self) -> None:
         self.driver.made_progress()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler.brain.fleet.memory_split import ModelCosts
-from scheduler.brain.job import BrainSettings
-from scheduler.brain.settings import DeadlineSettings, RebalanceSettings, SavingRules
+from scheduler.brain.settings import BrainSettings, DeadlineSettings, RebalanceSettings, SavingRules
 from scheduler.jobs.job import split_of
 from scheduler.storage.database import JobRecord
 from swarm.data.batches import Batches

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings, target
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from scheduler.brain.inputs import PeerBack, PeerSuspect
 from tests.support.exactly_once import Shape, World, chaos
 
 SHAPES = st.builds(
@@ -67,7 +68,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     @rule(data=st.data())
     def replica_is_suspected_wrongly(self, data: st.DataObject) -> None:
         server = data.draw(st.sampled_from(list(self.world.servers.values())))
-        self.world.heed(self.world.brain.peer_suspect(server.peer, "looks silent", self.world.now_s))
+        self.world.heed(self.world.brain.step(PeerSuspect(server.peer, "looks silent"), self.world.now_s))
 
     @rule(seed=st.integers(0, 2**32))
     def scheduler_is_killed(self, seed: int) -> None:
@@ -82,7 +83,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     @rule()
     def all_suspects_come_back(self) -> None:
         for peer in self.world.servers:
-            self.world.heed(self.world.brain.peer_back(peer, self.world.now_s))
+            self.world.heed(self.world.brain.step(PeerBack(peer), self.world.now_s))
 
     @invariant()
     def judges_are_content(self) -> None:
@@ -114,7 +115,7 @@ def test_chaos_from_a_seed_ends_with_every_microbatch_counted_once(block: int) -
             print(f"replay with: chaos({seed})")
             raise
         seen.update(world.seen)
-        seen["replayed"] += world.brain.replayed
+        seen["replayed"] += world.brain.counts().replayed
     assert seen["suspect"] > 0, "a block without faults proves nothing"
     assert seen["void"] > 0
     assert seen["session"] > 0
@@ -128,7 +129,7 @@ def test_a_seed_gives_the_same_run_whatever_the_order_of_sets() -> None:
         "from tests.support.exactly_once import chaos\n"
         "for seed in range(60, 70):\n"
         "    world = chaos(seed)\n"
-        "    print(sorted(world.seen.items()), world.brain.replayed, world.brain.story(1, 0))\n"
+        "    print(sorted(world.seen.items()), world.brain.counts().replayed, world.brain.story(1, 0))\n"
     )
     runs = {
         subprocess.run(

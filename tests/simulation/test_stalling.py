@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from scheduler.brain.job import Mode
+from scheduler.brain.state.mode import Mode
 from scheduler.jobs.driver import JobDriver
 from swarm.errors import PeerUnavailable, StorageError
 from swarm.messages import StoreHeader

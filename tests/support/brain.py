@@ -5,16 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from scheduler.brain.job import (
-    BrainSettings,
-    CommitRow,
-    Fail,
-    JobBrain,
-    Output,
-    ReplicaRecord,
-    Send,
-    WriteCommit,
-)
+from scheduler.brain import JobBrain
+from scheduler.brain.inputs import Happened, Input, ReplicaRecord, RowDurable, Start
+from scheduler.brain.outputs import CommitRow, Fail, Output, Send, WriteCommit
+from scheduler.brain.settings import BrainSettings
 from swarm.messages import (
     Accumulated,
     Average,
@@ -68,7 +62,7 @@ class Swarm:
         self.rows: list[CommitRow] = []
         self.loss = 1.0
         replicas = [ReplicaRecord(peer, 1, f"at {peer}", stage) for peer, stage in self.stage_of.items()]
-        self.take(self.brain.start(replicas, 0.0))
+        self.tell(Start(tuple(replicas)), 0.0)
 
     def take(self, outputs: list[Output]) -> list[Output]:
         self.outputs += outputs
@@ -77,11 +71,14 @@ class Swarm:
         self.brain.validate()
         return outputs
 
+    def tell(self, happened: Input, now_s: float = 1.0) -> list[Output]:
+        return self.take(self.brain.step(happened, now_s))
+
     def hear(self, peer: PeerId, event: Event) -> list[Output]:
-        return self.take(self.brain.handle(peer, event, 1.0))
+        return self.tell(Happened(peer, event))
 
     def write(self) -> list[Output]:
-        return self.take(self.brain.row_written(self.rows[-1].step, 1.0))
+        return self.tell(RowDurable(self.rows[-1].step))
 
     def pop(self, *kinds: type[Command], peer: PeerId | None = None) -> list[tuple[PeerId, Any]]:
         """Take the unanswered commands of these kinds out of the inbox."""
@@ -120,7 +117,7 @@ class Swarm:
 
     def until_averaging(self) -> None:
         self.answer(LoadStage)
-        while self.brain.in_flight:
+        while self.brain.counts().in_flight:
             self.answer(Route)
 
     def until_written(self) -> None:

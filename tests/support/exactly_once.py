@@ -22,25 +22,40 @@ from dataclasses import dataclass, fields, is_dataclass
 from random import Random
 from typing import assert_never
 
-from scheduler.brain.job import (
+from scheduler.brain import JobBrain
+from scheduler.brain.inputs import (
+    CheckpointKept,
+    Happened,
+    PeerBack,
+    PeerGone,
+    PeerSuspect,
+    ReplicaRecord,
+    Resumed,
+    RowDurable,
+    Start,
+    Tick,
+)
+from scheduler.brain.outputs import (
     Admitted,
-    BrainSettings,
+    BeginCheckpoint,
     CommitRow,
+    DropCheckpoint,
+    EnterState,
     Fail,
     Finish,
     Independent,
-    JobBrain,
     Left,
-    Mode,
     Note,
     Output,
-    ReplicaRecord,
+    PublishCheckpoint,
+    Released,
     Send,
+    Stopped,
     WriteCommit,
 )
-from scheduler.brain.outputs import BeginCheckpoint, DropCheckpoint, EnterState, PublishCheckpoint, Stopped
 from scheduler.brain.routing.policies import POLICIES
-from scheduler.brain.state.restart import Resumed
+from scheduler.brain.settings import BrainSettings
+from scheduler.brain.state.mode import Mode
 from stage_server.brain.cell import (
     Action,
     Ask,
@@ -449,7 +464,7 @@ class World:
         self.epoch = 0
         self.brain = self.new_brain()
         replicas = [ReplicaRecord(peer, 1, server.hop.address, server.stage) for peer, server in self.servers.items()]
-        self.heed(self.brain.start(replicas, 0.0))
+        self.heed(self.brain.step(Start(tuple(replicas)), 0.0))
         for server in self.servers.values():
             self.run_until_quiet(server)
         self.validate()
@@ -493,7 +508,7 @@ class World:
         self.brain = self.new_brain()
         rows = tuple(self.judge.rows[-2:])
         known = {server.peer: server.stage for server in self.servers.values()}
-        self.heed(self.brain.resume(Resumed(known, len(self.judge.rows), rows, (), 2.0), self.now_s))
+        self.heed(self.brain.step(Resumed(known, len(self.judge.rows), rows, (), 2.0), self.now_s))
         for server in rng.sample(list(self.servers.values()), len(self.servers)):
             server.attach()
 
@@ -506,7 +521,7 @@ class World:
 
     def heed(self, outputs: list[Output]) -> None:
         for output in outputs:
-            if not isinstance(output, Note):
+            if not isinstance(output, Note | Released):  # words, and what Send(Release) has said
                 self.decided.update(spelled(output).encode())
             match output:
                 case Send(peer, command):
@@ -521,13 +536,15 @@ class World:
                 case BeginCheckpoint():
                     pass
                 case PublishCheckpoint(version=version):
-                    self.heed(self.brain.checkpoint_kept(version, self.now_s))
+                    self.heed(self.brain.step(CheckpointKept(version), self.now_s))
                 case Finish():
                     self.finished = True
                 case Fail() | Stopped() | EnterState() | DropCheckpoint():
                     raise AssertionError(f"the job failed: {output}")
                 case Admitted() | Independent() | Left():
                     raise AssertionError(f"nobody was to come or go: {output}")
+                case Released():
+                    pass
                 case Note():
                     self.notes.append(output.message)
                 case _:
@@ -572,14 +589,14 @@ class World:
                 if cell.accumulated:
                     told = Accumulated(cell.microbatch, event.stage, cell.attempt, cell.finite, cell.loss, 0, 0, 0)
                     self.twin.heard.append((peer, told))
-        self.heed(self.brain.handle(peer, event, self.now_s))
+        self.heed(self.brain.step(Happened(peer, event), self.now_s))
 
     def kill(self, server: Server) -> None:
         self.seen["kill"] += 1
         del self.servers[server.peer]
         self.frames = [frame for frame in self.frames if frame.to != server.peer]
         self.twin.heard.append((server.peer, None))
-        self.heed(self.brain.peer_gone(server.peer, "killed", self.now_s))
+        self.heed(self.brain.step(PeerGone(server.peer, "killed"), self.now_s))
 
     def act(self, rng: Random, faults: float) -> bool:
         """One random thing happens; False if nothing can but faults."""
@@ -599,7 +616,7 @@ class World:
             return True
         if not total and self.brain.due_s < math.inf:
             self.now_s = self.brain.due_s
-            self.heed(self.brain.tick(self.now_s))
+            self.heed(self.brain.step(Tick(), self.now_s))
             return True
         if not total:
             return False
@@ -619,7 +636,7 @@ class World:
                     server.take()
         elif pick < len(choices) + len(self.rows):
             row = self.rows.pop(0)
-            self.heed(self.brain.row_written(row.step, self.now_s))
+            self.heed(self.brain.step(RowDurable(row.step), self.now_s))
         else:
             frame = self.frames.pop(rng.randrange(len(self.frames)))
             self.old_frames = [*self.old_frames[-50:], frame]
@@ -645,9 +662,9 @@ class World:
                     self.hear(server.peer, event)
             case "suspect":
                 self.seen["suspect"] += 1
-                self.heed(self.brain.peer_suspect(server.peer, "looks silent", self.now_s))
+                self.heed(self.brain.step(PeerSuspect(server.peer, "looks silent"), self.now_s))
             case "back":
-                self.heed(self.brain.peer_back(server.peer, self.now_s))
+                self.heed(self.brain.step(PeerBack(server.peer), self.now_s))
             case "evict" if self.shape.evicting and server.outputs:
                 key = rng.choice(sorted(server.outputs))
                 del server.outputs[key]
@@ -675,7 +692,7 @@ class World:
         if server.attached:
             server.detach()
             if self.rng.random() < 0.7:
-                self.heed(self.brain.peer_suspect(server.peer, "session broke", self.now_s, session_lost=True))
+                self.heed(self.brain.step(PeerSuspect(server.peer, "session broke", session_lost=True), self.now_s))
         else:
             server.attach()
 
@@ -685,7 +702,7 @@ class World:
             if not server.attached:
                 server.attach()
         for server in self.servers.values():
-            self.heed(self.brain.peer_back(server.peer, self.now_s))
+            self.heed(self.brain.step(PeerBack(server.peer), self.now_s))
         idle = 0
         for _ in range(30_000):
             if self.act(self.rng, 0.0):

@@ -21,7 +21,8 @@ COVERED_BY = {
     "integration/test_client.py": ("client/cli", "client/flags", "client/shell", "client/upload/*", "client/verbs/*"),
     "integration/test_up.py": ("client/up/*",),
     "property/test_exactly_once.py": (
-        *("scheduler/brain/settings", "scheduler/brain/commit/*"),
+        *("scheduler/brain/hearing", "scheduler/brain/inputs", "scheduler/brain/parts", "scheduler/brain/settings"),
+        *("scheduler/brain/commit/*", "scheduler/brain/explain/counts"),
         *("scheduler/brain/replicas/*", "scheduler/brain/routing/dispatch", "scheduler/brain/state/*"),
     ),
     "unit/scheduler/brain/checkpoint/test_schedule.py": ("scheduler/brain/checkpoint/collection",),

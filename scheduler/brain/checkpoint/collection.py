@@ -37,7 +37,7 @@ class CheckpointCollector:
         decision = self._saving.due(version, now_s)
         if decision.plan is not None:
             if self._saving.open is not None:
-                end = self.give_up("timeout", f"it took more than {SAVING_S_MAX:g} s")
+                end = self.give_up("timeout", f"it took more than {SAVING_S_MAX:g} s", now_s)
                 assert end is None, "a newer one follows"
             self.begin(version, now_s)
         elif decision.reason:
@@ -51,35 +51,37 @@ class CheckpointCollector:
         for saver in savers:
             self._ask(saver, version)
 
-    def saved(self, peer: PeerId, event: Saved) -> End | None:
+    def saved(self, peer: PeerId, event: Saved, now_s: float) -> End | None:
         """A replica handed over its stage, or could not."""
         current = (event.job, event.timeline) == (self._state.settings.job, self._state.settings.timeline)
         if not current or not self._saving.saved(peer, event):
             self._state.ledger.duplicates += 1
         elif event.fault:
-            return self.give_up("peer", f"{self._state.pool.name(peer)} could not hand over its state: {event.fault}")
+            fault = f"{self._state.pool.name(peer)} could not hand over its state: {event.fault}"
+            return self.give_up("peer", fault, now_s)
         return None
 
-    def saver_gone(self, peer: PeerId, stage: int) -> End | None:
+    def saver_gone(self, peer: PeerId, stage: int, now_s: float) -> End | None:
         """A replica is lost, or forgot what it was asked: another one hands the stage over, if it still can."""
         held = self._saving.open
         if held is None or self._saving.stage_of(peer) is None:
             return None
         if held.version != self._state.progress.committed:
-            return self.give_up("peer", f"stage server {peer} was lost before it had handed over stage {stage}")
+            fault = f"stage server {peer} was lost before it had handed over stage {stage}"
+            return self.give_up("peer", fault, now_s)
         # Others hold that version still.
         saver = min(self._state.pool.by_stage[stage], key=self._reluctance)
         self._saving.replace(stage, peer, saver)
         self._ask(saver, held.version)
         return None
 
-    def failed(self, version: int, reason: str, fault: str) -> End | None:
+    def failed(self, version: int, reason: str, fault: str, now_s: float) -> End | None:
         """The storage refused a version; as `give_up`."""
         if self._saving.open is None or self._saving.open.version != version:
             return None
-        return self.give_up(reason, fault)
+        return self.give_up(reason, fault, now_s)
 
-    def stuck(self, for_s: float) -> End | None:
+    def stuck(self, for_s: float, now_s: float) -> End | None:
         """Nothing came for so long of the checkpoint that all waits for.
 
         Who owes a part is not asked again if there is another one. Storage that hangs is waited for, since only the
@@ -90,11 +92,11 @@ class CheckpointCollector:
         told = f"nothing came for {for_s:g} s: {self.waiting_for()}"
         self._owed.update(held.savers.keys())
         if held.savers or (stop is not None and stop.state is JobState.CANCELLED):
-            return self.give_up("timeout", told)
+            return self.give_up("timeout", told, now_s)
         self._state.outbox.note("error", f"{told}; waits on: look at the storage of checkpoints")
         return None
 
-    def give_up(self, reason: str, fault: str) -> End | None:
+    def give_up(self, reason: str, fault: str, now_s: float) -> End | None:
         """The job goes on without the checkpoint under way, or ends where it was the last word."""
         version, kept = self._saving.give_up(), self._saving.newest
         self._state.outbox.put(DropCheckpoint(version, reason, fault))
@@ -111,7 +113,7 @@ class CheckpointCollector:
             self._state.outbox.note("error", text)
             self._state.outbox.put(EnterState(JobState.RUNNING, text))
         elif version == self._state.settings.steps:
-            pause_s = self._saving.rest(self._state.ledger.now_s, reason)
+            pause_s = self._saving.rest(now_s, reason)
             if pause_s is None:
                 again = f"swarm resume {self._state.settings.job}" if kept else "submit the job again"
                 message = f"the final weights (step {version}) could not be saved: {fault}; {newest}"

@@ -106,7 +106,7 @@ class Rounds:
             self._state.ledger.violations += 1
             name = self._state.pool.name(peer)
             self._state.outbox.note("error", f"{name} holds another set than the ledger: {event.reason}; done again")
-            self.void(run, peer, "its set is not the ledger's")
+            self.void(run, peer, "its set is not the ledger's", now_s)
             return None
         trouble = run.troubles.setdefault(event.unit, Troubles())
         accused = PeerId(event.accused) if event.accused in self._state.pool else None
@@ -131,10 +131,10 @@ class Rounds:
 
     # What is done again ------------------------------------------------------------------------------------------
 
-    def void(self, run: StepRun, peer: PeerId, cause: str, reason: str = "refused") -> None:
+    def void(self, run: StepRun, peer: PeerId, cause: str, now_s: float, reason: str = "refused") -> None:
         """Strike out all that a replica did for a step, and let it know."""
         self.reopen(run, f"{peer} is void")
-        struck = self._state.ledger.void(run.step, peer, cause, reason)
+        struck = self._state.ledger.void(run.step, peer, cause, now_s, reason)
         self._state.outbox.send(peer, Void(self._state.settings.timeline, run.step, struck))
 
     def reopen(self, run: StepRun, cause: str) -> None:
@@ -149,11 +149,11 @@ class Rounds:
             for averaging in run.rounds.values():
                 averaging.lost.add(peer)
 
-    def undecide_unheld(self) -> None:
+    def undecide_unheld(self, now_s: float) -> None:
         """Steps whose averages nobody of some stage holds any more, and that have no row yet, are done again."""
         for run in list(self._state.progress.runs.values()):
             if run.phase is Phase.DECIDED and not run.skip and not self._is_held(run):
-                self._undecide(run)
+                self._undecide(run, now_s)
 
     # Below -------------------------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class Rounds:
             for stage in self._state.settings.units[unit]
         )
 
-    def _undecide(self, run: StepRun) -> None:
+    def _undecide(self, run: StepRun, now_s: float) -> None:
         """All of a stage that held a step's averages are lost before its row was written: accumulate it again."""
         lost = sorted({peer for averaging in run.rounds.values() for peer in averaging.lost})
         self._abort_all(run)
@@ -217,4 +217,4 @@ class Rounds:
         told = f"step {run.step} was averaged, and all who hold that of a stage are lost: done again"
         self._state.outbox.note("warning", told)
         for peer in lost:
-            self._state.ledger.peer_gone(peer, [run.step], "gone with the average", "gone")
+            self._state.ledger.peer_gone(peer, [run.step], "gone with the average", now_s)

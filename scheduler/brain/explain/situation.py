@@ -1,56 +1,81 @@
-"""What a job at work stands on, put together out of what its parts know; explaining.py makes sentences of it."""
+"""What a job at work stands on and waits for, out of what its parts know; facts.py makes sentences of it."""
 
 from __future__ import annotations
 
-from scheduler.brain.checkpoint.schedule import CheckpointSchedule
 from scheduler.brain.explain.facts import JoinerStanding, MoveMade, ReplicaStanding, Situation
-from scheduler.brain.replicas.moves import Moves
-from scheduler.brain.routing.loads import Loads
-from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.parts import Parts
+from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.step import Phase, StepRun
+from swarm.text import listed
 from swarm.types import PeerId
 
 
-class SituationView:
-    """What is told of one job; changes nothing."""
+def situation(parts: Parts, now_s: float) -> Situation:
+    """What the job stands on, to be explained."""
+    state, leaves = parts.state, parts.state.pool.leaves
+    done, newest = state.ledger.contributions(), leaves.newest_move
+    joiners = [
+        JoinerStanding(one.replica.peer, one.replica.stage, one.since_s, one.report is not None)
+        for one in state.joiners
+    ]
+    return Situation(
+        state.mode is Mode.RUNNING,
+        len(state.pool.by_stage),
+        state.progress.agreed,
+        waiting_for(parts),
+        parts.moves.decision.reason,
+        tuple(_replica(parts, peer, done[peer]) for peer in state.pool),
+        tuple(joiners),
+        leaves.moves,
+        newest and MoveMade(newest[0], newest[1].target or 0, newest[1].reason, newest[2]),
+        state.links.failing(now_s),
+        parts.saving.open,
+    )
 
-    def __init__(self, state: BrainState, loads: Loads, saving: CheckpointSchedule, moves: Moves) -> None:
-        self._state = state
-        self._loads = loads
-        self._saving = saving
-        self._moves = moves
 
-    def situation(self, waiting_for: str, now_s: float, *, is_running: bool) -> Situation:
-        """What the job stands on, to be explained."""
-        done, leaves = self._state.ledger.contributions(), self._state.pool.leaves
-        newest = leaves.newest_move
-        joiners = [
-            JoinerStanding(one.replica.peer, one.replica.stage, one.since_s, one.report is not None)
-            for one in self._state.joiners
-        ]
-        return Situation(
-            is_running,
-            len(self._state.pool.by_stage),
-            self._state.progress.agreed,
-            waiting_for,
-            self._moves.decision.reason,
-            tuple(self._replica(peer, done[peer]) for peer in self._state.pool),
-            tuple(joiners),
-            leaves.moves,
-            newest and MoveMade(newest[0], newest[1].target or 0, newest[1].reason, newest[2]),
-            self._state.links.failing(now_s),
-            self._saving.open,
-        )
+def _replica(parts: Parts, peer: PeerId, contributions: int) -> ReplicaStanding:
+    standing = parts.state.pool[peer]
+    return ReplicaStanding(
+        peer,
+        standing.replica.stage,
+        parts.loads.measured_s(peer),
+        parts.state.ledger.outstanding(peer),
+        contributions,
+        standing.is_suspect,
+        parts.state.pool.leaves.wants(peer),
+        standing.asked_s,
+        standing.needs_donors,
+    )
 
-    def _replica(self, peer: PeerId, contributions: int) -> ReplicaStanding:
-        standing = self._state.pool[peer]
-        return ReplicaStanding(
-            peer,
-            standing.replica.stage,
-            self._loads.measured_s(peer),
-            self._state.ledger.outstanding(peer),
-            contributions,
-            standing.is_suspect,
-            self._state.pool.leaves.wants(peer),
-            standing.asked_s,
-            standing.needs_donors,
-        )
+
+def waiting_for(parts: Parts) -> str:
+    """What the job waits for, for a person."""
+    state, runs = parts.state, parts.state.progress.runs
+    match state.mode:
+        case Mode.GATHERING if state.census is not None:
+            empty = ", ".join(map(str, state.pool.empty_stages()))
+            missing = listed(state.census.missing())
+            return f"waits after a restart for {missing}" + (f"; nobody of stage {empty}" if empty else "")
+        case Mode.LOADING:
+            return f"waits for {listed(parts.loading.missing())} to load"
+        case Mode.RUNNING if runs:
+            step = min(runs)
+            return f"step {step}: {_step_waits_for(parts, runs[step])}"
+        case Mode.RUNNING if not parts.evaluations.is_idle:
+            return f"waits for the {parts.evaluations.waiting_for()}"
+        case Mode.RUNNING | Mode.SAVING:
+            return parts.collector.waiting_for()
+    return f"is {state.mode}"
+
+
+def _step_waits_for(parts: Parts, run: StepRun) -> str:
+    match run.phase:
+        case Phase.FEEDING:
+            return parts.dispatch.waiting_for()
+        case Phase.AVERAGING:
+            return parts.rounds.waiting_for(run)
+        case Phase.COMMITTING:
+            return f"waits for {listed(parts.commits.owing(run))} to commit"
+        case Phase.DECIDED if not parts.evaluations.permits(run.step):
+            return f"waits for the {parts.evaluations.waiting_for()}"
+    return run.phase

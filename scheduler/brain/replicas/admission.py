@@ -7,15 +7,17 @@ begin ──▶ LoadStage, Follow ──▶ Loaded ──▶ judged with every e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random
 
-from scheduler.brain.outputs import Send
+from scheduler.brain.commit.commits import Commits
+from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.outputs import Admitted, Send
 from scheduler.brain.replicas.loading import Loading
+from scheduler.brain.replicas.moves import Moves
+from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import Joiner, choose_donors
-from scheduler.brain.state.pool import ReplicaRecord
-from swarm.messages import Event, Failed, Follow, Hello, Loaded, Release
+from swarm.messages import Admit, Event, Failed, Follow, Hello, Loaded
 from swarm.types import PeerId
 
 JOINER_BYTES_PER_S_MIN = 1e6
@@ -25,9 +27,14 @@ JOIN_S_MIN = 600.0
 class Admission:
     """The joiners of one job, and what is said between them and it."""
 
-    def __init__(self, state: BrainState, loading: Loading, rng: Random) -> None:
+    def __init__(
+        self, state: BrainState, loading: Loading, dispatch: Dispatch, commits: Commits, moves: Moves, rng: Random
+    ) -> None:
         self._state = state
         self._loading = loading
+        self._dispatch = dispatch
+        self._commits = commits
+        self._moves = moves
         self._rng = rng
 
     def begin(self, replica: ReplicaRecord, now_s: float) -> None:
@@ -70,12 +77,12 @@ class Admission:
         self._state.joiners.failed(peer, reason, now_s)
         told = f"stage server {peer} could not join stage {joiner.replica.stage}: {reason}"
         self._state.outbox.note("warning", told)
-        self._state.outbox.put(Send(peer, Release(self._state.settings.job, reason)))
+        self._state.outbox.release(peer, reason)
 
-    def judge(self, now_s: float) -> Iterator[tuple[Joiner, Loaded]]:
-        """Whoever reported a state that is right and new enough; the others get their answers.
+    def judge(self, now_s: float) -> None:
+        """Admit the joiners whose reported state is right and new enough, and answer the others.
 
-        One at a time: who was admitted is a donor of those after it.
+        One at a time: a joiner that was admitted is a donor of those after it.
         """
         for joiner in self._state.joiners:
             report = joiner.report
@@ -93,11 +100,26 @@ class Admission:
                 self.refuse(joiner, fault, now_s)
             elif digest:
                 self._state.joiners.admitted(joiner.replica.peer)
-                yield joiner, report
+                self._admit(joiner, report, now_s)
 
     def times_s(self) -> list[float]:
         """When those who still fetch take too long."""
         return [one.since_s + self._join_s_max(one) for one in self._state.joiners if one.report is None]
+
+    def _admit(self, joiner: Joiner, report: Loaded, now_s: float) -> None:
+        """The joiner is a replica from now on."""
+        settings, pool, outbox = self._state.settings, self._state.pool, self._state.outbox
+        replica, version, took_s = joiner.replica, report.version, now_s - joiner.since_s
+        peer = replica.peer
+        pool.joined(replica, report, now_s)
+        self._dispatch.add(peer)
+        self._dispatch.open_window()
+        self._moves.fetched(replica.stage, took_s)
+        outbox.put(Admitted(peer, replica.stage))
+        outbox.note("info", f"{pool.name(peer)} joined with version {version} after {took_s:.1f} s")
+        outbox.send(peer, Admit(settings.job, settings.timeline, joiner.number, version))
+        self._loading.begins_with(peer, report)
+        self._commits.send_since(peer, version)
 
     def _tell(self, joiner: Joiner) -> None:
         """What is new for a joiner: versions, digest, donors, and that its report was seen."""

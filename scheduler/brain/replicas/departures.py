@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from scheduler.brain.checkpoint.collection import CheckpointCollector
 from scheduler.brain.checkpoint.schedule import CheckpointSchedule
 from scheduler.brain.commit.commits import Commits
 from scheduler.brain.commit.rounds import Rounds
-from scheduler.brain.outputs import Left
+from scheduler.brain.outputs import Fail, Left
 from scheduler.brain.routing.dispatch import Dispatch
+from scheduler.brain.stall import FAILED_HINT, stopped_by_loss
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.leaves import Leave
 from scheduler.brain.state.step import Phase
-from swarm.messages import Release
+from swarm.errors import PeerUnavailable
 from swarm.types import PeerId
 
 
@@ -18,20 +20,27 @@ class Departures:
     """The departures of one job."""
 
     def __init__(
-        self, state: BrainState, saving: CheckpointSchedule, dispatch: Dispatch, rounds: Rounds, commits: Commits
+        self,
+        state: BrainState,
+        saving: CheckpointSchedule,
+        dispatch: Dispatch,
+        rounds: Rounds,
+        commits: Commits,
+        collector: CheckpointCollector,
     ) -> None:
         self._state = state
         self._saving = saving
         self._dispatch = dispatch
         self._rounds = rounds
         self._commits = commits
+        self._collector = collector
 
-    def ask(self, peer: PeerId, leave: Leave, now_s: float, *, at_work: bool) -> None:
-        """A replica is to leave: at once if the job is at work and the stage can spare it."""
+    def ask(self, peer: PeerId, leave: Leave, now_s: float) -> None:
+        """Ask a replica to leave: at once if the job is at work and the stage can spare it."""
         if not self._state.pool.leaves.ask(peer, leave):
             return
         self._state.pool[peer].asked_s = now_s
-        if at_work:
+        if self._state.mode.is_at_work:
             self._begin(self._state.pool.stage_of(peer))
         if peer not in self._state.pool.leaves:
             told = f"{self._state.pool.name(peer)} is to leave ({leave.reason}), and stays until another one has joined"
@@ -41,14 +50,6 @@ class Departures:
         """Let those begin to leave whose stage can spare them now."""
         for stage in range(len(self._state.pool.by_stage)) if self._state.pool.leaves else ():
             self._begin(stage)
-
-    def stay(self, peer: PeerId, until: int) -> None:
-        """The last replica of its stage cannot leave; from step `until` on it was no member."""
-        self._state.outbox.note("warning", f"{self._state.pool.name(peer)} stays: it is the last of its stage")
-        self._dispatch.go_on(peer)
-        for run in self._state.progress.runs.values():
-            if run.phase is Phase.COMMITTING and run.step >= until and run.row is not None:
-                self._commits.send(peer, run.row)  # it is waited for from now on
 
     def release(self, now_s: float) -> None:
         """Let go of those on whom nothing depends any more."""
@@ -60,18 +61,72 @@ class Departures:
                 continue  # whether a suspect comes back, or this one has to stay, is not known yet
             name, asked_s = pool.name(peer), pool[peer].asked_s
             leave = pool.leaves.done(peer, now_s)
-            self._state.outbox.send(peer, Release(self._state.settings.job, leave.reason))
-            stage = self.remove(peer)
+            self._state.outbox.release(peer, leave.reason)
+            stage = self._remove(peer)
             where = f"moves to stage {leave.target}" if leave.target is not None else "has handed over its work"
             self._state.outbox.note("info", f"{name} {where}: {leave.reason}")
             self._state.outbox.put(Left(peer, stage, leave.target, now_s - asked_s))
 
-    def remove(self, peer: PeerId) -> int:
-        """The peer is no replica any more, of the stage that is given: forget what it held and was to do."""
+    # Lost ----------------------------------------------------------------------------------------------------------
+
+    def expel(self, peer: PeerId, cause: str, reason: str, now_s: float) -> None:
+        """The peer is alive but cannot go on: the job goes on without it."""
+        self._state.outbox.release(peer, cause)
+        self.lose(peer, cause, reason, now_s)
+
+    def lose(self, peer: PeerId, cause: str, reason: str, now_s: float) -> None:
+        """The peer is out of the job: what it did of steps that are not decided is done again."""
+        state, leaves = self._state, self._state.pool.leaves
+        name, stage = state.pool.name(peer), state.pool.stage_of(peer)
+        self._remove(peer)
+        leaves.forget(peer)
+        others = state.pool.by_stage[stage]
+        if state.census is not None:
+            state.census.forget(peer)
+            state.outbox.note("warning", f"{name} is gone: {cause}")
+            return
+        if not others:
+            self.stage_lost(f"{name} is gone: {cause}; the stage has no other replica")
+            return
+        if not state.settings.recover:
+            state.conclude(Fail(PeerUnavailable.code, f"{name} is gone: {cause}", FAILED_HINT))
+            return
+        staying = leaves.stay(others, state.progress.agreed)
+        if all(other in leaves for other in others):
+            self.stage_lost(f"{name} is gone: {cause}; who still leaves the stage has older weights")
+            return
+        state.outbox.note("warning", f"{name} is gone: {cause}; its uncommitted work is done again")
+        for run in state.progress.redoable():
+            self._rounds.reopen(run, f"{peer} is gone")
+        steps = [run.step for run in state.progress.redoable()]
+        state.ledger.peer_gone(peer, steps, f"gone, {cause}", now_s, reason)
+        self._rounds.undecide_unheld(now_s)
+        for other, until in staying.items():
+            self._stay(other, until)
+        state.conclude(self._collector.saver_gone(peer, stage, now_s))
+
+    def stage_lost(self, lost: str) -> None:
+        """No replica of a stage is left: what the others hold and no checkpoint has is of no use any more."""
+        settings = self._state.settings
+        stopped = stopped_by_loss(lost, settings.on_stall, self._saving.stop) if settings.recover else None
+        self._state.conclude(stopped or Fail(PeerUnavailable.code, lost, FAILED_HINT))
+
+    # Below -------------------------------------------------------------------------------------------------------
+
+    def _remove(self, peer: PeerId) -> int:
+        """Forget what the replica held and was to do; gives the stage that it served."""
         self._rounds.lost(peer)
         stage = self._state.pool.remove(peer).stage
         self._dispatch.remove(peer, stage)
         return stage
+
+    def _stay(self, peer: PeerId, until: int) -> None:
+        """The last replica of its stage cannot leave; from step `until` on it was no member."""
+        self._state.outbox.note("warning", f"{self._state.pool.name(peer)} stays: it is the last of its stage")
+        self._dispatch.go_on(peer)
+        for run in self._state.progress.runs.values():
+            if run.phase is Phase.COMMITTING and run.step >= until and run.row is not None:
+                self._commits.send(peer, run.row)  # it is waited for from now on
 
     def _begin(self, stage: int) -> None:
         pool = self._state.pool

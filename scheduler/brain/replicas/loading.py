@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler.brain.commit.digests import difference
+from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.outputs import Fail
 from scheduler.brain.replicas.devices import explain_probes, step_places, step_together
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.pool import ReplicaRecord
 from swarm.errors import JobFailed, ReplicaDiverged
 from swarm.messages import Committed, Loaded, LoadStage
 from swarm.text import listed

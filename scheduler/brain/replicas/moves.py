@@ -61,7 +61,7 @@ class Moves:
         fits = set(fitting)
         if pinned_stage >= 0:
             fits &= {pinned_stage}
-        destination = self._state.pool.leaves.destination(peer)
+        destination = self._state.pool.leaves.destination(peer, now_s)
         if destination is not None and destination.target in fits:
             return Decision(destination.target, destination.reason)
         pools = [pool for pool in self._stages(now_s, peer, coming or {}) if pool.stage in fits]

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from scheduler.brain.commit.commits import Commits
 from scheduler.brain.commit.rounds import Rounds
+from scheduler.brain.inputs import ReplicaRecord, Resumed
 from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.restart import RestartCensus, Resumed
+from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.pool import Trust
+from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase
 from swarm.messages import Admit, Hello
 from swarm.text import listed
+from swarm.types import PeerId
 
 
 class Reattach:
@@ -37,17 +41,37 @@ class Reattach:
             if version not in resumed.evaluated:
                 self._evaluations.made(version)
 
-    def holds_version(self, version: int) -> bool:
-        """Whether the commits that come after a version are still known, so that a replica can make them."""
-        return self._state.progress.agreed <= version <= self._state.progress.committed
+    def admits(self, hello: Hello) -> bool:
+        """Whether a peer that is not (or no longer) a replica may go on with the stage that it holds.
 
-    def lacks_nothing(self, version: int) -> bool:
-        """Whether a peer that is no replica, with that version, took part in all since; and no commit is on its way."""
-        runs = self._state.progress.runs
-        if any(run.phase in (Phase.DECIDED, Phase.WRITING) for run in runs.values()):
+        After the job went on without it, it must have taken part in all that was committed since, and come before the
+        next commit is decided. A peer that was gone never may: others did its work.
+        """
+        settings, pool, mode = self._state.settings, self._state.pool, self._state.mode
+        if hello.peer in self._state.joiners:
+            return True
+        fits = (hello.job, hello.timeline) == (settings.job, settings.timeline) and 0 <= hello.stage < len(
+            pool.by_stage
+        )
+        was_lost = pool.was_lost(hello.peer)
+        if not fits or hello.join or was_lost or mode in (Mode.LOADING, Mode.ENDED):
             return False
-        rows = [run.row for step, run in runs.items() if step >= version and run.row is not None]
-        return all(made.epoch < self._state.settings.epoch for row in rows for made in row.rounds.values())
+        if mode is Mode.WAITING:
+            return True  # about to resume; asked again then
+        if not self._holds_version(hello.version):
+            return False
+        return mode is Mode.GATHERING or self._lacks_nothing(hello.version)
+
+    def enlist(self, replica: ReplicaRecord) -> None:
+        """The peer serves its stage from now on."""
+        self._state.pool.add(replica)
+        self._dispatch.add(replica.peer)
+
+    def trust(self, peer: PeerId) -> None:
+        """A suspect was heard again: it may be given work."""
+        if self._state.pool.is_suspect(peer):
+            self._state.pool[peer].trust = Trust.TRUSTED
+            self._dispatch.go_on(peer)
 
     def heard(self, hello: Hello) -> None:
         """What a session before this one was asked is not awaited; what comes next has attempts that are newer."""
@@ -60,7 +84,7 @@ class Reattach:
         settings, stage = self._state.settings, self._state.pool.stage_of(hello.peer)
         return (hello.job, hello.timeline, hello.stage) == (settings.job, settings.timeline, stage)
 
-    def reattach(self, hello: Hello) -> bool:
+    def reattach(self, hello: Hello, now_s: float) -> bool:
         """Let a replica with a new session go on where it stands; False if it cannot."""
         settings, peer, version = self._state.settings, hello.peer, hello.version
         report = self._state.pool[peer].loaded
@@ -70,12 +94,12 @@ class Reattach:
             self._state.outbox.send(peer, Admit(settings.job, settings.timeline, hello.join, version))
         elif hello.join:
             version = -1
-        if not self.holds_stage(hello) or not self.holds_version(version):
+        if not self.holds_stage(hello) or not self._holds_version(version):
             return False
         self._commits.send_since(peer, version)
         for run in self._state.progress.redoable():
             # What became of each of its cells is not asked: all that is not committed is done again.
-            self._rounds.void(run, peer, "its session broke", "timeout")
+            self._rounds.void(run, peer, "its session broke", now_s, "timeout")
         return True
 
     def begin_again(self, census: RestartCensus, now_s: float) -> None:
@@ -86,8 +110,20 @@ class Reattach:
             self._commits.send_since(peer, hello.version)
         for step in range(progress.committed, min(self._state.settings.steps, census.last_step() + 1)):
             run = progress.begin(step)
-            self._state.ledger.adopt(step, census.cells(step))
+            self._state.ledger.adopt(step, census.cells(step), now_s)
             self._dispatch.refill(run, now_s, keep=True)
         missing = f"; without {listed(census.missing())}" if census.missing() else ""
         told = f"{len(self._state.pool)} replicas are back: goes on at step {progress.committed}{missing}"
         self._state.outbox.note("info", told)
+
+    def _holds_version(self, version: int) -> bool:
+        """Whether the commits that come after a version are still known, so that a replica can make them."""
+        return self._state.progress.agreed <= version <= self._state.progress.committed
+
+    def _lacks_nothing(self, version: int) -> bool:
+        """Whether a peer that is no replica, with that version, took part in all since; and no commit is on its way."""
+        runs = self._state.progress.runs
+        if any(run.phase in (Phase.DECIDED, Phase.WRITING) for run in runs.values()):
+            return False
+        rows = [run.row for step, run in runs.items() if step >= version and run.row is not None]
+        return all(made.epoch < self._state.settings.epoch for row in rows for made in row.rounds.values())

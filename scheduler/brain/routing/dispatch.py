@@ -64,13 +64,13 @@ class Dispatch:
         self._wiring.remove(peer)
         self._loads.changed(peer)
 
-    def suspect(self, peer: PeerId, reason: str) -> None:
+    def suspect(self, peer: PeerId, reason: str, now_s: float) -> None:
         """No new work for a suspect, and what it has not finished goes to others."""
         self._lateness.forget_peer(peer)
         self.pause(peer)
         self._evaluations.withdraw(peer)
         for run in self._state.progress.redoable():
-            self._state.ledger.withdraw(run.step, peer, f"suspect, {reason}")
+            self._state.ledger.withdraw(run.step, peer, f"suspect, {reason}", now_s)
 
     def go_on(self, peer: PeerId) -> None:
         """A replica that got no new work may get some, unless there is another reason against it."""
@@ -100,7 +100,7 @@ class Dispatch:
             # All members proved their sets when they sealed; nothing can have been added to them since.
             self._state.ledger.duplicates += 1
             return
-        verdict = self._state.ledger.accumulated(peer, event)
+        verdict = self._state.ledger.accumulated(peer, event, now_s)
         if verdict in (Verdict.COUNTED, Verdict.SECOND):
             self._loads.measured(peer, event.forward_s + event.backward_s)
             self._wiring.done(peer, event.forward_s + event.backward_s + event.wait_s)
@@ -139,7 +139,7 @@ class Dispatch:
             if named is None or named.peer != end or not self._has_other(at, hops):
                 continue
             if end != self._state.ledger.holder(step, at, index):
-                self._state.ledger.take(step, at, index, cause, "timeout")
+                self._state.ledger.take(step, at, index, cause, now_s)
                 return ""
             if end == peer:
                 return cause
@@ -171,7 +171,8 @@ class Dispatch:
                 return
             for peer in peers:
                 self._wiring.given(peer)
-            self._send_route(step, ledger.feed(step, [self._hop(peer, step) for peer in peers]), now_s)
+            index = ledger.feed(step, [self._hop(peer, step) for peer in peers], now_s)
+            self._send_route(step, index, now_s)
 
     def refill(self, run: StepRun, now_s: float, *, keep: bool = False) -> None:
         """Give every orphan a new hop, those that some replica holds already to that replica.
@@ -193,7 +194,8 @@ class Dispatch:
                 self._state.ledger.next_attempt(run.step)
                 raised = True
             for stage in stages:
-                self._state.ledger.reroute(run.step, stage, index, self._hop(peers[stage], run.step), "refill")
+                hop = self._hop(peers[stage], run.step)
+                self._state.ledger.reroute(run.step, stage, index, hop, "refill", now_s)
                 if fixed[stage] is None:
                     self._wiring.given(peers[stage])
             self._send_route(run.step, index, now_s)
@@ -234,7 +236,7 @@ class Dispatch:
             self._loads.measured(peer, late.waited_s)
             if self._has_other(stage, hops):
                 self._state.outbox.note("warning", f"{late.reason}: given to another replica")
-                self._state.ledger.take(step, stage, index, late.reason, "timeout")
+                self._state.ledger.take(step, stage, index, late.reason, now_s)
         if now_s >= self._relax_s:
             self._relax_s = now_s + RELAX_S
             self._relaxes = self._loads.relax()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
-from scheduler.brain.outputs import Outbox
+from scheduler.brain.outputs import Fail, Finish, Outbox, Stopped
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.joiners import Joiners
 from scheduler.brain.state.ledger import Ledger
 from scheduler.brain.state.links import Links
+from scheduler.brain.state.mode import TRANSITIONS, Mode, ModeEvent
 from scheduler.brain.state.pool import Pool
 from scheduler.brain.state.progress import Progress
+from scheduler.brain.state.restart import RestartCensus
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BrainState:
     """The replicas, the steps, the contributions, peers that join, failing links, and outputs not handed out yet."""
 
@@ -24,11 +27,36 @@ class BrainState:
     joiners: Joiners
     links: Links
     outbox: Outbox
+    mode: Mode = Mode.WAITING
+    census: RestartCensus | None = None  # while gathering
 
     @classmethod
     def of(cls, settings: BrainSettings) -> BrainState:
-        """Those of a job that has not begun."""
+        """The state of a job that has not begun."""
         stages = len(settings.split)
         pool = Pool(stages)
         ledger = Ledger(settings.timeline, stages, settings.microbatches)
-        return cls(settings, pool, Progress(settings.first_step), ledger, Joiners(), Links(), Outbox(pool))
+        outbox = Outbox(settings.job, pool)
+        return cls(settings, pool, Progress(settings.first_step), ledger, Joiners(), Links(), outbox)
+
+    def turn(self, event: ModeEvent) -> None:
+        """Change the mode; an illegal change is a programming error."""
+        after = TRANSITIONS.get((self.mode, event))
+        assert after is not None, f"a job that is {self.mode} cannot turn on '{event}'"
+        self.mode = after
+
+    def conclude(self, end: Fail | Stopped | Finish | None) -> None:
+        """End the job and release everybody, unless `end` is None. The first end stands."""
+        if end is None or self.mode is Mode.ENDED:
+            return
+        match end:
+            case Finish():
+                reason = "finished"
+            case Fail(message=reason) | Stopped(reason=reason):
+                pass
+            case _:
+                assert_never(end)
+        self.turn(ModeEvent.OVER)
+        for peer in [*self.pool, *(joiner.replica.peer for joiner in self.joiners)]:
+            self.outbox.release(peer, reason)
+        self.outbox.put(end)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from scheduler.brain.state.pool import ReplicaRecord
+from scheduler.brain.inputs import ReplicaRecord
 from swarm.messages import Loaded
 from swarm.types import Hop, PeerId
 

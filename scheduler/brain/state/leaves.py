@@ -96,7 +96,7 @@ class Leaves:
         """The peer was released."""
         leave = self._leaves.pop(peer)
         if leave.target is not None:
-            self._destined[peer] = leave, now_s
+            self._destined = {**self._under_way(now_s), peer: (leave, now_s)}
             self.moves += 1
             self.newest_move = peer, leave, now_s
         return leave
@@ -106,18 +106,19 @@ class Leaves:
         self._leaves.pop(peer, None)
         self._destined.pop(peer, None)
 
-    def destination(self, peer: PeerId) -> Leave | None:
-        """Where a peer goes that was moved."""
-        return self._destined[peer][0] if peer in self._destined else None
+    def destination(self, peer: PeerId, now_s: float) -> Leave | None:
+        """Where a peer goes that was moved and is still expected there."""
+        leave, _ = self._under_way(now_s).get(peer, (None, now_s))
+        return leave
 
     def moving(self, now_s: float) -> dict[PeerId, int]:
         """Peers on their way from one stage to another, and the stage to which they go: one at most."""
-        for peer, (_, since_s) in list(self._destined.items()):
-            if now_s - since_s > ON_ITS_WAY_S_MAX:
-                del self._destined[peer]
-        leaves = {**self._leaves, **{peer: leave for peer, (leave, _) in self._destined.items()}}
+        leaves = self._leaves | {peer: leave for peer, (leave, _) in self._under_way(now_s).items()}
         return {peer: leave.target for peer, leave in leaves.items() if leave.target is not None}
 
     def wants(self, peer: PeerId) -> Leave | None:
         """Why the peer leaves or would leave, if so."""
         return self._leaves.get(peer)
+
+    def _under_way(self, now_s: float) -> dict[PeerId, tuple[Leave, float]]:
+        return {peer: one for peer, one in self._destined.items() if now_s - one[1] <= ON_ITS_WAY_S_MAX}

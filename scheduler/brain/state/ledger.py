@@ -84,7 +84,6 @@ class Ledger:
         self.duplicates = 0
         self.violations = 0
         self._entered = [0] * stages  # contributions that a replica took into its sum, less those that were struck out
-        self.now_s = 0.0  # stamped on the lines of stories
         self._least_attempt = 0
         self._steps: dict[int, OpenStep] = {}
         self._outstanding: dict[PeerId, int] = {}
@@ -127,7 +126,7 @@ class Ledger:
         """Microbatches of open steps that were fed."""
         return sum(opened.fed for opened in self._steps.values())
 
-    def feed(self, step: int, hops: Sequence[Hop]) -> int:
+    def feed(self, step: int, hops: Sequence[Hop], now_s: float) -> int:
         """Give the next microbatch of the step its first hops, one per stage; the index."""
         opened = self._steps[step]
         index = opened.fed
@@ -137,10 +136,10 @@ class Ledger:
         opened.open += 1
         for stage, hop in enumerate(hops):
             self._give(opened, stage, index, hop)
-        self.tell(step, index, "fed: " + ", ".join(f"stage {s} to {hop.peer}" for s, hop in enumerate(hops)))
+        self.tell(step, index, "fed: " + ", ".join(f"stage {s} to {hop.peer}" for s, hop in enumerate(hops)), now_s)
         return index
 
-    def reroute(self, step: int, stage: int, index: int, hop: Hop, cause: str) -> None:
+    def reroute(self, step: int, stage: int, index: int, hop: Hop, cause: str, now_s: float) -> None:
         """Give one orphan a new hop, of the step's present attempt (raise it once before each batch).
 
         If a replica holds the contribution already, the hop is that replica's: its neighbours must know where to ask.
@@ -151,13 +150,13 @@ class Ledger:
         assert not entry.holders or hop.peer in entry.holders
         assert hop.attempt == opened.attempt
         self._give(opened, stage, index, hop)
-        self.tell(step, index, f"stage {stage} given to {hop.peer} (attempt {hop.attempt}): {cause}")
+        self.tell(step, index, f"stage {stage} given to {hop.peer} (attempt {hop.attempt}): {cause}", now_s)
 
     def hops(self, step: int, index: int) -> list[Hop | None]:
         """The newest hop of the microbatch at each stage."""
         return [entries[index].hop for entries in self._steps[step].entries]
 
-    def adopt(self, step: int, cells: Iterable[tuple[PeerId, int, ReportedCell]]) -> None:
+    def adopt(self, step: int, cells: Iterable[tuple[PeerId, int, ReportedCell]], now_s: float) -> None:
         """Open a step of an earlier scheduler start as its replicas report it: (peer, stage, cell) each.
 
         All that was reported counts as fed, and lacks its hops. `raise_attempts` comes before.
@@ -176,7 +175,10 @@ class Ledger:
                 entry.holders[peer] = Contribution(cell.attempt, cell.finite, cell.loss)
                 self._entered[stage] += 1
                 self.tell(
-                    step, index, f"stage {stage}: {peer} reports that it has accumulated (attempt {cell.attempt})"
+                    step,
+                    index,
+                    f"stage {stage}: {peer} reports that it has accumulated (attempt {cell.attempt})",
+                    now_s,
                 )
         for stage, index, entry in self._entries(opened):
             if index < opened.fed:
@@ -203,7 +205,7 @@ class Ledger:
 
     # What the replicas say ---------------------------------------------------------------------------------------
 
-    def accumulated(self, peer: PeerId, event: Accumulated) -> Verdict:
+    def accumulated(self, peer: PeerId, event: Accumulated, now_s: float) -> Verdict:
         """Enter a contribution, once; anything else changes nothing but the counters."""
         microbatch, stage = event.microbatch, event.stage
         step, index = microbatch.step, microbatch.index
@@ -217,7 +219,9 @@ class Ledger:
         entry = opened.entries[stage][index]
         if event.attempt <= opened.floors.get(peer, 0):
             self.duplicates += 1
-            self.tell(step, index, f"stage {stage}: late word of {peer} (attempt {event.attempt}) ignored, it is void")
+            self.tell(
+                step, index, f"stage {stage}: late word of {peer} (attempt {event.attempt}) ignored, it is void", now_s
+            )
             return Verdict.STALE
         if event.attempt > entry.offered.get(peer, 0):
             self.violations += 1
@@ -231,7 +235,7 @@ class Ledger:
         if entry.hop is not None and entry.hop.peer == peer:
             self._count_outstanding(peer, -1)
         finite = "" if event.finite else ", NOT finite"
-        self.tell(step, index, f"stage {stage} accumulated at {peer} (attempt {event.attempt}{finite})")
+        self.tell(step, index, f"stage {stage} accumulated at {peer} (attempt {event.attempt}{finite})", now_s)
         if len(entry.holders) > 1:
             opened.doubles.add((stage, index))
             return Verdict.SECOND
@@ -242,7 +246,9 @@ class Ledger:
 
     # Repair ------------------------------------------------------------------------------------------------------
 
-    def withdraw(self, step: int, peer: PeerId, cause: str, reason: str = "timeout") -> list[tuple[int, int]]:
+    def withdraw(
+        self, step: int, peer: PeerId, cause: str, now_s: float, reason: str = "timeout"
+    ) -> list[tuple[int, int]]:
         """Take the peer's unfinished hops away (it is suspect, but may still finish); the (stage, index) lost."""
         opened = self._steps[step]
         lost = []
@@ -251,20 +257,20 @@ class Ledger:
                 self._take_hop(opened, stage, index)
                 self.moved[stage, reason] += 1
                 lost.append((stage, index))
-                self.tell(step, index, f"stage {stage} taken from {peer}: {cause}")
+                self.tell(step, index, f"stage {stage} taken from {peer}: {cause}", now_s)
         return lost
 
-    def take(self, step: int, stage: int, index: int, cause: str, reason: str) -> None:
+    def take(self, step: int, stage: int, index: int, cause: str, now_s: float) -> None:
         """Take one hop away from the replica that it names, which may still finish it."""
         opened = self._steps[step]
         hop = opened.entries[stage][index].hop
         assert hop is not None
         assert hop.peer not in opened.entries[stage][index].holders
         self._take_hop(opened, stage, index)
-        self.moved[stage, reason] += 1
-        self.tell(step, index, f"stage {stage} taken from {hop.peer}: {cause}")
+        self.moved[stage, "timeout"] += 1
+        self.tell(step, index, f"stage {stage} taken from {hop.peer}: {cause}", now_s)
 
-    def void(self, step: int, peer: PeerId, cause: str, reason: str = "refused") -> int:
+    def void(self, step: int, peer: PeerId, cause: str, now_s: float, reason: str = "refused") -> int:
         """Strike out all that the peer did for the step up to now; the attempt for `Void`.
 
         Its unfinished hops are lost as well, since Void deletes those cells too. New hops carry a newer attempt.
@@ -288,11 +294,13 @@ class Ledger:
                     self.replayed[stage] += 1
             elif not named:
                 continue
-            self.tell(step, index, f"stage {stage}: {peer} is void up to attempt {struck}: {cause}")
+            self.tell(step, index, f"stage {stage}: {peer} is void up to attempt {struck}: {cause}", now_s)
         opened.attempt += 1
         return struck
 
-    def peer_gone(self, peer: PeerId, steps: Iterable[int], cause: str, reason: str = "gone") -> list[int]:
+    def peer_gone(
+        self, peer: PeerId, steps: Iterable[int], cause: str, now_s: float, reason: str = "gone"
+    ) -> list[int]:
         """Strike the peer out of those open steps whose work can still be done again; the steps that it had a part in.
 
         Steps that are decided keep its contribution: it is in the averaged gradient that the others hold.
@@ -301,7 +309,7 @@ class Ledger:
         for step in steps:
             opened = self._steps[step]
             if any(peer in entry.offered for _, _, entry in self._entries(opened)):
-                self.void(step, peer, cause, reason)
+                self.void(step, peer, cause, now_s, reason)
                 touched.append(step)
         return touched
 
@@ -423,11 +431,11 @@ class Ledger:
         for old in sorted(self._shares)[:-STEPS_KEPT_MIN]:
             del self._shares[old]
 
-    def tell(self, step: int, index: int, line: str) -> None:
+    def tell(self, step: int, index: int, line: str, now_s: float) -> None:
         """Add a line to the story of a microbatch; a story keeps its beginning and a bounded number of lines."""
         story = self._steps[step].stories[index]
         if len(story) < STORY_LINES_MAX:
-            story.append(f"{self.now_s:.3f} s {line}")
+            story.append(f"{now_s:.3f} s {line}")
 
     def story(self, step: int, index: int) -> list[str]:
         """All transitions of a microbatch of an open step or of the newest closed ones, with their causes."""

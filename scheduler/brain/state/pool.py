@@ -15,21 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf, nan
 
+from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.leaves import Leaves
 from swarm.messages import Loaded
 from swarm.types import Hop, PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaRecord:
-    """A peer that serves a stage of this job."""
-
-    peer: PeerId
-    incarnation: int
-    address: str
-    stage: int
-    device: str = ""  # as the peer names it
-    pinned: bool = False  # to its stage
 
 
 class Trust(StrEnum):

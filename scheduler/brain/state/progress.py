@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduler.brain.state.restart import Resumed
+from scheduler.brain.inputs import Resumed
 from scheduler.brain.state.step import Phase, StepRun
 
 

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from scheduler.brain.outputs import CommitRow
 from swarm.messages import Accumulated, Hello, ReportedCell
 from swarm.types import Microbatch, PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """A job that an earlier scheduler start left at work: `rows` are its newest commits, two at most."""
-
-    known: Mapping[PeerId, int]  # peers at the last start, and their stages
-    committed: int
-    rows: tuple[CommitRow, ...]
-    evaluated: Collection[int]  # versions whose evaluation is stored
-    grace_s: float
 
 
 class RestartCensus:
     """Who has come back after a restart of the scheduler, and what each says that it holds."""
 
-    def __init__(self, known: Iterable[PeerId], deadline_s: float) -> None:
+    def __init__(self, known: Mapping[PeerId, int], deadline_s: float) -> None:
+        self.known = known  # who served which stage before
         self.deadline_s = deadline_s
         self.hellos: dict[PeerId, Hello] = {}
-        self._known = set(known)
+        self._awaited = set(known)
         self._cells: dict[PeerId, dict[Microbatch, ReportedCell]] = {}
 
     def report(self, hello: Hello) -> None:
@@ -42,13 +30,13 @@ class RestartCensus:
 
     def forget(self, peer: PeerId) -> None:
         """The peer is gone again."""
-        self._known.discard(peer)
+        self._awaited.discard(peer)
         self.hellos.pop(peer, None)
         self._cells.pop(peer, None)
 
     def missing(self) -> list[PeerId]:
         """Peers that were there before and have not come back."""
-        return sorted(self._known - self.hellos.keys())
+        return sorted(self._awaited - self.hellos.keys())
 
     def last_step(self) -> int:
         """The newest step of which anybody holds a cell; -1 if none."""

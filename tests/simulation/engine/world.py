@@ -428,7 +428,7 @@ class World(Observer):
             ]
         if job.driver is not None:
             brain = job.driver.brain
-            lines.append(f"{brain.waiting_for()}; {brain.committed_steps} steps committed")
+            lines.append(f"{brain.waiting_for()}; {brain.counts().committed_steps} steps committed")
             for step in brain._state.ledger.open_steps():
                 for index in range(self.shape.microbatches):
                     lines += [f"  {step}.{index}: {line}" for line in brain.story(step, index)[-6:]]

@@ -8,21 +8,26 @@ from random import Random
 
 import pytest
 
-from scheduler.brain.job import (
-    CommitRow,
-    Fail,
-    Finish,
-    JobBrain,
-    Mode,
-    Note,
+from scheduler.brain import JobBrain
+from scheduler.brain.inputs import (
+    Cancel,
+    CheckpointKept,
+    Happened,
+    Join,
+    PeerBack,
+    PeerGone,
+    PeerSuspect,
     ReplicaRecord,
-    Send,
+    Resumed,
+    RowDurable,
+    Stop,
+    Tick,
 )
-from scheduler.brain.outputs import PublishCheckpoint, Stopped
+from scheduler.brain.outputs import CommitRow, Fail, Finish, Note, PublishCheckpoint, Send, Stopped
 from scheduler.brain.replicas.admission import JOIN_S_MIN
 from scheduler.brain.routing.policies import POLICIES
 from scheduler.brain.state.links import ROUNDS_MAX
-from scheduler.brain.state.restart import Resumed
+from scheduler.brain.state.mode import Mode
 from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
 from swarm.messages import (
     AbortRound,
@@ -53,7 +58,7 @@ def test_a_job_runs_from_loading_to_saved() -> None:
     swarm = Swarm()
     swarm.answer(LoadStage)
     for step in range(2):
-        while swarm.brain.in_flight:
+        while swarm.brain.counts().in_flight:
             swarm.answer(Route)
         swarm.answer(Average)
         assert swarm.rows[-1].step == step
@@ -70,13 +75,14 @@ def test_a_job_runs_from_loading_to_saved() -> None:
     assert isinstance(move, PublishCheckpoint)
     assert {stage: hashes[0].name for stage, hashes in move.parameters.items()} == {0: "w0", 1: "w1"}
     assert swarm.brain.waiting_for() == "waits until the checkpoint at step 2 is written"
-    outputs = swarm.take(swarm.brain.checkpoint_kept(2, 1.0))
+    outputs = swarm.tell(CheckpointKept(2))
     assert isinstance(outputs[-1], Finish)
     assert [one.peer for one in sends(outputs, Release)] == [A, B, C, D]
-    assert swarm.brain.stage_microbatches == (8, 8)
-    assert swarm.brain.committed_steps == 2
-    assert (swarm.brain.replayed, swarm.brain.duplicates, swarm.brain.violations) == (0, 0, 0)
-    assert swarm.hear(A, Heartbeat(1)) == swarm.take(swarm.brain.cancel(2.0)) == []
+    assert swarm.brain.counts().microbatches == 8
+    assert swarm.brain.counts().committed_steps == 2
+    counts = swarm.brain.counts()
+    assert (counts.replayed, counts.duplicates, counts.violations) == (0, 0, 0)
+    assert swarm.hear(A, Heartbeat(1)) == swarm.tell(Cancel("enough"), 2.0) == []
 
 
 def test_nothing_is_fed_before_every_replica_has_loaded() -> None:
@@ -84,9 +90,9 @@ def test_nothing_is_fed_before_every_replica_has_loaded() -> None:
     assert swarm.brain.waiting_for() == "waits for a, b, c, d to load"
     for peer in (A, B, C):
         swarm.answer(LoadStage, peer=peer)
-    assert swarm.brain.in_flight == 0
+    assert swarm.brain.counts().in_flight == 0
     swarm.answer(LoadStage)
-    assert swarm.brain.in_flight == 4
+    assert swarm.brain.counts().in_flight == 4
 
 
 def test_replicas_that_load_other_weights_fail_the_job_and_are_named() -> None:
@@ -129,13 +135,13 @@ def test_microbatches_are_fed_in_order_to_every_hop_and_bounded_in_flight() -> N
     assert second is not None
     fed = sends(swarm.hear(peer, second), Route)
     assert {one.command.microbatch.index for one in fed if isinstance(one.command, Route)} == {2}
-    assert swarm.brain.in_flight == 2
+    assert swarm.brain.counts().in_flight == 2
 
 
 def test_in_flight_covers_two_microbatches_per_replica_of_the_largest_pool_and_stage() -> None:
     swarm = Swarm({A: 0, C: 1, D: 1}, microbatches=100)
     swarm.answer(LoadStage)
-    assert swarm.brain.in_flight == 2 * 2 * 2
+    assert swarm.brain.counts().in_flight == 2 * 2 * 2
     assert swarm.brain.outstanding(A) == 8
     assert swarm.brain.outstanding(C) + swarm.brain.outstanding(D) == 8
 
@@ -144,7 +150,7 @@ def test_the_faster_replica_gets_more_work() -> None:
     swarm = Swarm({A: 0, B: 0}, microbatches=40, max_in_flight=4)
     swarm.answer(LoadStage)
     given = {A: 0, B: 0}
-    while swarm.brain.in_flight:
+    while swarm.brain.counts().in_flight:
         for peer, route in swarm.pop(Route):
             given[peer] += 1
             attempt, seconds = route.hops[0].attempt, 0.1 if peer == A else 0.9
@@ -210,13 +216,13 @@ def test_the_row_holds_loss_norm_scale_and_rounds_and_is_written_before_any_comm
     commits = sends(swarm.write(), Commit)
     assert [one.peer for one in commits] == [A, B, C, D]
     assert commits[0].command == Commit(0, 0, 1, (UnitRound(S0, Round(3, 1)),), 0.5, row.scale, False)
-    assert swarm.take(swarm.brain.row_written(0, 1.0)) == [], "a repeat"
+    assert swarm.tell(RowDurable(0)) == [], "a repeat"
 
 
 def test_with_staleness_zero_the_next_step_is_fed_once_the_commit_was_sent() -> None:
     swarm = Swarm()
     swarm.until_written()
-    assert swarm.brain.in_flight == 0
+    assert swarm.brain.counts().in_flight == 0
     outputs = swarm.write()
     first_route = next(n for n, one in enumerate(outputs) if one in sends(outputs, Route))
     last_commit = max(n for n, one in enumerate(outputs) if one in sends(outputs, Commit))
@@ -260,7 +266,7 @@ def test_replicas_that_differ_after_a_commit_fail_the_job_loudly() -> None:
     assert swarm.failure.code == ReplicaDiverged.code
     assert "replicas differ in the bytes of stage 0 after step 0: c (" in swarm.failure.message
     assert [one.peer for one in sends(outputs, Release)] == [A, B, C]
-    assert swarm.brain.violations == 1
+    assert swarm.brain.counts().violations == 1
 
 
 def test_equal_stages_may_hold_different_weights_than_other_stages() -> None:
@@ -271,7 +277,7 @@ def test_equal_stages_may_hold_different_weights_than_other_stages() -> None:
         event = swarm.reply(peer, command, digest=f"stage {swarm.stage_of[peer]}")
         assert event is not None
         swarm.hear(peer, event)
-    assert swarm.brain.violations == 0
+    assert swarm.brain.counts().violations == 0
 
 
 def test_members_that_averaged_different_bytes_fail_the_job() -> None:
@@ -332,11 +338,11 @@ def test_a_mean_whose_norm_is_not_finite_skips_the_step() -> None:
 def test_a_stage_server_that_is_gone_fails_the_job_and_is_named() -> None:
     swarm = Swarm()
     swarm.answer(LoadStage)
-    outputs = swarm.take(swarm.brain.peer_gone(C, "session broke", 1.0))
+    outputs = swarm.tell(PeerGone(C, "session broke"))
     assert swarm.failure.code == PeerUnavailable.code
     assert swarm.failure.message == "stage server c (stage 1) is gone: session broke"
     assert [one.peer for one in sends(outputs, Release)] == [A, B, D]
-    assert swarm.take(swarm.brain.peer_gone(A, "session broke", 2.0)) == []
+    assert swarm.tell(PeerGone(A, "session broke"), 2.0) == []
     assert swarm.hear(A, Heartbeat(1)) == []
 
 
@@ -350,7 +356,7 @@ def test_a_stage_server_that_fails_fails_the_job_with_its_own_words() -> None:
 def test_cancel_releases_everybody_and_ends_the_brain() -> None:
     swarm = Swarm()
     swarm.until_written()
-    outputs = swarm.take(swarm.brain.cancel(2.0))
+    outputs = swarm.tell(Cancel("enough"), 2.0)
     assert [one.peer for one in sends(outputs, Release)] == [A, B, C, D]
     assert swarm.write() == [], "the row that was being written changes nothing any more"
     assert swarm.brain.mode is Mode.ENDED
@@ -379,8 +385,8 @@ def test_repeated_and_foreign_events_change_nothing() -> None:
         assert event is not None
         swarm.hear(peer, event)
     assert len(swarm.rows) == 1
-    assert swarm.brain.duplicates == 8 + 4
-    assert swarm.brain.violations == 0
+    assert swarm.brain.counts().duplicates == 8 + 4
+    assert swarm.brain.counts().violations == 0
 
 
 def test_a_round_that_fails_on_a_link_is_run_again_under_the_next_number() -> None:
@@ -410,9 +416,9 @@ def test_of_a_pair_that_keeps_failing_one_leaves_and_its_work_is_done_again() ->
     swarm.until_averaging()
     for number in range(ROUNDS_MAX):
         assert not swarm.pop(Release), number
-        swarm.take(swarm.brain.tick(10.0 * number))
+        swarm.tell(Tick(), 10.0 * number)
         average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
-        swarm.take(swarm.brain.handle(A, RoundFailed(0, 0, S0, average.round, "E1101: no answer", "b"), 10.0 * number))
+        swarm.tell(Happened(A, RoundFailed(0, 0, S0, average.round, "E1101: no answer", "b")), 10.0 * number)
         if number in range(1, ROUNDS_MAX - 1):
             assert swarm.brain.due_s > 10.0 * number, "it is not repeated at once"
     ((leaver, _),) = swarm.pop(Release)
@@ -440,9 +446,9 @@ def test_a_round_that_fails_for_no_ones_link_fails_the_job_where_no_replica_can_
     swarm = Swarm({A: 0, C: 1}, recover=True)
     swarm.until_averaging()
     for number in range(ROUNDS_MAX):
-        swarm.take(swarm.brain.tick(10.0 * number))
+        swarm.tell(Tick(), 10.0 * number)
         average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
-        swarm.take(swarm.brain.handle(A, RoundFailed(0, 0, S0, average.round, "E1200: sizes", ""), 10.0 * number))
+        swarm.tell(Happened(A, RoundFailed(0, 0, S0, average.round, "E1200: sizes", "")), 10.0 * number)
     assert "unit stage-0, step 0, failed: stage server a (stage 0) says E1200: sizes, 4 times" in swarm.failure.message
 
 
@@ -461,8 +467,8 @@ def test_a_member_that_refuses_its_set_is_void_and_its_work_is_done_again() -> N
         assert isinstance(one.command, Route)
         assert one.command.hops[0].attempt > 1
         assert one.command.hops[1].attempt == 1, "the other stage keeps what it has"
-    assert swarm.brain.violations == 1
-    assert swarm.brain.replayed == 2
+    assert swarm.brain.counts().violations == 1
+    assert swarm.brain.counts().replayed == 2
     swarm.answer(Route)
     swarm.answer(Average)
     assert [row.step for row in swarm.rows] == [0]
@@ -476,7 +482,7 @@ def test_with_recovery_only_the_lost_work_is_done_again_and_only_at_its_stage() 
     swarm.answer(LoadStage)
     lost = [route.microbatch.index for peer, route in swarm.inbox if peer == A and isinstance(route, Route)]
     swarm.answer(Route, peer=A)
-    outputs = swarm.take(swarm.brain.peer_gone(A, "killed", 2.0))
+    outputs = swarm.tell(PeerGone(A, "killed"), 2.0)
     assert sends(outputs, Void, AbortRound) == []
     again = {
         one.command.microbatch.index: one.command for one in sends(outputs, Route) if isinstance(one.command, Route)
@@ -485,7 +491,7 @@ def test_with_recovery_only_the_lost_work_is_done_again_and_only_at_its_stage() 
     for route in again.values():
         assert (route.hops[0].peer, route.hops[0].attempt) == (B, 3)
         assert route.hops[1].attempt == 1
-    assert swarm.brain.replayed == len(lost)
+    assert swarm.brain.counts().replayed == len(lost)
     swarm.answer(Route)
     swarm.answer(Average)
     assert len(swarm.rows) == 1
@@ -495,7 +501,7 @@ def test_with_recovery_a_member_lost_in_a_round_reopens_the_step() -> None:
     swarm = Swarm(recover=True)
     swarm.until_averaging()
     swarm.pop(Average)
-    outputs = swarm.take(swarm.brain.peer_gone(D, "killed", 2.0))
+    outputs = swarm.tell(PeerGone(D, "killed"), 2.0)
     assert {one.peer for one in sends(outputs, AbortRound)} == {A, B, C}
     swarm.answer(Route)
     members = {
@@ -507,12 +513,12 @@ def test_with_recovery_a_member_lost_in_a_round_reopens_the_step() -> None:
 def test_with_recovery_a_decided_step_survives_the_loss_of_a_member() -> None:
     swarm = Swarm(recover=True)
     swarm.until_written()
-    outputs = swarm.take(swarm.brain.peer_gone(A, "killed", 2.0))
+    outputs = swarm.tell(PeerGone(A, "killed"), 2.0)
     assert sends(outputs, AbortRound, Void, Route) == []
     assert [one.peer for one in sends(swarm.write(), Commit)] == [B, C, D]
     swarm.answer(Commit)
-    assert swarm.brain.committed_steps == 1
-    assert swarm.brain.replayed == 0
+    assert swarm.brain.counts().committed_steps == 1
+    assert swarm.brain.counts().replayed == 0
 
 
 def test_a_decided_step_is_done_again_if_all_of_a_stage_are_lost_who_hold_its_average() -> None:
@@ -526,15 +532,15 @@ def test_a_decided_step_is_done_again_if_all_of_a_stage_are_lost_who_hold_its_av
     assert swarm.rows == [], "step 0 has not been averaged"
     new = PeerId("new")
     swarm.stage_of[new] = 0
-    swarm.take(swarm.brain.join(ReplicaRecord(new, 1, "at new", 0), 2.0))
+    swarm.tell(Join(ReplicaRecord(new, 1, "at new", 0)), 2.0)
     ((_, load),) = swarm.pop(LoadStage)
     loaded = swarm.reply(new, load)
     assert isinstance(loaded, Loaded)
     swarm.hear(new, replace(loaded, join=load.join))
     assert [one.peer for one in sends(swarm.outputs, Admit)] == [new]
-    swarm.take(swarm.brain.peer_gone(A, "killed", 2.0))
-    assert swarm.brain.reroutes == {(0, "gone"): 2}, "B holds the average of step 1"
-    outputs = swarm.take(swarm.brain.peer_gone(B, "killed", 2.0))
+    swarm.tell(PeerGone(A, "killed"), 2.0)
+    assert swarm.brain.counts().reroutes == {(0, "gone"): 2}, "B holds the average of step 1"
+    outputs = swarm.tell(PeerGone(B, "killed"), 2.0)
     aborted = {
         (one.peer, one.command.step) for one in sends(outputs, AbortRound) if isinstance(one.command, AbortRound)
     }
@@ -542,7 +548,7 @@ def test_a_decided_step_is_done_again_if_all_of_a_stage_are_lost_who_hold_its_av
     while swarm.brain.mode.value != "saving":
         swarm.answer(Route)
         swarm.answer(Average)
-        if len(swarm.rows) > swarm.brain.committed_steps:
+        if len(swarm.rows) > swarm.brain.counts().committed_steps:
             swarm.write()
         swarm.answer(Commit)
     assert [row.step for row in swarm.rows] == [0, 1, 2]
@@ -553,7 +559,7 @@ def test_a_joiner_that_never_heard_that_it_was_admitted_is_told_again() -> None:
     swarm.answer(LoadStage)
     new = PeerId("new")
     swarm.stage_of[new] = 0
-    swarm.take(swarm.brain.join(ReplicaRecord(new, 1, "at new", 0), 2.0))
+    swarm.tell(Join(ReplicaRecord(new, 1, "at new", 0)), 2.0)
     ((_, load),) = swarm.pop(LoadStage)
     loaded = swarm.reply(new, load)
     assert isinstance(loaded, Loaded)
@@ -568,14 +574,14 @@ def test_a_joiner_that_never_heard_that_it_was_admitted_is_told_again() -> None:
 def test_a_joiner_that_fetches_for_ever_is_given_up() -> None:
     swarm = Swarm(recover=True)
     swarm.answer(LoadStage)
-    swarm.take(swarm.brain.join(ReplicaRecord(PeerId("new"), 1, "at new", 0), 2.0))
-    assert sends(swarm.take(swarm.brain.tick(JOIN_S_MIN)), Release) == []
-    assert [one.peer for one in sends(swarm.take(swarm.brain.tick(JOIN_S_MIN + 2.0)), Release)] == ["new"]
+    swarm.tell(Join(ReplicaRecord(PeerId("new"), 1, "at new", 0)), 2.0)
+    assert sends(swarm.tell(Tick(), JOIN_S_MIN), Release) == []
+    assert [one.peer for one in sends(swarm.tell(Tick(), JOIN_S_MIN + 2.0), Release)] == ["new"]
 
 
 def test_the_last_replica_of_a_stage_fails_the_job_if_it_says_so() -> None:
     swarm = Swarm({A: 0, C: 1}, recover=True, on_stall="fail")
-    swarm.take(swarm.brain.peer_gone(C, "killed", 1.0))
+    swarm.tell(PeerGone(C, "killed"))
     assert swarm.failure.message.endswith("killed; the stage has no other replica")
 
 
@@ -583,14 +589,14 @@ def test_the_last_replica_of_a_stage_fails_the_job_if_it_says_so() -> None:
 def test_a_lost_stage_stalls_the_job_and_frees_all_that_are_left(on_stall: str, state: JobState) -> None:
     swarm = Swarm({A: 0, B: 0, C: 1}, recover=True, on_stall=on_stall)
     swarm.answer(LoadStage)
-    *released, stopped = swarm.take(swarm.brain.peer_gone(C, "killed", 1.0))
+    *released, stopped = swarm.tell(PeerGone(C, "killed"))
     assert [(one.peer, type(one.command)) for one in released if isinstance(one, Send)] == [(A, Release), (B, Release)]
     assert isinstance(stopped, Stopped)
     assert stopped.state is state
     assert stopped.reason.startswith("stage server c (stage 1) is gone: killed; the stage has no other replica")
     assert stopped.hint
     assert swarm.brain.is_over
-    assert swarm.take(swarm.brain.peer_gone(A, "killed", 2.0)) == []
+    assert swarm.tell(PeerGone(A, "killed"), 2.0) == []
 
 
 def test_a_stage_that_is_expelled_is_lost_too() -> None:
@@ -610,8 +616,8 @@ def test_a_lost_stage_ends_what_was_to_be_stopped_as_it_was_told(mode: Mode) -> 
         swarm.until_written()
         swarm.write()
     assert swarm.brain.mode is mode
-    outputs = swarm.take(swarm.brain.stop(JobState.CANCELLED, "enough", 2.0))
-    outputs += swarm.take(swarm.brain.peer_gone(C, "killed", 3.0))
+    outputs = swarm.tell(Stop(JobState.CANCELLED, "enough"), 2.0)
+    outputs += swarm.tell(PeerGone(C, "killed"), 3.0)
     (stopped,) = [one for one in outputs if isinstance(one, Stopped)]
     assert stopped.state is JobState.CANCELLED
     assert stopped.reason.startswith("enough")
@@ -621,11 +627,11 @@ def test_a_lost_stage_ends_what_was_to_be_stopped_as_it_was_told(mode: Mode) -> 
 def test_a_stage_of_which_nobody_is_back_when_grace_is_over_is_lost() -> None:
     swarm = Swarm()
     brain = JobBrain(replace(swarm.brain.settings, recover=True), Random(0))
-    assert brain.resume(Resumed({A: 0, C: 1, D: 1}, 0, (), (), 5.0), 10.0) == []
-    assert brain.handle(A, Hello(A, 1, 1, "0", "at a", "", "cpu", 1, 0, -1, JOB, 0, 0, (), 0, 0), 11.0) == []
+    assert brain.step(Resumed({A: 0, C: 1, D: 1}, 0, (), (), 5.0), 10.0) == []
+    assert brain.step(Happened(A, Hello(A, 1, 1, "0", "at a", "", "cpu", 1, 0, -1, JOB, 0, 0, (), 0, 0)), 11.0) == []
     assert brain.due_s == 15.0
-    assert brain.tick(14.9) == []
-    release, stopped = brain.tick(15.0)
+    assert brain.step(Tick(), 14.9) == []
+    release, _, stopped = brain.step(Tick(), 15.0)
     assert release == Send(A, Release(JOB, stopped.reason))  # type: ignore[union-attr]
     assert isinstance(stopped, Stopped)
     assert stopped.state is JobState.STALLED
@@ -637,13 +643,13 @@ def test_a_peer_that_is_gone_while_others_load_after_a_restart_is_not_compared_w
     swarm = Swarm({A: 0, B: 0, C: 1, D: 1}, recover=True)
     loaded = {peer: swarm.reply(peer, load) for peer, load in swarm.pop(LoadStage)}
     brain = JobBrain(swarm.brain.settings, Random(0))
-    brain.resume(Resumed(swarm.stage_of, 0, (), (), 5.0), 0.0)
+    brain.step(Resumed(swarm.stage_of, 0, (), (), 5.0), 0.0)
     for peer, stage in swarm.stage_of.items():
-        brain.handle(peer, Hello(peer, 1, 1, "0", "", "", "cpu", 1, 1 << 30, -1, JOB, 0, 0, stage=stage), 1.0)
+        brain.step(Happened(peer, Hello(peer, 1, 1, "0", "", "", "cpu", 1, 1 << 30, -1, JOB, 0, 0, stage=stage)), 1.0)
     assert isinstance(loaded[A], Loaded)
-    brain.handle(A, replace(loaded[A], probe="other bits"), 1.0)
-    brain.peer_gone(A, "killed", 2.0)
-    outputs = [one for peer in (B, C, D) for one in brain.handle(peer, loaded[peer], 3.0)]
+    brain.step(Happened(A, replace(loaded[A], probe="other bits")), 1.0)
+    brain.step(PeerGone(A, "killed"), 2.0)
+    outputs = [one for peer in (B, C, D) for one in brain.step(Happened(peer, loaded[peer]), 3.0)]
     brain.validate()
     assert not [one for one in outputs if isinstance(one, Fail)]
     assert brain.mode is Mode.RUNNING
@@ -653,24 +659,24 @@ def test_after_a_restart_nobody_waits_for_commits_that_were_made_before_a_replic
     """It never makes them: the job waited for ever for it to say so."""
     swarm = Swarm(recover=True, steps=3)
     loaded = {peer: swarm.reply(peer, load) for peer, load in swarm.pop(LoadStage)}
-    swarm.take([one for peer in (A, B, C, D) for one in swarm.brain.handle(peer, loaded[peer], 1.0)])  # type: ignore[arg-type]
+    swarm.take([one for peer in (A, B, C, D) for one in swarm.brain.step(Happened(peer, loaded[peer]), 1.0)])  # type: ignore[arg-type]
     for _ in range(2):
         swarm.answer(Route)
         swarm.answer(Average)
         swarm.write()
         swarm.answer(Commit)
     brain = JobBrain(replace(swarm.brain.settings, epoch=4), Random(0))
-    brain.resume(Resumed(swarm.stage_of, 2, tuple(swarm.rows), (), 5.0), 0.0)
+    brain.step(Resumed(swarm.stage_of, 2, tuple(swarm.rows), (), 5.0), 0.0)
     for peer, stage in swarm.stage_of.items():
-        brain.handle(peer, Hello(peer, 1, 1, "0", "", "", "cpu", 1, 1 << 30, -1, JOB, 0, 2, stage=stage), 1.0)
+        brain.step(Happened(peer, Hello(peer, 1, 1, "0", "", "", "cpu", 1, 1 << 30, -1, JOB, 0, 2, stage=stage)), 1.0)
         event = loaded[peer]
         assert isinstance(event, Loaded)
         if peer == D:
-            brain.handle(peer, replace(event, version=2, digest="after", join=1), 1.0)
+            brain.step(Happened(peer, replace(event, version=2, digest="after", join=1)), 1.0)
             continue
-        brain.handle(peer, event, 1.0)
+        brain.step(Happened(peer, event), 1.0)
         for step in (0, 1):
-            brain.handle(peer, Committed(0, step, step + 1, stage, "after"), 1.0)
+            brain.step(Happened(peer, Committed(0, step, step + 1, stage, "after")), 1.0)
     brain.validate()
     assert "to commit" not in brain.waiting_for()
     assert "step 2" in brain.waiting_for()
@@ -682,7 +688,7 @@ def test_with_recovery_a_lost_saver_is_replaced() -> None:
     swarm.write()
     swarm.answer(Commit)
     assert [peer for peer, _ in swarm.pop(SaveStage)] == [A, C]
-    outputs = swarm.take(swarm.brain.peer_gone(A, "killed", 2.0))
+    outputs = swarm.tell(PeerGone(A, "killed"), 2.0)
     assert [one.peer for one in sends(outputs, SaveStage)] == [B]
 
 
@@ -690,7 +696,7 @@ def test_a_suspect_loses_its_unfinished_hops_and_hears_of_it() -> None:
     swarm = Swarm(recover=True)
     swarm.answer(LoadStage)
     open_at_a = [route.microbatch.index for peer, route in swarm.inbox if peer == A and isinstance(route, Route)]
-    routes = routes_in(swarm.take(swarm.brain.peer_suspect(A, "silent for 3 s", 2.0)))
+    routes = routes_in(swarm.tell(PeerSuspect(A, "silent for 3 s"), 2.0))
     assert [route.microbatch.index for peer, route in routes if peer == A] == open_at_a
     assert all(route.hops[0].peer == B and route.hops[0].attempt == 2 for _, route in routes)
     assert swarm.brain.outstanding(A) == 0
@@ -702,21 +708,21 @@ def test_a_late_word_about_a_decided_step_changes_nothing() -> None:
     swarm = Swarm({A: 0, B: 0}, microbatches=1, recover=True)
     swarm.answer(LoadStage)
     ((first, route),) = swarm.pop(Route)
-    swarm.take(swarm.brain.peer_suspect(first, "silent", 2.0))
+    swarm.tell(PeerSuspect(first, "silent"), 2.0)
     swarm.answer(Route)
     swarm.answer(Average)
     late = swarm.reply(first, route)
     assert late is not None
     assert swarm.hear(first, late) == []
-    assert (swarm.brain.duplicates, swarm.brain.violations, len(swarm.rows)) == (1, 0, 1)
+    assert (swarm.brain.counts().duplicates, swarm.brain.counts().violations, len(swarm.rows)) == (1, 0, 1)
 
 
 def test_a_stage_of_suspects_only_waits_and_says_so() -> None:
     swarm = Swarm({A: 0, C: 1}, recover=True)
     swarm.answer(LoadStage)
-    swarm.take(swarm.brain.peer_suspect(A, "silent", 2.0))
+    swarm.tell(PeerSuspect(A, "silent"), 2.0)
     assert swarm.brain.waiting_for() == "step 0: 4 microbatches in flight; stage 0: no credit left at 1 replica"
-    outputs = swarm.take(swarm.brain.peer_back(A, 3.0))
+    outputs = swarm.tell(PeerBack(A), 3.0)
     assert {one.peer for one in sends(outputs, Route)} == {A, C}
 
 
@@ -724,15 +730,15 @@ def test_a_stage_of_suspects_only_waits_and_says_so() -> None:
 def test_no_wiring_gives_work_to_a_suspect_until_it_is_heard_again(routing: Routing) -> None:
     swarm = Swarm(recover=True, steps=1, microbatches=24, max_in_flight=4, routing=routing)
     swarm.answer(LoadStage)
-    swarm.take(swarm.brain.peer_suspect(A, "silent", 2.0))
-    swarm.take(swarm.brain.peer_back(C, 2.0))  # was no suspect
+    swarm.tell(PeerSuspect(A, "silent"), 2.0)
+    swarm.tell(PeerBack(C), 2.0)  # was no suspect
     swarm.pop(Route, peer=A)
     for _ in range(3):
         swarm.answer(Route)
         assert swarm.brain.outstanding(A) == 0
-    swarm.take(swarm.brain.peer_back(A, 3.0))
+    swarm.tell(PeerBack(A), 3.0)
     given = 0
-    while swarm.brain.in_flight:
+    while swarm.brain.counts().in_flight:
         given += len([route for peer, route in swarm.inbox if peer == A and isinstance(route, Route)])
         swarm.answer(Route)
     assert given > 0
@@ -745,7 +751,7 @@ def test_iwrr_gives_a_slow_replica_its_share() -> None:
     swarm = Swarm({A: 0, B: 0}, steps=1, microbatches=400, max_in_flight=1, routing="iwrr")
     swarm.answer(LoadStage)
     counts = {A: 0, B: 0}
-    while swarm.brain.in_flight:
+    while swarm.brain.counts().in_flight:
         ((peer, route),) = swarm.pop(Route)
         counts[peer] += 1
         event = swarm.reply(peer, route)
@@ -757,18 +763,18 @@ def test_iwrr_gives_a_slow_replica_its_share() -> None:
 def test_without_recovery_a_suspect_is_only_noted() -> None:
     swarm = Swarm()
     swarm.answer(LoadStage)
-    (note,) = swarm.take(swarm.brain.peer_suspect(A, "silent", 2.0))
+    (note,) = swarm.tell(PeerSuspect(A, "silent"), 2.0)
     assert note == Note("warning", "stage server a (stage 0) is suspect: silent")
 
 
 def test_without_recovery_a_lost_session_ends_the_job_with_recovery_it_does_not() -> None:
     swarm = Swarm()
     swarm.answer(LoadStage)
-    swarm.take(swarm.brain.peer_suspect(A, "session broke", 2.0, session_lost=True))
+    swarm.tell(PeerSuspect(A, "session broke", session_lost=True), 2.0)
     assert swarm.failure.message == "stage server a (stage 0) is gone: session broke"
     swarm = Swarm(recover=True)
     swarm.answer(LoadStage)
-    swarm.take(swarm.brain.peer_suspect(A, "session broke", 2.0, session_lost=True))
+    swarm.tell(PeerSuspect(A, "session broke", session_lost=True), 2.0)
     assert swarm.brain.mode is Mode.RUNNING
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.brain.job import Fail, Finish, Mode, WriteCommit, WriteEvaluation
-from scheduler.brain.outputs import EvaluationRow
+from scheduler.brain.inputs import CheckpointKept, PeerGone
+from scheduler.brain.outputs import EvaluationRow, Fail, Finish, WriteCommit, WriteEvaluation
+from scheduler.brain.state.mode import Mode
 from swarm.messages import Average, Commit, Evaluate, Evaluated, LoadStage, Route, SaveStage
 from swarm.types import PeerId
 from tests.support.brain import A, B, C, D, Swarm
@@ -65,7 +66,7 @@ def test_the_last_version_is_evaluated_before_the_peers_are_released() -> None:
     answer_evaluations(swarm)
     assert swarm.brain.mode is Mode.SAVING
     swarm.answer(SaveStage)
-    swarm.take(swarm.brain.checkpoint_kept(1, 1.0))
+    swarm.tell(CheckpointKept(1))
     assert isinstance(swarm.outputs[-1], Finish)
 
 
@@ -88,7 +89,7 @@ def test_evaluation_goes_on_without_a_lost_replica() -> None:
     train_to_row(swarm)
     swarm.write()
     answer_evaluations(swarm, 1)
-    swarm.take(swarm.brain.peer_gone(C, "killed", 1.0))
+    swarm.tell(PeerGone(C, "killed"))
     swarm.inbox = [(peer, command) for peer, command in swarm.inbox if peer != C]
     again = [command for peer, command in swarm.inbox if isinstance(command, Evaluate) and peer == D]
     assert {command.batch.index for command in again} >= {1}
@@ -103,6 +104,6 @@ def test_without_recovery_a_lost_replica_ends_the_job_during_an_evaluation_too()
     swarm = Evaluating(steps=2, **EVALUATING)
     train_to_row(swarm)
     swarm.write()
-    swarm.take(swarm.brain.peer_gone(PeerId("c"), "killed", 1.0))
+    swarm.tell(PeerGone(PeerId("c"), "killed"))
     assert isinstance(swarm.outputs[-1], Fail)
     assert sum(isinstance(one, WriteCommit) for one in swarm.outputs) == 1

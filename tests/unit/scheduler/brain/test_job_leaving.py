@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.brain.job import Admitted, Independent, Output, ReplicaRecord
-from scheduler.brain.outputs import Stopped
+from scheduler.brain.inputs import AskToLeave, Join, PeerBack, PeerGone, PeerSuspect, ReplicaRecord
+from scheduler.brain.outputs import Admitted, Independent, Output, Stopped
 from scheduler.brain.settings import SavingRules
 from swarm.errors import StaleMessage
 from swarm.messages import (
@@ -29,7 +29,7 @@ J = PeerId("j")
 def step(swarm: Swarm) -> None:
     """One step from its first microbatch to the agreement on its commit."""
     swarm.answer(LoadStage)
-    while swarm.brain.in_flight:
+    while swarm.brain.counts().in_flight:
         swarm.answer(Route)
     swarm.answer(Average)
     swarm.write()
@@ -46,22 +46,22 @@ def test_a_replica_that_only_hands_over_a_checkpoint_cannot_keep_a_stage_alive()
     step(swarm)
     ((saver, _),) = [one for one in swarm.pop(SaveStage) if swarm.stage_of[one[0]] == 0]
     other = B if saver == A else A
-    swarm.take(swarm.brain.leave(saver, "drained", 1.0))
+    swarm.tell(AskToLeave(saver, "drained"))
     for _ in range(3):
         step(swarm)
     assert not sends(swarm.outputs, Release), "its part of the checkpoint is still to come"
-    assert stalled(swarm.take(swarm.brain.peer_gone(other, "killed", 2.0)))
+    assert stalled(swarm.tell(PeerGone(other, "killed"), 2.0))
 
 
 def committing_without_a(swarm: Swarm) -> None:
     """A leaves, and is not released because d is late; of step 1 it was no member."""
     swarm.until_written()
-    swarm.take(swarm.brain.leave(A, "drained", 1.0))
+    swarm.tell(AskToLeave(A, "drained"))
     swarm.write()
     for peer in (A, B, C):
         swarm.answer(Commit, peer=peer)
     assert swarm.pop(Commit, peer=D)
-    while swarm.brain.in_flight:
+    while swarm.brain.counts().in_flight:
         swarm.answer(Route)
     swarm.answer(Average)
 
@@ -74,7 +74,7 @@ def test_a_replica_that_stays_hears_of_the_commits_that_were_decided_without_it(
     if written:
         swarm.write()
     assert not [peer for peer, one in swarm.inbox if isinstance(one, Commit) and peer == A]
-    outputs = swarm.take(swarm.brain.peer_gone(B, "killed", 2.0))
+    outputs = swarm.tell(PeerGone(B, "killed"), 2.0)
     if not written:
         outputs = swarm.write()
     (commit,) = [one.command for one in sends(outputs, Commit) if one.peer == A]
@@ -86,13 +86,13 @@ def test_a_replica_that_stays_hears_of_the_commits_that_were_decided_without_it(
 
 def joined(swarm: Swarm) -> list[Output]:
     """J joins stage 1, and is admitted."""
-    outputs = swarm.take(swarm.brain.join(ReplicaRecord(J, 1, "at j", 1), 1.0))
+    outputs = swarm.tell(Join(ReplicaRecord(J, 1, "at j", 1)))
     (load,) = [one.command for one in sends(outputs, LoadStage)]
     assert isinstance(load, LoadStage)
     swarm.stage_of[J] = 1
     loaded = swarm.reply(J, load)
     assert isinstance(loaded, Loaded)
-    version = swarm.brain.committed_steps
+    version = swarm.brain.counts().committed_steps
     outputs = swarm.hear(J, replace(loaded, join=load.join, version=version, digest="after" if version else "start"))
     assert Admitted(J, 1) in outputs
     return outputs
@@ -112,9 +112,9 @@ def test_a_joiner_in_the_middle_of_averaging_stands_alone_once_it_has_made_that_
     swarm.answer(Commit, peer=J)
     assert swarm.outputs.count(Independent(J, 1)) == 1
     assert not swarm.brain.is_joining(J)
-    assert not stalled(swarm.take(swarm.brain.peer_gone(C, "killed", 2.0)))
+    assert not stalled(swarm.tell(PeerGone(C, "killed"), 2.0))
     step(swarm)
-    assert swarm.brain.committed_steps == 2
+    assert swarm.brain.counts().committed_steps == 2
 
 
 def test_a_joiner_between_two_rounds_stands_alone_at_once() -> None:
@@ -129,7 +129,7 @@ def test_a_joiner_that_nobody_can_tell_of_a_commit_loses_the_stage_and_not_the_j
     joined(swarm)
     swarm.answer(Average)
     swarm.write()
-    swarm.take(swarm.brain.peer_gone(C, "killed", 2.0))
+    swarm.tell(PeerGone(C, "killed"), 2.0)
     lacks = Failed(JOB, StaleMessage.code, "step 0 was averaged without this replica", "")
     assert stalled(swarm.hear(J, lacks))
 
@@ -137,14 +137,14 @@ def test_a_joiner_that_nobody_can_tell_of_a_commit_loses_the_stage_and_not_the_j
 def test_nobody_is_released_while_only_a_suspect_would_stay() -> None:
     swarm = Swarm(recover=True, steps=8)
     swarm.until_written()
-    swarm.take(swarm.brain.leave(A, "drained", 1.0))
+    swarm.tell(AskToLeave(A, "drained"))
     swarm.write()
     swarm.answer(Commit, peer=B)
-    swarm.take(swarm.brain.peer_suspect(B, "silent", 1.0))
+    swarm.tell(PeerSuspect(B, "silent"))
     for peer in (A, C, D):
         swarm.answer(Commit, peer=peer)
     assert not sends(swarm.outputs, Release)
-    outputs = swarm.take(swarm.brain.peer_gone(B, "killed", 2.0))
+    outputs = swarm.tell(PeerGone(B, "killed"), 2.0)
     assert not stalled(outputs)
     assert {one.command.hops[0].peer for one in sends(outputs, Route) if isinstance(one.command, Route)} == {A}
 
@@ -152,13 +152,13 @@ def test_nobody_is_released_while_only_a_suspect_would_stay() -> None:
 def test_a_replica_that_gives_up_beside_a_suspect_is_no_reason_to_fail_the_job() -> None:
     swarm = Swarm(recover=True, steps=8)
     swarm.answer(LoadStage)
-    swarm.take(swarm.brain.peer_suspect(B, "silent", 1.0))
+    swarm.tell(PeerSuspect(B, "silent"))
     outputs = swarm.hear(A, Failed(JOB, "E0000", "no room", ""))
     assert [one.peer for one in sends(outputs, Release)] == [A]
     assert not swarm.brain.is_over
-    swarm.take(swarm.brain.peer_back(B, 2.0))
+    swarm.tell(PeerBack(B), 2.0)
     step(swarm)
-    assert swarm.brain.committed_steps == 1
+    assert swarm.brain.counts().committed_steps == 1
 
 
 def test_a_replica_that_was_sent_to_a_stage_counts_there_before_the_brain_has_heard_of_it() -> None:

@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from scheduler.brain.job import BrainSettings, CommitRow, Fail, JobBrain, Mode, Output, ReplicaRecord, Send, WriteCommit
-from scheduler.brain.state.restart import Resumed
+from scheduler.brain import JobBrain
+from scheduler.brain.inputs import Happened, Input, Join, PeerGone, ReplicaRecord, Resumed, RowDurable, Tick
+from scheduler.brain.outputs import CommitRow, Fail, Output, Send, WriteCommit
+from scheduler.brain.settings import BrainSettings
+from scheduler.brain.state.mode import Mode
 from swarm.messages import (
     Accumulated,
     Admit,
@@ -65,7 +68,7 @@ class Restarted:
         self.rows: list[CommitRow] = []
         made = {unit: Round(3, 1) for unit in UNITS}
         rows = tuple(CommitRow(0, step, made, 1.0, 1.0, 1.0, 0.1, False, 8) for step in range(committed))
-        self.take(self.brain.resume(Resumed(STAGE_OF, committed, rows, (), GRACE_S), 0.0))
+        self.tell(Resumed(STAGE_OF, committed, rows, (), GRACE_S), 0.0)
 
     def take(self, outputs: list[Output]) -> list[tuple[PeerId, Command]]:
         sent = [(one.peer, one.command) for one in outputs if isinstance(one, Send)]
@@ -81,14 +84,17 @@ class Restarted:
             peer, 1, 1, "0", f"at {peer}", "", "cpu", 1, 0, -1, JOB, 0, version,
             more.get("cells", ()), stage, more.get("attempt", 0),
         )  # fmt: skip
-        sent = self.take(self.brain.handle(peer, hello, 1.0))
+        sent = self.tell(Happened(peer, hello))
         sizes = tuple(UnitSize(unit, 1000) for unit, stages in UNITS.items() if stage in stages)
-        sent += self.take(self.brain.handle(peer, Loaded(JOB, 0, stage, 0, "start", sizes), 1.0))
-        return sent + self.take(self.brain.handle(peer, Committed(0, version - 1, version, stage, "after"), 1.0))
+        sent += self.tell(Happened(peer, Loaded(JOB, 0, stage, 0, "start", sizes)))
+        return sent + self.tell(Happened(peer, Committed(0, version - 1, version, stage, "after")))
+
+    def tell(self, happened: Input, now_s: float = 1.0) -> list[Output]:
+        return self.take(self.brain.step(happened, now_s))
 
     def join(self, peer: PeerId) -> int:
         """An idle peer is sent to its stage; the number of its attempt."""
-        sent = self.take(self.brain.join(ReplicaRecord(peer, 1, f"at {peer}", STAGE_OF[peer]), 7.0))
+        sent = self.tell(Join(ReplicaRecord(peer, 1, f"at {peer}", STAGE_OF[peer])), 7.0)
         (load,) = [command for to, command in sent if isinstance(command, LoadStage) and to == peer]
         return load.join
 
@@ -97,7 +103,7 @@ class Restarted:
         stage = STAGE_OF[peer]
         sizes = tuple(UnitSize(unit, 1000) for unit, stages in UNITS.items() if stage in stages)
         event = Loaded(JOB, 0, stage, version, digest, sizes, join=join)
-        return [command for to, command in self.take(self.brain.handle(peer, event, 8.0)) if to == peer]
+        return [command for to, command in self.tell(Happened(peer, event), 8.0) if to == peer]
 
     def admits(self, peer: PeerId, version: int) -> bool:
         hello = Hello(peer, 1, 1, "0", "", "", "cpu", 1, 0, -1, JOB, 0, version, (), STAGE_OF[peer], 0)
@@ -118,7 +124,7 @@ class Restarted:
                     self.hear(peer, Committed(0, command.step, command.version, stage, "after"))
 
     def hear(self, peer: PeerId, event: Any) -> None:
-        self.take(self.brain.handle(peer, event, 1.0))
+        self.tell(Happened(peer, event))
 
     def until_decided(self) -> None:
         """The row of the open step is on its way to the database."""
@@ -128,7 +134,7 @@ class Restarted:
 
     def commit(self) -> None:
         self.until_decided()
-        self.take(self.brain.row_written(self.rows[-1].step, 1.0))
+        self.tell(RowDurable(self.rows[-1].step))
         self.answer(Commit)
 
 
@@ -138,7 +144,7 @@ def running(*peers: PeerId) -> Iterator[Restarted]:
     made = Restarted()
     for peer in peers:
         made.hello(peer)
-    made.take(made.brain.tick(GRACE_S + 1.0))
+    made.tell(Tick(), GRACE_S + 1.0)
     assert made.brain.mode is Mode.RUNNING
     yield made
 
@@ -164,8 +170,8 @@ def test_a_cell_that_no_attempt_can_have_led_to_is_not_adopted() -> None:
     for peer in (A, B, C):
         made.hello(peer)
     made.hello(D, cells=(ReportedCell(Microbatch(0, 1, 0), 99, True, True, 0.0),), attempt=7)
-    assert made.brain.violations == 1
-    assert made.brain.replayed == 0
+    assert made.brain.counts().violations == 1
+    assert made.brain.counts().replayed == 0
 
 
 def test_what_was_done_on_a_session_that_broke_is_void() -> None:
@@ -180,20 +186,20 @@ def test_commits_that_a_peer_missed_are_sent_again() -> None:
     for peer in (A, B, C):
         made.hello(peer)
     hello = Hello(D, 1, 1, "0", "", "", "cpu", 1, 0, -1, JOB, 0, 0, (), 1, 0)
-    made.take(made.brain.handle(D, hello, 1.0))
+    made.tell(Happened(D, hello))
     sizes = (UnitSize(UnitName("stage-1"), 1000),)
-    sent = made.take(made.brain.handle(D, Loaded(JOB, 0, 1, 0, "start", sizes), 1.0))
+    sent = made.tell(Happened(D, Loaded(JOB, 0, 1, 0, "start", sizes)))
     assert [(peer, command.step) for peer, command in sent if isinstance(command, Commit)] == [(D, 0)]
     with running(A, B, C, D) as made:
         made.until_decided()
-        made.take(made.brain.row_written(1, 1.0))
+        made.tell(RowDurable(1))
         sent = made.hello(D, version=1)
         assert [(peer, command.step) for peer, command in sent if isinstance(command, Commit)] == [(D, 1)]
 
 
 def test_a_peer_that_was_gone_is_released() -> None:
     with running(A, B, C, D) as made:
-        made.take(made.brain.peer_gone(B, "silent", 7.0))
+        made.tell(PeerGone(B, "silent"), 7.0)
         assert not made.admits(B, 1)
         assert [(peer, type(command)) for peer, command in made.hello(B)] == [(B, Release)]
 
@@ -204,9 +210,9 @@ def test_a_job_that_fails_while_it_gathers_does_not_go_on() -> None:
     for peer in (A, B, C):
         made.hello(peer)
     hello = Hello(D, 1, 1, "0", "at d", "", "cpu", 1, 0, -1, JOB, 0, 1, (), STAGE_OF[D], 0)
-    made.take(made.brain.handle(D, hello, 1.0))
+    made.tell(Happened(D, hello))
     sizes = tuple(UnitSize(unit, 1000) for unit, stages in UNITS.items() if STAGE_OF[D] in stages)
-    outputs = made.brain.handle(D, Loaded(JOB, 0, STAGE_OF[D], 0, "other bytes", sizes), 1.0)
+    outputs = made.brain.step(Happened(D, Loaded(JOB, 0, STAGE_OF[D], 0, "other bytes", sizes)), 1.0)
     assert isinstance(outputs[-1], Fail), "nothing comes after it"
     assert made.brain.is_over
     assert made.brain.due_s == math.inf
@@ -218,12 +224,12 @@ def test_a_late_peer_comes_in_until_a_step_is_decided_without_it() -> None:
         assert not made.admits(B, 2), "what nobody has committed"
         made.until_decided()
         assert not made.admits(B, 1), "the row of a round that it was no member of is being written"
-        made.take(made.brain.row_written(1, 1.0))
+        made.tell(RowDurable(1))
         assert not made.admits(B, 1), "it does not hold the mean of a round that it was no member of"
     made = Restarted(2, staleness=1)
     for peer in (A, C, D):
         made.hello(peer, version=2)
-    made.take(made.brain.tick(GRACE_S + 1.0))
+    made.tell(Tick(), GRACE_S + 1.0)
     assert made.admits(B, 2)
     while any(isinstance(command, Route | Average) for _, command in made.sent):
         made.answer(Route, Average)
@@ -232,7 +238,7 @@ def test_a_late_peer_comes_in_until_a_step_is_decided_without_it() -> None:
     with running(A, C, D) as made:
         made.hello(B)
         made.commit()
-        assert made.brain.committed_steps == 2
+        assert made.brain.counts().committed_steps == 2
 
 
 # Joining ----------------------------------------------------------------------------------------------------------
@@ -248,14 +254,14 @@ def test_a_joiner_whose_state_is_that_of_the_replicas_is_one() -> None:
         assert told(made.loaded(B, 1, "after", number + 1)) == set(), "the report of another attempt"
         assert told(made.loaded(B, 1, "after", number)) == {Admit}
         made.commit()
-        assert made.brain.committed_steps == 2
+        assert made.brain.counts().committed_steps == 2
 
 
 def test_a_joiner_leans_on_the_others_for_a_commit_of_before_the_restart_too() -> None:
     made = Restarted(2)
     for peer in (A, C, D):
         made.hello(peer)
-    made.take(made.brain.tick(GRACE_S + 1.0))
+    made.tell(Tick(), GRACE_S + 1.0)
     assert told(made.loaded(B, 1, "after", made.join(B))) == {Admit, Commit}
     for peer in (A, C, D):
         made.hear(peer, Committed(0, 1, 2, STAGE_OF[peer], "after"))
@@ -281,4 +287,4 @@ def test_a_joiner_that_is_too_late_is_told_to_follow() -> None:
 def test_a_joiner_that_says_what_nobody_has_committed_is_turned_away() -> None:
     with running(A, C, D) as made:
         assert told(made.loaded(B, 2, "after", made.join(B))) == {Release}
-        assert made.brain.violations == 1
+        assert made.brain.counts().violations == 1

@@ -12,7 +12,7 @@ RELEASE = Release(JobId("job"), "over")
 
 def test_outputs_come_out_once_and_in_order() -> None:
     replicas = {A}
-    outbox = Outbox(replicas)
+    outbox = Outbox(JobId("job"), replicas)
     outbox.send(A, RELEASE)
     outbox.note("info", "now")
     outbox.send(B, RELEASE)

@@ -7,9 +7,19 @@ from typing import Any
 import pytest
 
 from scheduler.brain.checkpoint.schedule import SAVING_S_MAX, UNHEALING_MAX, CheckpointSchedule
-from scheduler.brain.job import Fail, Finish, Mode, Note
-from scheduler.brain.outputs import BeginCheckpoint, DropCheckpoint, EnterState, PublishCheckpoint, Stopped
+from scheduler.brain.inputs import CheckpointKept, CheckpointNotKept, PeerGone, RowDurable, Stop, Tick
+from scheduler.brain.outputs import (
+    BeginCheckpoint,
+    DropCheckpoint,
+    EnterState,
+    Fail,
+    Finish,
+    Note,
+    PublishCheckpoint,
+    Stopped,
+)
 from scheduler.brain.settings import SavingRules
+from scheduler.brain.state.mode import Mode
 from swarm.errors import CheckpointFailed
 from swarm.messages import Average, Commit, LoadStage, Release, Route, Saved, SaveStage
 from swarm.types import JobId, JobState
@@ -19,7 +29,7 @@ RULES = SavingRules(every_steps=2, optimizer=True)
 
 
 def train_a_step(swarm: Swarm, *, commit: bool = True) -> list[Any]:
-    while swarm.brain.in_flight:
+    while swarm.brain.counts().in_flight:
         swarm.answer(Route)
     swarm.answer(Average)
     outputs = swarm.write()
@@ -60,7 +70,7 @@ def test_a_checkpoint_is_asked_for_right_after_the_commit_and_written_once_all_a
         assert committed is not None
         outputs = swarm.hear(peer, committed)
     assert [one.version for one in of(outputs, PublishCheckpoint)] == [2], "not before all replicas agree on it"
-    assert of(swarm.take(swarm.brain.checkpoint_kept(2, 1.0)), Finish) == []
+    assert of(swarm.tell(CheckpointKept(2)), Finish) == []
 
 
 def test_the_steps_never_wait_for_a_checkpoint_and_a_second_one_is_skipped_with_a_note() -> None:
@@ -68,14 +78,14 @@ def test_the_steps_never_wait_for_a_checkpoint_and_a_second_one_is_skipped_with_
     for _ in range(4):
         train_a_step(swarm)
     assert len(swarm.pop(SaveStage)) == 2
-    assert swarm.brain.committed_steps == 4
+    assert swarm.brain.counts().committed_steps == 4
     notes = [one.message for one in of(swarm.outputs, Note)]
     assert "no checkpoint at step 4: the one at step 2 is still being written" in notes
     for _ in range(2):
         train_a_step(swarm)
     assert swarm.brain.mode is Mode.SAVING
     assert swarm.pop(SaveStage) == [], "the last one waits for the one before"
-    swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "full", 1.0))
+    swarm.tell(CheckpointNotKept(2, "disk_full", "full"))
     assert [command.version for _, command in swarm.pop(SaveStage)] == [6, 6]
 
 
@@ -94,15 +104,15 @@ def test_a_checkpoint_that_takes_too_long_is_given_up_for_the_next() -> None:
         train_a_step(swarm)
     swarm.pop(SaveStage)
     train_a_step(swarm)
-    while swarm.brain.in_flight:
+    while swarm.brain.counts().in_flight:
         swarm.answer(Route)
     swarm.answer(Average)
-    outputs = swarm.take(swarm.brain.row_written(swarm.rows[-1].step, 2.0 + SAVING_S_MAX))
+    outputs = swarm.tell(RowDurable(swarm.rows[-1].step), 2.0 + SAVING_S_MAX)
     assert [(one.version, one.reason) for one in of(outputs, DropCheckpoint)] == [(2, "timeout")]
     assert of(outputs, BeginCheckpoint) == [BeginCheckpoint(4)]
-    before = swarm.brain.duplicates
+    before = swarm.brain.counts().duplicates
     swarm.hear(A, Saved(JobId("job"), 0, 2, 0, ()))
-    assert swarm.brain.duplicates == before + 1
+    assert swarm.brain.counts().duplicates == before + 1
 
 
 def test_a_peer_that_cannot_hand_over_costs_the_checkpoint_and_not_the_job() -> None:
@@ -123,18 +133,18 @@ def test_final_weights_are_saved_again_until_they_are_kept_at_growing_intervals(
     now_s, pauses_s = 1.0, []
     for _ in range(8):
         swarm.answer(SaveStage)
-        outputs = swarm.take(swarm.brain.checkpoint_failed(1, "disk_full", "the disk is full", now_s))
+        outputs = swarm.tell(CheckpointNotKept(1, "disk_full", "the disk is full"), now_s)
         (turned,) = of(outputs, EnterState)
         assert turned.state is JobState.RUNNING
         assert "the final weights (step 1) could not be saved: the disk is full; tries again in" in turned.reason
         assert not of(outputs, Fail)
-        assert not swarm.take(swarm.brain.tick(now_s))
+        assert not swarm.tell(Tick(), now_s)
         pauses_s.append(swarm.brain.due_s - now_s)
         now_s = swarm.brain.due_s
-        assert of(swarm.take(swarm.brain.tick(now_s)), BeginCheckpoint)
+        assert of(swarm.tell(Tick(), now_s), BeginCheckpoint)
     assert pauses_s == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     swarm.answer(SaveStage)
-    assert of(swarm.take(swarm.brain.checkpoint_kept(1, now_s)), Finish)
+    assert of(swarm.tell(CheckpointKept(1), now_s), Finish)
 
 
 def test_final_weights_that_no_stage_server_hands_over_fail_the_job_and_say_what_to_do() -> None:
@@ -145,16 +155,16 @@ def test_final_weights_that_no_stage_server_hands_over_fail_the_job_and_say_what
             if step == 1:
                 swarm.answer(SaveStage)
                 if kept:
-                    swarm.take(swarm.brain.checkpoint_kept(2, 1.0))
+                    swarm.tell(CheckpointKept(2))
                 else:
-                    swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "the disk is full", 1.0))
+                    swarm.tell(CheckpointNotKept(2, "disk_full", "the disk is full"))
         now_s, outputs = 1.0, []
         for _ in range(UNHEALING_MAX):
             assert not of(outputs, Fail)
             swarm.answer(SaveStage)
-            outputs = swarm.take(swarm.brain.checkpoint_failed(3, "peer", "hashes contradict each other", now_s))
+            outputs = swarm.tell(CheckpointNotKept(3, "peer", "hashes contradict each other"), now_s)
             now_s = swarm.brain.due_s
-            outputs += swarm.take(swarm.brain.tick(now_s))
+            outputs += swarm.tell(Tick(), now_s)
         (fail,) = of(outputs, Fail)
         assert fail.code == CheckpointFailed.code
         assert "the final weights (step 3) could not be saved: hashes contradict each other" in fail.message
@@ -166,10 +176,10 @@ def test_a_job_whose_final_weights_cannot_be_saved_can_be_cancelled() -> None:
     swarm = started(steps=1, saving=SavingRules())
     train_a_step(swarm)
     swarm.answer(SaveStage)
-    swarm.take(swarm.brain.checkpoint_failed(1, "disk_full", "the disk is full", 1.0))
-    assert of(swarm.take(swarm.brain.stop(JobState.CANCELLED, "enough", 1.5)), BeginCheckpoint)  # once more, at once
+    swarm.tell(CheckpointNotKept(1, "disk_full", "the disk is full"))
+    assert of(swarm.tell(Stop(JobState.CANCELLED, "enough"), 1.5), BeginCheckpoint)  # once more, at once
     swarm.answer(SaveStage)
-    (stopped,) = of(swarm.take(swarm.brain.checkpoint_failed(1, "disk_full", "the disk is full", 1.6)), Stopped)
+    (stopped,) = of(swarm.tell(CheckpointNotKept(1, "disk_full", "the disk is full"), 1.6), Stopped)
     assert stopped.state is JobState.CANCELLED
     assert "no earlier checkpoint" in stopped.reason
 
@@ -180,7 +190,7 @@ def test_a_lost_saver_is_replaced_while_others_hold_the_version() -> None:
         train_a_step(swarm)
     assert swarm.brain.mode is Mode.SAVING
     (saver, _), *_ = swarm.pop(SaveStage)
-    outputs = swarm.take(swarm.brain.peer_gone(saver, "kill -9", 1.0))
+    outputs = swarm.tell(PeerGone(saver, "kill -9"))
     (again,) = sends(outputs, SaveStage)
     assert swarm.stage_of[again.peer] == swarm.stage_of[saver]
 
@@ -190,13 +200,13 @@ def test_a_lost_saver_of_an_older_version_ends_the_checkpoint_only() -> None:
     for _ in range(3):
         train_a_step(swarm)
     (saver, _), *_ = swarm.pop(SaveStage)
-    outputs = swarm.take(swarm.brain.peer_gone(saver, "kill -9", 1.0))
+    outputs = swarm.tell(PeerGone(saver, "kill -9"))
     assert [one.reason for one in of(outputs, DropCheckpoint)] == ["peer"]
     assert of(outputs, Fail) == []
 
 
 def stop(swarm: Swarm, state: JobState) -> list[Any]:
-    return swarm.take(swarm.brain.stop(state, "because", 1.0))
+    return swarm.tell(Stop(state, "because"))
 
 
 @pytest.mark.parametrize("state", [JobState.PAUSED, JobState.CANCELLED])
@@ -205,13 +215,13 @@ def test_a_job_that_shall_stop_commits_what_runs_saves_it_and_lets_the_peers_go(
     train_a_step(swarm)
     assert stop(swarm, state) == []
     open_steps = {route.microbatch.step for _, route in swarm.inbox if isinstance(route, Route)}
-    while swarm.brain.committed_steps <= max(open_steps, default=0):
+    while swarm.brain.counts().committed_steps <= max(open_steps, default=0):
         train_a_step(swarm)
-    newest = swarm.brain.committed_steps
+    newest = swarm.brain.counts().committed_steps
     assert [command.version for _, command in swarm.inbox if isinstance(command, SaveStage)] == [newest] * 2
     assert [one for one in swarm.inbox if isinstance(one[1], Route)] == []
     swarm.answer(SaveStage)
-    outputs = swarm.take(swarm.brain.checkpoint_kept(newest, 1.0))
+    outputs = swarm.tell(CheckpointKept(newest))
     assert of(outputs, Stopped) == [Stopped(state, "because")]
     assert [one.peer for one in sends(outputs, Release)] == [A, B, C, D]
     assert swarm.brain.mode is Mode.ENDED
@@ -230,13 +240,13 @@ def test_a_pause_that_cannot_be_saved_is_given_up_and_a_cancel_says_what_is_lost
     train_a_step(swarm)
     stop(swarm, JobState.PAUSED)
     train_a_step(swarm)
-    outputs = swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "full", 1.0))
+    outputs = swarm.tell(CheckpointNotKept(2, "disk_full", "full"))
     (turned,) = of(outputs, EnterState)
     assert turned.state is JobState.RUNNING
     assert sends(outputs, Route) != []
     stop(swarm, JobState.CANCELLED)
     train_a_step(swarm)
-    outputs = swarm.take(swarm.brain.checkpoint_failed(3, "disk_full", "full", 1.0))
+    outputs = swarm.tell(CheckpointNotKept(3, "disk_full", "full"))
     (stopped,) = of(outputs, Stopped)
     assert "the checkpoint at step 3 could not be written: full; there is no earlier checkpoint" in stopped.reason
 
@@ -247,15 +257,15 @@ def test_a_checkpoint_on_the_way_that_fails_costs_neither_the_pause_nor_what_a_c
         for _ in range(3):
             train_a_step(swarm)
         stop(swarm, state)
-        outputs = swarm.take(swarm.brain.checkpoint_failed(2, "disk_full", "full", 1.0))
+        outputs = swarm.tell(CheckpointNotKept(2, "disk_full", "full"))
         assert of(outputs, Stopped) == of(outputs, EnterState) == []
         swarm.pop(SaveStage)
-        while swarm.brain.in_flight or swarm.brain.committed_steps < 5:
+        while swarm.brain.counts().in_flight or swarm.brain.counts().committed_steps < 5:
             train_a_step(swarm)
         asked = {command.version for _, command in swarm.inbox if isinstance(command, SaveStage)}
-        assert asked == {swarm.brain.committed_steps}, "all that was trained is saved"
+        assert asked == {swarm.brain.counts().committed_steps}, "all that was trained is saved"
         swarm.answer(SaveStage)
-        outputs = swarm.take(swarm.brain.checkpoint_kept(swarm.brain.committed_steps, 1.0))
+        outputs = swarm.tell(CheckpointKept(swarm.brain.counts().committed_steps))
         assert of(outputs, Stopped) == [Stopped(state, "because")]
 
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.routing.loads import Loads
 from scheduler.brain.routing.pace import UNKNOWN_S
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.leaves import Leave
-from scheduler.brain.state.pool import ReplicaRecord, Trust
+from scheduler.brain.state.pool import Trust
 from swarm.types import Hop, JobId, PeerId
 
 A, B, C = (PeerId(name) for name in "abc")
@@ -54,7 +55,7 @@ def test_a_replica_that_was_never_measured_is_believed_to_be_as_fast_as_the_best
 def test_what_a_replica_was_given_counts_at_once(books: BrainState, loads: Loads) -> None:
     loads.by_stage()
     books.ledger.open(0)
-    books.ledger.feed(0, [Hop(A, 1, 1, ""), Hop(C, 1, 1, "")])
+    books.ledger.feed(0, [Hop(A, 1, 1, ""), Hop(C, 1, 1, "")], 0.0)
     loads.validate()
     assert [[one.outstanding for one in stage] for stage in loads.by_stage()] == [[1, 0], [1]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.joiners import DONORS_MAX, PAUSE_S, PAUSE_S_MAX, Joiners, choose_donors
-from scheduler.brain.state.pool import ReplicaRecord
 from swarm.messages import Loaded
 from swarm.types import Hop, JobId, PeerId
 

@@ -55,7 +55,7 @@ def test_to_be_drained_is_stronger_than_to_be_moved() -> None:
     leaves.begin([A, B], [], until=4)
     assert leaves.ask(A, Leave("drained"))
     assert leaves.done(A, 0.0) == Leave("drained", None, 4), "what was begun goes on"
-    assert leaves.destination(A) is None
+    assert leaves.destination(A, 0.0) is None
 
 
 def test_a_replica_released_for_another_stage_is_on_its_way_for_a_while() -> None:
@@ -63,10 +63,10 @@ def test_a_replica_released_for_another_stage_is_on_its_way_for_a_while() -> Non
     leaves.ask(A, Leave("it limits", target=1))
     leaves.begin([A, B], [], until=4)
     leaves.done(A, 10.0)
-    assert leaves.destination(A) == Leave("it limits", 1, 4)
+    assert leaves.destination(A, 10.0) == Leave("it limits", 1, 4)
     assert leaves.moving(10.0 + ON_ITS_WAY_S_MAX) == {A: 1}
     assert leaves.moving(10.1 + ON_ITS_WAY_S_MAX) == {}
-    assert leaves.destination(A) is None
+    assert leaves.destination(A, 10.1 + ON_ITS_WAY_S_MAX) is None
 
 
 def test_a_replica_that_is_no_member_of_the_open_agreement_cannot_stay() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.leaves import Leave
-from scheduler.brain.state.pool import Pool, ReplicaRecord, Trust
+from scheduler.brain.state.pool import Pool, Trust
 from swarm.messages import Loaded
 from swarm.types import JobId, PeerId
 

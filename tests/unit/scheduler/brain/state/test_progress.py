@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.brain.inputs import Resumed
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.state.progress import Progress
-from scheduler.brain.state.restart import Resumed
 from scheduler.brain.state.step import Phase
 from swarm.messages import Committed
 from swarm.types import PeerId

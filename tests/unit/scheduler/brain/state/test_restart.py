@@ -40,7 +40,7 @@ def test_the_links_of_a_peer_that_is_gone_are_forgotten() -> None:
 
 
 def test_the_census_waits_for_all_that_were_known_but_those_that_are_gone_again() -> None:
-    census = RestartCensus([A, B, C], 10.0)
+    census = RestartCensus({A: 0, B: 0, C: 0}, 10.0)
     census.report(hello(A))
     assert census.missing() == [B, C]
     census.forget(B)
@@ -48,7 +48,7 @@ def test_the_census_waits_for_all_that_were_known_but_those_that_are_gone_again(
 
 
 def test_what_a_peer_says_anew_replaces_what_it_said_and_what_it_did_since_is_added() -> None:
-    census = RestartCensus([A, B], 10.0)
+    census = RestartCensus({A: 0, B: 0}, 10.0)
     census.report(hello(B, cell(4), stage=1))
     census.report(hello(A, cell(0), cell(1)))
     census.report(hello(A, cell(1, accumulated=False)))

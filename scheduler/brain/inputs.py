@@ -1,0 +1,165 @@
+"""All that can happen to a job's brain; each goes in through `JobBrain.step`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from scheduler.brain.outputs import CommitRow
+from swarm.messages import Event
+from swarm.types import JobState, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRecord:
+    """A peer that serves a stage of this job."""
+
+    peer: PeerId
+    incarnation: int
+    address: str
+    stage: int
+    device: str = ""  # as the peer names it
+    pinned: bool = False  # to its stage
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The job was placed: every replica loads its stage. Each stage has at least one. The first input, or Resumed."""
+
+    replicas: tuple[ReplicaRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """An earlier scheduler start left the job at work; `rows` are its newest commits, two at most.
+
+    The job goes on once the peers in `known` have come back with Hello, or `grace_s` is over.
+    """
+
+    known: Mapping[PeerId, int]  # peers at the last start, and their stages
+    committed: int
+    rows: tuple[CommitRow, ...]
+    evaluated: Collection[int]  # versions whose evaluation is stored
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """A peer's present incarnation sent an event. Events of peers outside the job change nothing."""
+
+    peer: PeerId
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class RowDurable:
+    """The commit row of a step is on disk: every replica may apply the step."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSuspect:
+    """A peer is silent, or its session broke.
+
+    With `recover` its unfinished hops go to others, though it may still finish them. Without `recover` a peer that lost
+    its session is gone, because it gives up its stage with the session.
+    """
+
+    peer: PeerId
+    reason: str
+    session_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PeerBack:
+    """A suspect was heard again: it may be given work, unless its session broke. Then it is trusted after its Hello."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """The peer is lost: the job fails, or (with `recover`) its uncommitted work is done again elsewhere."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """An idle peer was given to the job: it fetches the stage's state and becomes a replica when it has it."""
+
+    replica: ReplicaRecord
+
+
+@dataclass(frozen=True, slots=True)
+class AskToLeave:
+    """A replica finishes what it has begun and is then released: out of the job, or for stage `target`."""
+
+    peer: PeerId
+    reason: str
+    target: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointKept:
+    """The checkpoint of `version` is complete and was read back."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointNotKept:
+    """The checkpoint of `version` could not be written: `fault` for a person, `reason` as in DropCheckpoint."""
+
+    version: int
+    reason: str
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Pause or cancel: feed no new step, commit what runs, save, then stop. At once if nothing was trained."""
+
+    state: JobState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; due at `JobBrain.due_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Nothing moved for so long: the job cannot go on, unless it waits for nothing but a checkpoint."""
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End the job at once, with nothing saved."""
+
+    reason: str
+
+
+Input: TypeAlias = (
+    Start
+    | Resumed
+    | Happened
+    | RowDurable
+    | PeerSuspect
+    | PeerBack
+    | PeerGone
+    | Join
+    | AskToLeave
+    | CheckpointKept
+    | CheckpointNotKept
+    | Stop
+    | Tick
+    | Stuck
+    | Cancel
+)

@@ -1,0 +1,94 @@
+"""The parts of one job's brain, put together; JobBrain, hearing and explain ask them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from scheduler.brain.checkpoint.collection import CheckpointCollector
+from scheduler.brain.checkpoint.schedule import CheckpointSchedule
+from scheduler.brain.commit.commits import Commits
+from scheduler.brain.commit.rounds import Rounds
+from scheduler.brain.replicas.admission import Admission
+from scheduler.brain.replicas.departures import Departures
+from scheduler.brain.replicas.loading import Loading
+from scheduler.brain.replicas.moves import Moves
+from scheduler.brain.replicas.reattach import Reattach
+from scheduler.brain.routing.dispatch import Dispatch
+from scheduler.brain.routing.evaluation import Evaluations
+from scheduler.brain.routing.loads import Loads
+from scheduler.brain.settings import BrainSettings
+from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.state.mode import Mode
+from scheduler.brain.state.step import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Each decides one thing; they share the state and know those above them in this list."""
+
+    state: BrainState  # mode, replicas, steps, ledger
+    saving: CheckpointSchedule  # when to save, when to stop
+    evaluations: Evaluations  # the loss on the validation split
+    loads: Loads  # what each replica has to do
+    loading: Loading  # what fits together
+    dispatch: Dispatch  # who computes which microbatch
+    rounds: Rounds  # averaging of full steps
+    commits: Commits  # rows, who is told of them, who made them
+    moves: Moves  # who changes stages
+    admission: Admission  # who joins
+    collector: CheckpointCollector  # who hands over a checkpoint
+    departures: Departures  # who goes
+    reattach: Reattach  # who comes back
+
+    @classmethod
+    def of(cls, settings: BrainSettings, rng: Random) -> Parts:
+        """The parts of a job that has not begun."""
+        state = BrainState.of(settings)
+        saving = CheckpointSchedule(settings.saving, len(settings.split), settings.first_step, settings.steps)
+        evaluations = Evaluations(
+            settings.timeline,
+            every_steps=settings.eval_every_steps,
+            steps=settings.steps,
+            staleness=settings.staleness,
+            microbatches=settings.evaluation_microbatches,
+            tokens=settings.evaluation_tokens,
+        )
+        loads, loading = Loads(state), Loading(state)
+        dispatch = Dispatch(state, loads, evaluations, rng)
+        rounds = Rounds(state, loading.elements)
+        commits = Commits(state, evaluations, rng)
+        moves = Moves(state, loads)
+        admission = Admission(state, loading, dispatch, commits, moves, rng)
+        collector = CheckpointCollector(state, saving)
+        departures = Departures(state, saving, dispatch, rounds, commits, collector)
+        reattach = Reattach(state, evaluations, dispatch, rounds, commits)
+        return cls(
+            state, saving, evaluations, loads, loading, dispatch, rounds, commits, moves, admission, collector,
+            departures, reattach,
+        )  # fmt: skip
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is to be computed."""
+        return not self.state.progress.runs and self.evaluations.is_idle
+
+    def validate(self) -> None:
+        """Assert what must hold between any two inputs."""
+        state, progress = self.state, self.state.progress
+        is_over = state.mode is Mode.ENDED
+        state.ledger.validate()
+        state.pool.validate()
+        self.loads.validate()
+        assert progress.agreed <= progress.committed <= progress.next <= state.settings.steps
+        assert sorted(progress.runs) == list(range(progress.agreed, progress.next)) or is_over
+        assert state.ledger.open_steps() == [
+            step for step, run in sorted(progress.runs.items()) if run.phase not in (Phase.COMMITTING, Phase.DONE)
+        ]
+        for run in progress.runs.values():
+            if run.phase is Phase.AVERAGING:
+                assert set(run.rounds) | set(self.rounds.paused(run)) == set(state.settings.units)
+                assert state.ledger.is_full(run.step) or is_over
+            for unit, averaging in run.rounds.items():
+                assert averaging.reports.keys() <= {member.peer for member in averaging.members}
+                assert averaging.members[-1].stop == self.loading.elements[unit]
