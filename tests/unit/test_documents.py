@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.brain.fleet import membership
-from scheduler.brain.state import step
+from scheduler.brain.state import mode, step
 from scheduler.jobs import states
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +61,7 @@ def next_states(transitions: Mapping[tuple[StrEnum, StrEnum], StrEnum | None]) -
 
 CODE = {
     "Job": {before.value: {after.value for after in states.TRANSITIONS[before]} for before in states.TRANSITIONS},
+    "Brain": next_states(mode.TRANSITIONS),
     "Step": next_states(step.TRANSITIONS),
     "Peer": next_states(membership.TRANSITIONS),
 }
