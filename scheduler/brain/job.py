@@ -302,8 +302,8 @@ class JobBrain:
     def _go_on(self, now_s: float) -> None:
         """Do all that has become possible."""
         state = self._state
-        if state.mode is Mode.LOADING and not self._parts.loading.missing():
-            self._begin()
+        while state.mode is Mode.LOADING and not self._parts.loading.missing():
+            self._begin(now_s)
         if state.mode is Mode.GATHERING and state.census is not None:
             self._gather(state.census, now_s)
         if state.mode is Mode.RUNNING:
@@ -315,9 +315,12 @@ class JobBrain:
             self._report_independent()
             self._save(now_s)
 
-    def _begin(self) -> None:
-        """All have loaded what fits together."""
+    def _begin(self, now_s: float) -> None:
+        """All have loaded: begin, if that fits together."""
         state = self._state
+        if found := self._parts.loading.compare():
+            self._parts.departures.remedy(found, now_s)
+            return
         state.turn(ModeEvent.LOADED)
         state.progress.loaded(self._parts.loading.digests())
         loaded = f"{counted(len(state.pool), 'replica')} of {counted(len(self.settings.split), 'stage')} loaded"
@@ -329,6 +332,11 @@ class JobBrain:
         empty, missing = state.pool.empty_stages(), census.missing()
         is_over = now_s >= census.deadline_s
         if not empty and not self._parts.loading.missing() and (not missing or is_over):
+            if found := self._parts.loading.compare():
+                self._parts.departures.remedy(found, now_s)
+                if state.mode is Mode.GATHERING:
+                    self._gather(census, now_s)
+                return
             state.census = None
             state.turn(ModeEvent.BACK)
             state.pool.sort()
@@ -340,6 +348,11 @@ class JobBrain:
     def _advance(self, now_s: float) -> None:
         """Move everything on, in this order: joins, leaves, work given away, each step, departures, evaluation."""
         progress = self._state.progress
+        for run in [run for run in progress.runs.values() if run.phase is Phase.COMMITTING]:
+            if not self._parts.commits.owing(run):
+                self._parts.departures.remedy(self._parts.commits.compare(run), now_s)
+        if self.mode is not Mode.RUNNING:
+            return
         self._parts.admission.judge(now_s)
         self._parts.departures.begin()
         self._parts.dispatch.hurry(now_s)

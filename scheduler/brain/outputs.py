@@ -92,6 +92,15 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfit:
+    """A replica was expelled for what it said: this incarnation of it is not to be given to the job again."""
+
+    peer: PeerId
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A line for the job's log."""
 
@@ -166,6 +175,7 @@ Output: TypeAlias = (
     | Admitted
     | Independent
     | Left
+    | Unfit
     | Note
     | Finish
     | Fail

@@ -61,7 +61,7 @@ class Parts:
         moves = Moves(state, loads)
         admission = Admission(state, loading, dispatch, commits, moves, rng)
         collector = CheckpointCollector(state, saving)
-        departures = Departures(state, saving, dispatch, rounds, commits, collector)
+        departures = Departures(state, saving, evaluations, dispatch, rounds, commits, collector)
         reattach = Reattach(state, evaluations, dispatch, rounds, commits)
         return cls(
             state, saving, evaluations, loads, loading, dispatch, rounds, commits, moves, admission, collector,

@@ -91,6 +91,10 @@ class Allocator:
         loading = {peer.hello.peer: peer.stage for peer in here if peer.state is PeerState.LOADING}
 
         def where(peer: Candidate, stages: Collection[int], coming: Mapping[PeerId, int]) -> Decision[int]:
+            if unfit := self._unfit(job, peer.peer):
+                return Decision(None, unfit)
+            if unfit := self._unfit(job, peer.peer):
+                return Decision(None, unfit)
             sent = {**loading, **coming}
             return driver.brain.where_to_join(peer.peer, peer.pinned_stage, stages, now_s(), sent)
 
@@ -128,13 +132,18 @@ class Allocator:
             self._registry.say(job, "info", f"{join.peer} is to join: {join.reason}")
             job.driver.join(_replica(peer.hello, join.stage))
 
+    def _unfit(self, job: Job, peer: PeerId) -> str:
+        known = self._membership.get(peer)
+        return job.unfit.why(peer, known.hello.incarnation) if known is not None else ""
+
     async def _try_to_start(self, job: Job) -> None:
         if job.record.state not in WAITING_STATES:
             return  # it was cancelled or paused while another job's state was being written
         stalled = job.record.state is JobState.STALLED
         if _looks(job) or (stalled and now_s() < job.tries_again_s):
             return
-        idle = {peer.hello.peer: peer for peer in self._membership.idle_peers()}
+        known = self._membership.idle_peers()
+        idle = {one.hello.peer: one for one in known if not self._unfit(job, one.hello.peer)}
         older = takewhile(lambda one: one is not job, self._registry.waiting())
         decision = start_with(
             self._waiting(job, len(idle)),

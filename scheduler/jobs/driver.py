@@ -52,6 +52,7 @@ from scheduler.brain.outputs import (
     Released,
     Send,
     Stopped,
+    Unfit,
     WriteCommit,
     WriteEvaluation,
 )
@@ -190,6 +191,8 @@ class JobDriver:
                     self._effects.independent(peer, incarnation)
                 case Left():
                     self._effects.left(output)
+                case Unfit():
+                    self._effects.unfit(output)
                 case Finish():
                     return Outcome(JobState.SUCCEEDED, SAVED)
                 case Fail(code=code, message=message, hint=hint):

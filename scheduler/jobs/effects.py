@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from scheduler.brain.outputs import CommitRow, DropCheckpoint, EvaluationRow, Left, PublishCheckpoint
+from scheduler.brain.outputs import CommitRow, DropCheckpoint, EvaluationRow, Left, PublishCheckpoint, Unfit
 from swarm.messages import Command
 from swarm.types import JobState, PeerId
 
@@ -41,6 +41,9 @@ class JobEffects(Protocol):
 
     def left(self, left: Left) -> None:
         """A replica was released, and nothing depends on it."""
+
+    def unfit(self, unfit: Unfit) -> None:
+        """A replica was expelled, and is not to come back."""
 
     def begin_checkpoint(self, version: int) -> None:
         """Get ready to take the files of a version."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from scheduler.brain.fleet.unfit import UnfitPeers
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.driver import SAVED, JobDriver
@@ -87,6 +88,7 @@ class Job:
     gone_back: str = ""  # what a stalled job lost and where it goes on, once it is ready to be placed
     stages: dict[int, list[PeerId]] = field(default_factory=dict)
     stalls: Stalls = field(default_factory=Stalls)
+    unfit: UnfitPeers = field(default_factory=UnfitPeers)  # expelled, and not to come back
     tries_again_s: float = 0.0  # a stalled job
     at_start: int = 0  # replicas with which it began to work
     waits_since_s: float = 0.0  # for peers

@@ -12,7 +12,7 @@ from random import Random
 from scheduler.brain import JobBrain
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.inputs import ReplicaRecord, Resumed, Start
-from scheduler.brain.outputs import CommitRow, DropCheckpoint, EvaluationRow, Left, PublishCheckpoint
+from scheduler.brain.outputs import CommitRow, DropCheckpoint, EvaluationRow, Left, PublishCheckpoint, Unfit
 from scheduler.brain.stall import resume_hint, seeking, stalled_hint
 from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import JobDriver, Outcome
@@ -207,6 +207,9 @@ class _Effects:
         known = self._membership.get(peer)  # the output may have waited for a row
         if known is not None and (known.job, known.hello.incarnation) == (self._job.record.id, incarnation):
             self._peers.serving(peer)
+
+    def unfit(self, unfit: Unfit) -> None:
+        self._job.unfit.add(unfit.peer, unfit.incarnation, unfit.reason)
 
     def left(self, left: Left) -> None:
         if left.target is not None:

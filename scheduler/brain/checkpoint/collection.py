@@ -75,6 +75,12 @@ class CheckpointCollector:
         self._ask(saver, held.version)
         return None
 
+    def start_over(self, now_s: float) -> End | None:
+        """Replicas were expelled for the bytes that they hold: what they handed over is of no use."""
+        if self._saving.open is None:
+            return None
+        return self.give_up("peer", "a replica that held other bytes than most may have handed over a part", now_s)
+
     def failed(self, version: int, reason: str, fault: str, now_s: float) -> End | None:
         """The storage refused a version; as `give_up`."""
         if self._saving.open is None or self._saving.open.version != version:

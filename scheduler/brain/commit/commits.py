@@ -6,15 +6,16 @@ averaged, in order ──▶ row ──durable──▶ Commit to every member �
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from random import Random
 
-from scheduler.brain.commit.digests import difference
+from scheduler.brain.commit.digests import SAME_HINT, Expel, Remedy, vote
 from scheduler.brain.commit.slices import squared_norms
 from scheduler.brain.outputs import CommitRow, Fail, WriteCommit
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import choose_donors
-from scheduler.brain.state.step import Phase, StepEvent, StepRun, may_write
+from scheduler.brain.state.step import Phase, StepEvent, StepRun, may_write, version_needed
 from swarm.errors import GradientRange, ReplicaDiverged
 from swarm.job.schedule import NOT_FINITE_HINT, clip, not_finite_fault
 from swarm.messages import Commit, Committed, UnitRound
@@ -115,23 +116,46 @@ class Commits:
         """Whether nobody of the stage has made the commit yet, which is awaited."""
         return all(one.stage != event.stage for one in self._state.progress.runs[event.step].commits.values())
 
-    def enter(self, peer: PeerId, event: Committed) -> Fail | None:
-        """A replica made a commit that is awaited; how the job ends if it was meant for another stage or version."""
-        if (event.version, event.stage) != (event.step + 1, self._state.pool.stage_of(peer)):
+    def enter(self, peer: PeerId, event: Committed) -> list[Remedy]:
+        """A replica made a commit that is awaited; what is to be done if it did, or others did, something else."""
+        pool, stage = self._state.pool, self._state.pool.stage_of(peer)
+        if (event.version, event.stage) != (event.step + 1, stage):
             self._state.ledger.violations += 1
             did = f"committed step {event.step} as version {event.version} of {event.stage}"
+            if self._state.settings.recover and len(pool.by_stage[stage]) > 1:
+                return [Expel(peer, f"it {did}")]
             hint = "run the same release on every stage server"
-            return Fail(ReplicaDiverged.code, f"{self._state.pool.name(peer)} {did}", hint)
-        self._state.progress.runs[event.step].commits[peer] = event
-        return None
+            return [Fail(ReplicaDiverged.code, f"{pool.name(peer)} {did}", hint)]
+        run = self._state.progress.runs[event.step]
+        run.commits[peer] = event
+        return self.compare(run, [stage])
 
-    def compare(self, event: Committed) -> Fail | None:
-        """How the job ends if replicas of a stage made different things of a commit."""
-        commits = self._state.progress.runs[event.step].commits
-        digests = {other: one.digest for other, one in commits.items() if one.stage == event.stage}
-        differ = difference(digests, f"of stage {event.stage} after step {event.step}")
-        self._state.ledger.violations += differ is not None
-        return differ
+    def compare(self, run: StepRun, stages: Iterable[int] = ()) -> list[Remedy]:
+        """What is to be done about replicas that made something else of a commit than the others of their stage.
+
+        `stages`: those to look at, by default all.
+        """
+        pool, settings, owing = self._state.pool, self._state.settings, self.owing(run)
+        for stage in stages or range(len(pool.by_stage)):
+            if any(pool.stage_of(peer) == stage for peer in owing):
+                continue  # one of them may decide between the others
+            said = {peer: run.commits[peer].digest for peer in pool.by_stage[stage] if peer in run.commits}
+            what = f"the bytes of stage {stage} after step {run.step}"
+            hint = f"{SAME_HINT}, stop the one that is broken, and go on with: swarm resume {settings.job}"
+            found = vote(said, what, pool.by_stage, recover=settings.recover, hint=hint)
+            if not found:
+                continue
+            self._state.ledger.violations += 1
+            used = [one for one in self._state.progress.runs.values() if one.row is not None and self._used(run, one)]
+            if used and isinstance(found[0], Expel):
+                text = f"{found[0].cause}, and step {used[0].step}, which is committed, was computed with them"
+                return [Fail(ReplicaDiverged.code, text, hint)]
+            return found
+        return []
+
+    def _used(self, run: StepRun, later: StepRun) -> bool:
+        """Whether the microbatches of a later step were computed with what the commit made."""
+        return version_needed(later.step, self._state.settings.staleness) > run.step
 
     def owing(self, run: StepRun) -> list[PeerId]:
         """Who has not said yet that it made the step's commit; whoever joined with a later version never will."""

@@ -1,23 +1,80 @@
-"""Replicas that must hold the same bytes: whether their digests say so, and who is the odd one out."""
+"""Replicas that must say the same: what becomes of those that say otherwise than the others.
+
+    all say the same ──▶ go on
+    a strict majority ──▶ the others are expelled, and all that is not committed is computed again without them
+    none ──┬─ Loaded, Committed: the job stops, since nobody can say who is right
+           └─ Averaged: the round is repeated, then the step is computed again; the job stops if they differ even then
+
+Nobody is judged before all have spoken: the third of three decides between the first two. Replicas of two stages that
+share a unit vote together on its size and its average. A stage never loses its last replica by a vote: the job stops.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from scheduler.brain.outputs import Fail
 from swarm.errors import ReplicaDiverged
+from swarm.messages import Averaged
 from swarm.text import listed
 from swarm.types import PeerId
 
+SAME_HINT = "run the same release, device class and thread count on all of them"
+SAID_CHARACTERS_MAX = 100  # of what one replica says
 
-def difference(digests: Mapping[PeerId, str], what: str) -> Fail | None:
-    """How the job ends if the digests `of what` differ: it names those that are not like the most."""
-    counts = Counter(digests.values())
-    if len(counts) == 1:
-        return None
-    (common, most), (_, next_most), *_ = counts.most_common()
-    odd = sorted(peer for peer, digest in digests.items() if digest != common or most == next_most)
-    held = ", ".join(f"{peer} holds {digests[peer]}" for peer in sorted(digests))
-    message = f"replicas differ in the bytes {what}: {listed(odd)} ({held})"
-    return Fail(ReplicaDiverged.code, message, "run the same release, device class and thread count on all of them")
+
+@dataclass(frozen=True, slots=True)
+class Expel:
+    """The job goes on without a replica."""
+
+    peer: PeerId
+    cause: str
+
+
+Remedy: TypeAlias = Expel | Fail
+
+
+def outvoted(said: Mapping[PeerId, Hashable]) -> tuple[PeerId, ...]:
+    """Those that say something else than a strict majority; all of them, if there is no such majority."""
+    if not said:
+        return ()
+    (common, count), *_ = Counter(said.values()).most_common(1)
+    has_majority = 2 * count > len(said)
+    return tuple(sorted(peer for peer, one in said.items() if one != common or not has_majority))
+
+
+def vote(
+    said: Mapping[PeerId, Hashable],
+    what: str,
+    by_stage: Iterable[Sequence[PeerId]],
+    *,
+    recover: bool,
+    fault: str = "",
+    hint: str = SAME_HINT,
+) -> list[Remedy]:
+    """What to do about replicas that differ in `what`; `by_stage` has all replicas of each stage.
+
+    `fault` explains the difference to a person, if there is more to say than what each of them said.
+    """
+    odd = outvoted(said)
+    if not odd:
+        return []
+    held = ", ".join(f"{peer} holds {_shown(said[peer])}" for peer in sorted(said))
+    text = fault or f"replicas differ in {what}: {listed(odd)} ({held})"
+    can_go = recover and len(odd) < len(said) and not any(peers and set(peers) <= set(odd) for peers in by_stage)
+    return [Expel(peer, text) for peer in odd] if can_go else [Fail(ReplicaDiverged.code, text, hint)]
+
+
+def average_of(report: Averaged) -> Hashable:
+    """What all members of a round must say alike: the bytes of the average, and the norm of each parameter in it."""
+    norms = {norm.name: norm.squared_norm for norm in report.norms}
+    return report.digest, tuple((name, "nan" if math.isnan(norms[name]) else norms[name]) for name in sorted(norms))
+
+
+def _shown(one: Hashable) -> str:
+    text = f"{one}"
+    return text if len(text) <= SAID_CHARACTERS_MAX else f"{text[:SAID_CHARACTERS_MAX]}..."

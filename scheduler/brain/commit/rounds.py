@@ -9,10 +9,8 @@ step is full ──▶ a round per unit ──all members report, alike──▶
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
 
-from scheduler.brain.commit.digests import difference
+from scheduler.brain.commit.digests import Expel, Remedy, average_of, vote
 from scheduler.brain.commit.slices import Participant, plan_round
 from scheduler.brain.outputs import Fail
 from scheduler.brain.state.brain_state import BrainState
@@ -24,17 +22,7 @@ from swarm.text import listed
 from swarm.types import PeerId, Round, UnitName, set_digest
 
 EMPTY_SET = set_digest(())
-
-
-@dataclass(frozen=True, slots=True)
-class Expel:
-    """The job goes on without a replica that cannot average with the others."""
-
-    peer: PeerId
-    cause: str
-
-
-Remedy: TypeAlias = Expel | Fail
+DISPUTES_MAX = 2  # of a unit's members in one step: the round is repeated, the step is computed again
 
 
 class Rounds:
@@ -85,17 +73,14 @@ class Rounds:
 
     # What members say --------------------------------------------------------------------------------------------
 
-    def averaged(self, peer: PeerId, event: Averaged) -> Fail | None:
-        """A member has the mean; how the job ends if others have another one."""
-        averaging = self._present(peer, event)
-        if averaging is None or peer in averaging.reports:
+    def averaged(self, peer: PeerId, event: Averaged, now_s: float) -> list[Remedy]:
+        """A member has the mean; what is to be done about those that have another one, once all have spoken."""
+        averaging, run = self._present(peer, event), self._state.progress.runs.get(event.step)
+        if averaging is None or run is None or peer in averaging.reports:
             self._state.ledger.duplicates += 1
-            return None
+            return []
         averaging.reports[peer] = event
-        digests = {other: report.digest for other, report in averaging.reports.items()}
-        differ = difference(digests, f"of the averaged gradient of unit {event.unit}, step {event.step}")
-        self._state.ledger.violations += differ is not None
-        return differ
+        return self._compare(run, event.unit, averaging, now_s) if averaging.is_complete else []
 
     def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> Remedy | None:
         """A member could not average: again, after a pause if need be; what else is to be done if that is no use."""
@@ -143,6 +128,16 @@ class Rounds:
             self._abort_all(run)
             run.turn(StepEvent.REOPENED, cause)
 
+    def start_over(self, run: StepRun, cause: str, now_s: float) -> None:
+        """Strike out all that anybody did for a step without a row: what is wrong in it cannot be told."""
+        if run.phase is Phase.DECIDED:
+            self._abort_all(run)
+            run.turn(StepEvent.REOPENED, cause)
+        self.reopen(run, cause)
+        for peer in self._state.pool:
+            if self._state.ledger.has_part(run.step, peer):
+                self.void(run, peer, cause, now_s)
+
     def lost(self, peer: PeerId) -> None:
         """The peer is no replica any more: the averages that it held are gone, though it may come back."""
         for run in self._state.progress.runs.values():
@@ -156,6 +151,29 @@ class Rounds:
                 self._undecide(run, now_s)
 
     # Below -------------------------------------------------------------------------------------------------------
+
+    def _compare(self, run: StepRun, unit: UnitName, averaging: UnitAveraging, now_s: float) -> list[Remedy]:
+        """All members of a round have spoken.
+
+        Where no majority says who is right, the round is repeated, then the step computed again, before the job stops.
+        """
+        said = {peer: average_of(report) for peer, report in averaging.reports.items()}
+        what = f"the bytes or norms of the averaged gradient of unit {unit}, step {run.step}"
+        found = vote(said, what, self._state.pool.by_stage, recover=self._state.settings.recover)
+        if not found:
+            return []
+        self._state.ledger.violations += 1
+        run.disputes[unit] += 1
+        if isinstance(found[0], Expel) or not self._state.settings.recover or run.disputes[unit] > DISPUTES_MAX:
+            return found
+        again = "averaged" if run.disputes[unit] == 1 else "computed"
+        self._state.outbox.note("error", f"{found[0].message}; {again} again")
+        if run.disputes[unit] == 1:
+            self._abort(run, unit)
+            self._start_unit(run, unit)
+        else:
+            self.start_over(run, "its members differ in the average", now_s)
+        return []
 
     def _start_unit(self, run: StepRun, unit: UnitName) -> None:
         settings, stages = self._state.settings, set(self._state.settings.units[unit])

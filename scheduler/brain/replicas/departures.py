@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scheduler.brain.checkpoint.collection import CheckpointCollector
 from scheduler.brain.checkpoint.schedule import CheckpointSchedule
 from scheduler.brain.commit.commits import Commits
+from scheduler.brain.commit.digests import Expel, Remedy
 from scheduler.brain.commit.rounds import Rounds
-from scheduler.brain.outputs import Fail, Left
+from scheduler.brain.outputs import Fail, Left, Unfit
 from scheduler.brain.routing.dispatch import Dispatch
+from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.stall import FAILED_HINT, stopped_by_loss
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.leaves import Leave
+from scheduler.brain.state.mode import Mode
 from scheduler.brain.state.step import Phase
 from swarm.errors import PeerUnavailable
 from swarm.types import PeerId
@@ -23,6 +28,7 @@ class Departures:
         self,
         state: BrainState,
         saving: CheckpointSchedule,
+        evaluations: Evaluations,
         dispatch: Dispatch,
         rounds: Rounds,
         commits: Commits,
@@ -30,6 +36,7 @@ class Departures:
     ) -> None:
         self._state = state
         self._saving = saving
+        self._evaluations = evaluations
         self._dispatch = dispatch
         self._rounds = rounds
         self._commits = commits
@@ -69,10 +76,39 @@ class Departures:
 
     # Lost ----------------------------------------------------------------------------------------------------------
 
-    def expel(self, peer: PeerId, cause: str, reason: str, now_s: float) -> None:
-        """The peer is alive but cannot go on: the job goes on without it."""
+    def expel(self, peer: PeerId, cause: str, reason: str, now_s: float, *, unfit: bool = False) -> None:
+        """The peer is alive but cannot go on: the job goes on without it. `unfit`: it is not to come back."""
+        if unfit:
+            self._state.outbox.put(Unfit(peer, self._state.pool.replica(peer).incarnation, cause))
         self._state.outbox.release(peer, cause)
         self.lose(peer, cause, reason, now_s)
+
+    def remedy(self, found: Sequence[Remedy], now_s: float) -> None:
+        """Replicas differ: go on without those that are outvoted, or end the job.
+
+        What passed through them may be wrong at other stages too, so all that has no row yet is computed again.
+        """
+        for one in found:
+            if self._state.mode is Mode.ENDED:
+                return
+            match one:
+                case Fail():
+                    self._state.conclude(one)
+                case Expel(peer=peer, cause=cause):
+                    for run in self._state.progress.runs.values():
+                        run.commits.pop(peer, None)
+                    self.expel(peer, cause, "refused", now_s, unfit=True)
+        if not found or not self._state.mode.is_at_work:
+            return
+        for run in self._state.progress.undecided():
+            self._rounds.start_over(run, "whoever computed a part of it held other bytes than most", now_s)
+        self._evaluations.start_over()
+        self._state.conclude(self._collector.start_over(now_s))
+
+    def can_spare(self, peer: PeerId) -> bool:
+        """Whether the job may go on without the replica."""
+        others = len(self._state.pool.by_stage[self._state.pool.stage_of(peer)]) - 1
+        return self._state.settings.recover and others > 0
 
     def lose(self, peer: PeerId, cause: str, reason: str, now_s: float) -> None:
         """The peer is out of the job: what it did of steps that are not decided is done again."""

@@ -6,21 +6,23 @@ elements in each unit, and their optimizers give the same bits (devices.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from scheduler.brain.commit.digests import difference
+from scheduler.brain.commit.digests import Expel, Remedy, vote
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.outputs import Fail
 from scheduler.brain.replicas.devices import explain_probes, step_places, step_together
 from scheduler.brain.state.brain_state import BrainState
-from swarm.errors import JobFailed, ReplicaDiverged
+from swarm.errors import JobFailed
 from swarm.messages import Committed, Loaded, LoadStage
 from swarm.text import listed
 from swarm.types import PeerId, UnitName
 
+PROBES_HINT = "give each kind of device stages of its own: start its stage servers with --stage N"
+
 
 class Loading:
-    """The loading of one job; `elements` is the size of each unit, as the first replica that loaded it says."""
+    """The loading of one job; `elements` is the size of each unit, as all that loaded it say."""
 
     def __init__(self, state: BrainState) -> None:
         self.elements: dict[UnitName, int] = {}
@@ -71,30 +73,33 @@ class Loading:
         """The digest of each stage, as loaded."""
         return {one.loaded.stage: one.loaded.digest for one in self._state.pool.standings() if one.loaded is not None}
 
-    def loaded(self, peer: PeerId, event: Loaded) -> Fail | None:
-        """A replica has its stage; how the job ends if that does not fit with the others."""
-        replica, settings, name = self._state.pool.replica(peer), self._state.settings, self._state.pool.name(peer)
+    def loaded(self, peer: PeerId, event: Loaded) -> list[Remedy]:
+        """A replica has its stage; what is to be done if it is not what it was told to load."""
+        pool, settings = self._state.pool, self._state.settings
+        replica, name = pool.replica(peer), pool.name(peer)
         expected = {unit for unit, stages in settings.units.items() if replica.stage in stages}
-        sizes = {size.unit: size.elements for size in event.units}
+        units = [size.unit for size in event.units]
         # One that joined later, and tells of it again after a restart of the scheduler, began with a later version.
         version = max(event.version, settings.first_step) if event.join else settings.first_step
-        if (event.stage, event.version, set(sizes)) != (replica.stage, version, expected):
-            held = f"stage {event.stage}, version {event.version}, units {listed(sizes)}"
+        if (event.stage, event.version, sorted(units)) != (replica.stage, version, sorted(expected)):
+            held = f"stage {event.stage}, version {event.version}, units {listed(units)}"
             wanted = f"stage {replica.stage}, version {version}, units {listed(expected)}"
-            return Fail(JobFailed.code, f"{name} loaded {held} instead of {wanted}", "")
-        for unit, elements in sizes.items():
-            if self.elements.setdefault(unit, elements) != elements:
-                message = f"{name} has {elements} elements in unit {unit}, others {self.elements[unit]}"
-                return Fail(ReplicaDiverged.code, message, "run the same release on every stage server")
-        self._state.pool[peer].loaded = event
+            if settings.recover and len(pool.by_stage[replica.stage]) > 1:
+                return [Expel(peer, f"it loaded {held} instead of {wanted}")]
+            return [Fail(JobFailed.code, f"{name} loaded {held} instead of {wanted}", "")]
+        pool[peer].loaded = event
         if event.join:
             self.begins_with(peer, event)
-        unlike = self._other_bits(event.stage)
-        alike = (event.stage, event.version)
-        digests = {other: one.digest for other, one in self._reports().items() if (one.stage, one.version) == alike}
-        differ = difference(digests, f"of stage {event.stage} after loading")
-        self._state.ledger.violations += differ is not None
-        return unlike or differ
+        return []
+
+    def compare(self) -> list[Remedy]:
+        """All have loaded: what is to be done about those that do not fit with the others."""
+        found = next(filter(None, self._differences()), [])
+        self._state.ledger.violations += bool(found)
+        if not found:
+            for report in self._reports().values():
+                self.elements.update({size.unit: size.elements for size in report.units})
+        return found
 
     def begins_with(self, peer: PeerId, report: Loaded) -> None:
         """The replica joined with a version: it made no commit before that, and has that one's outcome."""
@@ -119,11 +124,20 @@ class Loading:
             return f"it says version {event.version}, the newest is {committed}"
         return self._unlike_probes(stage, {replica.peer: event.probe}, {replica.peer: replica.device})
 
-    def _other_bits(self, stage: int) -> Fail | None:
-        """Replicas whose optimizer gives other bits must not train together."""
-        fault = self._unlike_probes(stage, {}, {})
-        hint = "give each kind of device stages of its own: start its stage servers with --stage N"
-        return Fail(ReplicaDiverged.code, fault, hint) if fault else None
+    def _differences(self) -> Iterator[list[Remedy]]:
+        """Sizes of units, what optimizers give, and what was loaded: each is the same where stages share it."""
+        reports, settings, by_stage = self._reports(), self._state.settings, self._state.pool.by_stage
+        for unit in settings.units:
+            sizes = {peer: {size.unit: size.elements for size in one.units} for peer, one in reports.items()}
+            said = {peer: found[unit] for peer, found in sizes.items() if unit in found}
+            yield vote(said, f"the number of elements of unit {unit}", by_stage, recover=settings.recover)
+        for stage, together in enumerate(self._step_together):
+            probes = {peer: one.probe for peer, one in reports.items() if one.stage in together}
+            fault, hint = self._unlike_probes(stage, {}, {}), PROBES_HINT
+            yield vote(probes, "what their optimizers give", by_stage, recover=settings.recover, fault=fault, hint=hint)
+        for stage, version in sorted({(one.stage, one.version) for one in reports.values()}):
+            alike = {peer: one.digest for peer, one in reports.items() if (one.stage, one.version) == (stage, version)}
+            yield vote(alike, f"the bytes of stage {stage} after loading", by_stage, recover=settings.recover)
 
     def _unlike_probes(self, stage: int, probes: dict[PeerId, str], devices: dict[PeerId, str]) -> str:
         """Why those that share weights with the stage, and more of which probe and device are given, do not fit."""

@@ -92,22 +92,20 @@ class Dispatch:
         """A replica computed forward."""
         self._lateness.forwarded(event.microbatch.step, event.stage, event.microbatch.index, peer, now_s)
 
-    def accumulated(self, peer: PeerId, event: Accumulated, now_s: float) -> None:
-        """A replica has a microbatch in its sums."""
+    def accumulated(self, peer: PeerId, event: Accumulated, now_s: float) -> str:
+        """A replica has a microbatch in its sums; what is wrong with that, if it was never asked for it."""
         step, index = event.microbatch.step, event.microbatch.index
         run = self._state.progress.runs.get(step)
         if run is not None and not run.can_be_redone:
             # All members proved their sets when they sealed; nothing can have been added to them since.
             self._state.ledger.duplicates += 1
-            return
+            return ""
         verdict = self._state.ledger.accumulated(peer, event, now_s)
         if verdict in (Verdict.COUNTED, Verdict.SECOND):
             self._loads.measured(peer, event.forward_s + event.backward_s)
             self._wiring.done(peer, event.forward_s + event.backward_s + event.wait_s)
             self._lateness.accumulated(step, event.stage, index, peer, now_s)
-        if verdict is Verdict.UNASKED:
-            name = self._state.pool.name(peer)
-            self._state.outbox.note("error", f"{name} accumulated {event.microbatch} without being asked")
+        return f"accumulated {event.microbatch} without being asked" if verdict is Verdict.UNASKED else ""
 
     def evaluation_undelivered(self, peer: PeerId, event: EvaluationUndelivered, now_s: float) -> None:
         """A link fails: what is evaluated through its far end is given to others."""

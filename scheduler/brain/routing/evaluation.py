@@ -71,6 +71,7 @@ class Evaluations:
         self._runs: dict[int, _Run] = {}  # in order of version
         self._outstanding: dict[PeerId, int] = {}
         self._least_attempt = 0
+        self._newest_attempt = 0
         self.duplicates = 0
 
     @property
@@ -113,6 +114,7 @@ class Evaluations:
                 run.fed = max(run.fed, index + 1)
                 before = run.given.get(index, _Given(0, ()))
                 given = run.given[index] = _Given(max(before.attempt, self._least_attempt) + 1, peers)
+                self._newest_attempt = max(self._newest_attempt, given.attempt)
                 for peer in peers:
                     self._outstanding[peer] = self._outstanding.get(peer, 0) + 1
                 displaced = tuple(peer for peer in before.before if peer not in peers)
@@ -147,6 +149,14 @@ class Evaluations:
                     self._release(given.peers)
                     given.before = tuple(one for one in given.peers if one != peer)
                     given.peers = ()
+
+    def start_over(self) -> None:
+        """What was computed so far may be wrong: all open evaluations begin again."""
+        for version, run in self._runs.items():
+            for given in run.given.values():
+                self._release(given.peers)
+            self._runs[version] = _Run(version)
+        self._least_attempt = self._newest_attempt
 
     def waiting_for(self) -> str:
         """What is being evaluated, for a person; empty if nothing."""

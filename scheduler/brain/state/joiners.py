@@ -37,6 +37,7 @@ class Joiner:
     answered: int = 0  # reports
     answered_version: int = -1  # of the newest of them
     report: Loaded | None = None  # waits for an answer
+    nonsense: int = 0  # events that no healthy peer sends
 
 
 @dataclass(slots=True)

@@ -307,11 +307,14 @@ class Ledger:
         """
         touched = []
         for step in steps:
-            opened = self._steps[step]
-            if any(peer in entry.offered for _, _, entry in self._entries(opened)):
+            if self.has_part(step, peer):
                 self.void(step, peer, cause, now_s, reason)
                 touched.append(step)
         return touched
+
+    def has_part(self, step: int, peer: PeerId) -> bool:
+        """Whether the peer was ever given a hop of the step."""
+        return any(peer in entry.offered for _, _, entry in self._entries(self._steps[step]))
 
     def superfluous(self, step: int) -> PeerId | None:
         """Of a pair that both hold one microbatch, the one whose contribution to the step is smaller; None if no pair.

@@ -40,6 +40,7 @@ class Standing:
     joined_s: float = -inf
     needs_donors: bool = False  # it joined, and others hold what it needs for a commit that it has yet to make
     asked_s: float = nan  # when it was asked to leave
+    nonsense: int = 0  # events that no healthy replica sends
 
     @property
     def is_suspect(self) -> bool:

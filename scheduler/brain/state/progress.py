@@ -41,6 +41,10 @@ class Progress:
         """Steps whose contributions may still be void, oldest first."""
         return [run for _, run in sorted(self.runs.items()) if run.can_be_redone]
 
+    def undecided(self) -> list[StepRun]:
+        """Steps without a row: all of their contributions may still be void, oldest first."""
+        return [run for _, run in sorted(self.runs.items()) if run.can_be_redone or run.phase is Phase.DECIDED]
+
     def loaded(self, digests: Mapping[int, str]) -> None:
         """All replicas loaded the first version; the digest of each stage."""
         self._digests = digests
@@ -57,8 +61,9 @@ class Progress:
         return self._digests.get(stage, "")
 
     def digest_at(self, stage: int, version: int) -> str:
-        """The digest of the stage's state at a version, as the first replica said; empty if none has."""
+        """The digest of the stage's state at a version, as its replicas say; empty if none did yet, or they differ."""
         if version == self.agreed and self._digests:
             return self.agreed_digest(stage)
         run = self.runs.get(version - 1)
-        return next((one.digest for one in run.commits.values() if one.stage == stage), "") if run is not None else ""
+        said = {one.digest for one in run.commits.values() if one.stage == stage} if run is not None else set()
+        return said.pop() if len(said) == 1 else ""

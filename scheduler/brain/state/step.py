@@ -12,6 +12,7 @@ durable and the replicas agree on the commit of step t - 2.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -95,6 +96,7 @@ class StepRun:
     digests: dict[PeerId, str] = field(default_factory=dict)  # of the sets that the rounds average
     row: CommitRow | None = None  # once decided
     commits: dict[PeerId, Committed] = field(default_factory=dict)
+    disputes: Counter[UnitName] = field(default_factory=Counter)  # rounds whose members differed
     history: list[str] = field(default_factory=list)
 
     def turn(self, turn: StepEvent, cause: str = "") -> None:
@@ -104,6 +106,7 @@ class StepRun:
         self.phase = after
         self.history.append(f"{turn}: {after}" + (f" ({cause})" if cause else ""))
         if turn is StepEvent.REOPENED:
+            self.skip = False
             self.rounds.clear()
             self.troubles.clear()
         if turn is StepEvent.NOT_FINITE:

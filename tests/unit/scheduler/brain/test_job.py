@@ -102,7 +102,7 @@ def test_replicas_that_load_other_weights_fail_the_job_and_are_named() -> None:
         assert event is not None
         swarm.hear(peer, event)
     assert swarm.failure.code == ReplicaDiverged.code
-    assert "replicas differ in the bytes of stage 0 after loading: a, b" in swarm.failure.message
+    assert "in the bytes of stage 0 after loading: b (a holds start, b holds odd" in swarm.failure.message
 
 
 def test_a_replica_that_loads_something_else_fails_the_job() -> None:
@@ -115,7 +115,9 @@ def test_replicas_that_disagree_about_the_size_of_a_unit_fail_the_job() -> None:
     swarm = Swarm()
     swarm.hear(A, Loaded(JOB, 0, 0, 0, "x", (UnitSize(S0, 10),)))
     swarm.hear(B, Loaded(JOB, 0, 0, 0, "x", (UnitSize(S0, 11),)))
-    assert "b (stage 0) has 11 elements in unit stage-0, others 10" in swarm.failure.message
+    swarm.answer(LoadStage, peer=C)
+    swarm.answer(LoadStage, peer=D)
+    assert "elements of unit stage-0: a, b (a holds 10, b holds 11)" in swarm.failure.message
 
 
 def test_microbatches_are_fed_in_order_to_every_hop_and_bounded_in_flight() -> None:
@@ -606,7 +608,7 @@ def test_a_stage_that_is_expelled_is_lost_too() -> None:
     hello = Hello(C, 1, 1, "0", "at c", "", "cpu", 1, 0, -1, JOB, 0, 7, (), 1, 0)
     *_, stopped = swarm.hear(C, hello)
     assert isinstance(stopped, Stopped)
-    assert "stage server c (stage 1) is gone: it holds version 7" in stopped.reason
+    assert "stage server c (stage 1) is gone: it names version 7, which does not exist" in stopped.reason
 
 
 @pytest.mark.parametrize("mode", [Mode.LOADING, Mode.RUNNING])

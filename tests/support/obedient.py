@@ -1,0 +1,293 @@
+"""A whole job in memory: the brain, and replicas that do as they are told, so that a test can make one of them lie.
+
+Replicas keep what they accumulated as sets of microbatches. What they report as digests spells these sets, and whoever
+commits or averages anything but each microbatch once fails the test.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from scheduler.brain.inputs import (
+    CheckpointKept,
+    Happened,
+    Input,
+    Join,
+    ReplicaRecord,
+    Resumed,
+    RowDurable,
+    Start,
+    Tick,
+)
+from scheduler.brain.job import JobBrain
+from scheduler.brain.outputs import (
+    CommitRow,
+    Fail,
+    Finish,
+    Note,
+    Output,
+    PublishCheckpoint,
+    Send,
+    Stopped,
+    Unfit,
+    WriteCommit,
+    WriteEvaluation,
+)
+from scheduler.brain.settings import BrainSettings, SavingRules
+from swarm.messages import (
+    AbortRound,
+    Accumulated,
+    Admit,
+    Average,
+    Averaged,
+    Command,
+    Commit,
+    Committed,
+    Evaluate,
+    Evaluated,
+    Event,
+    Follow,
+    Forwarded,
+    Hello,
+    Loaded,
+    LoadStage,
+    ParameterHash,
+    ParameterNorm,
+    Release,
+    ReportedCell,
+    Route,
+    Saved,
+    SaveStage,
+    UnitSize,
+    Void,
+)
+from swarm.types import JobId, Microbatch, PeerId, UnitName, set_digest
+
+JOB = JobId("job")
+STEPS, MICROBATCHES = 3, 3
+
+
+@dataclass
+class Obedient:
+    """What one replica holds."""
+
+    peer: PeerId
+    stage: int
+    version: int = 0
+    attempts: dict[Microbatch, int] = field(default_factory=dict)
+    sums: dict[int, set[int]] = field(default_factory=dict)
+    join: int = 0
+    loaded: bool = False
+
+
+class Swarm:
+    """A job; `lie` may change or drop any event on its way to the brain."""
+
+    def __init__(
+        self, pools: Sequence[str] = ("abc", "def"), *, seed: int = 0, tied: bool = False, **changes: Any
+    ) -> None:
+        self.pools = pools
+        units = {UnitName(f"stage-{stage}"): (stage,) for stage in range(len(pools))}
+        if tied:
+            units[UnitName("tied")] = (0, len(pools) - 1)
+        values: dict[str, Any] = {
+            "job": JOB, "epoch": 3, "timeline": 1, "steps": STEPS, "microbatches": MICROBATCHES,
+            "split": (1,) * len(pools), "spec_json": "{}", "staleness": 1, "max_in_flight": None, "units": units,
+            "grad_clip_norm": 1.0, "averaging_timeout_s": 5.0, "fail_on_nonfinite": False,
+            "learning_rate": lambda step: 0.1, "tokens_of": lambda step: 8, "eval_every_steps": 1,
+            "evaluation_microbatches": 2, "evaluation_tokens": 8, "saving": SavingRules(every_steps=2), "recover": True,
+        }  # fmt: skip
+        self.settings = BrainSettings(**(values | changes))
+        self.rng = Random(seed)
+        self.brain = JobBrain(self.settings, Random(seed))
+        self.now_s = 0.0
+        self.replicas = {
+            PeerId(name): Obedient(PeerId(name), stage) for stage, pool in enumerate(pools) for name in pool
+        }
+        self.lie: Callable[[PeerId, Event], Event | None] = lambda peer, event: event
+        self.inbox: deque[tuple[PeerId, Command]] = deque()
+        self.rows: list[CommitRow] = []
+        self.evaluated: dict[int, float] = {}
+        self.notes: list[str] = []
+        self.released: dict[PeerId, str] = {}
+        self.unfit: list[Unfit] = []
+        self.end: Output | None = None
+        self.means: dict[Any, dict[int, list[int]]] = {}  # of each round, what each member put in, per stage
+        self.averages: dict[Any, dict[PeerId, Average]] = {}
+
+    # The scheduler -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.step(Start(tuple(self.record(one.peer, one.stage) for one in self.replicas.values())))
+
+    def record(self, peer: PeerId, stage: int) -> ReplicaRecord:
+        return ReplicaRecord(peer, 1, f"at {peer}", stage)
+
+    def step(self, happened: Input) -> None:
+        self.now_s += 0.001
+        outputs = self.brain.step(happened, self.now_s)
+        self.brain.validate()
+        for output in outputs:
+            match output:
+                case Send(peer=peer, command=command):
+                    self.inbox.append((peer, command))
+                case WriteCommit(row=row):
+                    assert row.step == len(self.rows)
+                    self.rows.append(row)
+                    self.step(RowDurable(row.step))
+                case WriteEvaluation(row=evaluation):
+                    self.evaluated[evaluation.version] = evaluation.loss
+                case PublishCheckpoint(version=version):
+                    self.step(CheckpointKept(version))
+                case Note(message=message):
+                    self.notes.append(message)
+                case Unfit():
+                    self.unfit.append(output)
+                case Finish() | Fail() | Stopped():
+                    self.end = output
+
+    def restart(self) -> None:
+        """The scheduler was killed; all that was on its way is lost, and the replicas dial the next one."""
+        committed = len(self.rows)
+        self.settings = BrainSettings(
+            **{name: getattr(self.settings, name) for name in self.settings.__slots__} | {"epoch": 4}
+        )
+        self.brain, self.inbox = JobBrain(self.settings, Random(7)), deque()
+        known = {one.peer: one.stage for one in self.replicas.values() if one.peer not in self.released}
+        self.step(Resumed(known, committed, tuple(self.rows[-2:]), set(self.evaluated), 10.0))
+
+    def hello(self, peer: PeerId) -> Hello:
+        one = self.replicas[peer]
+        cells = tuple(
+            ReportedCell(
+                microbatch,
+                attempt,
+                microbatch.index in one.sums.get(microbatch.step, ()),
+                True,
+                self.loss_of(one, microbatch),
+            )
+            for microbatch, attempt in sorted(one.attempts.items())
+            if microbatch.step >= one.version
+        )
+        top = max(one.attempts.values(), default=0)
+        return Hello(
+            peer, 1, 1, "0", f"at {peer}", "", "cpu", 1, 1, -1, JOB, 1, one.version, cells, one.stage, top
+        )  # fmt: skip
+
+    # The replicas ------------------------------------------------------------------------------------------------
+
+    def say(self, peer: PeerId, event: Event) -> None:
+        told = self.lie(peer, event)
+        if told is not None and self.end is None:
+            self.step(Happened(peer, told))
+
+    def join(self, name: str, stage: int) -> None:
+        peer = PeerId(name)
+        self.replicas[peer] = Obedient(peer, stage)
+        self.step(Join(self.record(peer, stage)))
+
+    def run(self, until: Callable[[], bool] = lambda: False, most: int = 3000) -> None:
+        """Let the replicas do what they are told, until then or until the job has ended."""
+        for _ in range(most):
+            if self.end is not None or until():
+                return
+            if self.inbox:
+                self.obey(*self.inbox.popleft())
+            elif self.brain.due_s < self.now_s + 100.0:
+                self.now_s = max(self.now_s, self.brain.due_s)
+                self.step(Tick())
+            else:
+                return
+
+    def obey(self, peer: PeerId, command: Command) -> None:
+        one = self.replicas[peer]
+        stage, settings = one.stage, self.settings
+        match command:
+            case Release(reason=reason):
+                self.released[peer] = reason
+            case LoadStage(join=join, version=version):
+                one.version, one.join, one.loaded = version, join, True
+                if not join:
+                    self.say(peer, self.loaded(one))
+            case Follow(version=version, digest=digest) if digest and one.join:
+                one.version = version
+                self.say(peer, self.loaded(one))
+            case Admit():
+                one.join = 0
+            case Route(microbatch=microbatch, hops=hops) if hops[stage].peer == peer:
+                attempt = hops[stage].attempt
+                one.attempts[microbatch] = attempt
+                held = one.sums.setdefault(microbatch.step, set())
+                held.add(microbatch.index)
+                loss = self.loss_of(one, microbatch)
+                if stage < len(hops) - 1:
+                    self.say(peer, Forwarded(microbatch, stage, attempt))
+                self.say(peer, Accumulated(microbatch, stage, attempt, True, loss, 0.1, 0.2, 0.0))
+            case Evaluate(batch=batch, hops=hops) if hops[-1].peer == peer:
+                self.say(peer, Evaluated(batch, hops[-1].attempt, 2.0))
+            case Void(step=step, attempt=attempt):
+                gone = [one_ for one_, made in one.attempts.items() if one_.step == step and made <= attempt]
+                for microbatch in gone:
+                    del one.attempts[microbatch]
+                    one.sums.get(step, set()).discard(microbatch.index)
+            case Average():
+                self.average(one, command)
+            case AbortRound(round=number, unit=unit):
+                self.averages.pop((unit, number), None)
+            case Commit(step=step, version=version):
+                if version == one.version + 1:
+                    one.version = version
+                self.say(peer, Committed(1, step, version, stage, f"stage {stage} version {version}"))
+            case SaveStage(version=version):
+                self.say(peer, Saved(JOB, 1, version, stage, (ParameterHash(f"w{stage}", "float32", (1,), "00"),)))
+            case _:
+                assert settings.job
+
+    def loss_of(self, one: Obedient, microbatch: Microbatch) -> float:
+        return 1.0 + microbatch.index if one.stage == len(self.pools) - 1 else 0.0
+
+    def loaded(self, one: Obedient) -> Loaded:
+        units = tuple(UnitSize(unit, 1000) for unit, stages in self.settings.units.items() if one.stage in stages)
+        digest = f"stage {one.stage} version {one.version}"
+        return Loaded(JOB, 1, one.stage, one.version, digest, units, "probe", one.join)
+
+    def average(self, one: Obedient, command: Average) -> None:
+        """The round is over once all members were told of it; then each must have each microbatch in it once."""
+        key = (command.unit, command.round)
+        told = self.averages.setdefault(key, {})
+        told[one.peer] = command
+        if len(told) < len(command.members):
+            return
+        held = [set_digest(self.replicas[member.peer].sums.get(command.step, ())) for member in command.members]
+        if held != [member.digest for member in command.members]:
+            return  # one of them has added another microbatch since, and has said so
+        parts: dict[int, list[int]] = {}
+        for member in command.members:
+            replica = self.replicas[member.peer]
+            parts.setdefault(replica.stage, []).extend(replica.sums.get(command.step, ()))
+        for stage, indexes in parts.items():
+            assert sorted(indexes) == list(range(MICROBATCHES)), (command.step, stage, indexes)
+        for peer in [member.peer for member in command.members]:
+            if told is not self.averages.get(key):
+                return  # given up meanwhile
+            norms = (ParameterNorm(f"w of {command.unit}", 4.0),)
+            mean = f"mean of {command.unit} in step {command.step}"
+            self.say(peer, Averaged(1, command.step, command.unit, command.round, mean, norms, 0.1))
+
+    # What must have come of it -----------------------------------------------------------------------------------
+
+    def assert_finished(self) -> None:
+        assert isinstance(self.end, Finish), (self.end, self.notes[-5:], self.brain.waiting_for())
+        assert [row.step for row in self.rows] == list(range(STEPS))
+        for row in self.rows:
+            assert (row.loss, row.norm, row.skip) == (
+                sum(1.0 + index for index in range(MICROBATCHES)) / 8,
+                (4.0 * len(self.settings.units)) ** 0.5,
+                False,
+            )
+        if self.settings.eval_every_steps:
+            assert self.evaluated == dict.fromkeys(range(1, STEPS + 1), 0.5)
