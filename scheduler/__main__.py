@@ -52,6 +52,9 @@ def scheduler(
     allow_chaos: Annotated[
         bool, typer.Option("--allow-chaos", help="Obey swarm chaos: harm stage servers on purpose.")
     ] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write down what each job's brain hears, to be replayed: jobs/JOB/brain-*.")
+    ] = False,
     insecure: Insecure = False,
     log_level: LogLevel = "info",
     log_format: LogFormatName = "auto",
@@ -70,6 +73,7 @@ def scheduler(
         grace,
         allow_chaos,
         check_swarm(swarm),
+        record,
     )
     run_process(serve(options))
 

@@ -55,6 +55,7 @@ class SchedulerOptions:
     grace_s: float = GRACE_S
     allow_chaos: bool = False
     swarm: str = topics.DEFAULT_SWARM  # its name at the broker
+    record: bool = False  # what happens to the brains of jobs
 
 
 async def serve(options: SchedulerOptions) -> None:
@@ -103,7 +104,7 @@ async def serve(options: SchedulerOptions) -> None:
             if options.broker != "embedded":  # which nobody else knows
                 await presence.claim()
         ports = SchedulerPorts(
-            Stores.under(options.data_dir, database, files, log_readers),
+            Stores.under(options.data_dir, database, files, log_readers, record=options.record),
             announcer,
             metrics,
             SystemRandom(),

@@ -52,6 +52,12 @@ class InvalidModel(InvalidConfig):
     code = "E0302"
 
 
+class BadTranscript(InvalidConfig):
+    """A file is no transcript of a job's brain, or a damaged one."""
+
+    code = "E0303"
+
+
 class NotCached(InvalidModel):
     """The local cache lacks the file, and the hub cannot be asked."""
 

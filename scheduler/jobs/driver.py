@@ -47,7 +47,6 @@ from scheduler.brain.outputs import (
     Independent,
     Left,
     Note,
-    Output,
     PublishCheckpoint,
     Released,
     Send,
@@ -56,6 +55,7 @@ from scheduler.brain.outputs import (
     WriteCommit,
     WriteEvaluation,
 )
+from scheduler.brain.transcript import Recorder
 from scheduler.brain.watchdog import Over, Watchdog
 from scheduler.jobs.effects import JobEffects
 from swarm.data.batches import Batches
@@ -78,8 +78,16 @@ class Outcome:
 class JobDriver:
     """Runs one placed job to its end. Others may ask `brain` questions; they tell it things through the inbox only."""
 
-    def __init__(self, brain: JobBrain, batches: Batches, effects: JobEffects, watchdog: Watchdog) -> None:
+    def __init__(
+        self,
+        brain: JobBrain,
+        batches: Batches,
+        effects: JobEffects,
+        watchdog: Watchdog,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.brain = brain
+        self._decide = recorder.step if recorder is not None else brain.step
         self._batches = _Recent(batches)
         self._effects = effects
         self._watchdog = watchdog
@@ -154,12 +162,9 @@ class JobDriver:
                 return Stuck(self._watchdog.still_s_max)
         return Tick()
 
-    def _decide(self, happened: Input) -> list[Output]:
-        return self.brain.step(happened, asyncio.get_running_loop().time())
-
     async def _step(self, happened: Input) -> Outcome | None:
         """Tell the brain what happened and carry out what it decides; how the job ended, if it did."""
-        outputs = deque(self._decide(happened))
+        outputs = deque(self._decide(happened, asyncio.get_running_loop().time()))
         while outputs:
             match output := outputs.popleft():
                 case Send(peer=peer, command=command):
@@ -169,7 +174,8 @@ class JobDriver:
                 case WriteCommit(row=row):
                     if await self._written(self._effects.write_row(row)):
                         self.made_progress()
-                        outputs.extendleft(reversed(self._decide(RowDurable(row.step))))
+                        durable = self._decide(RowDurable(row.step), asyncio.get_running_loop().time())
+                        outputs.extendleft(reversed(durable))
                 case WriteEvaluation(row=evaluation):
                     await self._written(self._effects.write_evaluation(evaluation))
                     self.made_progress()

@@ -51,6 +51,7 @@ class JobRunner:
     ) -> None:
         stores = ports.stores
         self._store, self._files, self._keeping = stores.database, stores.files, stores.checkpoints
+        self._transcripts = stores.transcripts
         self._registry = registry
         self._peers = peers
         self._membership = membership
@@ -84,8 +85,10 @@ class JobRunner:
         record, limits = job.record, job.spec.limits
         files = self._files.state(record.files, job.start).listed
         settings = brain_settings(record, job.spec, self._store.epoch, batches, files, job.progress.skipped_in_a_row)
-        brain = JobBrain(settings, Random(self._rng.getrandbits(64)))
-        return JobDriver(brain, batches, _Effects(self, job), Watchdog(limits.no_progress_s, limits.max_runtime_s))
+        seed, watchdog = self._rng.getrandbits(64), Watchdog(limits.no_progress_s, limits.max_runtime_s)
+        recorder = self._transcripts.record(settings, seed) if self._transcripts is not None else None
+        brain = recorder.brain if recorder is not None else JobBrain(settings, Random(seed))
+        return JobDriver(brain, batches, _Effects(self, job), watchdog, recorder)
 
     async def _drive(self, job: Job, driver: JobDriver, begin: Start | Resumed, *, trained: bool = False) -> None:
         sha256 = ""

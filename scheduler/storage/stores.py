@@ -10,6 +10,7 @@ from scheduler.storage.checkpoint_catalog import CheckpointCatalog
 from scheduler.storage.database import Database
 from scheduler.storage.job_files import JobFiles
 from scheduler.storage.job_log import JobLogs
+from scheduler.storage.transcripts import Transcripts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Stores:
     files: JobFiles
     checkpoints: CheckpointCatalog
     logs: JobLogs
+    transcripts: Transcripts | None  # None: brains are not recorded
     threads: ThreadPoolExecutor | None
 
     @classmethod
@@ -33,7 +35,12 @@ class Stores:
         database: Database,
         threads: ThreadPoolExecutor | None = None,
         log_readers: ThreadPoolExecutor | None = None,
+        *,
+        record: bool = False,
     ) -> Stores:
         """The stores of a data folder."""
         catalog = CheckpointCatalog(root, threads)
-        return cls(database, JobFiles(root, threads), catalog, JobLogs(root / "jobs", log_readers), threads)
+        transcripts = Transcripts(root / "jobs") if record else None
+        return cls(
+            database, JobFiles(root, threads), catalog, JobLogs(root / "jobs", log_readers), transcripts, threads
+        )

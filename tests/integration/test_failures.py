@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from client.cli import run
+from scheduler.brain.replay import replay
+from scheduler.brain.transcript import Transcript
 from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
@@ -116,7 +118,7 @@ def test_frozen_killed_and_restarted_processes_do_not_change_a_bit(tmp_path: Pat
     spec = job_of(write_text(tmp_path), steps=150)
     tokens = Tokens.make(tmp_path / "tokens", spec)
     expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
-    with Cluster(tmp_path) as cluster:
+    with Cluster(tmp_path, "--record") as cluster:
         cluster.add_servers(5)
         job = cluster.submit(spec, tokens.manifest)
 
@@ -141,6 +143,12 @@ def test_frozen_killed_and_restarted_processes_do_not_change_a_bit(tmp_path: Pat
         assert view.weights_sha256 == expected.sha256
         assert view.step == 150
         assert view.loss == expected.losses[-1]
+    # What the brain of each scheduler start heard leads another one to the same decisions.
+    recorded = sorted((tmp_path / "scheduler" / "jobs" / job.id).glob("brain-*.jsonl"))
+    assert len(recorded) == 2
+    for path in recorded:
+        transcript = Transcript(path.read_text().splitlines())
+        assert all(step.is_same for step in replay(transcript, transcript.brain())), path.name
 
 
 @pytest.mark.timeout(200)

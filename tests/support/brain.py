@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
-from scheduler.brain import JobBrain
-from scheduler.brain.inputs import Happened, Input, ReplicaRecord, RowDurable, Start
+from scheduler.brain.inputs import Happened, Input, ReplicaRecord, Resumed, RowDurable, Start
 from scheduler.brain.outputs import CommitRow, Fail, Output, Send, WriteCommit
 from scheduler.brain.settings import BrainSettings
+from scheduler.brain.transcript import Recorder
 from swarm.messages import (
     Accumulated,
     Average,
@@ -36,7 +35,7 @@ S0, S1 = UnitName("stage-0"), UnitName("stage-1")
 class Swarm:
     """A brain with obedient replicas that a test can make answer one command at a time."""
 
-    def __init__(self, peers: dict[PeerId, int] | None = None, **changes: Any) -> None:
+    def __init__(self, peers: dict[PeerId, int] | None = None, begin: Resumed | None = None, **changes: Any) -> None:
         self.stage_of = peers or {A: 0, B: 0, C: 1, D: 1}
         stages = 1 + max(self.stage_of.values())
         values: dict[str, Any] = {
@@ -56,13 +55,16 @@ class Swarm:
             "learning_rate": lambda step: 0.5 - 0.1 * step,
             "tokens_of": lambda step: 8,
         }
-        self.brain = JobBrain(BrainSettings(**{**values, **changes}), Random(0))
+        self.transcript: list[str] = []
+        self.recorder = Recorder(BrainSettings(**{**values, **changes}), 0, self.transcript.append)
+        self.brain = self.recorder.brain
         self.outputs: list[Output] = []  # all that was decided, in order
         self.inbox: list[tuple[PeerId, Command]] = []  # commands that no replica has answered
         self.rows: list[CommitRow] = []
         self.loss = 1.0
+        self.now_s = 1.0  # when things happen that a test gives no time
         replicas = [ReplicaRecord(peer, 1, f"at {peer}", stage) for peer, stage in self.stage_of.items()]
-        self.tell(Start(tuple(replicas)), 0.0)
+        self.tell(begin or Start(tuple(replicas)), 0.0)
 
     def take(self, outputs: list[Output]) -> list[Output]:
         self.outputs += outputs
@@ -71,8 +73,8 @@ class Swarm:
         self.brain.validate()
         return outputs
 
-    def tell(self, happened: Input, now_s: float = 1.0) -> list[Output]:
-        return self.take(self.brain.step(happened, now_s))
+    def tell(self, happened: Input, now_s: float | None = None) -> list[Output]:
+        return self.take(self.recorder.step(happened, self.now_s if now_s is None else now_s))
 
     def hear(self, peer: PeerId, event: Event) -> list[Output]:
         return self.tell(Happened(peer, event))

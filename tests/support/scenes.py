@@ -38,6 +38,7 @@ def play(
     database: str = "sqlite://",
     hold_bytes: int = 1 << 30,
     limit_s: float = 7200.0,
+    record: bool = False,
 ) -> T:
     """Run a simulated system of idle peers for as long as `act` takes; give what `act` gives."""
 
@@ -46,7 +47,9 @@ def play(
         try:
             async with asyncio.TaskGroup() as tasks:
                 chance = Random(seed) if rng is None else rng
-                rig = await Rig.start(tokens, peers, tasks, chance, database=database, hold_bytes=hold_bytes)
+                rig = await Rig.start(
+                    tokens, peers, tasks, chance, database=database, hold_bytes=hold_bytes, record=record
+                )
                 while len(rig.membership.idle_peers()) < peers:
                     await asyncio.sleep(0.1)
                 given.append(await act(rig))
@@ -123,7 +126,13 @@ class Run:
 
 
 def train(
-    task: Task, peers: int, seed: int, breaking: Callable[[Run], Awaitable[None]], hold_bytes: int = 1 << 30
+    task: Task,
+    peers: int,
+    seed: int,
+    breaking: Callable[[Run], Awaitable[None]],
+    hold_bytes: int = 1 << 30,
+    *,
+    record: bool = False,
 ) -> Run:
     """Run the job to its end while `breaking` is at work; it must succeed with the right weights."""
 
@@ -137,7 +146,9 @@ def train(
         return run
 
     database = f"sqlite:///{task.tokens.root / f'{seed}.db'}"
-    return play(task.tokens, peers, act, seed=seed, database=database, hold_bytes=hold_bytes, limit_s=400.0)
+    return play(
+        task.tokens, peers, act, seed=seed, database=database, hold_bytes=hold_bytes, limit_s=400.0, record=record
+    )
 
 
 def replayed(run: Run) -> float:

@@ -130,6 +130,7 @@ class Rig:
     servers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
     server_metrics: list[StageServerMetrics] = field(default_factory=list)
     build: BuildStage = Stage
+    record: bool = False  # what happens to the brains of jobs
     slowness: dict[PeerId, float] = field(default_factory=dict)  # how many times as long a peer computes
 
     @classmethod
@@ -143,9 +144,11 @@ class Rig:
         duplicate_ratio: float = 0.2,
         database: str = "sqlite://",
         hold_bytes: int = 1 << 30,
+        record: bool = False,
     ) -> Rig:
         """`database` is a URL; one in memory ends with the scheduler."""
         rig = cls(SimNetwork(rng, duplicate_ratio=duplicate_ratio), tokens, tasks, rng, database, hold_bytes)
+        rig.record = record
         await rig.start_scheduler()
         for number in range(peers):
             rig.add_peer(PeerId(f"peer-{number}"), tasks, Random(rng.random()))
@@ -163,7 +166,7 @@ class Rig:
         self.metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
         async with asyncio.TaskGroup() as tasks:
             ports = SchedulerPorts(
-                Stores.under(self.tokens.root, self.store),
+                Stores.under(self.tokens.root, self.store, record=self.record),
                 NoAnnouncer(),
                 self.metrics,
                 Random(self.rng.random()),

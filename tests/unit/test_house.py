@@ -25,6 +25,7 @@ COVERED_BY = {
         *("scheduler/brain/commit/*", "scheduler/brain/explain/counts"),
         *("scheduler/brain/replicas/*", "scheduler/brain/routing/dispatch", "scheduler/brain/state/*"),
     ),
+    "unit/scheduler/brain/test_transcript.py": ("scheduler/brain/spelling",),
     "unit/scheduler/brain/checkpoint/test_schedule.py": ("scheduler/brain/checkpoint/collection",),
     "simulation/test_draining.py": ("scheduler/brain/explain/situation",),
     "simulation/test_tidying.py": ("scheduler/api/metric_expiry",),

@@ -1,0 +1,128 @@
+"""`python -m scheduler.brain.replay FILE`: take a brain through what a recorded one went through.
+
+Prints each input with what is decided, and where that differs from what was recorded. `--story STEP:INDEX` prints the
+story of one microbatch instead, `--against FILE` the first input at which another transcript differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from scheduler.brain.job import JobBrain
+from scheduler.brain.outputs import Output
+from scheduler.brain.spelling import spell_input, spell_output
+from scheduler.brain.transcript import Recorded, Transcript, digest
+from swarm.errors import BadTranscript, SwarmError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One input again, and what is decided now."""
+
+    recorded: Recorded
+    outputs: list[Output]
+    error: str = ""  # that the brain raised
+
+    @property
+    def is_same(self) -> bool:
+        """It decides what the recorded brain did."""
+        return self.recorded.digest == (None if self.error else digest(self.outputs))
+
+    def lines(self) -> Iterator[str]:
+        """The input, and under it what is decided."""
+        yield f"{self.recorded.at_s:.3f} s  {spell_input(self.recorded.happened)}"
+        yield from (f"    {line}" for line in map(spell_output, self.outputs) if line)
+        if self.error:
+            yield f"    raises {self.error}"
+
+
+def replay(transcript: Transcript, brain: JobBrain) -> Iterator[Step]:
+    """Take the brain through all that is recorded, up to an error."""
+    for recorded in transcript:
+        try:
+            yield Step(recorded, brain.step(recorded.happened, recorded.at_s))
+        except BadTranscript:
+            raise
+        except Exception as error:  # a fault of the brain is what a replay is for
+            yield Step(recorded, [], repr(error))
+            return
+
+
+def tell(transcript: Transcript, say: Callable[[str], object]) -> bool:
+    """Say all inputs and outputs; whether all was decided as recorded."""
+    steps, others = 0, 0
+    for step in replay(transcript, transcript.brain()):
+        steps += 1
+        for line in step.lines():
+            say(line)
+        if not step.is_same:
+            others += 1
+            say(f"    DIFFERS: recorded as {step.recorded.digest}")
+    if transcript.ended:
+        say(f"the recording ends here: {transcript.ended}")
+    say(f"{steps} inputs, {f'{others} decided otherwise' if others else 'all decided as recorded'}")
+    return not others
+
+
+def story(transcript: Transcript, step: int, index: int) -> list[str]:
+    """The longest story of a microbatch that the brain ever told."""
+    brain, found = transcript.brain(), list[str]()
+    for _ in replay(transcript, brain):
+        now = brain.story(step, index)
+        found = now if len(now) >= len(found) else found
+    return found
+
+
+def first_difference(one: Transcript, other: Transcript) -> Iterator[str]:
+    """The first input, or the first decision, in which two transcripts differ; nothing if they do not."""
+    pairs = zip_longest(replay(one, one.brain()), replay(other, other.brain()))
+    for number, (mine, yours) in enumerate(pairs, start=1):
+        if mine is None or yours is None or list(mine.lines()) != list(yours.lines()):
+            yield f"input {number}:"
+            for name, step in (("-", mine), ("+", yours)):
+                yield from (f"{name} {line}" for line in (step.lines() if step else ("(has ended)",)))
+            return
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0: as recorded; 1: not so."""
+    parser = argparse.ArgumentParser(prog="python -m scheduler.brain.replay", description="Replay a recorded brain.")
+    parser.add_argument("file", help="jobs/JOB/brain-*.jsonl in the scheduler's data folder")
+    parser.add_argument("--story", metavar="STEP:INDEX", help="tell the story of one microbatch")
+    parser.add_argument("--against", metavar="FILE", help="show the first difference to another transcript")
+    chosen = parser.parse_args(arguments)
+    try:
+        with open(chosen.file, encoding="utf-8") as file:
+            transcript = Transcript(file)
+            if chosen.against:
+                with open(chosen.against, encoding="utf-8") as other:
+                    differences = list(first_difference(transcript, Transcript(other)))
+                print("\n".join(differences or ["no difference"]))
+                return int(bool(differences))
+            if chosen.story:
+                print("\n".join(story(transcript, *_microbatch(chosen.story)) or ["nothing is known of it"]))
+                return 0
+            return int(not tell(transcript, print))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadTranscript(f"{chosen.file}: {error}") from None
+
+
+def _microbatch(text: str) -> tuple[int, int]:
+    step, _, index = text.partition(":")
+    if not (step.isdecimal() and index.isdecimal()):
+        raise UsageError(f"a microbatch is STEP:INDEX, not {text!r}")
+    return int(step), int(index)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SwarmError as error:
+        print(f"error {error.code}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(0)  # the reader has seen enough

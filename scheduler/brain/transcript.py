@@ -1,0 +1,242 @@
+"""What happened to a job's brain, written down so that it can be replayed: JSON lines.
+
+    {"transcript": 1, "seed": ..., "settings": {...}}      what the brain was made of
+    [at_s, input, answers, digest]                         one line for each input, as soon as it was decided
+    {"ended": "..."}                                       where recording stopped although the job went on
+
+`answers` are those numbers of the data and of the schedule that the brain asked for the first time: [name, step,
+number]. `digest` is of all that the brain decided, words included; null: it raised an error. Values are objects with
+the fields of their class, and its name under "is". Floats that JSON lacks are strings: "nan", "inf", "-inf".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from enum import Enum
+from functools import cache
+from random import Random
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from scheduler.brain.inputs import Input
+from scheduler.brain.job import JobBrain
+from scheduler.brain.outputs import Output
+from scheduler.brain.settings import BrainSettings
+from swarm.errors import BadTranscript
+
+VERSION = 1
+ASKED = ("learning_rate", "tokens_of")  # what the settings hold as functions of the step
+_ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Makes a brain and writes a line for each input that it takes in; `write` gets lines without their end."""
+
+    def __init__(self, settings: BrainSettings, seed: int, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._asked: dict[tuple[str, int], float] = {}
+        self._answers: list[tuple[str, int, float]] = []
+        asked: dict[str, Any] = {name: self._asking(name, getattr(settings, name)) for name in ASKED}
+        self.brain = JobBrain(replace(settings, **asked), Random(seed))
+        plain = {one.name: encoded(getattr(settings, one.name)) for one in fields(settings) if one.name not in ASKED}
+        write(_line({"transcript": VERSION, "seed": str(seed), "settings": plain}))
+
+    def step(self, happened: Input, now_s: float) -> list[Output]:
+        """As `JobBrain.step`."""
+        decided = None
+        try:
+            outputs = self.brain.step(happened, now_s)
+            decided = digest(outputs)
+        finally:
+            self._write(_line([encoded(now_s), encoded(happened), self._answers, decided]))
+            self._answers = []
+        return outputs
+
+    def _asking(self, name: str, of: Callable[[int], float]) -> Callable[[int], float]:
+        def ask(step: int) -> float:
+            if (name, step) not in self._asked:
+                self._asked[name, step] = of(step)
+                self._answers.append((name, step, self._asked[name, step]))
+            return self._asked[name, step]
+
+        return ask
+
+
+def ended(reason: str) -> str:
+    """The line that says why recording stops before the job does."""
+    return _line({"ended": reason})
+
+
+def digest(outputs: Iterable[Output]) -> str:
+    """Name what was decided."""
+    return hashlib.blake2b(_line([encoded(one) for one in outputs]).encode(), digest_size=8).hexdigest()
+
+
+def encoded(value: Any) -> Any:
+    """The value as JSON has it."""
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case Enum():
+            return value.value
+        case None | bool() | int() | float() | str():
+            return value
+        case bytes():
+            return value.hex()
+        case Mapping():
+            return {str(key): encoded(one) for key, one in value.items()}
+        case set() | frozenset():
+            return sorted(map(encoded, value))
+        case Collection():
+            return [encoded(one) for one in value]
+        case _:
+            assert is_dataclass(value), f"a transcript has no place for {value!r}"
+            return {"is": type(value).__name__} | {one.name: encoded(getattr(value, one.name)) for one in fields(value)}
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One input, when it came, and the digest of what was decided; None: the brain raised an error."""
+
+    at_s: float
+    happened: Input
+    digest: str | None
+
+
+class Transcript:
+    """A transcript that is read from its lines; BadTranscript, also while it is iterated, if they make no sense."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.ended = ""  # why recording stopped, once the last line was read
+        self._answers: dict[tuple[str, int], float] = {}
+        self._lines = enumerate(lines, start=1)
+        head = self._parsed(*next(self._lines, (1, "")))
+        if not isinstance(head, dict) or head.get("transcript") != VERSION or "settings" not in head:
+            raise BadTranscript(f"line 1: it does not begin as a transcript of version {VERSION} does")
+        asked = {name: self._answering(name) for name in ASKED}
+        self.settings: BrainSettings = _decoded_fields(BrainSettings, head["settings"], "line 1", asked)
+        self._seed = _decoded(str, head.get("seed"), "line 1: seed")
+
+    def brain(self) -> JobBrain:
+        """The brain as it was at the beginning; it knows those answers only that were read so far."""
+        try:
+            return JobBrain(self.settings, Random(int(self._seed)))
+        except ValueError:
+            raise BadTranscript("line 1: the seed is no number") from None
+
+    def __iter__(self) -> Iterator[Recorded]:
+        for number, text in self._lines:
+            line, where = self._parsed(number, text), f"line {number}"
+            if isinstance(line, dict) and "ended" in line:
+                self.ended = _decoded(str, line["ended"], where)
+                return
+            if not isinstance(line, list) or len(line) != 4:
+                raise BadTranscript(f"{where}: it is not [at_s, input, answers, digest]")
+            at_s, happened, answers, decided = line
+            for name, step, answer in _decoded(tuple[tuple[str, int, float], ...], answers, f"{where}: answers"):
+                self._answers[name, step] = int(answer) if name == "tokens_of" else answer
+            yield Recorded(
+                _decoded(float, at_s, f"{where}: at_s"),
+                _decoded(Input, happened, where),
+                _decoded(str | None, decided, f"{where}: digest"),
+            )
+
+    def _parsed(self, number: int, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise BadTranscript(
+                f"line {number}: it is no JSON", hint="the last line of a scheduler that was killed may be cut: drop it"
+            ) from None
+
+    def _answering(self, name: str) -> Callable[[int], Any]:
+        def answer(step: int) -> float:
+            if (name, step) not in self._answers:
+                raise BadTranscript(f"the brain asks for {name} of step {step}, which the recorded one did not")
+            return self._answers[name, step]
+
+        return answer
+
+
+def _decoded(kind: Any, value: Any, where: str) -> Any:
+    """The value of that type; BadTranscript if the JSON does not fit it."""
+    origin, args = get_origin(kind), get_args(kind)
+    if hasattr(kind, "__supertype__"):
+        return _decoded(kind.__supertype__, value, where)
+    if origin in (Union, types.UnionType):
+        return _one_of(args, value, where)
+    if origin is Literal:
+        if value not in args:
+            raise BadTranscript(f"{where}: {value!r} is none of {args}")
+        return value
+    if origin is tuple and args[1:] != (...,):
+        if not isinstance(value, list) or len(value) != len(args):
+            raise BadTranscript(f"{where}: not {len(args)} values")
+        return tuple(_decoded(one, item, where) for one, item in zip(args, value, strict=True))
+    if origin in (tuple, Collection):
+        if not isinstance(value, list):
+            raise BadTranscript(f"{where}: {value!r} is no list")
+        return tuple(_decoded(args[0], one, where) for one in value)
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise BadTranscript(f"{where}: {value!r} is no object")
+        return {key: _decoded(args[1], one, f"{where}: {key}") for key, one in value.items()}
+    if is_dataclass(kind):
+        return _decoded_fields(kind, value, where)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        try:
+            return kind(value)
+        except ValueError:
+            raise BadTranscript(f"{where}: {value!r} is no {kind.__name__}") from None
+    if kind is float:
+        value = _ODD.get(value, value) if isinstance(value, str) else value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise BadTranscript(f"{where}: {value!r} is no {getattr(kind, '__name__', kind)}")
+    return value
+
+
+def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and types.NoneType in kinds:
+        return None
+    tag = value.get("is") if isinstance(value, dict) else None
+    for kind in kinds:
+        fits = getattr(kind, "__name__", "") == tag if is_dataclass(kind) else tag is None
+        if fits and kind is not types.NoneType:
+            return _decoded(kind, value, where)
+    raise BadTranscript(f"{where}: {tag or value!r} is not known here")
+
+
+def _decoded_fields(kind: Any, value: Any, where: str, given: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
+    """A dataclass out of an object; `given` are fields that the object lacks."""
+    if not isinstance(value, dict):
+        raise BadTranscript(f"{where}: {value!r} is no {kind.__name__}")
+    hints, found = _hints(kind), dict(given)
+    for one in fields(kind):
+        if one.name in value:
+            found[one.name] = _decoded(hints[one.name], value[one.name], f"{where}: {kind.__name__}.{one.name}")
+        elif one.name not in given and one.default is MISSING and one.default_factory is MISSING:
+            raise BadTranscript(f"{where}: {kind.__name__} lacks {one.name}")
+    if unknown := value.keys() - found.keys() - {"is"}:
+        raise BadTranscript(f"{where}: {kind.__name__} has no {', '.join(sorted(unknown))}")
+    return kind(**found)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
