@@ -37,10 +37,10 @@ import torch
 from benchmarks.retained import WARM_UP_STEPS, Kept, Stays, Window, possible, window
 from scheduler.jobs.job import Job
 from swarm.process.logs import configure
-from swarm.sim import loop as sim
 from swarm.types import JobState, PeerId, PeerState
 from tests.simulation.engine.counting import CountingStage, counting_files, counting_spec, write_samples
 from tests.support.devices import InlineDevice
+from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens
 
 COMPUTE_S = 0.5

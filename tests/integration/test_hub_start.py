@@ -19,8 +19,8 @@ from swarm.hf.pretrained import ground, hub_files, weight_files
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import build_stages, sha256_of, train_local
-from swarm.sim import loop as sim
 from swarm.types import JobState
+from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -40,8 +40,8 @@ from swarm.rpc.channel import bind, new_server
 from swarm.rpc.frames import CHUNK_BYTES, payload_bytes
 from swarm.rpc.peers import GrpcPeerLinks, PeerLinks, TensorReceiver, Traffic, add_peer_service, state_reply
 from swarm.rpc.session import GrpcSchedulerLink, SchedulerLink, SessionHandler, add_session_service
-from swarm.sim.network import SimNetwork
 from swarm.types import Direction, JobId, Microbatch, PeerId
+from tests.support.sim.network import SimNetwork
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -14,7 +14,7 @@ import torch
 from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.sim import loop as sim
+from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, run_swarm, small_spec, write_text
 
 JOBS: dict[str, tuple[int, dict[str, Any]]] = {

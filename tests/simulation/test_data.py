@@ -19,8 +19,8 @@ from swarm.checkpoint.storage import Files
 from swarm.data import open_corpus
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
-from swarm.sim import loop as sim
 from swarm.wire import jobs_pb2 as pb
+from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 from tests.support.tokenizer import write_tokenizer
 

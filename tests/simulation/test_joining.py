@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from swarm.messages import Admit, Command, Event, Follow, Loaded
-from swarm.sim.fabric import Observer
-from swarm.sim.network import SimNetwork
 from tests.support.scenes import BEFORE, Run, Task, add_peer, serves, train
+from tests.support.sim.fabric import Observer
+from tests.support.sim.network import SimNetwork
 
 SHAPES = [
     {"pipeline__staleness": 0},

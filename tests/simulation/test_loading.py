@@ -19,10 +19,10 @@ from swarm.job.spec import JobSpec
 from swarm.messages import PROTOCOL_VERSION, Command, Event, Failed, Loaded, LoadStage, Release, StoreHeader, Welcome
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
-from swarm.sim import loop as sim
-from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId
 from tests.support.devices import InlineDevice
+from tests.support.sim import loop as sim
+from tests.support.sim.network import SimNetwork
 from tests.support.simulated import SCHEDULER, Done, small_spec, write_text
 
 T = TypeVar("T")

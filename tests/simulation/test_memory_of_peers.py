@@ -15,8 +15,8 @@ from swarm.errors import OutOfMemory
 from swarm.job.footprint import stage_footprint
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.sim import loop as sim
 from swarm.types import JobState, PeerId
+from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 

@@ -15,8 +15,8 @@ import torch
 from scheduler.jobs.driver import JobDriver
 from swarm.data import ByteTokenizer
 from swarm.messages import Accumulated
-from swarm.sim import loop as sim
 from swarm.types import JobState
+from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 

@@ -17,9 +17,9 @@ from swarm.data import ByteTokenizer
 from swarm.errors import OutOfMemory
 from swarm.messages import Accumulated, Averaged, Committed, Event, Failed, Loaded, ParameterNorm
 from swarm.reference.trainer import train_local
-from swarm.sim import loop as sim
 from swarm.types import JobState, Microbatch, PeerId
 from tests.support.scenes import resolved
+from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 PEERS = 6  # three for each of two stages

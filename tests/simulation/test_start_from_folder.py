@@ -21,9 +21,9 @@ from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.messages import FetchRequest, StateFile
 from swarm.reference.trainer import train_local
-from swarm.sim import loop as sim
 from swarm.types import JobId, JobState
 from tests.support.scenes import play
+from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 FIELDS: dict[str, dict[str, Any]] = {

@@ -19,8 +19,8 @@ from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
-from swarm.sim import loop as sim
 from swarm.types import PeerId
+from tests.support.sim import loop as sim
 from tests.support.simulated import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text
 
 

@@ -16,9 +16,9 @@ from swarm.errors import ReplicaDiverged
 from swarm.job.partition import resolve
 from swarm.messages import LoadStage
 from swarm.reference.trainer import train_local
-from swarm.sim import loop as sim
 from swarm.types import JobState, PeerId
 from tests.support.devices import InlineDevice
+from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 T = TypeVar("T")

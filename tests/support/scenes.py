@@ -19,8 +19,8 @@ from swarm.data import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
-from swarm.sim import loop as sim
 from swarm.types import JobState, PeerId, PeerState
+from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
 T = TypeVar("T")

@@ -27,11 +27,11 @@ from swarm.job.spec import JobSpec
 from swarm.messages import PROTOCOL_VERSION
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
-from swarm.sim import loop as sim
-from swarm.sim.fabric import Counts
-from swarm.sim.network import SimNetwork
 from swarm.types import JobState, PeerId
 from tests.support.devices import InlineDevice
+from tests.support.sim import loop as sim
+from tests.support.sim.fabric import Counts
+from tests.support.sim.network import SimNetwork
 
 SCHEDULER = "scheduler"
 WALL_START_UNIX_S = 1_700_000_000.0

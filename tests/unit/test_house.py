@@ -39,7 +39,6 @@ COVERED_BY = {
     "unit/swarm/process/test_metrics.py": ("scheduler/metrics", "stage_server/metrics"),
     "unit/swarm/checkpoint/test_writer.py": ("swarm/checkpoint/reader", "swarm/checkpoint/storage"),
     "unit/swarm/job/test_partition.py": ("swarm/job/families", "swarm/job/model_config"),
-    "unit/swarm/sim/test_network.py": ("swarm/sim/*",),
     "integration/test_hub_start.py": ("swarm/hf/hub", "swarm/hf/pretrained"),
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
     "property/test_rpc_mapping.py": ("swarm/messages", "swarm/rpc/mapping"),

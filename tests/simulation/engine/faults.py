@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from random import Random
 from typing import assert_never
 
-from swarm.sim import loop as sim
-from swarm.sim.weather import DETECT_S
 from tests.simulation.engine.history import Fault as Injected
 from tests.simulation.engine.scenario import (
     Cancel,
@@ -27,6 +25,8 @@ from tests.simulation.engine.scenario import (
     Spawn,
 )
 from tests.simulation.engine.world import SCHEDULER, Peer, World
+from tests.support.sim import loop as sim
+from tests.support.sim.weather import DETECT_S
 
 
 async def inject(world: World, fault: Fault, number: int) -> None:

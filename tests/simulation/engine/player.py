@@ -21,8 +21,6 @@ from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.model.stage import Stage
 from swarm.reference.trainer import sha256_of, train_step
-from swarm.sim import loop as sim
-from swarm.sim.loop import SimulationStuck
 from swarm.types import JobState
 from tests.simulation.engine import checkers
 from tests.simulation.engine.checkers import Facts
@@ -31,6 +29,8 @@ from tests.simulation.engine.faults import heal, inject
 from tests.simulation.engine.history import Calm, Ended, History, JobIs
 from tests.simulation.engine.scenario import Scenario, Shape
 from tests.simulation.engine.world import World, sim_task
+from tests.support.sim import loop as sim
+from tests.support.sim.loop import SimulationStuck
 from tests.support.simulated import Tokens, small_spec, write_text
 
 POLL_S = 0.1

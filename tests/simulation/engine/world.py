@@ -46,11 +46,6 @@ from swarm.job.spec import JobSpec
 from swarm.messages import PROTOCOL_VERSION, Averaged, Boundary, Command, Commit, Event, TensorHeader
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
-from swarm.sim import loop as sim
-from swarm.sim.fabric import Observer
-from swarm.sim.network import SimNetwork
-from swarm.sim.processes import Process
-from swarm.sim.weather import Weather
 from swarm.types import JobId, PeerId, PeerState
 from tests.simulation.engine.counting import CountingStage, watched
 from tests.simulation.engine.history import (
@@ -70,6 +65,11 @@ from tests.simulation.engine.history import (
 )
 from tests.simulation.engine.scenario import DatabaseOutage, Disk, Failpoint, Scenario, Shape
 from tests.support.devices import SimDevice
+from tests.support.sim import loop as sim
+from tests.support.sim.fabric import Observer
+from tests.support.sim.network import SimNetwork
+from tests.support.sim.processes import Process
+from tests.support.sim.weather import Weather
 
 SCHEDULER = "scheduler"
 WALL_START_UNIX_S = 1_700_000_000.0

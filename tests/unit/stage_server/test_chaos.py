@@ -15,8 +15,8 @@ from swarm.errors import CorruptFrame, PeerUnavailable
 from swarm.messages import Boundary, Chaos, TensorHeader
 from swarm.process.logs import get_logger
 from swarm.rpc import frames
-from swarm.sim import loop as sim
 from swarm.types import Direction, JobId, Microbatch, PeerId
+from tests.support.sim import loop as sim
 
 NEAR, FAR, ALL = PeerId("near"), PeerId("far"), PeerId("")
 

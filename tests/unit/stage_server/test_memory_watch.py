@@ -9,8 +9,8 @@ from stage_server.memory_watch import WATCH_S, watch_memory
 from stage_server.metrics import StageServerMetrics
 from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
-from swarm.sim import loop as sim
 from tests.support.devices import InlineDevice
+from tests.support.sim import loop as sim
 
 OFFERED = 100
 EXCEEDED = "swarm_device_memory_exceeded_total"

@@ -32,11 +32,11 @@ from swarm.messages import (
     TensorHeader,
     UnitRound,
 )
-from swarm.sim import loop as sim
-from swarm.sim.network import SimNetwork
 from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
+from tests.support.sim import loop as sim
+from tests.support.sim.network import SimNetwork
 
 JOB = JobId("job")
 ME = PeerId("me")

@@ -19,10 +19,10 @@ from swarm.errors import CorruptFrame, Refused, StaleMessage
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.messages import Boundary, EvaluationBoundary, Event, LoadStage, Need, Slice
-from swarm.sim.network import SimNetwork
 from swarm.types import Direction, EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
+from tests.support.sim.network import SimNetwork
 
 JOB = JobId("job")
 SHAPE = (2, 16, 24)

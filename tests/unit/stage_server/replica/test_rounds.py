@@ -28,11 +28,11 @@ from swarm.messages import (
     Slice,
     UnitRound,
 )
-from swarm.sim import loop as sim
-from swarm.sim.network import SimNetwork
 from swarm.types import JobId, PeerId, Round, UnitName
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
+from tests.support.sim import loop as sim
+from tests.support.sim.network import SimNetwork
 
 UNIT = UnitName("stage-0")
 ME = ReplicaId(JobId("job"), PeerId("a"), 1, 0)

@@ -38,10 +38,10 @@ from swarm.messages import (
 )
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
-from swarm.sim import loop as sim
-from swarm.sim.network import SimNetwork
 from swarm.types import Hop, JobId, Microbatch, PeerId, Round, set_digest
 from tests.support.devices import InlineDevice
+from tests.support.sim import loop as sim
+from tests.support.sim.network import SimNetwork
 
 JOB = JobId("job")
 ADDRESS = "scheduler"

@@ -20,9 +20,9 @@ from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.messages import Commit, LoadStage, StateRequest
 from swarm.model.stage import Stage
-from swarm.sim.network import SimNetwork
 from swarm.types import Hop, JobId, PeerId
 from tests.support.devices import InlineDevice
+from tests.support.sim.network import SimNetwork
 from tests.support.simulated import small_spec, write_text
 
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from swarm.sim import loop as sim
-from swarm.sim.loop import SimulationStuck
+from tests.support.sim import loop as sim
+from tests.support.sim.loop import SimulationStuck
 
 
 def test_an_hour_passes_at_once_and_exactly() -> None:
@@ -102,7 +102,7 @@ def test_each_component_has_its_own_dice() -> None:
 
 PROGRAM = """
 import asyncio
-from swarm.sim import loop as sim
+from tests.support.sim import loop as sim
 order = []
 async def wait(name):
     try:

@@ -6,12 +6,12 @@ import pytest
 
 from swarm.errors import PeerUnavailable
 from swarm.messages import Boundary
-from swarm.sim import loop as sim
-from swarm.sim.fabric import Counts
-from swarm.sim.network import SimNetwork
-from swarm.sim.processes import Process
-from swarm.sim.weather import DETECT_S, Weather
 from tests.support.headers import header_of
+from tests.support.sim import loop as sim
+from tests.support.sim.fabric import Counts
+from tests.support.sim.network import SimNetwork
+from tests.support.sim.processes import Process
+from tests.support.sim.weather import DETECT_S, Weather
 
 
 class Receiver:

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from swarm.sim import loop as sim
-from swarm.sim.processes import Process
+from tests.support.sim import loop as sim
+from tests.support.sim.processes import Process
 
 
 async def tick(ticks: list[float], every_s: float = 1.0) -> None:

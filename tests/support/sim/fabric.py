@@ -17,8 +17,8 @@ from swarm.errors import PeerUnavailable, SchedulerUnreachable, SwarmError
 from swarm.messages import Command, Event, TensorHeader
 from swarm.rpc.peers import StateDonor, TensorReceiver, Traffic
 from swarm.rpc.session import SessionHandler
-from swarm.sim.processes import Process
-from swarm.sim.weather import DELAY_S, DETECT_S, Weather
+from tests.support.sim.processes import Process
+from tests.support.sim.weather import DELAY_S, DETECT_S, Weather
 
 T = TypeVar("T")
 

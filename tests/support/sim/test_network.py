@@ -9,10 +9,10 @@ import pytest
 
 from swarm.errors import PeerUnavailable, SchedulerUnreachable
 from swarm.messages import Boundary, Command, Event, FetchRequest, Heartbeat, StoreHeader, Void
-from swarm.sim import loop as sim
-from swarm.sim.fabric import Counts
-from swarm.sim.network import SimNetwork
 from tests.support.headers import header_of
+from tests.support.sim import loop as sim
+from tests.support.sim.fabric import Counts
+from tests.support.sim.network import SimNetwork
 
 
 class Receiver:

@@ -13,8 +13,8 @@ from swarm.messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import public_error
 from swarm.rpc.peers import StateDonor, TensorReceiver, Traffic, collect, state_chunks, take
-from swarm.sim.fabric import Fabric, Flight
-from swarm.sim.processes import Process
+from tests.support.sim.fabric import Fabric, Flight
+from tests.support.sim.processes import Process
 
 
 @dataclass(slots=True)

@@ -14,11 +14,11 @@ import asyncio
 from swarm.errors import SchedulerUnreachable
 from swarm.rpc.peers import NoTraffic, StateDonor, TensorReceiver, Traffic
 from swarm.rpc.session import SessionHandler
-from swarm.sim.fabric import Fabric
-from swarm.sim.links import SimPeerLinks
-from swarm.sim.processes import Process
-from swarm.sim.sessions import SimSchedulerLink
-from swarm.sim.weather import DETECT_S
+from tests.support.sim.fabric import Fabric
+from tests.support.sim.links import SimPeerLinks
+from tests.support.sim.processes import Process
+from tests.support.sim.sessions import SimSchedulerLink
+from tests.support.sim.weather import DETECT_S
 
 
 class SimNetwork(Fabric):

@@ -12,9 +12,9 @@ from swarm.rpc import frames
 from swarm.rpc.channel import public_error
 from swarm.rpc.mapping import from_command, from_event, parse, to_command, to_event
 from swarm.rpc.session import INBOX_LIMIT, Pipe, SessionHandler, exactly, serve_session, whole
-from swarm.sim.fabric import Fabric
-from swarm.sim.processes import Process
 from swarm.wire import session_pb2
+from tests.support.sim.fabric import Fabric
+from tests.support.sim.processes import Process
 
 
 class SimSchedulerLink:

@@ -24,7 +24,7 @@ from concurrent.futures import Executor
 from contextvars import Context
 from typing import Any, Final, TypeVar, TypeVarTuple
 
-from swarm.sim.processes import Process, process_of
+from tests.support.sim.processes import Process, process_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

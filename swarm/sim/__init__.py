@@ -1,1 +1,0 @@
-"""Virtual time, and a network with weather."""
