@@ -4,12 +4,7 @@ The brain asks the parts below in turn and alone decides what comes next. It nev
 every input comes with its time. Its rules of order are two: a row is written before any replica hears of the commit,
 and whatever abolishes work (AbortRound, Void) is sent to a replica before the work that replaces it.
 
-    state       mode, replicas, steps, ledger    loads       what each replica has to do
-    loading     what fits together               dispatch    who computes which microbatch
-    rounds      averaging of full steps          commits     rows, who is told of them, who made them
-    admission   who joins                        moves       who changes stages
-    departures  who goes                         reattach    who comes back
-    collector   who hands over a checkpoint      explain     what all that comes to, for people
+parts.py lists the parts; hearing.py says what an event of a replica means.
 """
 
 from __future__ import annotations
@@ -151,7 +146,7 @@ class JobBrain:
 
     @property
     def due_s(self) -> float:
-        """When to say Tick if nothing happens before; infinity: never."""
+        """When the next Tick is due if nothing happens before; infinity: never."""
         state, times_s = self._state, self._parts.rounds.retries_s()
         if state.mode is Mode.GATHERING and state.census is not None:
             times_s.append(state.census.deadline_s)

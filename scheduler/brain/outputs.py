@@ -1,4 +1,4 @@
-"""What a job's brain decides: outputs, to be carried out in the given order; and where they gather until then."""
+"""What a job's brain decides: outputs, carried out in the given order; and the outbox where they gather."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Independent:
-    """A replica that joined needs nothing of the others any more: the stage would live on with it alone."""
+    """A replica that joined no longer depends on the others: the stage could go on with it alone."""
 
     peer: PeerId
     incarnation: int
@@ -188,7 +188,7 @@ Output: TypeAlias = (
 
 
 class Outbox:
-    """Outputs of one job that were not handed out yet; `replicas` are those to whom commands go."""
+    """Outputs of one job that were not handed out yet; commands go to `replicas` only."""
 
     def __init__(self, job: JobId, replicas: Container[PeerId]) -> None:
         self._job = job
@@ -200,7 +200,7 @@ class Outbox:
         self._outputs.append(output)
 
     def send(self, peer: PeerId, command: Command) -> None:
-        """A command to a replica; whoever is none any more gets nothing."""
+        """A command to a replica; a peer that no longer is one gets nothing."""
         if peer in self._replicas:
             self._outputs.append(Send(peer, command))
 

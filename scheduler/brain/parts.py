@@ -25,21 +25,21 @@ from scheduler.brain.state.step import Phase
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Each decides one thing; they share the state and know those above them in this list."""
+    """Each part decides one thing. All share the state, and each knows only parts above it in this list."""
 
     state: BrainState  # mode, replicas, steps, ledger
     saving: CheckpointSchedule  # when to save, when to stop
     evaluations: Evaluations  # the loss on the validation split
     loads: Loads  # what each replica has to do
     loading: Loading  # what fits together
-    dispatch: Dispatch  # who computes which microbatch
+    dispatch: Dispatch  # which replica computes which microbatch
     rounds: Rounds  # averaging of full steps
-    commits: Commits  # rows, who is told of them, who made them
-    moves: Moves  # who changes stages
-    admission: Admission  # who joins
-    collector: CheckpointCollector  # who hands over a checkpoint
-    departures: Departures  # who goes
-    reattach: Reattach  # who comes back
+    commits: Commits  # rows, and whether all replicas made their commits
+    moves: Moves  # replicas that change stages
+    admission: Admission  # peers that join
+    collector: CheckpointCollector  # replicas that hand over a checkpoint
+    departures: Departures  # replicas that leave or are lost
+    reattach: Reattach  # replicas that come back
 
     @classmethod
     def of(cls, settings: BrainSettings, rng: Random) -> Parts:
@@ -70,7 +70,7 @@ class Parts:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is to be computed."""
+        """No step is open, and nothing is being evaluated."""
         return not self.state.progress.runs and self.evaluations.is_idle
 
     def validate(self) -> None:

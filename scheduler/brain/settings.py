@@ -73,7 +73,7 @@ class BrainSettings:
     evaluation_microbatches: int = 0
     evaluation_tokens: int = 0
     pause_on_nonfinite: bool = False  # commit the step as skip, then pause
-    nonfinite_steps_max: int = 10  # so many in a row that were skipped fail the job
+    nonfinite_steps_max: int = 10  # skipped steps in a row, after which the job fails
     skipped_in_a_row: int = 0  # up to the newest commit, when the brain begins
     first_step: int = 0  # the version that is loaded, from `files`
     files: tuple[StateFile, ...] = field(default=(), repr=False)

@@ -1,1 +1,1 @@
-"""When a checkpoint is taken, and who hands over which part of it."""
+"""When a checkpoint is taken, and which replica hands over which part of it."""

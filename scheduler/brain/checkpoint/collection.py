@@ -1,6 +1,6 @@
-"""Which replicas hand over a checkpoint, and what becomes of the job when one cannot be had (saving.py says when).
+"""Which replicas hand over a checkpoint, and what becomes of the job when one cannot be had (schedule.py says when).
 
-Who shall save a version is asked right after it was told to make it, since later it has moved on. The job goes on
+A replica is asked to save a version right after it was told to make it, since later it has moved on. The job goes on
 without a checkpoint; the one after the last step is tried again until it is kept, since nothing else has those weights.
 """
 
@@ -26,10 +26,10 @@ class CheckpointCollector:
     def __init__(self, state: BrainState, saving: CheckpointSchedule) -> None:
         self._state = state
         self._saving = saving
-        self._owed: Counter[PeerId] = Counter()  # how often each did not hand over what all waited for
+        self._owed: Counter[PeerId] = Counter()  # how often each replica failed to hand over its part
 
     def committed(self, version: int, *, skipped: bool, now_s: float) -> None:
-        """The replicas were just told to make `version`: who shall save it must be told next."""
+        """The replicas were just told to make `version`: the savers must be asked next."""
         if skipped and self._state.settings.pause_on_nonfinite and self._saving.stop is None:
             reason = f'the gradient of step {version - 1} was not finite (limits.on_nonfinite = "pause")'
             self._saving.stop = Stopped(JobState.PAUSED, reason)
@@ -88,10 +88,10 @@ class CheckpointCollector:
         return self.give_up(reason, fault, now_s)
 
     def stuck(self, for_s: float, now_s: float) -> End | None:
-        """Nothing came for so long of the checkpoint that all waits for.
+        """The job waits for a checkpoint, of which no part came for `for_s`.
 
-        Who owes a part is not asked again if there is another one. Storage that hangs is waited for, since only the
-        replicas have what it is writing; but not by a job that shall be cancelled.
+        A replica that owes a part is not asked again if there is another one. The job waits for storage that hangs,
+        since only the replicas have what it is writing; a job that is being cancelled does not.
         """
         held, stop = self._saving.open, self._saving.stop
         assert held is not None
@@ -109,7 +109,7 @@ class CheckpointCollector:
         newest = f"the newest checkpoint is that of step {kept}" if kept else "there is no earlier checkpoint"
         stop = self._saving.stop
         if version < self._state.progress.committed or any(step >= version for step in self._state.progress.runs):
-            stop = None  # it was one on the way: what the job shall stop with is newer, and not saved yet
+            stop = None  # it was an earlier one: the version with which the job stops is newer, and not saved yet
         if stop is not None and stop.state is JobState.CANCELLED:
             text = f"{stop.reason}; the checkpoint at step {version} could not be written: {fault}; {newest}"
             return Stopped(stop.state, text)
@@ -145,7 +145,7 @@ class CheckpointCollector:
         return f"waits until the checkpoint at step {held.version} is written"
 
     def _reluctance(self, peer: PeerId) -> tuple[bool, bool, int, int, PeerId]:
-        """The replica of a stage with the least of it is asked for the stage's state."""
+        """Sorts the replicas of a stage: the first one is asked for the stage's state."""
         leaves, is_suspect = peer in self._state.pool.leaves, self._state.pool.is_suspect(peer)
         return self._owed[peer] > 0, leaves or is_suspect, self._owed[peer], self._state.ledger.outstanding(peer), peer
 

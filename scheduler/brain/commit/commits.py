@@ -1,4 +1,4 @@
-"""What a step's commit says, who is told of it, and whether all who must have made it.
+"""What a step's commit says, which replicas are told of it, and whether all of them have made it.
 
 averaged, in order ──▶ row ──durable──▶ Commit to every member ──all Committed, digests alike──▶ agreed
 """
@@ -71,7 +71,7 @@ class Commits:
         return None
 
     def send(self, peer: PeerId, row: CommitRow) -> None:
-        """Let a replica make a commit; if it had no part in the rounds, it learns who has their means."""
+        """Let a replica make a commit; if it took no part in the rounds, name the donors of their means."""
         settings, stage = self._state.settings, self._state.pool.stage_of(peer)
         units = [unit for unit, stages in settings.units.items() if stage in stages]
         rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in units if unit in row.rounds)
@@ -91,7 +91,7 @@ class Commits:
                 self.send(peer, row)
 
     def needs_donors(self, peer: PeerId) -> bool:
-        """Whether a commit that the replica has yet to make needs means of rounds in which it was no member."""
+        """Whether the replica must still fetch an averaged gradient: it joined after a round that it has to commit."""
         since, takes_part = self._state.pool[peer].since, self._state.pool.leaves.takes_part
         return any(
             run.step >= since and takes_part(peer, run.step) and peer not in run.commits and not self._holds(peer, run)
@@ -101,7 +101,7 @@ class Commits:
     def _holds(self, peer: PeerId, run: StepRun) -> bool:
         """Whether the replica has the means that the step's commit makes effective, as far as is known.
 
-        Of rounds under an earlier scheduler start it is not known who took part.
+        The members of rounds under an earlier scheduler start are not known.
         """
         stage, rounds = self._state.pool.stage_of(peer), run.rounds if run.row is None else run.row.rounds
         units = [unit for unit in rounds if stage in self._state.settings.units[unit]]
@@ -158,6 +158,6 @@ class Commits:
         return version_needed(later.step, self._state.settings.staleness) > run.step
 
     def owing(self, run: StepRun) -> list[PeerId]:
-        """Who has not said yet that it made the step's commit; whoever joined with a later version never will."""
+        """Replicas that have yet to report the step's commit; those that joined with a later version never will."""
         able = [peer for peer in self._state.pool.members(run.step) if self._state.pool[peer].since <= run.step]
         return [peer for peer in able if peer not in run.commits]

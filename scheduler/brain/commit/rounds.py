@@ -41,7 +41,7 @@ class Rounds:
             self._start_unit(run, unit)
 
     def repeat(self, run: StepRun, now_s: float) -> None:
-        """Start anew what failed, once its pause is over and no suspect has a part in it."""
+        """Repeat the failed rounds whose pause is over and in which no suspect takes part."""
         for unit, trouble in self.paused(run).items():
             stages = self._state.settings.units[unit]
             waits = any(
@@ -57,17 +57,17 @@ class Rounds:
             run.turn(StepEvent.AVERAGED)
 
     def paused(self, run: StepRun) -> dict[UnitName, Troubles]:
-        """Units of a step that is being averaged whose round failed, and that have no other yet."""
+        """Units of a step in averaging whose round failed and was not repeated yet."""
         if run.phase is not Phase.AVERAGING:
             return {}
         return {unit: trouble for unit, trouble in run.troubles.items() if unit not in run.rounds}
 
     def retries_s(self) -> list[float]:
-        """When what is paused is to be tried again."""
+        """When each paused round is repeated."""
         return [trouble.retry_s for run in self._state.progress.runs.values() for trouble in self.paused(run).values()]
 
     def waiting_for(self, run: StepRun) -> str:
-        """What a step that is averaged waits for, for a person."""
+        """What averaging a step waits for, for a person."""
         missing = [f"{listed(one.missing())} ({unit})" for unit, one in run.rounds.items() if one.missing()]
         return f"waits for averaging at {'; '.join(missing)}"
 
@@ -145,7 +145,7 @@ class Rounds:
                 averaging.lost.add(peer)
 
     def undecide_unheld(self, now_s: float) -> None:
-        """Steps whose averages nobody of some stage holds any more, and that have no row yet, are done again."""
+        """Average again each step without a row whose average no replica of some stage holds any more."""
         for run in list(self._state.progress.runs.values()):
             if run.phase is Phase.DECIDED and not run.skip and not self._is_held(run):
                 self._undecide(run, now_s)
@@ -228,7 +228,7 @@ class Rounds:
         )
 
     def _undecide(self, run: StepRun, now_s: float) -> None:
-        """All of a stage that held a step's averages are lost before its row was written: accumulate it again."""
+        """Average the step again: a stage lost all holders of its average before the row was written."""
         lost = sorted({peer for averaging in run.rounds.values() for peer in averaging.lost})
         self._abort_all(run)
         run.turn(StepEvent.REOPENED, "nobody of a stage holds the average any more")

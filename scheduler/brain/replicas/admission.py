@@ -103,7 +103,7 @@ class Admission:
                 self._admit(joiner, report, now_s)
 
     def times_s(self) -> list[float]:
-        """When those who still fetch take too long."""
+        """When each joiner that still fetches will have taken too long."""
         return [one.since_s + self._join_s_max(one) for one in self._state.joiners if one.report is None]
 
     def _admit(self, joiner: Joiner, report: Loaded, now_s: float) -> None:

@@ -1,7 +1,7 @@
 """Which replica moves to another stage, and where a peer goes that comes: the planners (rebalancing.py) are asked here.
 
-They are shown each stage with who serves it and how fast. Whoever joins or moves counts as arriving, and whoever leaves
-not at all.
+They are shown each stage with who serves it and how fast. Peers that join or move count as arriving;
+replicas that leave do not count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Moves:
         self._bytes_per_s = JOINER_BYTES_PER_S
 
     def consider(self, now_s: float) -> Decision[Move] | None:
-        """Look at the stages from time to time, and say who moves where that is worth it; None: not now."""
+        """Look at the stages from time to time, and name the replica whose move is worth it; None: not now."""
         settings, pool = self._state.settings, self._state.pool
         if not settings.recover or not settings.rebalance.rebalance or len(pool.by_stage) < 2:
             return None
@@ -57,7 +57,7 @@ class Moves:
         now_s: float,
         coming: Mapping[PeerId, int] | None,
     ) -> Decision[int]:
-        """The stage that an idle peer is to join, of those that fit into its memory; or why it is not to."""
+        """The stage that an idle peer should join, of those that fit into its memory; or why none."""
         fits = set(fitting)
         if pinned_stage >= 0:
             fits &= {pinned_stage}
@@ -70,7 +70,7 @@ class Moves:
         return where_to_join(pools, min_replicas=self._state.settings.rebalance.min_replicas)
 
     def fetched(self, stage: int, took_s: float) -> None:
-        """A joiner took so long to fetch the stage: how fast others will be."""
+        """Learn from a joiner that fetched the stage how fast others will be."""
         sizes = self._state.settings.state_bytes
         if sizes and took_s > 0.0:
             self._bytes_per_s += 0.3 * (sizes[stage] / took_s - self._bytes_per_s)

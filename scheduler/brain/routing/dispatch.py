@@ -1,10 +1,11 @@
-"""Who computes which microbatch: routes for new ones, other replicas for what was lost, late or cannot be delivered.
+"""Which replica computes which microbatch: routes for new ones, other replicas for hops lost, late or undelivered.
 
-    feed ──▶ route ──all accumulated──▶ done         window: so many microbatches are on their way at one time
+    feed ──▶ route ──all accumulated──▶ done         window: the most microbatches in flight
       ▲         │
     refill ◀────┴── orphans: taken from a suspect, a late one, the end of a failing link; void with a lost one
 
-Only what lacks a holder is given again, and what a replica holds stays there: its neighbours on the route are told.
+Only microbatches without a holder are given again. What a replica holds stays there, and its neighbours on the route
+are told.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from scheduler.brain.state.step import Phase, StepRun, may_open, version_needed
 from swarm.messages import Accumulated, Evaluate, EvaluationUndelivered, Forwarded, Route, Undelivered
 from swarm.types import EvaluationBatch, Hop, Microbatch, PeerId
 
-QUEUE_SLACK = 3.0  # a hop is late if it took so many times as long as all that its replica has to do takes others
+QUEUE_SLACK = 3.0  # a hop is late after this many times what the fastest replica would need for the same queue
 FIRST_SLACK = 10.0  # for a replica that was never measured: its first computations prepare the device
-RELAX_S = 5.0  # a replica that got no work for being slow is believed to be faster by and by
+RELAX_S = 5.0  # how often a slow replica without work is assumed to have become a little faster
 
 
 class Dispatch:
@@ -173,9 +174,9 @@ class Dispatch:
             self._send_route(step, index, now_s)
 
     def refill(self, run: StepRun, now_s: float, *, keep: bool = False) -> None:
-        """Give every orphan a new hop, those that some replica holds already to that replica.
+        """Give every orphan a new hop; a microbatch that a replica already holds stays with that replica.
 
-        `keep`: what nobody holds goes to whoever was at work on it before.
+        `keep`: a hop that nobody holds goes to the replica that was at work on it before.
         """
         raised = False
         for index, stages in self._state.ledger.orphans(run.step):
@@ -199,7 +200,7 @@ class Dispatch:
             self._send_route(run.step, index, now_s)
 
     def evaluate(self, now_s: float) -> None:
-        """Feed evaluation microbatches; those who lost their place on a route are told too."""
+        """Feed evaluation microbatches; replicas that lost their place on a route are told too."""
         if self._evaluations.is_idle:
             return
         pools = self._loads.by_stage()

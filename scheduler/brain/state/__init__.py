@@ -1,1 +1,1 @@
-"""What all parts of one job's brain share: who serves what, which steps are open, who accumulated what."""
+"""What all parts of one job's brain share: the replicas, the open steps, and what each replica accumulated."""

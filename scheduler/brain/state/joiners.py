@@ -9,7 +9,7 @@ replicas do not all agree on a later version yet: then every commit that it lack
 further ahead than that before the joiner has made it too. So a joiner that is as fast as the others gets in, whatever
 the length of a step.
 
-Which averaged gradients it lacks is known: those of rounds in which it was no member. It has them from others' logs.
+It lacks the averaged gradients of rounds in which it was no member, and fetches them from the logs of other replicas.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Joiners:
         return self._joiners.get(peer)
 
     def begin(self, replica: ReplicaRecord, now_s: float) -> Joiner:
-        """The peer shall join the stage; an earlier attempt is forgotten."""
+        """Let the peer join the stage; an earlier attempt is forgotten."""
         self._number += 1
         joiner = self._joiners[replica.peer] = Joiner(replica, self._number, now_s)
         return joiner
@@ -86,7 +86,7 @@ class Joiners:
         return True
 
     def answer(self, joiner: Joiner) -> None:
-        """What was reported is of no use any more."""
+        """The report was too old: it is dropped, and the joiner is told so."""
         assert joiner.report is not None
         joiner.answered_version = joiner.report.version
         joiner.report = None
@@ -117,5 +117,5 @@ class Joiners:
 
 
 def choose_donors(candidates: Sequence[Hop], rng: Random) -> tuple[Hop, ...]:
-    """Whom a joiner may ask: all, or a random few of many."""
+    """The donors that a joiner may ask: all candidates, or a random few of many."""
     return tuple(candidates if len(candidates) <= DONORS_MAX else rng.sample(list(candidates), DONORS_MAX))

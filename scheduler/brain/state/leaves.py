@@ -27,7 +27,7 @@ class Leave:
 
 
 class Leaves:
-    """Who leaves, and who would."""
+    """Replicas that leave, and those that wait to leave."""
 
     def __init__(self) -> None:
         self._leaves: dict[PeerId, Leave] = {}
@@ -47,7 +47,7 @@ class Leaves:
         return bool(self._leaves)
 
     def ask(self, peer: PeerId, leave: Leave) -> bool:
-        """The peer is to leave; whether that is news. To go for good is stronger than to move."""
+        """Ask the peer to leave; False if it was asked before. Leaving for good outranks a move."""
         known = self._leaves.get(peer)
         if known is not None and (known.target is None or leave.target is not None):
             return False
@@ -55,7 +55,7 @@ class Leaves:
         return True
 
     def begin(self, pool: Collection[PeerId], suspects: Collection[PeerId], until: int) -> list[PeerId]:
-        """Of one stage's replicas those that begin to leave now: any but the last that stays."""
+        """The replicas of one stage that begin to leave now; one replica that can work always stays."""
         begun = []
         for peer in sorted(set(pool) & self._leaves.keys()):
             if peer not in self and any(one != peer and one not in self and one not in suspects for one in pool):
@@ -67,7 +67,7 @@ class Leaves:
     def stay(self, pool: Collection[PeerId], agreed: int = 0) -> dict[PeerId, int]:
         """A stage lost all replicas but these, and all of them leave: they stay for now; each with its `until`.
 
-        Who was no member of a step that is `agreed` on will never have its commit, and cannot stay.
+        A replica that was no member of an agreed step never makes its commit, so it cannot stay.
         """
         if any(peer not in self for peer in pool):
             return {}
@@ -89,7 +89,7 @@ class Leaves:
         return leave is None or leave.until is None or step < leave.until
 
     def due(self, agreed: int) -> list[PeerId]:
-        """Those on whom nothing depends any more, once so many steps are agreed on."""
+        """Replicas on which nothing depends any more, now that `agreed` steps are agreed on."""
         return [peer for peer, leave in self._leaves.items() if leave.until is not None and leave.until <= agreed]
 
     def done(self, peer: PeerId, now_s: float) -> Leave:

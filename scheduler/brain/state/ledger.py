@@ -1,6 +1,6 @@
-"""Who accumulated what: the book that makes every gradient count exactly once.
+"""Which replica accumulated what: the ledger makes every gradient count exactly once.
 
-For each (step t, stage s, microbatch m) the ledger knows the hop that shall do it and the *set* of replicas that hold
+For each (step t, stage s, microbatch m) the ledger knows the hop that has to do it and the *set* of replicas that hold
 its contribution in their sums. A step is full when every (s, m) has exactly one holder.
 
        fed ──▶ hop (peer, attempt) ──Accumulated──▶ one holder ──all (s, m)──▶ full ──▶ closed by the commit
@@ -89,12 +89,12 @@ class Ledger:
         self._outstanding: dict[PeerId, int] = {}
         self._changed: set[PeerId] = set()  # whose outstanding changed since `take_changed`
         self._closed: dict[int, list[list[str]]] = {}  # stories of the newest closed steps
-        self._shares: dict[int, Counter[PeerId]] = {}  # who did how much of them
+        self._shares: dict[int, Counter[PeerId]] = {}  # how much of them each replica did
 
     # Feeding -----------------------------------------------------------------------------------------------------
 
     def open(self, step: int) -> None:
-        """Start the book of a step."""
+        """Begin to count the contributions to a step."""
         assert step not in self._steps, f"step {step} is open"
         count = self.microbatches
         self._steps[step] = OpenStep(
@@ -105,7 +105,7 @@ class Ledger:
         )
 
     def open_steps(self) -> list[int]:
-        """Steps with a opened, oldest first."""
+        """The open steps, oldest first."""
         return sorted(self._steps)
 
     def attempt(self, step: int) -> int:
@@ -191,7 +191,7 @@ class Ledger:
         opened.open = sum(1 for left in opened.left[: opened.fed] if left)
 
     def at_work(self, step: int, stage: int, index: int) -> PeerId | None:
-        """Who was asked last for what is an orphan now, of those that may go on; None: nobody."""
+        """The last replica asked to compute this orphan whose work on it is not void; None if there is none."""
         opened = self._steps[step]
         offered = opened.entries[stage][index].offered
         alive = [peer for peer, attempt in offered.items() if attempt > opened.floors.get(peer, 0)]
@@ -338,7 +338,7 @@ class Ledger:
         return [(index, sorted(found[index])) for index in sorted(found)]
 
     def holder(self, step: int, stage: int, index: int) -> PeerId | None:
-        """The replica that holds the contribution; of two, the one that shall stay is not decided here."""
+        """The replica that holds the contribution; either of two, if two do."""
         return next(iter(self._steps[step].entries[stage][index].holders), None)
 
     def displaced(self, step: int, index: int) -> list[PeerId]:

@@ -1,11 +1,11 @@
-"""Who serves which stage of a job, who of them is trusted with work, and who takes part in what.
+"""The replicas of a job: which stage each one serves, whether it gets work, and in which steps it takes part.
 
     add ──▶ TRUSTED ──silent──▶ SUSPECT ──heard──▶ TRUSTED        a suspect gets no new work, and is a member still
                └──session broke──▶ DETACHED ──Hello──▶ TRUSTED    nothing is believed before it said what it holds
                                       any of them ──remove──▶ gone: what it held is void, until it joins anew
 
-One record per replica: what is known of it goes with it. Who leaves is in `leaves`; whoever leaves gets no new work
-either, and is no member of the steps that begin after.
+Each replica has one record, which is dropped with it. Replicas that leave are in `leaves`: they get no new work either,
+and are no members of the steps that begin after.
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ class Pool:
         return replica
 
     def joined(self, replica: ReplicaRecord, report: Loaded, now_s: float) -> None:
-        """The peer fetched what its stage holds, so what it lost once is of no account."""
+        """The peer has fetched what its stage holds, so it no longer counts as lost."""
         self.add(replica)
         self._gone.discard(replica.peer)
         standing = self._standings[replica.peer]
         standing.loaded, standing.joined_s, standing.needs_donors = report, now_s, True
 
     def sort(self) -> None:
-        """Order the replicas of each stage by peer id, so that ties do not depend on who came first."""
+        """Order the replicas of each stage by peer id, so that ties do not depend on the order of arrival."""
         for peers in self.by_stage:
             peers.sort()
 

@@ -9,10 +9,10 @@ from swarm.types import Microbatch, PeerId
 
 
 class RestartCensus:
-    """Who has come back after a restart of the scheduler, and what each says that it holds."""
+    """The peers that have come back after a restart of the scheduler, and what each one reports to hold."""
 
     def __init__(self, known: Mapping[PeerId, int], deadline_s: float) -> None:
-        self.known = known  # who served which stage before
+        self.known = known  # the stage that each peer served before
         self.deadline_s = deadline_s
         self.hellos: dict[PeerId, Hello] = {}
         self._awaited = set(known)
@@ -43,7 +43,7 @@ class RestartCensus:
         return max((cell.step for cells in self._cells.values() for cell in cells), default=-1)
 
     def cells(self, step: int) -> list[tuple[PeerId, int, ReportedCell]]:
-        """What is reported of a step: (peer, stage, cell), in an order that does not depend on who came first."""
+        """What is reported of a step: (peer, stage, cell), in an order that does not depend on that of arrival."""
         return [
             (peer, self.hellos[peer].stage, cell)
             for peer in sorted(self._cells)
