@@ -92,7 +92,7 @@ class ChaosDesk:
     ) -> pb.ChaosReport:
         name, stage = peer.hello.peer, peer.stage
         job = self._jobs.get(peer.job)
-        brain = _brain_of(job)
+        brain = job.brain if job is not None else None
         before = brain.counts() if brain is not None else None
         against, address = (other.hello.peer, other.hello.address) if other is not None else (PeerId(""), "")
         order = Chaos(request.fault, request.for_s, request.factor, against, address, request.seed)
@@ -108,7 +108,7 @@ class ChaosDesk:
                 if since_s >= lasts_s:
                     break
             else:
-                if (current := _brain_of(job)) is not None and current is not brain:
+                if (current := job.brain) is not None and current is not brain:
                     # A stage was lost: the job resumes from a checkpoint, with a new ledger.
                     brain, before, recovered_s = current, current.counts(), NEVER
                 if rerouted_s == NEVER and brain.counts().rerouted > before.rerouted:
@@ -157,10 +157,6 @@ class ChaosDesk:
                 f"stage server {found.hello.peer} is gone: {found.reason}", hint="list them with: swarm peers"
             )
         return found
-
-
-def _brain_of(job: Job | None) -> JobBrain | None:
-    return job.driver.brain if job is not None and job.driver is not None else None
 
 
 def _check(request: pb.ChaosRequest) -> None:

@@ -33,9 +33,8 @@ async def drain(jobs: Jobs, membership: Membership, reference: str, reason: str)
         await asyncio.sleep(LOOK_S)  # until the job has heard of it
     while known.job:  # this incarnation; when a newer one dials, this one is gone
         job = jobs.get(known.job)
-        brain = job.driver.brain if job is not None and job.driver is not None else None
-        now_s = asyncio.get_running_loop().time()
-        waits_for = why_it_stays(brain.situation(now_s), peer) if brain is not None else ""
+        situation = job.situation() if job is not None else None
+        waits_for = why_it_stays(situation, peer) if situation is not None else ""
         if told != (known.state, waits_for):
             told = (known.state, waits_for)
             yield known, waits_for or "it is about to be released"

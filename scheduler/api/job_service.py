@@ -14,7 +14,7 @@ from scheduler.api.drain import drain
 from scheduler.api.submission import MODEL, read_request
 from scheduler.api.uploads import Uploads
 from scheduler.api.views import explanation, job_view, log_entry, log_filter, peer_view
-from scheduler.brain.explain.facts import Situation, explain_job, explain_microbatch, explain_peer
+from scheduler.brain.explain.facts import explain_job, explain_microbatch, explain_peer
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
@@ -122,7 +122,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             if request.HasField("microbatch"):
                 return self._explain_microbatch(about, request.microbatch.step, request.microbatch.index)
             now_s = asyncio.get_running_loop().time()
-            facts = explain_job(self._jobs.standing(about), _situation(about), self._jobs.idle(), now_s)
+            facts = explain_job(self._jobs.standing(about), about.situation(), self._jobs.idle(), now_s)
             return explanation("job", about.record.id, facts)
         raise AssertionError
 
@@ -144,11 +144,11 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         idle = next((one for one in self._jobs.idle() if one.peer == known.hello.peer), None)
         waiting = {job.record.id: job.record.reason for job in self._jobs.waiting()}
         now_s = asyncio.get_running_loop().time()
-        facts = explain_peer(known, _situation(job) if job is not None else None, idle, waiting, now_s)
+        facts = explain_peer(known, job.situation() if job is not None else None, idle, waiting, now_s)
         return explanation("peer", known.hello.peer, facts)
 
     def _explain_microbatch(self, job: Job, step: int, index: int) -> pb.Explanation:
-        microbatches, brain = job.spec.training.microbatches, job.driver.brain if job.driver is not None else None
+        microbatches, brain = job.spec.training.microbatches, job.brain
         if index >= microbatches:
             raise NotFound(f"a step of {job.record.id} has microbatches 0 to {microbatches - 1}, there is no {index}")
         if brain is None:
@@ -249,7 +249,3 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     def _peer_view(self, peer: Peer) -> pb.PeerView:
         now_s = asyncio.get_running_loop().time()
         return peer_view(peer, self._jobs.get(peer.job), now_s, self._wall_s())
-
-
-def _situation(job: Job) -> Situation | None:
-    return job.driver.brain.situation(asyncio.get_running_loop().time()) if job.driver is not None else None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from scheduler.brain.explain.facts import Fact
 from scheduler.brain.fleet.membership import Peer
-from scheduler.jobs.job import Job
+from scheduler.jobs.job import Job, split_of
 from scheduler.storage.job_log import LogLine
 from swarm.errors import InvalidConfig
 from swarm.process.logs import LOG_LEVELS
@@ -15,10 +15,8 @@ from swarm.wire import jobs_pb2 as pb
 
 def job_view(job: Job) -> pb.JobView:
     """A job as clients see it."""
-    record, progress = job.record, job.progress
-    counts = job.driver.brain.counts() if job.driver is not None else None
-    split = job.spec.pipeline.split
-    assert split != "auto"
+    record, progress, peers = job.record, job.progress, job.stages
+    counts = job.brain.counts() if job.brain is not None else None
     committed = progress.steps_done * job.spec.training.microbatches
     return pb.JobView(
         id=record.id,
@@ -40,10 +38,10 @@ def job_view(job: Job) -> pb.JobView:
             pb.StageView(
                 stage=stage,
                 layers=layers,
-                peers=job.stages.get(stage, []),
+                peers=peers.get(stage, []),
                 microbatches=counts.microbatches if counts is not None else committed,
             )
-            for stage, layers in enumerate(split)
+            for stage, layers in enumerate(split_of(job.spec))
         ],
         microbatches_committed=committed,
         microbatches_in_flight=counts.in_flight if counts is not None else 0,
@@ -62,7 +60,7 @@ def job_view(job: Job) -> pb.JobView:
 def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> pb.PeerView:
     """A stage server as clients see it; `job` is the one that it serves."""
     hello = peer.hello
-    brain = job.driver.brain if job is not None and job.driver is not None else None
+    brain = job.brain if job is not None else None
     return pb.PeerView(
         id=hello.peer,
         state=peer.state.value,

@@ -8,15 +8,14 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 
-from scheduler.brain.explain.facts import WAITING_STATES, IdlePeer
+from scheduler.brain.explain.facts import IdlePeer
 from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, allocate, start_with
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.stall import waiting
-from scheduler.jobs.driver import JobDriver
-from scheduler.jobs.job import Job, now_s, split_of
+from scheduler.jobs.job import Job, JobRun, now_s, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -70,21 +69,22 @@ class Allocator:
 
     def _look_again_s(self) -> float | None:
         """When to look again although nothing has happened; None: never."""
-        pauses_s = [job.tries_again_s - now_s() for job in self._registry.waiting()]
+        pauses_s = [job.waiting.tries_again_s - now_s() for job in self._registry.all() if job.waiting is not None]
         idle_s = [LOOK_AGAIN_S] if self._membership.idle_peers() else []
         return min((one for one in pauses_s + idle_s if one > 0.0), default=None)
 
     def _waiting(self, job: Job, peers: int) -> PendingJob:
         """The job as the brain sees it, if `peers` peers are available to it."""
+        assert job.waiting is not None
         return PendingJob(
             job.record.id,
             needs(model_costs(job.spec), split_of(job.spec), peers),
             job.spec.limits.min_replicas,
-            now_s() - job.waits_since_s,
+            now_s() - job.waiting.since_s,
             looks=_looks(job),
         )
 
-    def _running(self, job: Job, driver: JobDriver) -> ActiveJob:
+    def _running(self, job: Job, run: JobRun) -> ActiveJob:
         here = [peer for peer in self._membership.peers() if peer.job == job.record.id]
         staying = Counter(peer.stage for peer in here if not peer.leaving)
         # The job's brain hears of these peers one by one, and only after the allocation.
@@ -93,10 +93,8 @@ class Allocator:
         def where(peer: Candidate, stages: Collection[int], coming: Mapping[PeerId, int]) -> Decision[int]:
             if unfit := self._unfit(job, peer.peer):
                 return Decision(None, unfit)
-            if unfit := self._unfit(job, peer.peer):
-                return Decision(None, unfit)
             sent = {**loading, **coming}
-            return driver.brain.where_to_join(peer.peer, peer.pinned_stage, stages, now_s(), sent)
+            return run.driver.brain.where_to_join(peer.peer, peer.pinned_stage, stages, now_s(), sent)
 
         split = split_of(job.spec)
         return ActiveJob(
@@ -104,7 +102,7 @@ class Allocator:
             needs(model_costs(job.spec), split, 1 + sum(map(len, job.stages.values()))),
             job.spec.limits.min_replicas,
             tuple(staying[stage] for stage in range(len(split))),
-            job.at_start,
+            run.replicas_at_start,
             where,
         )
 
@@ -119,7 +117,7 @@ class Allocator:
             idle,
             present,
             [self._waiting(job, len(present)) for job in self._registry.waiting()],
-            [self._running(job, job.driver) for job in self._registry.at_work() if job.driver is not None],
+            [self._running(job, job.run) for job in self._registry.at_work() if job.run is not None],
             self._peers.reservations.now(now_s()),
         )
         self._unused = handed.unused
@@ -127,20 +125,19 @@ class Allocator:
             job, peer = self._registry.get(join.job), self._membership.get(join.peer)
             assert peer is not None
             assert job is not None
-            assert job.driver is not None
+            assert job.run is not None
             self._peers.assign(job, join.peer, join.stage)
             self._registry.say(job, "info", f"{join.peer} is to join: {join.reason}")
-            job.driver.join(_replica(peer.hello, join.stage))
+            job.run.driver.join(_replica(peer.hello, join.stage))
 
     def _unfit(self, job: Job, peer: PeerId) -> str:
         known = self._membership.get(peer)
         return job.unfit.why(peer, known.hello.incarnation) if known is not None else ""
 
     async def _try_to_start(self, job: Job) -> None:
-        if job.record.state not in WAITING_STATES:
+        if job.waiting is None:
             return  # it was cancelled or paused while another job's state was being written
-        stalled = job.record.state is JobState.STALLED
-        if _looks(job) or (stalled and now_s() < job.tries_again_s):
+        if _looks(job) or now_s() < job.waiting.tries_again_s:
             return
         known = self._membership.idle_peers()
         idle = {one.hello.peer: one for one in known if not self._unfit(job, one.hello.peer)}
@@ -152,8 +149,9 @@ class Allocator:
             self._peers.reservations.now(now_s()),
         )
         if decision.plan is None:
+            stalled = job.record.state is JobState.STALLED
             state = JobState.STALLED if stalled else JobState.PLACING
-            reason = waiting(job.gone_back, decision.reason) if stalled else decision.reason
+            reason = waiting(job.waiting.goes_on, decision.reason) if stalled else decision.reason
             if (job.record.state, job.record.reason) != (state, reason):
                 await self._registry.enter(job, state, reason)
             return
@@ -166,18 +164,16 @@ class Allocator:
         # No await until the driver exists: a cancel or a leave from now on must reach it.
         for replica in replicas:
             self._peers.assign(job, replica.peer, replica.stage)
-            job.stages.setdefault(replica.stage, []).append(replica.peer)
         self._runner.begin(job, batches, replicas)
-        job.gone_back = ""
-        self._registry.say(job, "info", f"placed: {_describe(job.stages)}")
         peers = {replica.peer: replica.stage for replica in replicas}
-        told = f"{counted(len(replicas), 'peer')} for {counted(len(job.stages), 'stage')}"
+        self._registry.say(job, "info", f"placed: {_describe(peers)}")
+        told = f"{counted(len(peers), 'peer')} for {counted(len(set(peers.values())), 'stage')}"
         await self._registry.enter(job, JobState.LOADING, told, peers=peers, hint="")
 
 
 def _looks(job: Job) -> bool:
     """Whether a stalled job is still looking for its checkpoint."""
-    return job.record.state is JobState.STALLED and not job.gone_back
+    return job.record.state is JobState.STALLED and job.waiting is not None and not job.waiting.goes_on
 
 
 def _candidates(peers: Iterable[Peer]) -> list[Candidate]:
@@ -191,5 +187,6 @@ def _replica(hello: Hello, stage: int) -> ReplicaRecord:
     return ReplicaRecord(hello.peer, hello.incarnation, hello.address, stage, hello.device, hello.pinned_stage >= 0)
 
 
-def _describe(stages: dict[int, list[PeerId]]) -> str:
-    return "; ".join(f"stage {stage}: {', '.join(peers)}" for stage, peers in sorted(stages.items()))
+def _describe(peers: Mapping[PeerId, int]) -> str:
+    stages = sorted(set(peers.values()))
+    return "; ".join(f"stage {stage}: {', '.join(one for one in peers if peers[one] == stage)}" for stage in stages)

@@ -15,7 +15,7 @@ from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage
 from scheduler.brain.fleet.placement import stages_for
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
-from scheduler.jobs.job import Job, JobProgress, again, now_s, split_of
+from scheduler.jobs.job import Job, JobProgress, again, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -119,7 +119,7 @@ class Jobs:
         )
         await self.stores.files.put_tokenizer(job_id, tokenizer_files)
         await self.stores.database.put_job(record)
-        job = Job(record, resolved, JobProgress(record.first_steps[-1]), start=start, waits_since_s=now_s())
+        job = Job(record, resolved, JobProgress(record.first_steps[-1]), start=start)
         self._registry.add(job)
         self.stores.logs.open(job_id)
         self._metrics.job_opened(job_id, resolved.model.family)
@@ -164,13 +164,13 @@ class Jobs:
             return
         if state.is_final:
             raise NotAllowed(f"job {job.record.id} has {state.value} already", hint="there is nothing to cancel")
-        if job.driver is None:
+        if job.run is None:
             await self._registry.enter(job, JobState.CANCELLED, reason, hint=again(job))
         elif checkpoint and state is not JobState.CANCELLING:
-            job.driver.stop(JobState.CANCELLED, reason)
+            job.run.driver.stop(JobState.CANCELLED, reason)
             await self._registry.enter(job, JobState.CANCELLING, f"{reason}; what runs is committed and saved first")
         else:
-            job.driver.cancel(reason)
+            job.run.driver.cancel(reason)
             await self._registry.enter(job, JobState.CANCELLING, reason)
 
     async def pause(self, job: Job, reason: str) -> None:
@@ -180,10 +180,10 @@ class Jobs:
             return
         if state.is_final or state is JobState.CANCELLING:
             raise NotAllowed(f"job {job.record.id} is {state.value}: it cannot be paused")
-        if job.driver is None:
+        if job.run is None:
             await self._registry.enter(job, JobState.PAUSED, reason, hint=again(job))
         else:
-            job.driver.stop(JobState.PAUSED, reason)
+            job.run.driver.stop(JobState.PAUSED, reason)
             await self._registry.enter(job, JobState.PAUSING, f"{reason}; what runs is committed and saved first")
 
     async def resume(self, job: Job, which: str, spec: JobSpec | None) -> None:
@@ -193,9 +193,9 @@ class Jobs:
         failed or cancelled; InvalidConfig, NotFound, CheckpointDamaged.
         """
         record = job.record
-        if record.state not in _RESUMABLE or job.driver is not None:
+        if record.state not in _RESUMABLE or job.run is not None:
             hint = f"start another job from it: swarm submit FILE --resume-from {record.id}:latest"
-            state = "is being stopped" if job.driver is not None else f"is {record.state.value}"
+            state = "is being stopped" if job.run is not None else f"is {record.state.value}"
             raise NotAllowed(
                 f"job {record.id} {state}; only a paused, failed or cancelled one can be resumed",
                 hint=hint if record.state is JobState.SUCCEEDED else f"see: swarm status {record.id}",

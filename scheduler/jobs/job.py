@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from scheduler.brain import JobBrain
+from scheduler.brain.explain.facts import Situation
 from scheduler.brain.fleet.unfit import UnfitPeers
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.stall import Stalls
@@ -75,24 +77,52 @@ class JobProgress:
 
 
 @dataclass(slots=True)
+class JobRun:
+    """A job at work. The runner alone makes it and drops it."""
+
+    driver: JobDriver
+    replicas_at_start: int
+    sink: CheckpointSink | None = None  # once its storage is prepared
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A job that waits for peers. The rollback of a stalled job says where it goes on, and when."""
+
+    since_s: float
+    goes_on: str = ""  # what was lost and where the job goes on, once it is ready to be placed
+    tries_again_s: float = 0.0
+
+
+@dataclass(slots=True)
 class Job:
-    """A job and what is known of it now."""
+    """A job and what is known of it now. The registry alone writes `record`, and `waiting` with it."""
 
     record: JobRecord
     spec: JobSpec
     progress: JobProgress = field(default_factory=JobProgress)
-    driver: JobDriver | None = None
-    keeper: CheckpointSink | None = None
     start: Checkpoint | None = None  # what the present timeline starts from
     newest: Checkpoint | None = None
-    gone_back: str = ""  # what a stalled job lost and where it goes on, once it is ready to be placed
-    stages: dict[int, list[PeerId]] = field(default_factory=dict)
     stalls: Stalls = field(default_factory=Stalls)
     unfit: UnfitPeers = field(default_factory=UnfitPeers)  # expelled, and not to come back
-    tries_again_s: float = 0.0  # a stalled job
-    at_start: int = 0  # replicas with which it began to work
-    waits_since_s: float = 0.0  # for peers
+    run: JobRun | None = None
+    waiting: Waiting | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def brain(self) -> JobBrain | None:
+        """The brain of a job at work, for questions only."""
+        return self.run.driver.brain if self.run is not None else None
+
+    @property
+    def stages(self) -> dict[int, list[PeerId]]:
+        """The peers of each stage; empty if the job has none."""
+        peers, stages = self.record.peers, range(len(split_of(self.spec)))
+        return {stage: [peer for peer in peers if peers[peer] == stage] for stage in stages} if peers else {}
+
+    def situation(self) -> Situation | None:
+        """What the brain of a job at work knows, for an explanation."""
+        return self.brain.situation(now_s()) if self.brain is not None else None
 
 
 def split_of(spec: JobSpec) -> tuple[int, ...]:

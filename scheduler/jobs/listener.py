@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from scheduler.brain.fleet.membership import Membership, Peer, Transition
-from scheduler.jobs.driver import JobDriver
-from scheduler.jobs.job import Job
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -71,33 +69,28 @@ class PeerListener:
         """The peer's job hears of the session, or takes the peer back, or the peer gives the job up."""
         present = known.job
         job = self._registry.get(present or hello.job)
-        if job is not None and job.driver is not None and (present or job.driver.brain.admits(hello)):
+        if job is not None and job.run is not None and (present or job.run.driver.brain.admits(hello)):
             if not present:
                 self._peers.adopt(job, hello.peer, hello.stage)
-            job.driver.on_event(hello.peer, hello)
+            job.run.driver.on_event(hello.peer, hello)
         elif hello.job:
             self._peers.send(hello.peer, Release(hello.job, "the job has ended, or went on without this peer"))
 
     def _logged(self, known: Peer, line: Logged) -> None:
         """A line for the log of the job that it names; while a job loads, it shows that a download goes on."""
-        peer = known.hello.peer
         if self._registry.get(line.job) is not None:
-            self._logs.append(line.job, LogLine(line.time_unix_s, line.level, peer, known.stage, line.message))
-        if (found := self._driver_of(known)) is not None and found[0].record.state is JobState.LOADING:
-            found[1].made_progress()
+            told = LogLine(line.time_unix_s, line.level, known.hello.peer, known.stage, line.message)
+            self._logs.append(line.job, told)
+        job = self._registry.get(known.job)
+        if job is not None and job.run is not None and job.record.state is JobState.LOADING:
+            job.run.driver.made_progress()
 
     def _at_work(self, known: Peer, event: Event) -> None:
         """An event for the brain of the peer's job."""
-        peer = known.hello.peer
-        if (found := self._driver_of(known)) is None:
+        peer, job = known.hello.peer, self._registry.get(known.job)
+        if job is None or job.run is None:
             return
-        job, driver = found
-        if isinstance(event, Loaded) and event.job == known.job and not driver.brain.is_joining(peer):
+        if isinstance(event, Loaded) and event.job == known.job and not job.run.driver.brain.is_joining(peer):
             self._peers.serving(peer)
             self._tasks.create_task(self._runner.note_if_running(job))
-        driver.on_event(peer, event)
-
-    def _driver_of(self, known: Peer) -> tuple[Job, JobDriver] | None:
-        """The job that the peer serves, and the driver that runs it."""
-        job = self._registry.get(known.job)
-        return None if job is None or job.driver is None else (job, job.driver)
+        job.run.driver.on_event(peer, event)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
 
 from scheduler.brain.fleet.allocation import Reservations
@@ -76,7 +75,7 @@ class Peers:
         if known is None or known.job != job.record.id:
             return
         self._tell(self._membership.release(peer, now_s(), reason))
-        if job.driver is not None and not job.driver.brain.is_over:
+        if job.brain is not None and not job.brain.is_over:
             self.has(job, peer, None)
 
     def release_all(self, job: Job, reason: str) -> None:
@@ -89,14 +88,7 @@ class Peers:
 
     def has(self, job: Job, peer: PeerId, stage: int | None) -> None:
         """Store that the peer serves a stage of the job, or (None) no longer: a restarted scheduler must know."""
-        for pool in job.stages.values():
-            if peer in pool:
-                pool.remove(peer)
-        if stage is not None:
-            job.stages.setdefault(stage, []).append(peer)
-        peers = {peer: stage for stage, pool in job.stages.items() for peer in pool}
-        if peers != job.record.peers:
-            job.record = replace(job.record, peers=peers)
+        if self._registry.place(job, peer, stage):
             self._tasks.create_task(self._registry.put(job))
 
     def on_transition(self, transition: Transition) -> None:
@@ -110,8 +102,8 @@ class Peers:
         )
         self._count_peers()
         job = self._registry.get(transition.job)
-        if job is not None and job.driver is not None:
-            job.driver.on_transition(transition)
+        if job is not None and job.run is not None:
+            job.run.driver.on_transition(transition)
             if transition.after is PeerState.GONE:
                 self.has(job, transition.peer, None)
         if transition.after in (PeerState.GONE, PeerState.DRAINING):
@@ -126,9 +118,7 @@ class Peers:
         for peer in self._membership.peers():
             key = (peer.job, peer.stage if peer.job else None, peer.state.value)
             counts[key] = counts.get(key, 0) + 1
-        stages: dict[str, int] = {
-            job.record.id: len(split_of(job.spec)) for job in self._registry.all() if job.driver is not None
-        }
+        stages = {str(job.record.id): len(split_of(job.spec)) for job in self._registry.all() if job.run is not None}
         self._metrics.peers(counts, stages)
 
     def _tell(self, transitions: Iterable[Transition]) -> None:

@@ -1,4 +1,4 @@
-"""The jobs of one scheduler, and the only place that changes a job's state.
+"""The jobs of one scheduler, and the only place that changes a job's record.
 
 A change of state counts at once. Then it is written to the database, and shown to watchers, metrics and the broker.
 """
@@ -6,16 +6,17 @@ A change of state counts at once. Then it is written to the database, and shown 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from scheduler.brain.explain.facts import WAITING_STATES
-from scheduler.jobs.job import Job, now_s
+from scheduler.jobs.job import Job, Waiting, now_s
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.states import may_enter
-from scheduler.storage.database import patiently
+from scheduler.storage.database import JobRecord, patiently
 from scheduler.storage.job_log import LogLine
-from swarm.errors import DatabaseRejected, DatabaseUnavailable, NotFound
-from swarm.types import JobId, JobState
+from swarm.errors import DatabaseRejected, DatabaseUnavailable, NotAllowed, NotFound
+from swarm.types import JobId, JobState, PeerId
 
 REASON_CHARACTERS_MAX = 4000
 # How long a change of state waits for a database that takes no writes.
@@ -37,6 +38,7 @@ class JobRegistry:
     def add(self, job: Job) -> None:
         """A job that was submitted, or read from the database."""
         self._jobs[job.record.id] = job
+        job.waiting = (job.waiting or Waiting(now_s())) if job.record.state in WAITING_STATES else None
 
     def get(self, job: JobId) -> Job | None:
         """The job with this id."""
@@ -72,7 +74,7 @@ class JobRegistry:
 
     def waiting(self) -> list[Job]:
         """Jobs that wait for peers, oldest first."""
-        return [job for job in reversed(self.all()) if job.record.state in WAITING_STATES]
+        return [job for job in reversed(self.all()) if job.waiting is not None]
 
     def at_work(self) -> list[Job]:
         """Running jobs, oldest first."""
@@ -82,15 +84,29 @@ class JobRegistry:
         """Change the job's state."""
         before = job.record.state
         assert may_enter(before, state), f"{job.record.id}: {before.value} does not lead to {state.value}"
-        record = job.record.entered(state, reason[:REASON_CHARACTERS_MAX], self._wall_s(), **changes)
-        if state in WAITING_STATES and before not in WAITING_STATES:
-            job.waits_since_s = now_s()
-        job.record = record  # shown at once: nobody may act on the old state while the row is being written
+        # Shown at once: nobody may act on the old state while the row is being written.
+        job.record = job.record.entered(state, reason[:REASON_CHARACTERS_MAX], self._wall_s(), **changes)
+        job.waiting = (job.waiting or Waiting(now_s())) if job.record.state in WAITING_STATES else None
         await self.put(job)
         self.say(job, "error" if state is JobState.FAILED else "info", f"job is {state.value}: {reason}")
         self.changed(job)
         if state.is_final:
-            self.logs.close(record.id)
+            self.logs.close(job.record.id)
+
+    def begin_timeline(self, job: Job, before: JobRecord, after: JobRecord) -> None:
+        """Turn the job to its next timeline; NotAllowed, and nothing changes, if it is no longer as in `before`."""
+        if job.record is not before:
+            raise NotAllowed(f"job {before.id} changed meanwhile: it is {job.record.state.value}")
+        assert (after.state, after.timeline) == (before.state, before.timeline + 1)
+        job.record = after
+
+    def place(self, job: Job, peer: PeerId, stage: int | None) -> bool:
+        """The peer serves a stage of the job, or (None) no longer; whether that is new, and the record to be put."""
+        peers = {one: at for one, at in job.record.peers.items() if one != peer}
+        peers |= {peer: stage} if stage is not None else {}
+        if is_new := peers != job.record.peers:
+            job.record = replace(job.record, peers=peers)
+        return is_new
 
     async def put(self, job: Job) -> None:
         """Write the job's record, if the database accepts it."""
@@ -110,8 +126,8 @@ class JobRegistry:
         job.changed.set()
         job.changed = asyncio.Event()
         self._metrics.job_state(job.record.id, job.record.state)
-        if job.driver is not None:
-            counts = job.driver.brain.counts()
+        if job.brain is not None:
+            counts = job.brain.counts()
             self._metrics.in_flight(job.record.id, counts.in_flight)
             self._metrics.ledger_violations(job.record.id, counts.violations)
             self._metrics.recovery(job.record.id, counts.replayed_by_stage, counts.reroutes, counts.duplicates)

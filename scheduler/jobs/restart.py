@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from scheduler.jobs.job import Job, again, now_s
+from scheduler.jobs.job import Job, again
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -46,7 +46,7 @@ class Restart:
             await self._continue(job)
 
     async def _read(self, record: JobRecord) -> Job:
-        job = Job(record, spec_from_json(record.spec_json), waits_since_s=now_s())
+        job = Job(record, spec_from_json(record.spec_json))
         self._registry.add(job)
         job.progress = await self._timelines.progress_of(record)
         if not (record.state.is_final and job.spec.checkpoint.dir):  # a bucket per old job would take long

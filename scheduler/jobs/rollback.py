@@ -82,8 +82,9 @@ class Rollback:
         await self._timelines.switch_to(job, record, beginning, job.spec)
         if beginning.skipped:
             self._registry.say(job, "warning", beginning.skipped)
-        job.gone_back = going_on(lost, beginning.step, beginning.source, beginning.skipped)
-        job.tries_again_s = now_s() + pause_s(job.stalls)
-        told, hint = pausing(job.gone_back, job.stalls), stalled_hint(record.id, job.stalls)
-        await self._registry.enter(job, JobState.STALLED, told, hint=hint)
+        assert job.waiting is not None, "a stalled job waits for peers"
+        goes_on = going_on(lost, beginning.step, beginning.source, beginning.skipped)
+        job.waiting.goes_on, job.waiting.tries_again_s = goes_on, now_s() + pause_s(job.stalls)
+        hint = stalled_hint(record.id, job.stalls)
+        await self._registry.enter(job, JobState.STALLED, pausing(goes_on, job.stalls), hint=hint)
         self._peers.wake.set()

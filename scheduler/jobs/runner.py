@@ -1,4 +1,4 @@
-"""Jobs at work: each has a driver and a keeper of checkpoints, from its placement to its end or stall."""
+"""Jobs at work: each has a driver and a checkpoint sink, from its placement to its end or stall."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.brain.outputs import CommitRow, DropCheckpoint, EvaluationRow, Le
 from scheduler.brain.stall import resume_hint, seeking, stalled_hint
 from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import JobDriver, Outcome
-from scheduler.jobs.job import Job, again, now_s, success_text
+from scheduler.jobs.job import Job, JobRun, again, now_s, success_text
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -50,21 +50,18 @@ class JobRunner:
         tasks: asyncio.TaskGroup,
     ) -> None:
         stores = ports.stores
-        self._store, self._files, self._keeping = stores.database, stores.files, stores.checkpoints
+        self._store, self._files, self._catalog = stores.database, stores.files, stores.checkpoints
         self._transcripts = stores.transcripts
-        self._registry = registry
-        self._peers = peers
-        self._membership = membership
-        self._back = rollback
-        self._tasks = tasks
+        self._registry, self._rollback, self._tasks = registry, rollback, tasks
+        self._peers, self._membership = peers, membership
         self._metrics, self._rng, self._wall_s, self._log = ports.metrics, ports.rng, ports.wall_s, ports.log
         self._product = ports.product
 
     def begin(self, job: Job, batches: Batches, replicas: Sequence[ReplicaRecord]) -> None:
         """Let the placed job load; a stalled one has trained before."""
-        job.driver, job.at_start = self._make_driver(job, batches), len(replicas)
+        job.run = JobRun(self._make_driver(job, batches), len(replicas))
         trained = job.record.state is JobState.STALLED
-        self._tasks.create_task(self._drive(job, job.driver, Start(tuple(replicas)), trained=trained))
+        self._tasks.create_task(self._drive(job, job.run, Start(tuple(replicas)), trained=trained))
 
     async def reattach(self, job: Job, batches: Batches) -> None:
         """Go on with a job that an earlier scheduler start left at work, once its peers are back."""
@@ -72,13 +69,12 @@ class JobRunner:
         rows = await self._store.last_rows(record.id, record.timeline, count=2)
         evaluated = {one.version for one in await self._store.evaluations(record.id) if one.timeline == record.timeline}
         committed = rows[-1].step + 1 if rows else record.first_steps[-1]
-        for peer, stage in sorted(record.peers.items()):
-            job.stages.setdefault(stage, []).append(peer)
-        job.driver, job.at_start = self._make_driver(job, batches), len(record.peers)
+        job.run = JobRun(self._make_driver(job, batches), len(record.peers))
         if record.state is not JobState.RUNNING:  # it was told to stop
-            job.driver.stop(JobState.PAUSED if record.state is JobState.PAUSING else JobState.CANCELLED, record.reason)
+            asked = JobState.PAUSED if record.state is JobState.PAUSING else JobState.CANCELLED
+            job.run.driver.stop(asked, record.reason)
         resumed = Resumed(record.peers, committed, rows, evaluated, self._membership.grace_s)
-        self._tasks.create_task(self._drive(job, job.driver, resumed))
+        self._tasks.create_task(self._drive(job, job.run, resumed))
         await self._registry.enter(job, record.state, RESTARTED)
 
     def _make_driver(self, job: Job, batches: Batches) -> JobDriver:
@@ -90,12 +86,12 @@ class JobRunner:
         brain = recorder.brain if recorder is not None else JobBrain(settings, Random(seed))
         return JobDriver(brain, batches, _Effects(self, job), watchdog, recorder)
 
-    async def _drive(self, job: Job, driver: JobDriver, begin: Start | Resumed, *, trained: bool = False) -> None:
+    async def _drive(self, job: Job, run: JobRun, begin: Start | Resumed, *, trained: bool = False) -> None:
         sha256 = ""
         at_start = not trained and not isinstance(begin, Resumed)
         try:
-            job.keeper = await self._make_keeper(job, driver, at_start=at_start)
-            outcome = await driver.run(begin)
+            run.sink = await self._make_sink(job, run.driver, at_start=at_start)
+            outcome = await run.driver.run(begin)
             if outcome.state is JobState.SUCCEEDED:
                 outcome = replace(outcome, reason=success_text(job))
                 sha256 = job.newest.weights_sha256 if job.newest is not None else ""
@@ -109,54 +105,47 @@ class JobRunner:
                 JobState.FAILED, f"internal error: {error!r}", SwarmError.code, "see the scheduler's log; report this"
             )
         if outcome.state is JobState.STALLED:
-            job.stalls = job.stalls.after(
-                driver.brain.counts().committed_steps, job.record.first_steps[-1], stood_still=bool(outcome.error_code)
-            )
+            committed, stood_still = run.driver.brain.counts().committed_steps, bool(outcome.error_code)
+            job.stalls = job.stalls.after(committed, job.record.first_steps[-1], stood_still=stood_still)
             if not job.stalls.are_too_many:
-                await self._stall(job, outcome)
+                await self._stall(job, run, outcome)
                 return
             times = f"{job.stalls.standstills} times in a row"
             outcome = replace(outcome, state=JobState.FAILED, reason=f"{outcome.reason}; {times}")
-        if job.keeper is not None:
-            await job.keeper.close()
-        job.driver = job.keeper = None
+        if run.sink is not None:
+            await run.sink.close()
+        job.run = None
         self._peers.release_all(job, outcome.reason)
-        await self._registry.enter(
-            job,
-            outcome.state,
-            outcome.reason,
-            error_code=outcome.error_code,
-            hint=_hint(job, outcome),
-            weights_sha256=sha256,
-        )
+        ended = {"error_code": outcome.error_code, "hint": _hint(job, outcome), "weights_sha256": sha256}
+        await self._registry.enter(job, outcome.state, outcome.reason, **ended)
         self._peers.wake.set()
 
-    async def _stall(self, job: Job, outcome: Outcome) -> None:
+    async def _stall(self, job: Job, run: JobRun, outcome: Outcome) -> None:
         """The job lost a stage, or stands still: free its peers, and take it back to where it can go on."""
-        keeper, job.driver, job.keeper, job.stages = job.keeper, None, None, {}
+        job.run = None
         self._peers.release_all(job, outcome.reason)
         hint = stalled_hint(job.record.id, job.stalls)
         await self._registry.enter(job, JobState.STALLED, seeking(outcome.reason), error_code="", hint=hint, peers={})
-        if keeper is not None:
-            await keeper.close()  # a checkpoint that was handed over whole is one to go on from
-        await self._back.go_back(job)
+        if run.sink is not None:
+            await run.sink.close()  # a checkpoint that was handed over whole is one to go on from
+        await self._rollback.go_back(job)
 
-    async def _make_keeper(self, job: Job, driver: JobDriver, *, at_start: bool) -> CheckpointSink:
+    async def _make_sink(self, job: Job, driver: JobDriver, *, at_start: bool) -> CheckpointSink:
         record, spec = job.record, job.spec
-        storage = self._keeping.storage(spec, record.id)
-        keeper = CheckpointSink(
+        storage = self._catalog.storage(spec, record.id)
+        sink = CheckpointSink(
             storage,
             Subject(record.id, spec, record.timeline, await self._files.tokenizer(record.id)),
             lambda version: self._facts(job, version),
             _CheckpointNews(job, driver, self._metrics, self._wall_s, self._registry),
             self._tasks,
-            self._keeping.executor,
+            self._catalog.executor,
             protected=lambda: {
                 one.record.start_name for one in self._registry.all() if _needs_start(one, storage.where)
             },
         )
-        await keeper.prepare(at_start=at_start)
-        return keeper
+        await sink.prepare(at_start=at_start)
+        return sink
 
     def _facts(self, job: Job, version: int) -> Facts:
         return Facts(
@@ -182,13 +171,9 @@ class _Effects:
     """Carries the outputs of one job's brain out (JobEffects)."""
 
     def __init__(self, runner: JobRunner, job: Job) -> None:
-        self._job = job
-        self._peers = runner._peers
-        self._store = runner._store
-        self._registry = runner._registry
-        self._membership = runner._membership
-        self._metrics = runner._metrics
-        self._tasks = runner._tasks
+        self._job, self._tasks = job, runner._tasks
+        self._peers, self._membership = runner._peers, runner._membership
+        self._store, self._registry, self._metrics = runner._store, runner._registry, runner._metrics
         self._wall_s = runner._wall_s
         self._committed_s = now_s()  # when the newest row was durable
 
@@ -279,7 +264,7 @@ class _Effects:
             await self._registry.enter(job, JobState.RUNNING, "all replicas are loaded")
 
     async def _enter(self, state: JobState, reason: str) -> None:
-        if self._job.driver is not None and self._job.record.state in (JobState.RUNNING, JobState.PAUSING):
+        if self._job.run is not None and self._job.record.state in (JobState.RUNNING, JobState.PAUSING):
             await self._registry.enter(self._job, state, reason)
 
     # Checkpoints -------------------------------------------------------------------------------------------------
@@ -296,8 +281,10 @@ class _Effects:
 
     @property
     def _sink(self) -> CheckpointSink:
-        assert self._job.keeper is not None, "a job at work has one"
-        return self._job.keeper
+        run = self._job.run
+        assert run is not None
+        assert run.sink is not None, "it is there before the driver runs"
+        return run.sink
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from scheduler.storage.checkpoint_catalog import Beginning, job_and_step, same_m
 from scheduler.storage.database import JobRecord
 from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import MANIFEST
-from swarm.errors import NotAllowed, NotFound
+from swarm.errors import NotFound
 from swarm.job.changes import check_state, check_steps
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
@@ -72,7 +72,7 @@ class Timelines:
     async def switch_to(self, job: Job, record: JobRecord, beginning: Beginning, spec: JobSpec) -> None:
         """Begin a new timeline; nothing after `beginning` counts any more. The caller enters a state next.
 
-        NotAllowed, and nothing changes, if the job is no longer as in `record`.
+        NotAllowed if the job is no longer as in `record`.
         """
         start, step = beginning.start, beginning.step
         ours = start is not None and start.job == record.id
@@ -87,10 +87,8 @@ class Timelines:
         )
         progress = await self.progress_of(turned)
         newest = await self._catalog.newest(turned, spec)
-        if job.record is not record:
-            raise NotAllowed(f"job {record.id} changed meanwhile: it is {job.record.state.value}")
-        job.record, job.spec, job.start, job.stages = turned, spec, start, {}
-        job.progress, job.newest = progress, newest
+        self._registry.begin_timeline(job, record, turned)
+        job.spec, job.start, job.progress, job.newest = spec, start, progress, newest
         self._metrics.job_opened(record.id, spec.model.family, step)
         self._metrics.job_went_back(
             record.id, progress.loss, progress.learning_rate, progress.norm, progress.evaluation_step

@@ -20,27 +20,26 @@ class JobTransfer:
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take a file of a stage's state for the job's checkpoint."""
         job = self._registry.get(header.job)
-        driver, keeper = (job.driver, job.keeper) if job is not None else (None, None)
-        if driver is None or keeper is None:
+        run = job.run if job is not None else None
+        if run is None or run.sink is None:
             raise Refused(f"job {header.job} collects nothing")
 
         async def counted() -> AsyncIterator[bytes]:
             async for chunk in chunks:
-                driver.made_progress()
+                run.driver.made_progress()
                 yield chunk
 
         try:
-            return await keeper.put(header, counted())
+            return await run.sink.put(header, counted())
         except CheckpointFailed as error:
-            driver.checkpoint_written(header.version, error.reason, str(error))
+            run.driver.checkpoint_written(header.version, error.reason, str(error))
             raise
 
     async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         """Bytes of a file that a job at work starts from; NotFound or Refused."""
         job = self._registry.get(request.job)
-        driver = job.driver if job is not None else None
-        if job is None or driver is None or job.record.timeline != request.timeline:
+        if job is None or (run := job.run) is None or job.record.timeline != request.timeline:
             raise Refused(f"job {request.job} does not load anything on timeline {request.timeline}")
         async for chunk in self._stores.files.state(job.record.files, job.start).read(request, self._stores.threads):
-            driver.made_progress()
+            run.driver.made_progress()
             yield chunk

@@ -14,9 +14,9 @@ from tests.support.scenes import Run, Task, about_peer, add_peer, drained, repla
 
 
 def about_job(run: Run) -> dict[str, str]:
-    assert run.job.driver is not None
+    assert run.job.brain is not None
     now_s = asyncio.get_running_loop().time()
-    situation = run.job.driver.brain.situation(now_s)
+    situation = run.job.brain.situation(now_s)
     facts = explain_job(run.rig.jobs.standing(run.job), situation, run.rig.jobs.idle(), now_s)
     return {fact.topic: fact.text for fact in facts}
 
@@ -44,7 +44,7 @@ def test_the_last_of_a_stage_is_drained_once_another_has_joined_and_both_are_exp
         assert await drained(run, small) == [""]
         assert about_peer(run, small)["not used"].startswith("it is drained")
         new = add_peer(run, "new", stage=0)
-        while new not in {one.replica.peer for one in run.job.driver.brain._state.joiners}:  # type: ignore[union-attr]
+        while new not in {one.replica.peer for one in run.job.brain._state.joiners}:  # type: ignore[union-attr]
             await asyncio.sleep(0.001)
         assert about_job(run)["joining"].startswith("new joins stage 0 since")
         assert "new joins" in about_job(run)["leaving"]

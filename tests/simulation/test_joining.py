@@ -40,7 +40,7 @@ def test_a_new_peer_becomes_a_replica_and_the_old_one_of_its_stage_may_die(
             (old,) = run.job.stages[stage]
             new = add_peer(run, f"new-{stage}", stage=stage)
             await serves(run, new)
-            assert run.job.driver is not None, "the job was over before the peer had joined"
+            assert run.job.run is not None, "the job was over before the peer had joined"
             assert run.job.stages[stage] == [old, new]
             joined.append(run.job.progress.steps_done)
             run.rig.kill(old)
@@ -49,7 +49,7 @@ def test_a_new_peer_becomes_a_replica_and_the_old_one_of_its_stage_may_die(
     run = train(task, stages, 1, replace_all)
     assert len(joined) == stages
     assert joined[0] >= 1, "the state had moved on from the start"
-    assert run.job.driver is None
+    assert run.job.run is None
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -78,11 +78,11 @@ def test_a_donor_dies_while_it_gives(tmp_path: Path) -> None:
         await run.until_step(2)
         old = list(run.job.stages[1])
         new = add_peer(run, "new", stage=1)
-        while not run.job.driver.brain.is_joining(new):  # type: ignore[union-attr]
+        while not run.job.brain.is_joining(new):  # type: ignore[union-attr]
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.03)
-        assert run.job.driver is not None
-        assert run.job.driver.brain.is_joining(new), "it was faster than this test"
+        assert run.job.brain is not None
+        assert run.job.brain.is_joining(new), "it was faster than this test"
         run.rig.kill(old[0])
         await serves(run, new)
         assert new in run.job.stages[1]

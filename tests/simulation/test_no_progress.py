@@ -207,11 +207,11 @@ def test_a_second_cancel_ends_a_job_that_waits_for_the_database(
             raise DatabaseUnavailable("database is locked")
 
         monkeypatch.setattr(scene.rig.store, "put_commit", away)
-        driver = scene.job.driver
-        assert driver is not None
+        run = scene.job.run
+        assert run is not None
         await asyncio.sleep(AWAY_S)
         assert "waits for its row: database is locked" in scene.said()
-        assert driver._inbox.qsize() < 100, "what the brain has no use for does not pile up"
+        assert run.driver._inbox.qsize() < 100, "what the brain has no use for does not pile up"
         await scene.rig.jobs.cancel(scene.job, "by a person", checkpoint=True)
         await asyncio.sleep(10.0)
         assert scene.job.record.state is JobState.CANCELLING

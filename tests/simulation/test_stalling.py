@@ -414,8 +414,8 @@ def test_a_first_load_that_loses_a_stage_begins_again(tmp_path: Path) -> None:
 
     async def act(scene: Scene) -> None:
         await scene.until(JobState.LOADING)
-        assert scene.job.driver is not None
-        assert scene.job.driver.brain.mode is Mode.WAITING or scene.job.driver.brain.mode is Mode.LOADING
+        assert scene.job.brain is not None
+        assert scene.job.brain.mode is Mode.WAITING or scene.job.brain.mode is Mode.LOADING
         scene.kill_stage(0)
         await scene.until_reason("needs 1 replica more")
         assert scene.job.record.state is JobState.STALLED

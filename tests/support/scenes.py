@@ -113,8 +113,8 @@ class Run:
 
     async def until_it_holds_something(self, peer: PeerId) -> None:
         """Return when the peer has accumulated what is not committed, or the job is over."""
-        while self.job.driver is not None:
-            ledger = self.job.driver.brain._state.ledger
+        while self.job.brain is not None:
+            ledger = self.job.brain._state.ledger
             if any(ledger.share(step, peer) for step in ledger.open_steps()):
                 return
             await asyncio.sleep(0.001)
@@ -186,8 +186,8 @@ def about_peer(run: Run, peer: PeerId) -> dict[str, str]:
     """What `explain` tells of the peer, by topic."""
     known, now_s = run.rig.membership.find(peer), asyncio.get_running_loop().time()
     idle = next((one for one in run.rig.jobs.idle() if one.peer == peer), None)
-    assert run.job.driver is not None
-    situation = run.job.driver.brain.situation(now_s) if known.job else None
+    assert run.job.run is not None
+    situation = run.job.situation() if known.job else None
     return {fact.topic: fact.text for fact in explain_peer(known, situation, idle, {}, now_s)}
 
 

@@ -401,9 +401,9 @@ class World(Observer):
             for _, session in side.parts.connections.all():
                 self._gauge("commands waiting", session.commands.qsize(), COMMANDS_WAITING_MAX)
             job = self.job
-            if job is not None and job.driver is not None:
-                self._gauge("open steps", len(job.driver.brain._state.ledger.open_steps()), 2 + shape.staleness)
-                job.driver.brain.validate()
+            if job is not None and job.brain is not None:
+                self._gauge("open steps", len(job.brain._state.ledger.open_steps()), 2 + shape.staleness)
+                job.brain.validate()
 
     def _gauge(self, name: str, value: float, limit: float) -> None:
         if value > self._maxima.get(name, 0):
@@ -426,8 +426,7 @@ class World(Observer):
                 f"{known.hello.peer}.{known.hello.incarnation} is {known.state} (stage {known.stage}): {known.reason}"
                 for known in side.membership.peers()
             ]
-        if job.driver is not None:
-            brain = job.driver.brain
+        if (brain := job.brain) is not None:
             lines.append(f"{brain.waiting_for()}; {brain.counts().committed_steps} steps committed")
             for step in brain._state.ledger.open_steps():
                 for index in range(self.shape.microbatches):
