@@ -17,7 +17,7 @@ from swarm.errors import CorruptFrame, PeerUnavailable, Refused, SchedulerUnreac
 from swarm.messages import Boundary, Command, Event, FetchRequest, Heartbeat, StoreHeader, Void
 from swarm.rpc.channel import answering, bind, connect, new_server, translate
 from swarm.rpc.frames import decode, split
-from swarm.rpc.mapping import to_event, to_message
+from swarm.rpc.mapping import to_event, to_header, to_message
 from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink, add_session_service
 from swarm.types import JobId, PeerId
@@ -174,9 +174,9 @@ async def test_a_frame_that_cannot_be_read_ends_the_stream_with_the_reason() -> 
 async def test_a_generated_client_can_send_tensors() -> None:
     receiver = Receiver()
     async with listening(receiver) as address, connect(address) as channel:
-        frame = frame_pb2.Frame(sequence=3, header=to_message(header_of(4)), payload=b"abcd")
+        frame = frame_pb2.Frame(sequence=3, header=to_header(header_of(4)), payload=b"abcd")
         frame.checksum = xxhash.xxh3_64_intdigest(frame.header.SerializeToString() + b"abcd", 3)
-        broken = frame_pb2.Frame(sequence=4, header=to_message(header_of(4)), payload=b"abcd", checksum=1)
+        broken = frame_pb2.Frame(sequence=4, header=to_header(header_of(4)), payload=b"abcd", checksum=1)
         call = frame_pb2_grpc.PeerStub(channel).Exchange()
         await call.write(frame)
         assert await call.read() == frame_pb2.Receipt(sequence=3)
