@@ -19,8 +19,7 @@ from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.job import Announcer
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
-from scheduler.storage.database import Database
-from scheduler.storage.database_watch import DatabaseWatch
+from scheduler.storage.database import Database, DatabaseWatch
 from scheduler.storage.stores import Stores
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics

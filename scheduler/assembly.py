@@ -10,7 +10,7 @@ from scheduler.api.sessions import Connections, Sessions
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.commands import Jobs
-from scheduler.jobs.listener import PeerListener
+from scheduler.jobs.listener import JobTransfer, PeerListener
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -18,7 +18,6 @@ from scheduler.jobs.restart import Restart
 from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.runner import JobRunner
 from scheduler.jobs.timelines import Timelines
-from scheduler.jobs.transfer import JobTransfer
 from scheduler.storage.drains import Drains
 
 

@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass, field
 
 from scheduler.api.sessions import Connections, SessionListener
-from scheduler.brain import JobBrain
-from scheduler.brain.explain.counts import Counts
+from scheduler.brain.explain.situation import Counts
 from scheduler.brain.fleet.membership import Membership, Peer, Transition
+from scheduler.brain.job import JobBrain
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
 from swarm.errors import InvalidConfig, NotAllowed, NotFound

@@ -3,8 +3,3 @@
 A job's brain is `JobBrain`: inputs go in through its `step`, outputs come out. `fleet` decides about all peers and
 jobs.
 """
-
-from scheduler.brain.job import JobBrain
-from scheduler.brain.settings import BrainSettings
-
-__all__ = ["BrainSettings", "JobBrain"]

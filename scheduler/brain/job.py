@@ -14,37 +14,12 @@ from collections.abc import Iterable, Mapping
 from random import Random
 from typing import assert_never
 
-from scheduler.brain.explain.counts import Counts, counts
+from scheduler.brain import inputs
 from scheduler.brain.explain.facts import Situation
-from scheduler.brain.explain.situation import situation, waiting_for
+from scheduler.brain.explain.situation import Counts, counts, situation, waiting_for
 from scheduler.brain.hearing import hear
-from scheduler.brain.inputs import (
-    AskToLeave,
-    Cancel,
-    CheckpointKept,
-    CheckpointNotKept,
-    Happened,
-    Input,
-    Join,
-    PeerBack,
-    PeerGone,
-    PeerSuspect,
-    ReplicaRecord,
-    Resumed,
-    RowDurable,
-    Start,
-    Stop,
-    Stuck,
-    Tick,
-)
-from scheduler.brain.outputs import (
-    BeginCheckpoint,
-    Finish,
-    Independent,
-    Output,
-    PublishCheckpoint,
-    Stopped,
-)
+from scheduler.brain.inputs import Input, ReplicaRecord
+from scheduler.brain.outputs import BeginCheckpoint, Finish, Independent, Output, PublishCheckpoint, Stopped
 from scheduler.brain.parts import Parts
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.stall import nobody_back, stuck
@@ -82,41 +57,41 @@ class JobBrain:
         """Note what happened; False if nothing can follow from it."""
         state = self._state
         match happened:
-            case Happened(peer=peer, event=event):
+            case inputs.Happened(peer=peer, event=event):
                 return hear(self._parts, peer, event, now_s)
-            case RowDurable(step=step):
+            case inputs.RowDurable(step=step):
                 return self._row_durable(step, now_s)
-            case Tick():
+            case inputs.Tick():
                 return True
-            case Start(replicas=replicas):
+            case inputs.Start(replicas=replicas):
                 self._start(replicas)
-            case Resumed():
+            case inputs.Resumed():
                 self._resume(happened, now_s)
-            case PeerSuspect():
+            case inputs.PeerSuspect():
                 return self._suspect(happened, now_s)
-            case PeerBack(peer=peer):
+            case inputs.PeerBack(peer=peer):
                 if peer in state.pool and state.pool[peer].trust is not Trust.DETACHED:
                     self._parts.reattach.trust(peer)
-            case PeerGone(peer=peer, reason=reason):
+            case inputs.PeerGone(peer=peer, reason=reason):
                 self._gone(peer, reason, now_s)
-            case Join(replica=replica):
+            case inputs.Join(replica=replica):
                 self._join(replica, now_s)
-            case AskToLeave(peer=peer, reason=reason, target=target):
+            case inputs.AskToLeave(peer=peer, reason=reason, target=target):
                 if (joiner := state.joiners.get(peer)) is not None:
                     self._parts.admission.refuse(joiner, reason, now_s)
                 elif peer in state.pool:
                     self._parts.departures.ask(peer, Leave(reason, target), now_s)
-            case CheckpointKept(version=version):
+            case inputs.CheckpointKept(version=version):
                 if not self._parts.saving.kept(version):
                     return False
                 state.conclude(Finish() if version == self.settings.steps else None)
-            case CheckpointNotKept(version=version, reason=reason, fault=fault):
+            case inputs.CheckpointNotKept(version=version, reason=reason, fault=fault):
                 state.conclude(self._parts.collector.failed(version, reason, fault, now_s))
-            case Stop(state=stopped_state, reason=reason):
+            case inputs.Stop(state=stopped_state, reason=reason):
                 self._stop(Stopped(stopped_state, reason))
-            case Stuck(for_s=for_s):
+            case inputs.Stuck(for_s=for_s):
                 self._stuck(for_s, now_s)
-            case Cancel(reason=reason):
+            case inputs.Cancel(reason=reason):
                 state.conclude(Stopped(JobState.CANCELLED, reason))
             case _:
                 assert_never(happened)
@@ -224,7 +199,7 @@ class JobBrain:
         self._parts.loading.begin()
         self._parts.dispatch.open_window()
 
-    def _resume(self, resumed: Resumed, now_s: float) -> None:
+    def _resume(self, resumed: inputs.Resumed, now_s: float) -> None:
         self._state.turn(ModeEvent.RESUMED)
         self._state.census = RestartCensus(resumed.known, now_s + resumed.grace_s)
         self._parts.reattach.resume(resumed)
@@ -246,7 +221,7 @@ class JobBrain:
 
     # Peers -------------------------------------------------------------------------------------------------------
 
-    def _suspect(self, suspect: PeerSuspect, now_s: float) -> bool:
+    def _suspect(self, suspect: inputs.PeerSuspect, now_s: float) -> bool:
         peer, state = suspect.peer, self._state
         joiner = state.joiners.get(peer)
         if joiner is not None and suspect.session_lost:

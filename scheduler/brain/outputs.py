@@ -167,24 +167,19 @@ class EnterState:
     reason: str
 
 
-Output: TypeAlias = (
-    Send
-    | WriteCommit
-    | WriteEvaluation
-    | Released
+Effect: TypeAlias = (
+    Released
     | Admitted
     | Independent
     | Left
     | Unfit
     | Note
-    | Finish
-    | Fail
     | BeginCheckpoint
     | PublishCheckpoint
     | DropCheckpoint
-    | Stopped
     | EnterState
 )
+Output: TypeAlias = Send | WriteCommit | WriteEvaluation | Effect | Finish | Fail | Stopped
 
 
 class Outbox:

@@ -1,8 +1,8 @@
 """Events that no healthy replica sends: they name a step, stage, microbatch, unit or attempt that does not exist.
 
-Such an event changes nothing but a count and a line in the log, and few lines at that. A replica that goes on with it
-is expelled if its stage has another one: what else it says cannot be believed either. What is only late is no nonsense:
-events of an earlier timeline are ignored, those of earlier steps and rounds are left to the parts that know them.
+Such an event is counted and sometimes logged, but changes nothing else. A replica that keeps sending them is expelled
+if its stage has another one, since nothing else it says can be believed either. An event that is only late is no fault:
+those of an earlier timeline are ignored, those of earlier steps and rounds are left to the parts that know them.
 """
 
 from __future__ import annotations
@@ -12,26 +12,9 @@ from collections.abc import Iterator
 
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.brain_state import BrainState
-from swarm.messages import (
-    Accumulated,
-    Averaged,
-    ChaosBegun,
-    Committed,
-    Evaluated,
-    EvaluationUndelivered,
-    Event,
-    Failed,
-    Forwarded,
-    Heartbeat,
-    Hello,
-    Leaving,
-    Loaded,
-    Logged,
-    RoundFailed,
-    Saved,
-    Undelivered,
-)
-from swarm.types import EvaluationBatch, Microbatch, PeerId, Round
+from swarm import messages
+from swarm.messages import Event
+from swarm.types import Microbatch, PeerId
 
 ATTEMPTS_MAX = (1 << 32) - 1  # of a hop: on the wire they have 32 bits
 KNOWN_ATTEMPTS_MAX = ATTEMPTS_MAX - (1 << 20)  # of a Hello: new hops carry greater ones
@@ -43,24 +26,24 @@ TEXT_CHARACTERS_MAX = 64  # of what is shown of a name
 def is_of_the_past(event: Event, settings: BrainSettings) -> bool:
     """Whether the event is of an earlier timeline of the job."""
     match event:
-        case Accumulated() | Forwarded() | Undelivered():
+        case messages.Accumulated() | messages.Forwarded() | messages.Undelivered():
             return 0 <= event.microbatch.timeline < settings.timeline
-        case Evaluated() | EvaluationUndelivered():
+        case messages.Evaluated() | messages.EvaluationUndelivered():
             return 0 <= event.batch.timeline < settings.timeline
-        case Averaged() | RoundFailed() | Committed():
+        case messages.Averaged() | messages.RoundFailed() | messages.Committed():
             return 0 <= event.timeline < settings.timeline
     return False
 
 
 def fault_of(peer: PeerId, event: Event, settings: BrainSettings, committed: int) -> str:
-    """What in an event of the peer does not exist, where so many steps are committed; empty if all of it may."""
-    if isinstance(event, Hello) and event.peer != peer:
+    """The first thing in the event that cannot exist, given the number of committed steps; empty if there is none."""
+    if isinstance(event, messages.Hello) and event.peer != peer:
         return f"says that it is {event.peer[:TEXT_CHARACTERS_MAX]!r}"
     return next(filter(None, _faults(event, settings, committed)), "")
 
 
 def strike(state: BrainState, peer: PeerId, fault: str) -> bool:
-    """Count nonsense of a replica or joiner, and say so now and then; whether it was too much."""
+    """Count an impossible event of a replica or joiner, and log some of them; whether there were too many."""
     joiner = state.joiners.get(peer)
     whose = joiner if joiner is not None else state.pool[peer]
     whose.nonsense += 1
@@ -71,62 +54,55 @@ def strike(state: BrainState, peer: PeerId, fault: str) -> bool:
 
 
 def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[str]:
+    """What of the event does not exist; nothing of events of another job, and of those that name nothing."""
     newest = min(settings.steps - 1, committed + settings.staleness)  # a later step was never begun
-    stages = len(settings.split)
+    last = len(settings.split) - 1
     match event:
-        case Accumulated():
+        case messages.Accumulated() | messages.Forwarded() | messages.Undelivered():
             yield from _microbatch(event.microbatch, settings, newest)
-            yield _outside("stage", event.stage, 0, stages - 1)
+            to = last - 1 if isinstance(event, messages.Forwarded) else last  # the last stage forwards to none
+            yield _outside("stage", event.stage, 0, to)
             yield _outside("attempt", event.attempt, 1, ATTEMPTS_MAX)
-            for seconds in (event.forward_s, event.backward_s, event.wait_s):
-                yield "" if 0.0 <= seconds < math.inf else f"says that a microbatch took {seconds} s"
-        case Forwarded():
-            yield from _microbatch(event.microbatch, settings, newest)
-            yield _outside("stage", event.stage, 0, stages - 2)  # behind the last one there is none to forward to
+            if isinstance(event, messages.Accumulated):
+                for seconds in (event.forward_s, event.backward_s, event.wait_s):
+                    yield "" if 0.0 <= seconds < math.inf else f"says that a microbatch took {seconds} s"
+        case messages.Evaluated() | messages.EvaluationUndelivered():
+            yield _outside("timeline", event.batch.timeline, 0, settings.timeline)
+            yield _outside("version", event.batch.version, 0, settings.steps)
+            yield _outside("evaluation microbatch", event.batch.index, 0, settings.evaluation_microbatches - 1)
+            if isinstance(event, messages.EvaluationUndelivered):
+                yield _outside("stage", event.stage, 0, last)
             yield _outside("attempt", event.attempt, 1, ATTEMPTS_MAX)
-        case Undelivered():
-            yield from _microbatch(event.microbatch, settings, newest)
-            yield _outside("stage", event.stage, 0, stages - 1)
-            yield _outside("attempt", event.attempt, 1, ATTEMPTS_MAX)
-        case Evaluated():
-            yield from _evaluation(event.batch, settings)
-            yield _outside("attempt", event.attempt, 1, ATTEMPTS_MAX)
-        case EvaluationUndelivered():
-            yield from _evaluation(event.batch, settings)
-            yield _outside("stage", event.stage, 0, stages - 1)
-            yield _outside("attempt", event.attempt, 1, ATTEMPTS_MAX)
-        case Averaged():
-            yield from _round(event, settings, newest)
-            names = [norm.name for norm in event.norms]
-            yield "" if len(set(names)) == len(names) else "reports the norm of a parameter twice"
-            if any(norm.squared_norm < 0.0 for norm in event.norms):
-                yield "reports a negative squared norm"
-        case RoundFailed():
-            yield from _round(event, settings, newest)
-        case Committed():
+        case messages.Averaged() | messages.RoundFailed():
+            yield _outside("timeline", event.timeline, settings.timeline, settings.timeline)
+            yield _outside("step", event.step, 0, newest)
+            yield "" if event.unit in settings.units else _unknown_unit(event.unit)
+            yield _outside("epoch", event.round.epoch, 0, settings.epoch)
+            yield "" if event.round.number > 0 else f"names round {event.round.number}"
+            if isinstance(event, messages.Averaged):
+                names = [norm.name for norm in event.norms]
+                yield "" if len(set(names)) == len(names) else "reports the norm of a parameter twice"
+                if any(norm.squared_norm < 0.0 for norm in event.norms):
+                    yield "reports a negative squared norm"
+        case messages.Committed():
             yield _outside("timeline", event.timeline, settings.timeline, settings.timeline)
             yield _outside("step", event.step, 0, newest)
             yield _outside("version", event.version, 0, settings.steps)
-            yield _outside("stage", event.stage, 0, stages - 1)
-        case Loaded() if event.job == settings.job:
+            yield _outside("stage", event.stage, 0, last)
+        case messages.Loaded() | messages.Saved() if event.job == settings.job:
             yield _outside("timeline", event.timeline, 0, settings.timeline)
-            yield _outside("stage", event.stage, 0, stages - 1)
+            yield _outside("stage", event.stage, 0, last)
             yield _outside("version", event.version, 0, settings.steps)
-            yield _outside("join", event.join, 0, JOINS_MAX)
-            for size in event.units:
-                yield "" if size.unit in settings.units else _unknown_unit(size.unit)
-                yield "" if size.elements > 0 else f"says that unit {size.unit} has {size.elements} elements"
-        case Saved() if event.job == settings.job:
-            yield _outside("timeline", event.timeline, 0, settings.timeline)
-            yield _outside("stage", event.stage, 0, stages - 1)
-            yield _outside("version", event.version, 0, settings.steps)
-        case Hello() if event.job == settings.job:
+            if isinstance(event, messages.Loaded):
+                yield _outside("join", event.join, 0, JOINS_MAX)
+                for size in event.units:
+                    yield "" if size.unit in settings.units else _unknown_unit(size.unit)
+                    yield "" if size.elements > 0 else f"says that unit {size.unit} has {size.elements} elements"
+        case messages.Hello() if event.job == settings.job:
             yield from _hello(event, settings, newest)
-        case Hello() | Loaded() | Saved() | Failed() | Leaving() | Heartbeat() | Logged() | ChaosBegun():
-            pass  # of another job, or without anything that could not exist
 
 
-def _hello(hello: Hello, settings: BrainSettings, newest: int) -> Iterator[str]:
+def _hello(hello: messages.Hello, settings: BrainSettings, newest: int) -> Iterator[str]:
     yield _outside("timeline", hello.timeline, 0, settings.timeline)
     yield _outside("attempt", hello.attempt, 0, KNOWN_ATTEMPTS_MAX)
     yield _outside("join", hello.join, 0, JOINS_MAX)
@@ -146,21 +122,6 @@ def _microbatch(microbatch: Microbatch, settings: BrainSettings, newest: int) ->
     yield _outside("timeline", microbatch.timeline, 0, settings.timeline)
     yield _outside("step", microbatch.step, 0, newest)
     yield _outside("microbatch", microbatch.index, 0, settings.microbatches - 1)
-
-
-def _evaluation(batch: EvaluationBatch, settings: BrainSettings) -> Iterator[str]:
-    yield _outside("timeline", batch.timeline, 0, settings.timeline)
-    yield _outside("version", batch.version, 0, settings.steps)
-    yield _outside("evaluation microbatch", batch.index, 0, settings.evaluation_microbatches - 1)
-
-
-def _round(event: Averaged | RoundFailed, settings: BrainSettings, newest: int) -> Iterator[str]:
-    made: Round = event.round
-    yield _outside("timeline", event.timeline, settings.timeline, settings.timeline)
-    yield _outside("step", event.step, 0, newest)
-    yield "" if event.unit in settings.units else _unknown_unit(event.unit)
-    yield _outside("epoch", made.epoch, 0, settings.epoch)
-    yield "" if made.number > 0 else f"names round {made.number}"
 
 
 def _outside(name: str, value: int, low: int, high: int) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from scheduler.brain import JobBrain
 from scheduler.brain.explain.facts import Situation
-from scheduler.brain.fleet.unfit import UnfitPeers
+from scheduler.brain.fleet.allocation import UnfitPeers
+from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.driver import SAVED, JobDriver
@@ -80,6 +80,7 @@ class JobProgress:
 class JobRun:
     """A job at work. The runner alone makes it and drops it."""
 
+    brain: JobBrain  # for questions; it is told things through the driver only
     driver: JobDriver
     replicas_at_start: int
     sink: CheckpointSink | None = None  # once its storage is prepared
@@ -112,7 +113,7 @@ class Job:
     @property
     def brain(self) -> JobBrain | None:
         """The brain of a job at work, for questions only."""
-        return self.run.driver.brain if self.run is not None else None
+        return self.run.brain if self.run is not None else None
 
     @property
     def stages(self) -> dict[int, list[PeerId]]:

@@ -1,8 +1,9 @@
-"""What stage servers do: each event, and each change of a stage server's state, reaches its job here."""
+"""What stage servers do: events, changes of their state, and files of a stage's weights reach their job here."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from scheduler.brain.fleet.membership import Membership, Peer, Transition
 from scheduler.jobs.peers import Peers
@@ -11,7 +12,9 @@ from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.runner import JobRunner
 from scheduler.storage.drains import Drains
 from scheduler.storage.job_log import LogLine
-from swarm.messages import Event, Hello, Leaving, Loaded, Logged, Release
+from scheduler.storage.stores import Stores
+from swarm.errors import CheckpointFailed, Refused
+from swarm.messages import Event, FetchRequest, Hello, Leaving, Loaded, Logged, Release, StoreHeader
 from swarm.types import JobState, PeerId
 
 
@@ -69,7 +72,7 @@ class PeerListener:
         """The peer's job hears of the session, or takes the peer back, or the peer gives the job up."""
         present = known.job
         job = self._registry.get(present or hello.job)
-        if job is not None and job.run is not None and (present or job.run.driver.brain.admits(hello)):
+        if job is not None and job.run is not None and (present or job.run.brain.admits(hello)):
             if not present:
                 self._peers.adopt(job, hello.peer, hello.stage)
             job.run.driver.on_event(hello.peer, hello)
@@ -90,7 +93,42 @@ class PeerListener:
         peer, job = known.hello.peer, self._registry.get(known.job)
         if job is None or job.run is None:
             return
-        if isinstance(event, Loaded) and event.job == known.job and not job.run.driver.brain.is_joining(peer):
+        if isinstance(event, Loaded) and event.job == known.job and not job.run.brain.is_joining(peer):
             self._peers.serving(peer)
             self._tasks.create_task(self._runner.note_if_running(job))
         job.run.driver.on_event(peer, event)
+
+
+class JobTransfer:
+    """Moves state for jobs at work; every chunk counts as progress."""
+
+    def __init__(self, stores: Stores, registry: JobRegistry) -> None:
+        self._stores = stores
+        self._registry = registry
+
+    async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
+        """Take a file of a stage's state for the job's checkpoint."""
+        job = self._registry.get(header.job)
+        run = job.run if job is not None else None
+        if run is None or run.sink is None:
+            raise Refused(f"job {header.job} collects nothing")
+
+        async def counted() -> AsyncIterator[bytes]:
+            async for chunk in chunks:
+                run.driver.made_progress()
+                yield chunk
+
+        try:
+            return await run.sink.put(header, counted())
+        except CheckpointFailed as error:
+            run.driver.checkpoint_written(header.version, error.reason, str(error))
+            raise
+
+    async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        """Bytes of a file that a job at work starts from; NotFound or Refused."""
+        job = self._registry.get(request.job)
+        if job is None or (run := job.run) is None or job.record.timeline != request.timeline:
+            raise Refused(f"job {request.job} does not load anything on timeline {request.timeline}")
+        async for chunk in self._stores.files.state(job.record.files, job.start).read(request, self._stores.threads):
+            run.driver.made_progress()
+            yield chunk

@@ -1,18 +1,25 @@
 """The jobs of one scheduler, and the only place that changes a job's record.
 
 A change of state counts at once. Then it is written to the database, and shown to watchers, metrics and the broker.
+
+    queued ─▶ placing ─▶ loading ─▶ running ─▶ succeeded | failed | cancelled | paused
+      ▲          ▲          ▲          │ ╲
+      │          │          └ stalled ◀┘  ╲▶ pausing, cancelling ─▶ what was asked, or what came first
+      └ resume ─ paused | failed | cancelled
+
+A stalled job lost a stage, or stood still: it goes back to a checkpoint and loads again.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
 from scheduler.brain.explain.facts import WAITING_STATES
 from scheduler.jobs.job import Job, Waiting, now_s
 from scheduler.jobs.ports import SchedulerPorts
-from scheduler.jobs.states import may_enter
 from scheduler.storage.database import JobRecord, patiently
 from scheduler.storage.job_log import LogLine
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, NotAllowed, NotFound
@@ -21,6 +28,26 @@ from swarm.types import JobId, JobState, PeerId
 REASON_CHARACTERS_MAX = 4000
 # How long a change of state waits for a database that takes no writes.
 STATE_PATIENCE_S = 10.0
+
+_ENDS = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.PAUSED, JobState.STALLED})
+_STOPS = frozenset({JobState.PAUSING, JobState.CANCELLING})
+_WAITING_ENDS = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.PAUSED})
+
+# A job may also enter the state that it is in, with another reason, unless it has ended.
+TRANSITIONS: Mapping[JobState, Set[JobState]] = {
+    JobState.QUEUED: {JobState.PLACING, JobState.LOADING} | _WAITING_ENDS,
+    JobState.PLACING: {JobState.LOADING} | _WAITING_ENDS,
+    # A restarted scheduler places a job anew that had not run yet. One that is loaded may have no step left to train.
+    JobState.LOADING: {JobState.PLACING, JobState.RUNNING} | _STOPS | _ENDS,
+    JobState.RUNNING: _STOPS | _ENDS,
+    JobState.PAUSING: {JobState.RUNNING, JobState.CANCELLING} | _ENDS,  # a pause that cannot be saved is given up
+    JobState.CANCELLING: _ENDS,  # training may end before it hears of the order
+    JobState.STALLED: {JobState.LOADING, JobState.SUCCEEDED} | _WAITING_ENDS,
+    JobState.PAUSED: {JobState.QUEUED, JobState.CANCELLED},
+    JobState.FAILED: {JobState.QUEUED},
+    JobState.CANCELLED: {JobState.QUEUED},
+    JobState.SUCCEEDED: frozenset(),
+}
 
 
 class JobRegistry:
@@ -137,3 +164,8 @@ class JobRegistry:
         """Write a line to the job's log and to the scheduler's."""
         getattr(self._log, level)(text, job_id=job.record.id)
         self.logs.append(job.record.id, LogLine(self._wall_s(), level, "", -1, text))
+
+
+def may_enter(before: JobState, after: JobState) -> bool:
+    """Whether a job in one state may enter the other."""
+    return after in TRANSITIONS[before] or (after is before and not before.is_final)

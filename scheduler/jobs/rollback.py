@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from scheduler.brain.stall import (
-    Recovery,
-    going_on,
-    lost_in,
-    pause_s,
-    pausing,
-    recovery_for,
-    resume_hint,
-    seeking,
-    stalled_hint,
-)
+from scheduler.brain import stall
 from scheduler.jobs.job import Job, now_s, success_text
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
@@ -44,12 +34,12 @@ class Rollback:
 
         A cancel, pause or resume in the meantime wins.
         """
-        lost, timeline = lost_in(job.record.reason), job.record.timeline
+        lost, timeline = stall.lost_in(job.record.reason), job.record.timeline
         while (record := job.record).state is JobState.STALLED and record.timeline == timeline:
             try:
                 await self._try_to_go_back(job, record, lost)
             except (StorageError, DatabaseUnavailable) as error:
-                reason = seeking(lost, str(error))
+                reason = stall.seeking(lost, str(error))
                 if job.record is record and reason != record.reason:
                     await self._registry.enter(job, JobState.STALLED, reason)
                 await asyncio.sleep(CHECKPOINTS_RETRY_S)
@@ -60,20 +50,20 @@ class Rollback:
                     continue
                 self._log.error("stalled job cannot go back", job_id=record.id, exc_info=error)
                 told = error if isinstance(error, SwarmError) else SwarmError(f"internal error: {error!r}")
-                reason, hint = f"{lost}; it cannot go back: {told.message}", told.hint or stalled_hint(record.id)
+                reason, hint = f"{lost}; it cannot go back: {told.message}", told.hint or stall.stalled_hint(record.id)
                 await self._registry.enter(job, JobState.PAUSED, reason, error_code=told.code, hint=hint)
 
     async def _try_to_go_back(self, job: Job, record: JobRecord, lost: str) -> None:
         """NotAllowed if the job is no longer as in `record`; StorageError, DatabaseUnavailable: try again."""
         found = await self._catalog.choose(record, job.spec, LATEST)
         found_of = found.checkpoint.job if found.checkpoint is not None else None
-        way = recovery_for(record.id, found_of, skipped=bool(found.skipped))
-        if way is Recovery.BY_HAND:
+        way = stall.recovery_for(record.id, found_of, skipped=bool(found.skipped))
+        if way is stall.Recovery.BY_HAND:
             if job.record is record:
                 reason = f"{lost}; no checkpoint of the job verifies: {found.skipped_text()}"
-                await self._registry.enter(job, JobState.PAUSED, reason, hint=resume_hint(record.id, None))
+                await self._registry.enter(job, JobState.PAUSED, reason, hint=stall.resume_hint(record.id, None))
             return
-        beginning = await self._timelines.beginning(job, found, anew=way is Recovery.ANEW)
+        beginning = await self._timelines.beginning(job, found, anew=way is stall.Recovery.ANEW)
         if beginning.start is not None and beginning.step >= job.spec.training.steps:
             if job.record is record:
                 sha256 = beginning.start.weights_sha256
@@ -83,8 +73,8 @@ class Rollback:
         if beginning.skipped:
             self._registry.say(job, "warning", beginning.skipped)
         assert job.waiting is not None, "a stalled job waits for peers"
-        goes_on = going_on(lost, beginning.step, beginning.source, beginning.skipped)
-        job.waiting.goes_on, job.waiting.tries_again_s = goes_on, now_s() + pause_s(job.stalls)
-        hint = stalled_hint(record.id, job.stalls)
-        await self._registry.enter(job, JobState.STALLED, pausing(goes_on, job.stalls), hint=hint)
+        goes_on = stall.going_on(lost, beginning.step, beginning.source, beginning.skipped)
+        job.waiting.goes_on, job.waiting.tries_again_s = goes_on, now_s() + stall.pause_s(job.stalls)
+        hint = stall.stalled_hint(record.id, job.stalls)
+        await self._registry.enter(job, JobState.STALLED, stall.pausing(goes_on, job.stalls), hint=hint)
         self._peers.wake.set()

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from typing import assert_never
 
-from scheduler.brain import JobBrain
+from scheduler.brain import outputs
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.inputs import ReplicaRecord, Resumed, Start
-from scheduler.brain.outputs import CommitRow, DropCheckpoint, EvaluationRow, Left, PublishCheckpoint, Unfit
+from scheduler.brain.job import JobBrain
 from scheduler.brain.stall import resume_hint, seeking, stalled_hint
 from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import JobDriver, Outcome
@@ -30,7 +31,7 @@ from swarm.checkpoint.writer import Facts
 from swarm.data.batches import Batches
 from swarm.errors import CheckpointFailed, DatabaseUnavailable, Fenced, SwarmError
 from swarm.job.schedule import perplexity
-from swarm.messages import Command
+from swarm.messages import Command, Route
 from swarm.types import JobState, PeerId, PeerState
 
 RESUMED = "goes on after a restart of the scheduler"
@@ -59,7 +60,7 @@ class JobRunner:
 
     def begin(self, job: Job, batches: Batches, replicas: Sequence[ReplicaRecord]) -> None:
         """Let the placed job load; a stalled one has trained before."""
-        job.run = JobRun(self._make_driver(job, batches), len(replicas))
+        job.run = self._make_run(job, batches, len(replicas))
         trained = job.record.state is JobState.STALLED
         self._tasks.create_task(self._drive(job, job.run, Start(tuple(replicas)), trained=trained))
 
@@ -69,7 +70,7 @@ class JobRunner:
         rows = await self._store.last_rows(record.id, record.timeline, count=2)
         evaluated = {one.version for one in await self._store.evaluations(record.id) if one.timeline == record.timeline}
         committed = rows[-1].step + 1 if rows else record.first_steps[-1]
-        job.run = JobRun(self._make_driver(job, batches), len(record.peers))
+        job.run = self._make_run(job, batches, len(record.peers))
         if record.state is not JobState.RUNNING:  # it was told to stop
             asked = JobState.PAUSED if record.state is JobState.PAUSING else JobState.CANCELLED
             job.run.driver.stop(asked, record.reason)
@@ -77,14 +78,14 @@ class JobRunner:
         self._tasks.create_task(self._drive(job, job.run, resumed))
         await self._registry.enter(job, record.state, RESTARTED)
 
-    def _make_driver(self, job: Job, batches: Batches) -> JobDriver:
+    def _make_run(self, job: Job, batches: Batches, replicas: int) -> JobRun:
         record, limits = job.record, job.spec.limits
         files = self._files.state(record.files, job.start).listed
         settings = brain_settings(record, job.spec, self._store.epoch, batches, files, job.progress.skipped_in_a_row)
         seed, watchdog = self._rng.getrandbits(64), Watchdog(limits.no_progress_s, limits.max_runtime_s)
         recorder = self._transcripts.record(settings, seed) if self._transcripts is not None else None
         brain = recorder.brain if recorder is not None else JobBrain(settings, Random(seed))
-        return JobDriver(brain, batches, _Effects(self, job), watchdog, recorder)
+        return JobRun(brain, JobDriver(brain, batches, _Effects(self, job), watchdog, recorder), replicas)
 
     async def _drive(self, job: Job, run: JobRun, begin: Start | Resumed, *, trained: bool = False) -> None:
         sha256 = ""
@@ -105,7 +106,7 @@ class JobRunner:
                 JobState.FAILED, f"internal error: {error!r}", SwarmError.code, "see the scheduler's log; report this"
             )
         if outcome.state is JobState.STALLED:
-            committed, stood_still = run.driver.brain.counts().committed_steps, bool(outcome.error_code)
+            committed, stood_still = run.brain.counts().committed_steps, bool(outcome.error_code)
             job.stalls = job.stalls.after(committed, job.record.first_steps[-1], stood_still=stood_still)
             if not job.stalls.are_too_many:
                 await self._stall(job, run, outcome)
@@ -177,36 +178,45 @@ class _Effects:
         self._wall_s = runner._wall_s
         self._committed_s = now_s()  # when the newest row was durable
 
-    # Peers -------------------------------------------------------------------------------------------------------
-
     def send(self, peer: PeerId, command: Command) -> None:
         self._peers.send(peer, command)
+        if isinstance(command, Route):
+            for stage, hop in enumerate(command.hops):
+                if hop.peer == peer:
+                    self._metrics.route_decided(stage, peer)
 
-    def routed(self, peer: PeerId, stage: int) -> None:
-        self._metrics.route_decided(stage, peer)
+    def carry_out(self, output: outputs.Effect) -> None:
+        job, peers = self._job, self._peers
+        match output:
+            case outputs.Note(level=level, message=message):
+                self._say(level, message)
+            case outputs.Released(peer=peer, reason=reason):
+                peers.release(job, peer, reason)
+            case outputs.Admitted(peer=peer, stage=stage):
+                peers.has(job, peer, stage)
+            case outputs.Independent(peer=peer, incarnation=incarnation):
+                known = self._membership.get(peer)  # the output may have waited for a row
+                if known is not None and (known.job, known.hello.incarnation) == (job.record.id, incarnation):
+                    peers.serving(peer)
+            case outputs.Unfit(peer=peer, incarnation=incarnation, reason=reason):
+                job.unfit.add(peer, incarnation, reason)
+            case outputs.Left(peer=peer, target=target, duration_s=duration_s):
+                if target is not None:
+                    peers.reservations.reserve(peer, job.record.id, target, now_s())
+                    self._metrics.rebalanced(job.record.id, duration_s)
+            case outputs.EnterState(state=state, reason=reason):
+                self._tasks.create_task(self._enter(state, reason))
+            case outputs.BeginCheckpoint(version=version):
+                self._sink.begin(version)
+            case outputs.PublishCheckpoint():
+                self._sink.publish(output)
+            case outputs.DropCheckpoint(reason=reason):
+                self._sink.drop()
+                self._metrics.checkpoint_failed(job.record.id, reason)
+            case _:
+                assert_never(output)
 
-    def released(self, peer: PeerId, reason: str) -> None:
-        self._peers.release(self._job, peer, reason)
-
-    def admitted(self, peer: PeerId, stage: int) -> None:
-        self._peers.has(self._job, peer, stage)
-
-    def independent(self, peer: PeerId, incarnation: int) -> None:
-        known = self._membership.get(peer)  # the output may have waited for a row
-        if known is not None and (known.job, known.hello.incarnation) == (self._job.record.id, incarnation):
-            self._peers.serving(peer)
-
-    def unfit(self, unfit: Unfit) -> None:
-        self._job.unfit.add(unfit.peer, unfit.incarnation, unfit.reason)
-
-    def left(self, left: Left) -> None:
-        if left.target is not None:
-            self._peers.reservations.reserve(left.peer, self._job.record.id, left.target, now_s())
-            self._metrics.rebalanced(self._job.record.id, left.duration_s)
-
-    # Rows and words ----------------------------------------------------------------------------------------------
-
-    async def write_row(self, row: CommitRow) -> None:
+    async def write_row(self, row: outputs.CommitRow) -> None:
         job, training = self._job, self._job.spec.training
         write = partial(self._store.put_commit, job.record.id, row, self._wall_s())
         await self._until_written(f"step {row.step}", write)
@@ -227,31 +237,28 @@ class _Effects:
         if job.record.reason == RESTARTED or job.record.state is JobState.LOADING:
             self._tasks.create_task(self._goes_on())
         if row.step == training.steps - 1:
-            self.say("info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}")
+            self._say("info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}")
         self._registry.changed(job)
 
-    async def write_evaluation(self, row: EvaluationRow) -> None:
+    async def write_evaluation(self, row: outputs.EvaluationRow) -> None:
         job = self._job
         write = partial(self._store.put_evaluation, job.record.id, row, self._wall_s())
         await self._until_written(f"the evaluation after step {row.version}", write)
         job.progress.evaluation_loss, job.progress.evaluation_step = row.loss, row.version
         self._metrics.evaluated(job.record.id, step=row.version, loss=row.loss)
         found = f"loss {row.loss:.4f}, perplexity {perplexity(row.loss):.4g}"
-        self.say("info", f"evaluation after step {row.version}: {found}")
+        self._say("info", f"evaluation after step {row.version}: {found}")
         self._registry.changed(job)
 
-    def say(self, level: str, text: str) -> None:
+    def _say(self, level: str, text: str) -> None:
         self._registry.say(self._job, level, text)
-
-    def entered(self, state: JobState, reason: str) -> None:
-        self._tasks.create_task(self._enter(state, reason))
 
     async def _until_written(self, what: str, write: Callable[[], Awaitable[None]]) -> None:
         """However long that takes: the replicas keep what they have meanwhile."""
 
         def refused(error: DatabaseUnavailable) -> None:
             again = "tries again, and nothing is lost meanwhile"
-            self.say("error", f"{what} waits for its row: {error.message}; {again}")
+            self._say("error", f"{what} waits for its row: {error.message}; {again}")
 
         await patiently(write, patience_s=math.inf, refused=refused)
 
@@ -266,18 +273,6 @@ class _Effects:
     async def _enter(self, state: JobState, reason: str) -> None:
         if self._job.run is not None and self._job.record.state in (JobState.RUNNING, JobState.PAUSING):
             await self._registry.enter(self._job, state, reason)
-
-    # Checkpoints -------------------------------------------------------------------------------------------------
-
-    def begin_checkpoint(self, version: int) -> None:
-        self._sink.begin(version)
-
-    def publish_checkpoint(self, publish: PublishCheckpoint) -> None:
-        self._sink.publish(publish)
-
-    def drop_checkpoint(self, drop: DropCheckpoint) -> None:
-        self._sink.drop()
-        self._metrics.checkpoint_failed(self._job.record.id, drop.reason)
 
     @property
     def _sink(self) -> CheckpointSink:

@@ -22,18 +22,21 @@ from typing import Any, TypeVar
 import alembic.command
 import alembic.config
 import sqlalchemy as sa
-from sqlalchemy.exc import DataError, IntegrityError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, ProgrammingError, SQLAlchemyError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
 from scheduler.storage.data_folder import bind
-from scheduler.storage.database_url import make_engine
 from scheduler.storage.executor import run_blocking
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
 from swarm.messages import StateFile
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
 
 T = TypeVar("T")
+
+LOOK_S = 5.0  # how often the watch looks at the database
+_DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
+_HINT = "write sqlite (a file in --data-dir) or postgresql://USER:PASSWORD@HOST/NAME"
 
 _METADATA = sa.MetaData()
 _CONTROL = sa.Table(
@@ -363,6 +366,28 @@ class Database:
         return await run_blocking(self._executor, work)
 
 
+class DatabaseWatch:
+    """Notices that the database is away, or that another scheduler took it over, also while nothing is written."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._fault = ""
+
+    def not_ready(self) -> list[str]:
+        """Why the scheduler is not ready."""
+        return [self._fault] if self._fault else []
+
+    async def run(self) -> None:
+        """Look, for ever. Fenced, which ends the scheduler, once another one has taken the database over."""
+        while True:
+            try:
+                await self._database.check_epoch()
+                self._fault = ""
+            except DatabaseUnavailable as error:
+                self._fault = error.message
+            await asyncio.sleep(LOOK_S)
+
+
 async def patiently(
     write: Callable[[], Awaitable[None]],
     patience_s: float,
@@ -401,6 +426,26 @@ def migrate(engine: sa.Engine) -> None:
         config.set_main_option("script_location", str(resources.files("scheduler.storage") / "migrations"))
         config.attributes["connection"] = connection
         alembic.command.upgrade(config, "head")
+
+
+def make_engine(url: str) -> sa.Engine:
+    """An engine that has not connected yet; InvalidConfig if the URL or its driver cannot be used."""
+    try:
+        parsed = sa.make_url(url)
+    except ArgumentError:
+        shown = url.rpartition("@")[2][:100]  # what comes before may be a password
+        raise InvalidConfig(f'--db "{shown}" is no database URL', hint=_HINT) from None
+    if parsed.drivername not in _DRIVERS:
+        raise InvalidConfig(f"--db {parsed.drivername} is not supported", hint=_HINT)
+    try:
+        return sa.create_engine(parsed)
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(
+            f"--db {parsed.drivername} needs the Python package {error.name}",
+            hint='install it with: pip install "swarm-stages[postgres]"',
+        ) from None
+    except ArgumentError as error:
+        raise InvalidConfig(f"--db {parsed.render_as_string()} cannot be used: {error}", hint=_HINT) from None
 
 
 def _next_epoch(engine: sa.Engine) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scheduler.brain import BrainSettings
+from scheduler.brain.settings import BrainSettings
 from scheduler.brain.transcript import Recorder, ended
 from swarm.process.logs import get_logger
 

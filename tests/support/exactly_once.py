@@ -22,7 +22,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from random import Random
 from typing import assert_never
 
-from scheduler.brain import JobBrain
 from scheduler.brain.inputs import (
     CheckpointKept,
     Happened,
@@ -35,6 +34,7 @@ from scheduler.brain.inputs import (
     Start,
     Tick,
 )
+from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import (
     Admitted,
     BeginCheckpoint,

@@ -11,7 +11,7 @@ import pytest
 
 from scheduler.brain.fleet import membership
 from scheduler.brain.state import mode, step
-from scheduler.jobs import states
+from scheduler.jobs import registry
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
@@ -60,7 +60,7 @@ def next_states(transitions: Mapping[tuple[StrEnum, StrEnum], StrEnum | None]) -
 
 
 CODE = {
-    "Job": {before.value: {after.value for after in states.TRANSITIONS[before]} for before in states.TRANSITIONS},
+    "Job": {before.value: {after.value for after in registry.TRANSITIONS[before]} for before in registry.TRANSITIONS},
     "Brain": next_states(mode.TRANSITIONS),
     "Step": next_states(step.TRANSITIONS),
     "Peer": next_states(membership.TRANSITIONS),

@@ -34,6 +34,7 @@ from swarm.types import Decision, JobId, PeerId
 
 PATIENCE_S = 600.0
 LOOKS_S_MAX = 60.0
+UNFIT_MAX = 256  # peers that one job has expelled; of more, the oldest are forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,27 @@ class Reservations:
         """The reservations that have not expired."""
         self._reserved = {peer: one for peer, one in self._reserved.items() if now_s < one.until_s}
         return dict(self._reserved)
+
+
+class UnfitPeers:
+    """The peers that one job has expelled for what they said or could not do: they are not given to it again.
+
+    A peer that is started anew (another incarnation) gets another chance, and other jobs may use it meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: dict[tuple[PeerId, int], str] = {}  # by peer and incarnation, oldest first
+
+    def add(self, peer: PeerId, incarnation: int, reason: str) -> None:
+        """The job has expelled this incarnation of the peer."""
+        self._reasons[peer, incarnation] = reason
+        while len(self._reasons) > UNFIT_MAX:
+            del self._reasons[next(iter(self._reasons))]
+
+    def why(self, peer: PeerId, incarnation: int) -> str:
+        """Why the peer is not given to the job; empty if it may be."""
+        reason = self._reasons.get((peer, incarnation))
+        return f"the job expelled it ({reason}); start it anew" if reason is not None else ""
 
 
 def start_with(

@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 
-from scheduler.brain import JobBrain
 from scheduler.brain.inputs import (
     Cancel,
     CheckpointKept,
@@ -23,6 +22,7 @@ from scheduler.brain.inputs import (
     Stop,
     Tick,
 )
+from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, Fail, Finish, Note, PublishCheckpoint, Send, Stopped
 from scheduler.brain.replicas.admission import JOIN_S_MIN
 from scheduler.brain.routing.policies import POLICIES

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from scheduler.brain import JobBrain
 from scheduler.brain.inputs import Happened, Input, Join, PeerGone, ReplicaRecord, Resumed, RowDurable, Tick
+from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, Fail, Output, Send, WriteCommit
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.mode import Mode

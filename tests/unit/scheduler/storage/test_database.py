@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
-from scheduler.storage import database_watch
+from scheduler.storage import database
 from scheduler.storage.data_folder import ID_FILE
 from scheduler.storage.database import Database, Drain, JobRecord, JobTokens
 from swarm.errors import DatabaseRejected, Fenced, InvalidConfig
@@ -232,10 +232,10 @@ async def test_a_database_does_not_start_with_the_folder_of_another(tmp_path: Pa
 async def test_an_idle_scheduler_notices_that_another_one_took_its_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(database, "LOOK_S", 0.01)
     url = f"sqlite:///{tmp_path}/a.db"
     first = await Database.open(url, None)
-    watch = database_watch.DatabaseWatch(first)
+    watch = database.DatabaseWatch(first)
     watching = asyncio.create_task(watch.run())
     await asyncio.sleep(0)
     assert not watching.done()

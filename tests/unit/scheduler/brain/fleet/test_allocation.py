@@ -9,11 +9,13 @@ import pytest
 from scheduler.brain.fleet.allocation import (
     LOOKS_S_MAX,
     PATIENCE_S,
+    UNFIT_MAX,
     ActiveJob,
     Allocation,
     PendingJob,
     Reservation,
     Reservations,
+    UnfitPeers,
     allocate,
     start_with,
 )
@@ -211,3 +213,20 @@ def test_a_reservation_ends_with_the_arrival_the_peer_the_job_or_the_time() -> N
     held.end_of(A)
     assert set(held.now(59.9)) == {z, v}
     assert set(held.now(60.0)) == {v}
+
+
+def test_an_expelled_peer_is_kept_away_until_it_is_started_anew() -> None:
+    unfit = UnfitPeers()
+    unfit.add(PeerId("a"), 3, "needs 9 GiB")
+    assert unfit.why(PeerId("a"), 3) == "the job expelled it (needs 9 GiB); start it anew"
+    assert unfit.why(PeerId("a"), 4) == ""
+    assert unfit.why(PeerId("b"), 3) == ""
+
+
+def test_the_memory_is_bounded() -> None:
+    unfit = UnfitPeers()
+    for incarnation in range(UNFIT_MAX + 1):
+        unfit.add(PeerId("a"), incarnation, "")
+    assert not unfit.why(PeerId("a"), 0)
+    assert unfit.why(PeerId("a"), 1)
+    assert unfit.why(PeerId("a"), UNFIT_MAX)
