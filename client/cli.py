@@ -16,13 +16,13 @@ from typer.exceptions import TyperException
 
 from client.flags import HELP, Root, Verb
 from client.shell import OutputFormat, Shell, product
-from swarm.errors import INTERRUPTED, InvalidConfig, SwarmError, UsageError
-from swarm.process.lifecycle import print_error
+from swarm.errors import INTERRUPTED, InvalidConfig, SwarmError
+from swarm.process.lifecycle import print_error, usage_error
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A verb as `swarm --help` lists it; `module` has its `command`, or is a program of its own."""
+    """A verb as `swarm --help` lists it; `module` has a function of the verb's name, or is a program of its own."""
 
     module: str
     words: str
@@ -33,18 +33,18 @@ class Entry:
 VERBS = {
     "up": Entry("client.up.up", "Run a whole swarm on this machine."),
     "submit": Entry("client.verbs.submit", "Send a job to the scheduler and follow it."),
-    "ls": Entry("client.verbs.ls", "List jobs."),
-    "status": Entry("client.verbs.status", "Show one job."),
+    "ls": Entry("client.verbs.overview", "List jobs."),
+    "status": Entry("client.verbs.overview", "Show one job."),
     "logs": Entry("client.verbs.logs", "Show what the processes of a job logged."),
-    "cancel": Entry("client.verbs.cancel", "Save what was trained, then stop jobs."),
+    "cancel": Entry("client.verbs.control", "Save what was trained, then stop jobs."),
     "chaos": Entry("client.verbs.chaos", "Harm a stage server and show how its job recovers."),
-    "pause": Entry("client.verbs.pause", "Save a job and free its stage servers."),
-    "resume": Entry("client.verbs.resume", "Continue a job from a checkpoint."),
+    "pause": Entry("client.verbs.control", "Save a job and free its stage servers."),
+    "resume": Entry("client.verbs.control", "Continue a job from a checkpoint."),
     "checkpoints": Entry("client.verbs.checkpoints", "List the checkpoints of a job."),
     "peers": Entry("client.verbs.peers", "List stage servers, or drain one."),
     "explain": Entry("client.verbs.explain", "Say why a job waits or a stage server is idle."),
     "pull": Entry("client.verbs.pull", "Fetch the model of a job as a Hugging Face folder."),
-    "version": Entry("client.verbs.version", "Show the versions of this command and the scheduler."),
+    "version": Entry("client.verbs.overview", "Show the versions of this command and the scheduler."),
     "scheduler": Entry("scheduler", "Run the scheduler in this process.", program=True),
     "stage-server": Entry("stage_server", "Serve a stage with one device.", program=True),
     "train-local": Entry("swarm.reference", "Train a job in this one process.", program=True),
@@ -59,7 +59,7 @@ class Swarm(Root):
         name, command, rest = super().resolve_command(ctx, [ALIASES.get(args[0], args[0]), *args[1:]])
         if name in VERBS and not VERBS[name].program:
             one = typer.Typer(add_completion=False, rich_markup_mode=None)
-            one.command(name, cls=Verb, context_settings=HELP)(import_module(VERBS[name].module).command)
+            one.command(name, cls=Verb, context_settings=HELP)(getattr(import_module(VERBS[name].module), name))
             command = typer.main.get_command(one)
         return name, command, rest
 
@@ -81,7 +81,8 @@ def run(arguments: list[str]) -> int:
     try:
         return int(app(args=arguments or ["--help"], prog_name="swarm", standalone_mode=False, obj=shell) or 0)
     except TyperException as error:
-        return _failed(shell, _usage(error))
+        context = getattr(error, "ctx", None)
+        return _failed(shell, usage_error(error, "swarm" if context is None else context.command_path))
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except SwarmError as error:
@@ -124,13 +125,6 @@ def _failed(shell: Shell, error: SwarmError) -> int:
 def _give_stdout_up() -> None:
     """Python would complain once more at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _usage(error: TyperException) -> UsageError:
-    message = " ".join(error.format_message().split()).replace("Value error, ", "")
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "swarm"
-    return UsageError(message[:1].lower() + message[1:], hint=f"see: {command} --help")
 
 
 # What is registered ---------------------------------------------------------------------------------------------------

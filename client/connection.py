@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -47,8 +47,7 @@ class Scheduler:
         self._channel.close()
 
     def version(self) -> pb.VersionReply:
-        reply: pb.VersionReply = self._call(self._stub.Version, pb.VersionRequest())
-        return reply
+        return cast(pb.VersionReply, self._call(self._stub.Version, pb.VersionRequest()))
 
     def check_protocol(self) -> pb.VersionReply:
         """The scheduler's version; IncompatibleVersion if it speaks another protocol than this client."""
@@ -81,16 +80,14 @@ class Scheduler:
         # From a checkpoint, sent along or of another job: the scheduler reads all of it first.
         reads = bool(request.files) or bool(json.loads(request.spec_json)["checkpoint"]["resume_from"])
         timeout_s = max(self.timeout_s, READING_S_MAX) if reads else self.timeout_s
-        view: pb.JobView = self._call(self._stub.Submit, request, timeout_s=timeout_s)
-        return view
+        return cast(pb.JobView, self._call(self._stub.Submit, request, timeout_s=timeout_s))
 
     def jobs(self, *, all: bool, state: str, limit: int) -> list[pb.JobView]:
         reply: pb.JobList = self._call(self._stub.List, pb.ListRequest(all=all, state=state, limit=limit))
         return list(reply.jobs)
 
     def get(self, job: str) -> pb.JobView:
-        view: pb.JobView = self._call(self._stub.Get, pb.JobRequest(job=job))
-        return view
+        return cast(pb.JobView, self._call(self._stub.Get, pb.JobRequest(job=job)))
 
     def watch(self, job: str) -> Iterator[pb.JobView]:
         """The job now and after every change, until it ends."""
@@ -99,18 +96,15 @@ class Scheduler:
 
     def cancel(self, job: str, reason: str, *, no_checkpoint: bool = False) -> pb.JobView:
         request = pb.CancelRequest(job=job, reason=reason, no_checkpoint=no_checkpoint)
-        view: pb.JobView = self._call(self._stub.Cancel, request)
-        return view
+        return cast(pb.JobView, self._call(self._stub.Cancel, request))
 
     def pause(self, job: str) -> pb.JobView:
-        view: pb.JobView = self._call(self._stub.Pause, pb.JobRequest(job=job))
-        return view
+        return cast(pb.JobView, self._call(self._stub.Pause, pb.JobRequest(job=job)))
 
     def resume(self, job: str, which: str, spec_json: str) -> pb.JobView:
         """Continue a job from a checkpoint, which the scheduler reads as a whole first."""
         request = pb.ResumeRequest(job=job, spec_json=spec_json, **{"from": which})
-        view: pb.JobView = self._call(self._stub.Resume, request, timeout_s=max(self.timeout_s, READING_S_MAX))
-        return view
+        return cast(pb.JobView, self._call(self._stub.Resume, request, timeout_s=max(self.timeout_s, READING_S_MAX)))
 
     def checkpoints(self, job: str, *, verify: bool) -> list[pb.CheckpointView]:
         """A job's checkpoints, oldest first; with `verify` the scheduler reads them all."""
@@ -129,13 +123,11 @@ class Scheduler:
             yield from self._stub.Drain(pb.DrainRequest(peer=peer, reason=reason), timeout=timeout_s)
 
     def explain(self, request: pb.ExplainRequest) -> pb.Explanation:
-        found: pb.Explanation = self._call(self._stub.Explain, request)
-        return found
+        return cast(pb.Explanation, self._call(self._stub.Explain, request))
 
     def chaos(self, request: pb.ChaosRequest) -> pb.ChaosReport:
         """Harm a stage server; answers once its job has recovered."""
-        report: pb.ChaosReport = self._call(self._stub.Chaos, request)
-        return report
+        return cast(pb.ChaosReport, self._call(self._stub.Chaos, request))
 
     def logs(self, request: pb.LogsRequest) -> Iterator[pb.LogEntry]:
         with self._translated():

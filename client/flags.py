@@ -95,6 +95,7 @@ class Verb(TyperCommand):
         self._shared = _shared_command()
         for option in self._shared.params:
             option.envvar = None  # read once, by the root: a flag before the verb must win over it
+            option.hidden |= name == "up" and option.name == "scheduler"  # `up` refuses it: it starts its own
         super().__init__(name, params=[*params, *self._shared.params], **settings)
 
     def invoke(self, ctx: Any) -> Any:

@@ -42,6 +42,7 @@ from swarm.types import PeerId
 
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
 PORTS_TRIED_MAX = 100
+HANG_UP_S_MAX = 2.0  # how long a scheduler may take to end a session that this process leaves
 
 
 async def serve(options: StageServerOptions, farewell: Farewell) -> None:
@@ -171,10 +172,12 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
 def _hand_over(
     server: StageServer, tasks: asyncio.TaskGroup, timeout_s: float, log: Logger, end: Callable[[], object]
 ) -> bool:
-    """Let others take the stage over before this process ends; False if there is nothing to wait for."""
-    if timeout_s <= 0 or not server.leave("its process was told to end"):
+    """Let others take the stage over and leave the scheduler; False if the process is to end at once instead."""
+    reason = "its process was told to end"
+    if timeout_s <= 0 or not server.is_attached:
         return False
-    log.info("hands its work over; the same signal again ends it at once", timeout_s=timeout_s)
+    if server.leave(reason):
+        log.info("hands its work over; the same signal again ends it at once", timeout_s=timeout_s)
 
     async def wait() -> None:
         try:
@@ -182,6 +185,9 @@ def _hand_over(
                 await server.handed_over()
         except TimeoutError:
             log.warning("ends without having handed over its work", waited_s=timeout_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HANG_UP_S_MAX):
+                await server.hang_up(reason)
         end()
 
     tasks.create_task(wait())

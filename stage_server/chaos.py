@@ -22,7 +22,8 @@ from typing import TypeVar
 
 from stage_server.device import Device, Timed
 from swarm.errors import PeerUnavailable
-from swarm.messages import Chaos, StateReply, StateRequest, TensorHeader
+from swarm.messages import Chaos
+from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
 from swarm.rpc.peers import Neighbour, PeerLinks
 

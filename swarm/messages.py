@@ -1,7 +1,8 @@
 """What scheduler and stage servers say to each other, as values.
 
 Each class mirrors the protobuf message of the same name in protos/swarm/wire/session.proto, field for field
-(`swarm.rpc.mapping` translates, a test holds the two equal). The deciding modules see only these.
+(`swarm.rpc.mapping` translates, a test holds the two equal). The deciding modules see only these. What stage servers
+say to each other is in `swarm.peer_messages`.
 
 Commands flow from the scheduler to a stage server, events flow back. A command is fenced by the scheduler's `epoch`
 (on the envelope); whatever carries training content also carries `timeline`.
@@ -12,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from swarm.types import Direction, EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
+from swarm.types import EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
 
 PROTOCOL_VERSION = 2
 
@@ -33,7 +34,7 @@ class ReportedCell:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First event of a session: who dials, what it runs on, and what it still holds from before."""
+    """The first event of a session: who dials, what it runs on, and what it still holds from before."""
 
     peer: PeerId
     incarnation: int
@@ -50,8 +51,8 @@ class Hello:
     version: int
     cells: tuple[ReportedCell, ...] = ()
     stage: int = 0  # meant only with a job
-    attempt: int = 0  # the greatest that is known here of any open step: new hops must carry a greater one
-    join: int = 0  # it fetches the stage's state under this number; 0 = it is a replica, or idle
+    attempt: int = 0  # the greatest known here of any open step: new hops must carry a greater one
+    join: int = 0  # the number under which it fetches the stage's state; 0 = it is a replica, or idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """The gradient of one cell entered this replica's sum, once; or was not finite and did not enter.
+    """The gradient of one cell entered this replica's sum, once; or it was not finite and did not enter.
 
-    `loss` is the sum of token losses in nats (last stage, else 0). Times are seconds of device work and of waiting.
+    `loss` is the sum of the token losses in nats (last stage, else 0). Times are seconds of device work and of waiting.
     """
 
     microbatch: Microbatch
@@ -102,7 +103,7 @@ class Accumulated:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """This replica's output of a microbatch is ready for the next stage: it is that stage's turn."""
+    """This replica's output of a microbatch is ready: it is the next stage's turn."""
 
     microbatch: Microbatch
     stage: int
@@ -141,7 +142,7 @@ class Averaged:
 
 @dataclass(frozen=True, slots=True)
 class RoundFailed:
-    """This member could not finish a round: it refuses its set, or could not reach `accused`."""
+    """This member could not finish a round: its set is another one, or it could not reach `accused`."""
 
     timeline: int
     step: int
@@ -153,7 +154,7 @@ class RoundFailed:
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """A boundary tensor or a question does not reach the hop (`to`, `attempt`) of `stage`: this accuses the link."""
+    """A boundary tensor or a question does not reach the hop (`to`, `attempt`) of `stage`: the link is at fault."""
 
     microbatch: Microbatch
     stage: int
@@ -266,7 +267,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """First command of a session: the peer is known under this id and shall be heard from every `heartbeat_s`."""
+    """The first command of a session: the peer is known under this id and must send something every `heartbeat_s`."""
 
     peer: PeerId
     heartbeat_s: float
@@ -274,7 +275,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """A file that a job starts from, to be had from the scheduler by Session.Fetch; `path` as in a checkpoint."""
+    """A file that a job starts from; Session.Fetch gives its bytes. `path` as in a checkpoint."""
 
     path: str
     size_bytes: int
@@ -285,8 +286,8 @@ class StateFile:
 class LoadStage:
     """Become a replica of `stage` with weights `version`: from the job's seed, its pretrained model, or `files`.
 
-    `split` is decoder layers per stage; `spec_json` is the resolved job spec (swarm.job.spec.JobSpec); `step_on` is
-    where the optimizer runs: "device" or "cpu". With `join` the job is at work: the state comes from the stage's
+    `split` is decoder layers per stage, `spec_json` the resolved job spec (swarm.job.spec.JobSpec). The optimizer runs
+    where `step_on` says: "device" or "cpu". With `join` the job is running already: the state comes from the stage's
     replicas, which `Follow` names, and the peer becomes a replica with `Admit`.
     """
 
@@ -303,10 +304,10 @@ class LoadStage:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """To a peer that joins a job at work: `version` is the newest, `digest` that of the stage's state at `agreed`.
+    """To a peer that joins a running job: `version` is the newest, `digest` that of the stage's state at `agreed`.
 
-    `donors` are replicas to be asked for state (their attempt means nothing); `answered` counts the reports (`Loaded`)
-    of this join that the scheduler has seen: the peer keeps the state that it reported until it is answered.
+    The peer asks `donors` for state (their attempt means nothing). `answered` counts the reports (`Loaded`) of this
+    join that the scheduler has seen: the peer keeps what it reported until it is answered.
     """
 
     job: JobId
@@ -321,7 +322,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The peer that joined is a replica from here on, with the state of `version` that it reported."""
+    """The peer that joined is a replica from now on, with the state of `version` that it reported."""
 
     job: JobId
     timeline: int
@@ -331,7 +332,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Take part in one microbatch: `hops` has one hop per stage; compute with weights `version`.
+    """Take part in one microbatch with weights `version`; `hops` has one hop per stage.
 
     `tokens` (stage 0) and `targets` (last stage) are little-endian int32 of shape [B, T].
     """
@@ -345,7 +346,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Take part in one evaluation microbatch: forward only, nothing accumulates; the rest is as in Route."""
+    """Take part in one evaluation microbatch: forward only, nothing is accumulated; otherwise as Route."""
 
     batch: EvaluationBatch
     hops: tuple[Hop, ...]
@@ -364,7 +365,7 @@ class Void:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A participant of a round: it owns elements [start, stop) of the unit and must hold the set named `digest`."""
+    """A member of a round: it owns elements [start, stop) of the unit and must hold the set named `digest`."""
 
     peer: PeerId
     incarnation: int
@@ -389,7 +390,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class AbortRound:
-    """Give the round up; `step` is open for accumulation again until the next `Average`."""
+    """Give the round up; `step` accumulates again until the next `Average`."""
 
     timeline: int
     step: int
@@ -409,8 +410,7 @@ class UnitRound:
 class Commit:
     """Apply the optimizer for `step`: afterwards the replica holds `version` = step + 1.
 
-    `scale` is the global-norm clip factor. `skip` means: consume the sums, change no weight. `donors` hold the averaged
-    gradients; they are named to a replica that was no member of the rounds.
+    `scale` is the global-norm clip factor. With `skip` the sums are used up and no weight changes.
     """
 
     timeline: int
@@ -420,12 +420,12 @@ class Commit:
     learning_rate: float
     scale: float
     skip: bool
-    donors: tuple[Hop, ...] = ()
+    donors: tuple[Hop, ...] = ()  # they hold the averaged gradients, for a replica that was no member of the rounds
 
 
 @dataclass(frozen=True, slots=True)
 class SaveStage:
-    """Hand the weights of `version` to the scheduler (Session.Store), with `optimizer` all that a resume needs too."""
+    """Hand the weights of `version` to the scheduler (Session.Store); with `optimizer` also what a resume needs."""
 
     job: JobId
     timeline: int
@@ -443,7 +443,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Chaos:
-    """Harm yourself, if you were started for that.
+    """Harm yourself, if you were started with --allow-chaos.
 
     `harm`: "kill"; "freeze" (stop for `for_s`); "slow" (computing takes `factor` times as long); "partition" (nothing
     passes to and from `peer` at `address`, or anybody); "corrupt" (a byte is flipped in one of `factor` frames sent).
@@ -474,115 +474,9 @@ Command: TypeAlias = (
 )
 
 
-# Peer to peer --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """A tensor that crosses to the next stage (FORWARD: an activation) or to the one before (BACKWARD: a gradient)."""
-
-    job: JobId
-    microbatch: Microbatch
-    direction: Direction
-    stage: int  # that the receiver serves
-    attempt: int  # of the sender's hop
-    sender: PeerId
-    incarnation: int
-    dtype: str
-    shape: tuple[int, ...]
-    codec: str
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationBoundary:
-    """An activation of an evaluation microbatch on its way to the next stage."""
-
-    job: JobId
-    batch: EvaluationBatch
-    stage: int  # that the receiver serves
-    attempt: int  # of the sender's hop
-    sender: PeerId
-    incarnation: int
-    dtype: str
-    shape: tuple[int, ...]
-    codec: str
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Elements of a unit from `start` on in one round: the sender's part of the sum or, `averaged`, the mean."""
-
-    job: JobId
-    timeline: int
-    step: int
-    unit: UnitName
-    round: Round
-    averaged: bool
-    start: int
-    sender: PeerId
-    incarnation: int
-    dtype: str
-    elements: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Asks for the input that the sender lacks, FORWARD an activation, BACKWARD a gradient; it has no payload."""
-
-    job: JobId
-    microbatch: Microbatch
-    direction: Direction
-    stage: int  # that the receiver serves
-    attempt: int  # of the sender's hop
-    sender: PeerId
-    incarnation: int
-
-
-TensorHeader: TypeAlias = Boundary | EvaluationBoundary | Slice | Need
-"""What a tensor between stage servers is; `TensorHeader` of protos/swarm/wire/frame.proto is the envelope."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateRequest:
-    """Asks a replica for a part of its stage's state; `chunk` as in stage_server.brain.chunks.
-
-    part: "state" (the chunk as it is now), "records" (the averaged gradients of steps [start, stop) for the chunk's
-    parameters, or as many from `start` on as there are).
-    """
-
-    job: JobId
-    timeline: int
-    stage: int
-    part: str
-    chunk: int
-    start: int
-    stop: int
-    sender: PeerId
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateReply:
-    """What follows: state of `version`, or records up to `version`; the replica's log begins at `reach`."""
-
-    version: int
-    reach: int
-    total_bytes: int
-    checksum: str
-
-
-# Weights to the scheduler --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class StoreHeader:
-    """A file of a stage's state of `version` follows, `total_bytes` of safetensors; answers SaveStage.
-
-    `path` as in a checkpoint, for example "optimizer/layer-0003.safetensors".
-    """
+    """A safetensors file of a stage's state of `version` follows; answers SaveStage."""
 
     job: JobId
     peer: PeerId
@@ -591,7 +485,7 @@ class StoreHeader:
     version: int
     stage: int
     total_bytes: int
-    path: str = ""
+    path: str = ""  # as in a checkpoint: "optimizer/layer-0003.safetensors"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-from swarm.messages import Boundary, TensorHeader
+from swarm.peer_messages import Boundary, TensorHeader
 from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.peers import GrpcPeerLinks, add_peer_service

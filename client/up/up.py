@@ -41,7 +41,7 @@ HTTP_PORT = 9464
 SILENT_S = 4.0  # a start that takes longer says how far it is
 
 
-def command(
+def up(
     context: typer.Context,
     stages: Annotated[
         int,

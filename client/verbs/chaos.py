@@ -23,7 +23,7 @@ _WHAT = {
 }
 
 
-def command(
+def chaos(
     context: typer.Context,
     fault: Annotated[
         Literal["kill", "freeze", "slow", "partition", "corrupt"], typer.Argument(metavar="FAULT", help="See above.")
@@ -54,18 +54,14 @@ def command(
 
     Example: swarm chaos freeze vm-1a2b3c --for 3 --yes
     """
-    return chaos(context.obj, fault, peer, for_s=for_, factor=factor, seed=seed, against=against)
-
-
-def chaos(shell: Shell, fault: str, peer: str, *, for_s: float, factor: float, seed: int, against: str) -> int:
-    """Order the fault, wait for the job to recover, print times and balance; 1 if it did not recover."""
-    what = _WHAT[fault].format(peer=peer, for_s=for_s, factor=factor, against=against or "all its neighbours")
+    shell: Shell = context.obj
+    what = _WHAT[fault].format(peer=peer, for_s=for_, factor=factor, against=against or "all its neighbours")
     if not shell.yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise NotAllowed(f"this would {what}", hint="say that it is meant: --yes")
         typer.confirm(f"{what}?", abort=True, err=True)
-    request = pb.ChaosRequest(fault=fault, peer=peer, for_s=for_s, factor=factor, seed=seed, against=against)
-    with Scheduler(shell.scheduler, max(shell.timeout_s, for_s + WATCH_S_MAX)) as scheduler:
+    request = pb.ChaosRequest(fault=fault, peer=peer, for_s=for_, factor=factor, seed=seed, against=against)
+    with Scheduler(shell.scheduler, max(shell.timeout_s, for_ + WATCH_S_MAX)) as scheduler:
         shell.say(f"{what} ...")
         report = scheduler.chaos(request)
     if shell.json:

@@ -17,7 +17,7 @@ from swarm.text import size
 from swarm.wire import jobs_pb2 as pb
 
 
-def command(
+def checkpoints(
     context: typer.Context,
     job: JobName,
     verify: Annotated[
@@ -25,11 +25,7 @@ def command(
     ] = False,
 ) -> int:
     """List the checkpoints of a job: step, time, size, loss, whether a resume from it is exact, faults."""
-    return show_checkpoints(context.obj, job, verify=verify)
-
-
-def show_checkpoints(shell: Shell, job: str, *, verify: bool) -> int:
-    """List a job's checkpoints; with `verify` the scheduler reads every byte. Returns 1 if it found a fault."""
+    shell: Shell = context.obj
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         view = scheduler.get(job)
         found = scheduler.checkpoints(view.id, verify=verify)

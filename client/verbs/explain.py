@@ -18,7 +18,7 @@ from swarm.wire import jobs_pb2 as pb
 _MICROBATCH = re.compile(r"(\d{1,18}):(\d{1,18})")
 
 
-def command(
+def explain(
     context: typer.Context,
     about: Annotated[
         str, typer.Argument(metavar="JOB|PEER", help="Name, id or beginning of an id: of a job or a stage server.")
@@ -35,14 +35,10 @@ def command(
 ) -> None:
     """Explain in numbers why a job waits, which stage limits it and which stage servers join, leave or move; or why a
     stage server gets little work or none."""
-    explain(context.obj, about, microbatch)
-
-
-def explain(shell: Shell, about: str, microbatch: str) -> None:
-    """Print what the scheduler knows of a job, a stage server or, named STEP:INDEX, a microbatch of a job."""
+    shell: Shell = context.obj
     request = pb.ExplainRequest(about=about)
     if microbatch:
-        request.microbatch.CopyFrom(_microbatch(microbatch))
+        request.microbatch.CopyFrom(microbatch_name(microbatch))
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         found = scheduler.explain(request)
     if shell.json:
@@ -81,7 +77,8 @@ def explanation_table(found: pb.Explanation) -> RenderableType:
     return table
 
 
-def _microbatch(text: str) -> pb.MicrobatchName:
+def microbatch_name(text: str) -> pb.MicrobatchName:
+    """The microbatch that STEP:INDEX names; UsageError for anything else."""
     found = _MICROBATCH.fullmatch(text)
     if found is None:
         raise UsageError(f'--microbatch is STEP:INDEX, not "{text[:80]}"', hint="for example: --microbatch 12:3")

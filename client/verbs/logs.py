@@ -22,7 +22,7 @@ _SPAN = re.compile(r"^(\d+(?:\.\d+)?)([smhd])$")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def command(
+def logs(
     context: typer.Context,
     job: JobName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
@@ -33,20 +33,13 @@ def command(
     since: Annotated[str, typer.Option(help="Only since then: 10m, 2h, or an ISO-8601 time.", show_default=False)] = "",
 ) -> None:
     """Show what the processes of a job logged."""
+    shell: Shell = context.obj
     if level not in LOG_LEVELS:
         raise UsageError(f'there is no level "{level}"', hint=f"one of: {', '.join(LOG_LEVELS)}")
     since_s = since_unix_s(since, time.time()) if since else 0.0
     request = pb.LogsRequest(
         job=job, follow=follow, tail=tail, peer=peer, stage=stage, level=level, since_unix_s=since_s
     )
-    show_logs(context.obj, request)
-
-
-def show_logs(shell: Shell, request: pb.LogsRequest) -> None:
-    """Print the lines as they come; with `follow` until the job ends or Ctrl-C.
-
-    NotFound if only a peer is wanted that neither serves now nor has logged anything.
-    """
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         known = not request.peer or any(view.id.startswith(request.peer) for view in scheduler.peers())
         request.follow &= known

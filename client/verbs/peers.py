@@ -19,7 +19,7 @@ from swarm.wire import jobs_pb2 as pb
 LINE_S = 1.0  # between two lines of progress
 
 
-def command(
+def peers(
     context: typer.Context,
     action: Annotated[Literal["ls", "drain"], typer.Argument(help="ls: list them; drain PEER: take one out.")] = "ls",
     peer: Annotated[

@@ -26,7 +26,7 @@ from swarm.wire import jobs_pb2 as pb
 _AGAIN = "pull again; if it happens again, the checkpoint on the scheduler is damaged"
 
 
-def command(
+def pull(
     context: typer.Context,
     job: JobName,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model folder goes.")],
@@ -37,16 +37,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace DIR if it exists.")] = False,
 ) -> None:
     """Fetch the model of a checkpoint (by default the newest) as a Hugging Face folder; every hash is checked."""
-    pull(context.obj, job, folder, step=step, dtype=dtype, force=force)
-
-
-def pull(shell: Shell, job: str, folder: Path, *, step: str = LATEST, dtype: Dtype = "keep", force: bool) -> None:
-    """Fetch the model of `job` at a checkpoint into `folder` and print its path and the sha256 of its weights.
-
-    Hashes are checked as it arrives, before `dtype` changes it. NotAllowed if the folder exists (and is not empty)
-    without `force`; CorruptFrame if any hash disagrees, InvalidModel if a weight does not fit `dtype`: then nothing is
-    left behind and an existing folder is untouched.
-    """
+    shell: Shell = context.obj
     _check_target(folder, force)
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         view = scheduler.get(job)

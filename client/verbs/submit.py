@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import tempfile
@@ -20,13 +19,11 @@ from rich.text import Text
 from client.connection import Scheduler
 from client.flags import Detach
 from client.shell import Shell, bytes_bar
-from client.upload.blobs import File, upload
-from client.upload.start import open_start, upload_start
-from client.upload.weights import upload_weights
+from client.upload import File, open_start, upload, upload_start, upload_weights
 from client.verbs.example import example_job
 from client.verbs.follow import follow_to_success
 from client.views import job_values
-from swarm.data import Corpus, TokenManifest, open_corpus, tokenise
+from swarm.data.shards import Corpus, open_corpus, tokenise
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.errors import UsageError
 from swarm.hf.pretrained import ground, weight_files
@@ -38,7 +35,7 @@ from swarm.wire import jobs_pb2 as pb
 JOB_FILE_BYTES_MAX = 16 << 20
 
 
-def command(
+def submit(
     context: typer.Context,
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Job file (TOML); - reads stdin.")] = None,
     detach: Detach = False,
@@ -55,7 +52,7 @@ def command(
             show_default=False,
         ),
     ] = "",
-    dry_run_: Annotated[
+    dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the values and where each came from; send nothing.")
     ] = False,
     example: Annotated[bool, typer.Option("--example", help="Print a complete job file.")] = False,
@@ -72,10 +69,10 @@ def command(
     if resume_from:
         overrides.append(f"checkpoint.resume_from={json.dumps(resume_from)}")
     with _job_file(file) as path:
-        if dry_run_:
-            dry_run(shell, path, overrides)
+        if dry_run:
+            show_values(shell, path, overrides)
             return 0
-        return submit(shell, path, overrides, detach=detach, managed=managed)
+        return send_job(shell, path, overrides, detach=detach, managed=managed)
 
 
 @contextmanager
@@ -109,7 +106,7 @@ def check_job(path: Path, overrides: Sequence[str]) -> tuple[JobSpec, Corpus]:
     return spec, corpus
 
 
-def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, managed: bool = False) -> int:
+def send_job(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, managed: bool = False) -> int:
     """Send the job in `path` to the scheduler and follow it; returns the exit code.
 
     `managed`: `swarm up` started this and stops it, so nothing is said about detaching.
@@ -125,9 +122,16 @@ def submit(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, 
                 f"{manifest.tokens} tokens in {counted(len(manifest.shards), 'shard')}, "
                 f"unigram entropy {manifest.unigram_entropy:.3f} nats"
             )
-            shards = [File(shard.sha256, shard.size_bytes, shard.path, shard.tokens) for shard in manifest.shards]
-            upload(shell, scheduler, shards, "data")
-        request = _request(spec, manifest)
+            files = [File(shard.sha256, shard.size_bytes, shard.path, shard.tokens) for shard in manifest.shards]
+            upload(shell, scheduler, {file.sha256: file for file in files}, "data")
+        request = pb.SubmitRequest(
+            spec_json=spec.model_dump_json(),
+            shards=[file.shard for file in files],
+            token_dtype=manifest.token_dtype,
+            vocabulary_size=manifest.vocabulary_size,
+            unigram_entropy=manifest.unigram_entropy,
+            end_of_text=manifest.end_of_text,
+        )
         request.files.extend(
             upload_weights(shell, scheduler, spec) if start is None else upload_start(shell, scheduler, start)
         )
@@ -155,19 +159,6 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detac
     return code
 
 
-def _request(spec: JobSpec, manifest: TokenManifest) -> pb.SubmitRequest:
-    return pb.SubmitRequest(
-        spec_json=spec.model_dump_json(),
-        shards=[
-            pb.Shard(sha256=shard.sha256, tokens=shard.tokens, size_bytes=shard.size_bytes) for shard in manifest.shards
-        ],
-        token_dtype=manifest.token_dtype,
-        vocabulary_size=manifest.vocabulary_size,
-        unigram_entropy=manifest.unigram_entropy,
-        end_of_text=manifest.end_of_text,
-    )
-
-
 def _add_tokenizer(
     shell: Shell, scheduler: Scheduler, request: pb.SubmitRequest, tokenizer_files: Mapping[str, bytes]
 ) -> None:
@@ -175,19 +166,15 @@ def _add_tokenizer(
     if sum(map(len, tokenizer_files.values())) <= TOKENIZER_MESSAGE_BYTES_MAX:
         request.tokenizer_files.update(tokenizer_files)
         return
-    files = {name: File(hashlib.sha256(raw).hexdigest(), len(raw), raw) for name, raw in tokenizer_files.items()}
-    upload(shell, scheduler, list(files.values()), "tokenizer")
-    request.files.extend(
-        pb.JobFile(path=f"{MODEL_FOLDER}{name}", sha256=file.sha256, size_bytes=file.size_bytes)
-        for name, file in files.items()
-    )
+    files = {f"{MODEL_FOLDER}{name}": File.of(raw) for name, raw in tokenizer_files.items()}
+    request.files.extend(upload(shell, scheduler, files, "tokenizer"))
 
 
 # --dry-run -----------------------------------------------------------------------------------------------------------
 
 
-def dry_run(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
-    """Show what `submit` would send and where each value came from; sends nothing. Raises as `submit` does."""
+def show_values(shell: Shell, path: Path, overrides: Sequence[str]) -> None:
+    """Show what would be sent and where each value came from; sends nothing. Raises as `send_job` does."""
     spec, corpus = check_job(path, overrides)
     values = origins(spec, corpus, path, overrides)
     formats = sorted({source.format for source in corpus.sources})

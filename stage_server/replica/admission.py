@@ -7,9 +7,9 @@ from typing import assert_never
 from stage_server.ports import Assignment
 from stage_server.replica.averaging import Mailbox
 from swarm.errors import CorruptFrame, Refused, StaleMessage
-from swarm.messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.model import codec
 from swarm.model.stage import Stage
+from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 
 
 class Admission:

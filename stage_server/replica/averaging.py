@@ -26,10 +26,11 @@ from stage_server.device import Device
 from stage_server.ports import ReplicaId
 from stage_server.replica.packing import Letter, deliver, round_slice
 from swarm.errors import Refused, RoundBroken, StaleMessage, SwarmError
-from swarm.messages import Average, Member, ParameterNorm, Slice
+from swarm.messages import Average, Member, ParameterNorm
 from swarm.model import codec
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.stage import Stage
+from swarm.peer_messages import Slice
 from swarm.rpc.peers import PeerLinks
 from swarm.types import PeerId, Round, UnitName
 

@@ -13,7 +13,8 @@ from typing import TypeAlias, assert_never
 from stage_server.ports import ReplicaPorts
 from stage_server.replica.packing import Letter
 from swarm.errors import PeerUnavailable, StaleMessage, SwarmError
-from swarm.messages import Boundary, EvaluationBoundary, EvaluationUndelivered, Need, Slice, TensorHeader, Undelivered
+from swarm.messages import EvaluationUndelivered, Undelivered
+from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.types import Hop, PeerId
 
 # A link that fails for this long is reported, and again after REPEAT_S: the scheduler may have had no other way then.

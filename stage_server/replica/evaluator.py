@@ -24,9 +24,10 @@ from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.packing import Packed, evaluation_boundary, pack
 from swarm.errors import StaleMessage
-from swarm.messages import Evaluate, EvaluationBoundary
+from swarm.messages import Evaluate
 from swarm.model import codec
 from swarm.model.stage import Stage
+from swarm.peer_messages import EvaluationBoundary
 from swarm.types import EvaluationBatch
 
 

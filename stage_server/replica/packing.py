@@ -10,8 +10,9 @@ from torch import Tensor
 
 from stage_server.ports import ReplicaId
 from swarm.errors import PeerUnavailable
-from swarm.messages import Average, Boundary, EvaluationBoundary, Need, Slice, TensorHeader
+from swarm.messages import Average
 from swarm.model import codec
+from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.rpc.peers import PeerLinks
 from swarm.types import Direction, EvaluationBatch, Microbatch
 

@@ -1,10 +1,10 @@
 """One job's stage on this server: commands and tensors in, events and tensors out.
 
-The rules are in `cell.py` (what is ready, what goes where) and `intake.py` (what comes first). This module carries out
-what they say: it keeps the tensors, calls the device and hands finished tensors to the outbox.
+The rules are in `cell.py` (what is ready, what goes where) and `work_queue.py` (what comes first). This module carries
+out what they say: it keeps the tensors, calls the device, and packs and sends what is finished.
 
-    Route, tensors ─▶ CellTable ─▶ Compute ─▶ Intake ─▶ device ─▶ CellTable ─▶ Emit ─▶ neighbours
-                                                                          └─▶ Report ─▶ scheduler
+    Route, tensors ─▶ CellTable ─▶ Compute ─▶ WorkQueue ─▶ device ─▶ CellTable ─▶ Emit ─▶ neighbours
+                                                                             └─▶ Report ─▶ scheduler
 """
 
 from __future__ import annotations
@@ -51,26 +51,20 @@ from swarm.errors import (
 from swarm.messages import (
     AbortRound,
     Average,
-    Boundary,
     Commit,
     Committed,
     Evaluate,
-    EvaluationBoundary,
     Event,
     Loaded,
-    Need,
     Route,
     SaveStage,
-    Slice,
-    StateReply,
-    StateRequest,
     StoreHeader,
-    TensorHeader,
     Void,
 )
 from swarm.model import codec
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState
+from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, StateReply, StateRequest, TensorHeader
 from swarm.types import Direction, Hop, Microbatch, UnitName
 
 # Questions for what was lost between two neighbours are sent this often; what is lacking for less is on its way.
@@ -111,7 +105,7 @@ class Replica:
             peer=me.peer,
             incarnation=me.incarnation,
         )
-        self._intake = WorkQueue()
+        self._queue = WorkQueue()
         self._ready = asyncio.Event()
         self._queued_s: dict[int, float] = {}
         self._batches: dict[Microbatch, _Batch] = {}
@@ -310,15 +304,15 @@ class Replica:
                     assert_never(action)
         self._metrics.queue_depth(
             self.me.stage,
-            forward=self._intake.waiting(Direction.FORWARD),
-            backward=self._intake.waiting(Direction.BACKWARD),
+            forward=self._queue.waiting(Direction.FORWARD),
+            backward=self._queue.waiting(Direction.BACKWARD),
         )
 
     def _put(self, work: Compute) -> None:
-        if not self._intake.put(work):
+        if not self._queue.put(work):
             self._reports.fail(
                 Refused(
-                    f"stage {self.me.stage} has {len(self._intake)} computations waiting and takes no more",
+                    f"stage {self.me.stage} has {len(self._queue)} computations waiting and takes no more",
                     hint="lower pipeline.max_in_flight",
                 )
             )
@@ -327,7 +321,7 @@ class Replica:
         self._ready.set()
 
     def _forget(self, microbatch: Microbatch) -> None:
-        self._intake.discard(microbatch)
+        self._queue.discard(microbatch)
         if not self.cells.is_mine(microbatch):  # else it is done again, and no Route will bring tokens and targets
             self._batches.pop(microbatch, None)
         for direction in Direction:
@@ -338,7 +332,7 @@ class Replica:
     async def _compute_forever(self) -> None:
         while True:
             await self._ready.wait()
-            work = self._intake.take()
+            work = self._queue.take()
             if (
                 work is None
             ):  # evaluation fills the moments without training work; see scheduler/brain/routing/evaluation.py

@@ -22,6 +22,7 @@ class EventQueue:
         self._events: deque[Event] = deque()
         self._lines = 0  # of the events
         self._left_out = 0
+        self.ended = False
         self._arrived = asyncio.Event()
 
     def __len__(self) -> int:
@@ -42,9 +43,16 @@ class EventQueue:
         self._events.append(event)
         self._arrived.set()
 
-    async def get(self) -> Event:
-        """The next event, once there is one."""
+    def end(self) -> None:
+        """Nothing comes after the events that wait now."""
+        self.ended = True
+        self._arrived.set()
+
+    async def get(self) -> Event | None:
+        """The next event, once there is one; None after the end."""
         while not self._events:
+            if self.ended:
+                return None
             self._arrived.clear()
             await self._arrived.wait()
         event = self._events.popleft()

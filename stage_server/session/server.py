@@ -47,14 +47,12 @@ from swarm.messages import (
     Release,
     Route,
     SaveStage,
-    StateReply,
-    StateRequest,
     StoreHeader,
-    TensorHeader,
     Void,
     Welcome,
 )
 from swarm.model.stage import Stage
+from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
 from swarm.rpc.peers import PeerLinks
 from swarm.rpc.session import SchedulerLink
@@ -109,6 +107,7 @@ class StageServer:
         self._leaving = ""  # why, once this stage server shall end
         self._free = asyncio.Event()  # of any job
         self._free.set()
+        self._detached = asyncio.Event()  # from the scheduler
         self._loading: asyncio.Task[None] | None = None
         self._epoch = 0
 
@@ -133,6 +132,15 @@ class StageServer:
     async def handed_over(self) -> None:
         """Return when no job needs this stage server."""
         await self._free.wait()
+
+    async def hang_up(self, reason: str) -> None:
+        """Tell the scheduler that this stage server leaves; returns when the session has ended."""
+        if self._link is not None:
+            if not self._leaving:
+                self._leaving = reason
+                self.emit(Leaving(reason))
+            self._outgoing.end()
+            await self._detached.wait()
 
     async def serve(self) -> None:
         """Stay attached to a scheduler, whatever happens to it; returns only by cancellation or IncompatibleVersion."""
@@ -192,11 +200,15 @@ class StageServer:
                         welcomed = True
                         orphaned.cancel()
                         self._link = link
+                        self._detached.clear()
                         heart = self._tasks.create_task(self._beat(command.heartbeat_s))
                         self._log.info("attached to scheduler", scheduler=address, peer=command.peer, epoch=epoch)
                     else:
                         await self._handle(command)
-            self._log.warning("scheduler ended the session", scheduler=address)
+            if self._outgoing.ended:
+                self._log.info("left the scheduler", scheduler=address, reason=self._leaving)
+            else:
+                self._log.warning("scheduler ended the session", scheduler=address)
         except SchedulerUnreachable as error:
             if not welcomed:
                 raise
@@ -208,6 +220,7 @@ class StageServer:
             raise SchedulerUnreachable(f"the scheduler at {address} ended the session: {error}") from error
         finally:
             self._link = None
+            self._detached.set()
             if heart is not None:
                 heart.cancel()
             await link.close()
@@ -218,8 +231,8 @@ class StageServer:
         if self._leaving:
             yield Leaving(self._leaving)
         outgoing = self._outgoing
-        while True:
-            yield await outgoing.get()
+        while (event := await outgoing.get()) is not None:
+            yield event
 
     def _hello(self) -> Hello:
         """Begin a queue of events for the new session; what the last one did not send is in what Hello reports."""

@@ -18,8 +18,9 @@ from stage_server.brain.commit_log import CommitLog
 from stage_server.device import Device
 from stage_server.ports import Assignment
 from swarm.errors import CorruptFrame, Refused, RetryElsewhere, StaleMessage
-from swarm.messages import Commit, StateReply, StateRequest
+from swarm.messages import Commit
 from swarm.model.stage import Stage
+from swarm.peer_messages import StateReply, StateRequest
 from swarm.rpc.peers import state_reply
 from swarm.types import UnitName
 

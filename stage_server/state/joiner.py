@@ -33,10 +33,11 @@ from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.state.donor import Record, chunks_of, names_of, records_bytes, unpack_records
 from stage_server.state.loading import unit_sizes
 from swarm.errors import CorruptFrame, JobFailed, PeerUnavailable, SwarmError
-from swarm.messages import Failed, Follow, Loaded, StateReply, StateRequest
+from swarm.messages import Failed, Follow, Loaded
 from swarm.model.probe import probe_digest
 from swarm.model.runtime import configure, step_device
 from swarm.model.stage import Stage
+from swarm.peer_messages import StateReply, StateRequest
 from swarm.rpc.peers import PeerLinks
 from swarm.types import Hop, PeerId
 

@@ -8,6 +8,7 @@ the names given here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 Fields: TypeAlias = dict[str, tuple[type, Any]]
@@ -139,6 +140,8 @@ _GPT_NEOX: Fields = _BASE | {
     "attention_dropout": (float, 0.0),
     "hidden_dropout": (float, 0.0),
 }
+# Layer norms with bias and an MLP without a gate, as before Llama.
+_Plain = partial(Family, mlp_matrices=2, norm="", padded=False)
 FAMILIES = {
     "llama": Family(
         _GATED | {"head_dim": (int, None), "attention_bias": (bool, False), "mlp_bias": (bool, False)},
@@ -161,7 +164,7 @@ FAMILIES = {
         scaled_embedding="TextScaledWordEmbedding",
         norm_start=0.0,
     ),
-    "gpt2": Family(
+    "gpt2": _Plain(
         _GPT2,
         "GPT2",
         activation="activation_function",
@@ -173,12 +176,10 @@ FAMILIES = {
             "max_position_embeddings": "n_positions",
         },
         dropout=0.1,
-        mlp_matrices=2,
         saved_attention=1.25,
         saved_inner=5.0,
         causal_model="LMHeadModel",
         layer="Block",
-        norm="",
         rotary="",
         trunk="transformer",
         embedding="wte",
@@ -186,24 +187,20 @@ FAMILIES = {
         final_norm="ln_f",
         norm_eps="layer_norm_epsilon",
         embedding_dropout="embd_pdrop",
-        padded=False,
         residual="c_proj.weight",
     ),
-    "gpt_neox": Family(
+    "gpt_neox": _Plain(
         _GPT_NEOX,
         "GPTNeoX",
-        mlp_matrices=2,
         saved_attention=2.0,
         saved_inner=2.0,
         layer="Layer",
-        norm="",
         trunk="gpt_neox",
         embedding="embed_in",
         final_norm="final_layer_norm",
         head_in_files="embed_out.weight",
         norm_eps="layer_norm_eps",
         embedding_dropout="hidden_dropout",
-        padded=False,
     ),
 }
 DEFAULT = "llama"  # of a model from scratch that names no family

@@ -28,8 +28,7 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
     try:
         app(auto_envvar_prefix="SWARM", prog_name=name, standalone_mode=False)
     except typer.TyperException as error:
-        message = " ".join(error.format_message().split()).replace("Value error, ", "")
-        print_error(UsageError(message[:1].lower() + message[1:], hint=f"see: {name} --help"))
+        print_error(usage_error(error, name))
         sys.exit(UsageError.exit_code)
     except typer.Abort:
         sys.exit(INTERRUPTED)
@@ -37,6 +36,12 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
         print_error(error)
         sys.exit(error.exit_code)
     sys.exit(0)
+
+
+def usage_error(error: typer.TyperException, command: str) -> UsageError:
+    """The library's complaint about the flags of `command` as one of our errors."""
+    message = " ".join(error.format_message().split()).replace("Value error, ", "")
+    return UsageError(message[:1].lower() + message[1:], hint=f"see: {command} --help")
 
 
 def given_as_flag(context: typer.Context, name: str) -> bool:

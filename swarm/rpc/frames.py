@@ -21,7 +21,7 @@ from typing import Final, assert_never
 import xxhash
 
 from swarm.errors import CorruptFrame, Refused
-from swarm.messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
+from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.rpc.mapping import from_header, parse, to_header
 from swarm.types import Direction
 from swarm.wire import frame_pb2

@@ -19,7 +19,8 @@ from google.protobuf.message import DecodeError, Message
 
 from swarm import messages
 from swarm.errors import CorruptFrame, Refused
-from swarm.messages import Command, Event, TensorHeader
+from swarm.messages import Command, Event
+from swarm.peer_messages import TensorHeader
 from swarm.types import Direction
 from swarm.wire import frame_pb2, session_pb2
 

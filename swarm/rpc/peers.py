@@ -21,7 +21,7 @@ import grpc.aio
 import xxhash
 
 from swarm.errors import ERROR_BY_CODE, CorruptFrame, PeerUnavailable, Refused, SwarmError
-from swarm.messages import StateReply, StateRequest, TensorHeader
+from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import answering, connect, leaves, public_error, translate
 from swarm.rpc.mapping import from_message, parse, to_message

@@ -787,6 +787,11 @@ def test_help_is_exit_0(swarm: Any) -> None:
         assert "Usage: swarm" in out
 
 
+def test_up_does_not_list_the_flag_that_it_refuses(swarm: Any) -> None:
+    assert "--scheduler" in swarm("ls", "--help")[1]
+    assert "--scheduler" not in swarm("up", "--help")[1]
+
+
 def test_the_list_of_verbs_loads_none_of_them() -> None:
     script = (
         "import sys, client.cli; client.cli.run(['--help']); print('grpc' in sys.modules, 'pydantic' in sys.modules)"

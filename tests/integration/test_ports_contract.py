@@ -22,20 +22,8 @@ from swarm.errors import (
     StaleMessage,
     SwarmError,
 )
-from swarm.messages import (
-    Boundary,
-    Command,
-    Event,
-    FetchRequest,
-    Heartbeat,
-    Leaving,
-    Need,
-    StateReply,
-    StateRequest,
-    StoreHeader,
-    Void,
-    Welcome,
-)
+from swarm.messages import Command, Event, FetchRequest, Heartbeat, Leaving, StoreHeader, Void, Welcome
+from swarm.peer_messages import Boundary, Need, StateReply, StateRequest
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.frames import CHUNK_BYTES, payload_bytes
 from swarm.rpc.peers import GrpcPeerLinks, PeerLinks, TensorReceiver, Traffic, add_peer_service, state_reply

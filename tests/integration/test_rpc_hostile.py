@@ -14,7 +14,8 @@ import pytest
 import xxhash
 
 from swarm.errors import CorruptFrame, PeerUnavailable, Refused, SchedulerUnreachable, SwarmError
-from swarm.messages import Boundary, Command, Event, FetchRequest, Heartbeat, StoreHeader, Void
+from swarm.messages import Command, Event, FetchRequest, Heartbeat, StoreHeader, Void
+from swarm.peer_messages import Boundary
 from swarm.rpc.channel import answering, bind, connect, new_server, translate
 from swarm.rpc.frames import decode, split
 from swarm.rpc.mapping import to_event, to_header, to_message

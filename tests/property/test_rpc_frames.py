@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import CorruptFrame, Refused, StaleMessage
-from swarm.messages import Boundary, Need, Slice, TensorHeader
+from swarm.peer_messages import Boundary, Need, Slice, TensorHeader
 from swarm.rpc.frames import (
     CHUNK_BYTES,
     MAX_OPEN_TENSORS,

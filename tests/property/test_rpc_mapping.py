@@ -22,9 +22,9 @@ from swarm.messages import (
     ParameterNorm,
     Route,
     StoreHeader,
-    TensorHeader,
     Welcome,
 )
+from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import mapping
 from swarm.rpc.mapping import (
     from_command,
@@ -44,7 +44,7 @@ EVENTS = get_args(Event)
 COMMANDS = get_args(Command)
 PARTS = (Microbatch, EvaluationBatch, Round, Hop, messages.ReportedCell, messages.UnitSize, messages.ParameterNorm)
 MORE_PARTS = (messages.ParameterHash, messages.Member, messages.UnitRound, messages.StateFile)
-REQUESTS = (StoreHeader, messages.FetchRequest, messages.StateRequest, messages.StateReply)
+REQUESTS = (StoreHeader, messages.FetchRequest, StateRequest, StateReply)
 HEADERS = get_args(TensorHeader)
 ENVELOPES = ((session_pb2.Event, EVENTS), (session_pb2.Command, COMMANDS), (frame_pb2.TensorHeader, HEADERS))
 EVERYTHING = (*EVENTS, *COMMANDS, *PARTS, *MORE_PARTS, *REQUESTS, *HEADERS)

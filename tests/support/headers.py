@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.messages import Boundary
+from swarm.peer_messages import Boundary
 from swarm.types import Direction, JobId, Microbatch, PeerId
 
 

@@ -18,7 +18,7 @@ LENT_TO_BENCHMARKS = ("tests.support", "tests.simulation.engine", "tests.chaos.t
 
 # Modules without a test file of their own, by the file under tests/ whose claims are theirs.
 COVERED_BY = {
-    "integration/test_client.py": ("client/cli", "client/flags", "client/shell", "client/upload/*", "client/verbs/*"),
+    "integration/test_client.py": ("client/cli", "client/flags", "client/shell", "client/upload", "client/verbs/*"),
     "integration/test_up.py": ("client/up/*",),
     "property/test_exactly_once.py": (
         *("scheduler/brain/hearing", "scheduler/brain/inputs", "scheduler/brain/parts", "scheduler/brain/settings"),
@@ -39,7 +39,7 @@ COVERED_BY = {
     "unit/swarm/job/test_partition.py": ("swarm/job/families", "swarm/job/model_config"),
     "integration/test_hub_start.py": ("swarm/hf/hub", "swarm/hf/pretrained"),
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
-    "property/test_rpc_mapping.py": ("swarm/messages", "swarm/rpc/mapping"),
+    "property/test_rpc_mapping.py": ("swarm/messages", "swarm/peer_messages", "swarm/rpc/mapping"),
     "property/test_rpc_frames.py": ("swarm/rpc/frames",),
     "unit/swarm/model/test_stage.py": ("swarm/model/runtime", "swarm/model/state", "swarm/model/units"),
     "integration/test_train_local.py": ("swarm/model/sample", "swarm/model/state_files"),

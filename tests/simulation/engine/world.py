@@ -43,8 +43,9 @@ from swarm.checkpoint.reader import fault_of, list_checkpoints
 from swarm.checkpoint.storage import Files, LocalStorage, Storage
 from swarm.errors import DatabaseUnavailable, SwarmError
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION, Averaged, Boundary, Command, Commit, Event, TensorHeader
+from swarm.messages import PROTOCOL_VERSION, Averaged, Command, Commit, Event
 from swarm.model.stage import Stage
+from swarm.peer_messages import Boundary, TensorHeader
 from swarm.process.logs import get_logger
 from swarm.types import JobId, PeerId, PeerState
 from tests.simulation.engine.counting import CountingStage, watched
@@ -381,7 +382,7 @@ class World(Observer):
                 ("cells", cells, open_cells),
                 ("inputs", len(replica._inputs), 2 * open_cells),
                 ("outputs", len(replica._outputs._held), 2 * open_cells),
-                ("orders", len(replica._intake), min(ORDERS_MAX, open_cells)),
+                ("orders", len(replica._queue), min(ORDERS_MAX, open_cells)),
                 ("graphs", len(replica._stage._graphs), open_cells),
                 ("sums", len(replica._stage._sums), 2 + shape.staleness),
                 ("mailbox bytes", replica._rounds.mailbox._held_bytes, MAILBOX_BYTES_MAX),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm.errors import CorruptFrame, PeerUnavailable, SwarmError
-from swarm.messages import StateReply, StateRequest, TensorHeader
+from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import public_error
 from swarm.rpc.peers import StateDonor, TensorReceiver, Traffic, collect, state_chunks, take

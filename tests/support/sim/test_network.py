@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from swarm.errors import PeerUnavailable, SchedulerUnreachable
-from swarm.messages import Boundary, Command, Event, FetchRequest, Heartbeat, StoreHeader, Void
+from swarm.messages import Command, Event, FetchRequest, Heartbeat, StoreHeader, Void
+from swarm.peer_messages import Boundary
 from tests.support.headers import header_of
 from tests.support.sim import loop as sim
 from tests.support.sim.fabric import Counts

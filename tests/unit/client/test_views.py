@@ -8,8 +8,7 @@ import math
 import pytest
 from rich.console import Console, RenderableType
 
-from client.shell import Shell
-from client.verbs.explain import explain, explanation_table, explanation_values
+from client.verbs.explain import explanation_table, explanation_values, microbatch_name
 from client.verbs.follow import progress_line
 from client.verbs.peers import drained_text
 from client.views import job_table, job_values, jobs_table, peers_table
@@ -112,4 +111,4 @@ def test_what_became_of_a_drained_stage_server_is_told() -> None:
 @pytest.mark.parametrize("microbatch", ["3", "3:", ":1", "-1:0", "a:b", "1:2:3"])
 def test_a_microbatch_is_named_by_step_and_index(microbatch: str) -> None:
     with pytest.raises(UsageError, match="STEP:INDEX"):
-        explain(Shell(), "job", microbatch)
+        microbatch_name(microbatch)

@@ -12,7 +12,8 @@ import torch
 from stage_server.chaos import UNANSWERED_S, Harm, HarmedDevice, HarmedLinks, HarmedReceiver
 from stage_server.device import ThreadDevice
 from swarm.errors import CorruptFrame, PeerUnavailable
-from swarm.messages import Boundary, Chaos, TensorHeader
+from swarm.messages import Chaos
+from swarm.peer_messages import Boundary, TensorHeader
 from swarm.process.logs import get_logger
 from swarm.rpc import frames
 from swarm.types import Direction, JobId, Microbatch, PeerId

@@ -48,7 +48,7 @@ def test_a_discarded_order_is_never_taken() -> None:
     assert [work.microbatch.index for work in drain(intake)] == [1]
 
 
-def test_a_full_intake_refuses_but_still_replaces() -> None:
+def test_a_full_queue_refuses_but_still_replaces() -> None:
     intake = WorkQueue(limit=1)
     assert intake.put(order(0, 0, ticket=1))
     assert not intake.put(order(0, 1))

@@ -26,12 +26,10 @@ from swarm.messages import (
     Failed,
     LoadStage,
     Member,
-    Need,
     Route,
-    StateRequest,
-    TensorHeader,
     UnitRound,
 )
+from swarm.peer_messages import Need, StateRequest, TensorHeader
 from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of

@@ -18,7 +18,8 @@ from stage_server.state.loading import build_stage
 from swarm.errors import CorruptFrame, Refused, StaleMessage
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.messages import Boundary, EvaluationBoundary, Event, LoadStage, Need, Slice
+from swarm.messages import Event, LoadStage
+from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice
 from swarm.types import Direction, EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of

@@ -17,17 +17,8 @@ from stage_server.ports import ReplicaId
 from stage_server.replica.averaging import MAILBOX_BYTES_MAX, Mailbox, SliceKey
 from stage_server.replica.rounds import RoundRunner
 from swarm.errors import Refused, SetMismatch, StaleMessage, SwarmError
-from swarm.messages import (
-    AbortRound,
-    Average,
-    Averaged,
-    Commit,
-    Member,
-    ParameterNorm,
-    RoundFailed,
-    Slice,
-    UnitRound,
-)
+from swarm.messages import AbortRound, Average, Averaged, Commit, Member, ParameterNorm, RoundFailed, UnitRound
+from swarm.peer_messages import Slice
 from swarm.types import JobId, PeerId, Round, UnitName
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of

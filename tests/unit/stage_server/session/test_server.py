@@ -27,6 +27,7 @@ from swarm.messages import (
     Failed,
     FetchRequest,
     Hello,
+    Leaving,
     Loaded,
     LoadStage,
     Member,
@@ -71,6 +72,7 @@ class Session:
 
     hello: Hello
     events: list[Event] = field(default_factory=list)
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     _commands: asyncio.Queue[tuple[int, Command] | None] = field(default_factory=asyncio.Queue)
 
     def send(self, epoch: int, command: Command) -> None:
@@ -121,6 +123,7 @@ class Scheduler:
     async def _read(self, session: Session, events: AsyncIterator[Event]) -> None:
         async for event in events:
             session.events.append(event)
+        session.hung_up.set()
 
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         raise AssertionError("nothing is stored here")
@@ -129,7 +132,12 @@ class Scheduler:
         raise AssertionError("nothing is fetched here")
 
 
-def play(*scripts: Script, orphan_timeout_s: float = 600.0, build: BuildStage = Stage) -> list[Hello]:
+def play(
+    *scripts: Script,
+    orphan_timeout_s: float = 600.0,
+    build: BuildStage = Stage,
+    beside: Callable[[StageServer], Awaitable[None]] | None = None,
+) -> list[Hello]:
     """What one stage server says of itself at the beginning of each session, and of the one after the last script."""
 
     async def main() -> list[Hello]:
@@ -153,6 +161,8 @@ def play(*scripts: Script, orphan_timeout_s: float = 600.0, build: BuildStage = 
             identity = Identity(PeerId("p"), 1, "0", "at p", "", "cpu", 1, 1 << 30, -1)
             server = StageServer(identity, ports, ServerSettings(0.5, orphan_timeout_s, build=build))
             serving = tasks.create_task(server.serve())
+            if beside is not None:
+                await beside(server)
             await scheduler.over.wait()
             serving.cancel()
             await asyncio.wait({serving})
@@ -172,6 +182,23 @@ async def loads(session: Session) -> None:
 
 def test_a_job_outlives_its_session() -> None:
     assert [hello.job for hello in play(loads)] == ["", JOB]
+
+
+def test_an_idle_stage_server_that_ends_says_that_it_leaves() -> None:
+    """Its session just broke, so the scheduler called it suspect for the whole grace period."""
+
+    async def hears(session: Session) -> None:
+        session.send(5, Welcome(PeerId("p"), 1.0))
+        assert await session.heard(Leaving) == [Leaving("SIGTERM")]
+        await session.hung_up.wait()
+
+    async def leave(server: StageServer) -> None:
+        while not server.is_attached:
+            await asyncio.sleep(0.01)
+        await server.hang_up("SIGTERM")
+        assert not server.is_attached
+
+    play(hears, beside=leave)
 
 
 def test_commands_of_an_older_scheduler_are_refused() -> None:

@@ -18,8 +18,9 @@ from swarm.data import ByteTokenizer
 from swarm.errors import CorruptFrame, Refused, RetryElsewhere
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.messages import Commit, LoadStage, StateRequest
+from swarm.messages import Commit, LoadStage
 from swarm.model.stage import Stage
+from swarm.peer_messages import StateRequest
 from swarm.types import Hop, JobId, PeerId
 from tests.support.devices import InlineDevice
 from tests.support.sim.network import SimNetwork

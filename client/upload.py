@@ -1,0 +1,132 @@
+"""What a submission sends ahead, by its hash: token shards, weights, a checkpoint to start from, tokenizer files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.connection import CHUNK_BYTES, Scheduler
+from client.shell import Shell, bytes_bar
+from swarm.checkpoint.reader import Checkpoint, open_folder
+from swarm.checkpoint.storage import MANIFEST, LocalStorage
+from swarm.errors import InvalidConfig, InvalidModel, NotFound
+from swarm.hf.pretrained import weight_files
+from swarm.job.changes import JOB_AND_STEP, check_state, check_steps
+from swarm.job.spec import JobSpec
+from swarm.text import size
+from swarm.wire import jobs_pb2 as pb
+
+_STATE_FILES = (MANIFEST, "trainer_state.json")
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file by its hash. `content` is its path or its bytes; `tokens` is set for a token shard."""
+
+    sha256: str
+    size_bytes: int
+    content: Path | bytes
+    tokens: int = 0
+
+    @classmethod
+    def of(cls, content: bytes) -> File:
+        return cls(hashlib.sha256(content).hexdigest(), len(content), content)
+
+    @property
+    def shard(self) -> pb.Shard:
+        return pb.Shard(sha256=self.sha256, tokens=self.tokens, size_bytes=self.size_bytes)
+
+
+def upload(shell: Shell, scheduler: Scheduler, files: Mapping[str, File], what: str) -> list[pb.JobFile]:
+    """Send the files that the scheduler lacks, each distinct one once; returns the files, by path, to submit.
+
+    The scheduler keeps what has arrived, so a repeated upload sends only the rest.
+    """
+    by_hash = {file.sha256: file for file in files.values()}
+    missing = {shard.sha256 for shard in scheduler.missing_shards([file.shard for file in by_hash.values()])}
+    lacking = [file for sha256, file in by_hash.items() if sha256 in missing]
+    listed = [pb.JobFile(path=path, sha256=file.sha256, size_bytes=file.size_bytes) for path, file in files.items()]
+    if not lacking:
+        shell.say(f"the scheduler has the {what} already")
+        return listed
+    total_bytes, sent_bytes = sum(file.size_bytes for file in lacking), 0
+    with bytes_bar(shell, "uploading") as advance:
+
+        def pieces(file: File) -> Iterator[bytes]:
+            nonlocal sent_bytes
+            with io.BytesIO(file.content) if isinstance(file.content, bytes) else file.content.open("rb") as opened:
+                while piece := opened.read(CHUNK_BYTES):
+                    yield piece
+                    sent_bytes += len(piece)
+                    advance(sent_bytes, total_bytes)
+
+        for file in lacking:
+            scheduler.put_shard(file.shard, pieces(file))
+    there = len(by_hash) - len(lacking)
+    known = f"; {there} of {len(by_hash)} files were there" if there else ""
+    shell.say(f"uploaded {size(total_bytes)} of {what}{known}")
+    return listed
+
+
+def upload_weights(shell: Shell, scheduler: Scheduler, spec: JobSpec) -> list[pb.JobFile]:
+    """Send the local weights that a grounded spec starts from, if any; returns the files to submit.
+
+    InvalidModel names a file that cannot be read.
+    """
+    files = weight_files(spec)
+    if not files:
+        return []
+    total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
+    found = {}
+    with bytes_bar(shell, "hashing weights") as advance:
+        for file in files:
+            digest = hashlib.sha256()
+            with _reading(file.location), file.location.open("rb") as opened:
+                while piece := opened.read(CHUNK_BYTES):
+                    digest.update(piece)
+                    done_bytes += len(piece)
+                    advance(done_bytes, total_bytes)
+            found[file.path] = File(digest.hexdigest(), file.size_bytes, file.location)
+    return upload(shell, scheduler, found, "weights")
+
+
+def open_start(spec: JobSpec) -> Checkpoint | None:
+    """The checkpoint on this machine that a resolved spec starts from, every byte checked; None if it names none here.
+
+    NotFound, CheckpointDamaged; InvalidConfig if the job cannot go on from it.
+    """
+    where = spec.checkpoint.resume_from
+    if not where or (JOB_AND_STEP.match(where) and not Path(where).exists()):
+        return None
+    try:
+        found = open_folder(Path(where).expanduser())
+    except NotFound as error:
+        raise NotFound(error.message, hint=f"{error.hint}; of a job of the scheduler: JOB:STEP or JOB:latest") from None
+    check_state(found.trainer_state(), spec)
+    check_steps(spec, found.step)
+    return found
+
+
+def upload_start(shell: Shell, scheduler: Scheduler, start: Checkpoint) -> list[pb.JobFile]:
+    """Send the files of a checkpoint on this machine; returns the files to submit."""
+    if not isinstance(start.storage, LocalStorage):
+        raise InvalidConfig(f"{start.storage.where} is no folder of this machine")
+    home = start.storage.root / start.name
+    with _reading(home / MANIFEST):
+        files = {MANIFEST: File.of((home / MANIFEST).read_bytes())}
+    for file in start.files:
+        if file.path.endswith(".safetensors") or file.path in _STATE_FILES:
+            files[file.path] = File(file.sha256, file.size_bytes, home / file.path)
+    return upload(shell, scheduler, files, f"checkpoint {start.name}")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error

@@ -1,1 +1,0 @@
-"""What a submission sends ahead: token shards and weights."""

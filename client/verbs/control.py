@@ -1,0 +1,126 @@
+"""`swarm cancel`, `swarm pause` and `swarm resume`: end a job, or interrupt and continue it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from client.connection import Scheduler
+from client.flags import Detach, JobName
+from client.shell import Shell
+from client.verbs.follow import follow_to_success
+from client.views import job_values
+from swarm.checkpoint.storage import LATEST
+from swarm.errors import SchedulerUnreachable, SwarmError
+from swarm.job.changes import changed_values
+from swarm.job.spec import apply_overrides, parse_job
+from swarm.types import JobState
+from swarm.wire import jobs_pb2 as pb
+
+
+def cancel(
+    context: typer.Context,
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Names, ids or beginnings of ids.")],
+    no_checkpoint: Annotated[
+        bool, typer.Option("--no-checkpoint", help="Stop at once; what was trained since the last checkpoint is lost.")
+    ] = False,
+) -> int:
+    """Save jobs, then stop them; `swarm resume` continues them. A second cancel stops at once, without saving."""
+    shell: Shell = context.obj
+    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+        found, errors = _each(shell, jobs, scheduler.get)
+        ids = [view.id for view in found]
+        if ids and not shell.yes and sys.stdin.isatty() and sys.stderr.isatty():
+            lost = ", losing what was trained since the last checkpoint" if no_checkpoint else ""
+            typer.confirm(f"cancel {', '.join(ids)}{lost}?", abort=True, err=True)
+        cancel = partial(scheduler.cancel, reason="cancelled by its user", no_checkpoint=no_checkpoint)
+        cancelled, more = _each(shell, ids, cancel)
+    if shell.json and (cancelled or len(jobs) > 1):
+        shell.data([job_values(view) for view in cancelled])
+    for view in cancelled:
+        shell.say(f"job {view.id}: {view.state}")
+    return next((error.exit_code for error in (*errors, *more)), 0)
+
+
+def pause(context: typer.Context, job: JobName) -> int:
+    """Commit the open steps, write a checkpoint and free the stage servers; `swarm resume` continues the job."""
+    shell: Shell = context.obj
+    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+        view = scheduler.pause(scheduler.get(job).id)
+        if view.state == JobState.PAUSING:
+            shell.say(f"job {view.id}: {view.state}: {view.reason}")
+            for seen in scheduler.watch(view.id):
+                view = seen
+                if view.state != JobState.PAUSING:
+                    break
+    if shell.json:
+        shell.data(job_values(view))
+    shell.say(f"job {view.id} is {view.state} at step {view.step}: {view.reason}")
+    if view.state == JobState.PAUSED:
+        shell.say(f"go on with: swarm resume {view.id}{shell.scheduler_flag}")
+        return 0
+    return 0 if view.state == JobState.SUCCEEDED else 1
+
+
+def resume(
+    context: typer.Context,
+    job: JobName,
+    from_: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="latest|STEP",
+            help="The newest checkpoint that verifies, or the one of a step (swarm checkpoints JOB); 0 starts over.",
+        ),
+    ] = LATEST,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value, such as training.steps, training.learning_rate or pipeline.stages. Model, data, "
+            "seed, batch and optimizer cannot change.",
+        ),
+    ] = None,
+    detach: Detach = False,
+) -> int:
+    """Continue a paused, failed or cancelled job from a checkpoint, with any number of stages, and follow it."""
+    shell: Shell = context.obj
+    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+        scheduler.check_protocol()
+        view = scheduler.get(job)
+        spec_json = ""
+        if set_:
+            values = apply_overrides(changed_values(json.loads(view.spec_json), set_), set_)
+            spec_json = parse_job(values, where="--set").model_dump_json()
+        view = scheduler.resume(view.id, from_, spec_json)
+        if shell.json:
+            shell.data(job_values(view))
+        shell.say(f"job {view.id}: {view.reason}")
+        commands = f"follow: swarm status -w {view.id}{shell.scheduler_flag}"
+        if detach:
+            shell.say(commands)
+            return 0
+        return follow_to_success(shell, scheduler, view.id, commands=commands)
+
+
+def _each(
+    shell: Shell, jobs: Sequence[str], call: Callable[[str], pb.JobView]
+) -> tuple[list[pb.JobView], list[SwarmError]]:
+    """Make a call for each job. An error is reported and does not keep the others from theirs."""
+    views: list[pb.JobView] = []
+    errors: list[SwarmError] = []
+    for job in jobs:
+        try:
+            views.append(call(job))
+        except SchedulerUnreachable:
+            raise
+        except SwarmError as error:
+            shell.error(error)
+            errors.append(error)
+    return views, errors
