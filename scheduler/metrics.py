@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence, Set
+from typing import TypeVar
 
-from prometheus_client import (
-    Counter,
-    Gauge,
-    Histogram,
-)
+from prometheus_client import Counter, Gauge, Histogram
 
 from swarm.process.metrics import SECONDS_BUCKETS, ProcessMetrics
 from swarm.types import JobState, PeerState
+
+M = TypeVar("M", Gauge, Counter, Histogram)
 
 LONG_SECONDS_BUCKETS = (*SECONDS_BUCKETS, 300.0, 900.0, 3600.0)
 PEERS_MAX = 2000
@@ -38,88 +37,55 @@ class SchedulerMetrics:
     def __init__(self, version: str, protocol: int) -> None:
         self.process = ProcessMetrics(version, protocol)
         self.registry = registry = self.process.registry
-        job = ("job_id",)
-        self._job_info = Gauge("swarm_job_info", "Facts about a job", ("job_id", "family"), registry=registry)
-        self._job_state = Gauge("swarm_job_state", "Exactly one state is 1", ("job_id", "state"), registry=registry)
-        self._job_step = Gauge("swarm_job_step", "Steps committed", job, registry=registry)
-        self._last_progress = Gauge(
-            "swarm_job_last_progress_timestamp_seconds", "Time of the last commit", job, registry=registry
-        )
-        self._tokens = Counter("swarm_job_tokens_total", "Tokens applied", job, registry=registry)
-        self._nonfinite = Counter(
-            "swarm_job_nonfinite_steps_total", "Steps with NaN or Inf gradients", job, registry=registry
-        )
-        self._loss = Gauge("swarm_train_loss", "Loss of the last step in nats", job, registry=registry)
-        self._evaluation_loss = Gauge("swarm_evaluation_loss", "Validation loss in nats", job, registry=registry)
-        self._evaluation_step = Gauge(
-            "swarm_evaluation_step", "Steps after which the validation loss was measured", job, registry=registry
-        )
-        self._learning_rate = Gauge("swarm_learning_rate", "Current learning rate", job, registry=registry)
-        self._grad_norm = Gauge("swarm_grad_norm", "Gradient norm before clipping", job, registry=registry)
-        self._step_duration = Histogram(
-            "swarm_step_duration_seconds", "Commit to commit", job, buckets=SECONDS_BUCKETS, registry=registry
-        )
-        self._committed = Counter(
-            "swarm_microbatches_committed_total", "Microbatches in committed steps, once each", job, registry=registry
-        )
-        self._in_flight = Gauge(
-            "swarm_microbatches_in_flight", "Microbatches fed and not committed", job, registry=registry
-        )
-        self._violations = Counter(
-            "swarm_ledger_violations_total", "Refused set digests; 0 in health", job, registry=registry
-        )
-        self._replayed = Counter(
-            "swarm_microbatches_replayed_total",
-            "Hops done again because their replica was lost",
-            ("job_id", "stage"),
-            registry=registry,
-        )
-        self._duplicates = Counter(
-            "swarm_duplicates_discarded_total", "Late repeats that were ignored", job, registry=registry
-        )
-        self._reroutes = Counter(
-            "swarm_reroutes_total", "Hops taken from a replica", ("job_id", "stage", "reason"), registry=registry
-        )
-        self._routed = Counter(
-            "swarm_route_decisions_total", "Times a peer was picked for a hop", ("stage", "peer"), registry=registry
-        )
-        self._rebalances = Counter(
-            "swarm_rebalances_total", "Replicas moved to another stage", ("job_id",), registry=registry
-        )
-        self._rebalance_duration = Histogram(
-            "swarm_rebalance_duration_seconds",
-            "Decision to release by the old stage",
-            buckets=LONG_SECONDS_BUCKETS,
-            registry=registry,
-        )
-        self._peers = Gauge(
-            "swarm_peers", "Peers by job, stage and state", ("job_id", "stage", "state"), registry=registry
-        )
-        self._peer_info = Gauge(
-            "swarm_peer_info", "Facts about a peer", ("peer", "version", "device"), registry=registry
-        )
-        self._last_heartbeat = Gauge(
-            "swarm_peer_last_heartbeat_timestamp_seconds", "Last sign of life", ("peer",), registry=registry
-        )
+        self._by_job: list[Gauge | Counter | Histogram] = []  # those whose first label is a job
+
+        def add(metric: M) -> M:
+            if metric._labelnames[:1] == ("job_id",):
+                self._by_job.append(metric)
+            return metric
+
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ("job_id",)) -> Gauge:
+            return add(Gauge(f"swarm_{name}", text, labels, registry=registry))
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ("job_id",)) -> Counter:
+            return add(Counter(f"swarm_{name}_total", text, labels, registry=registry))
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()) -> Histogram:
+            return add(Histogram(f"swarm_{name}_seconds", text, labels, buckets=buckets, registry=registry))
+
+        self._job_info = gauge("job_info", "Facts about a job", ("job_id", "family"))
+        self._job_state = gauge("job_state", "Exactly one state is 1", ("job_id", "state"))
+        self._job_step = gauge("job_step", "Steps committed")
+        self._last_progress = gauge("job_last_progress_timestamp_seconds", "Time of the last commit")
+        self._tokens = counter("job_tokens", "Tokens applied")
+        self._nonfinite = counter("job_nonfinite_steps", "Steps with NaN or Inf gradients")
+        self._loss = gauge("train_loss", "Loss of the last step in nats")
+        self._evaluation_loss = gauge("evaluation_loss", "Validation loss in nats")
+        self._evaluation_step = gauge("evaluation_step", "Steps after which the validation loss was measured")
+        self._learning_rate = gauge("learning_rate", "Current learning rate")
+        self._grad_norm = gauge("grad_norm", "Gradient norm before clipping")
+        self._step_duration = histogram("step_duration", "Commit to commit", SECONDS_BUCKETS, ("job_id",))
+        self._committed = counter("microbatches_committed", "Microbatches in committed steps, once each")
+        self._in_flight = gauge("microbatches_in_flight", "Microbatches fed and not committed")
+        self._violations = counter("ledger_violations", "Refused set digests; 0 in health")
+        replayed = "Hops done again because their replica was lost"
+        self._replayed = counter("microbatches_replayed", replayed, ("job_id", "stage"))
+        self._duplicates = counter("duplicates_discarded", "Late repeats that were ignored")
+        self._reroutes = counter("reroutes", "Hops taken from a replica", ("job_id", "stage", "reason"))
+        self._routed = counter("route_decisions", "Times a peer was picked for a hop", ("stage", "peer"))
+        self._rebalances = counter("rebalances", "Replicas moved to another stage")
+        released = "Decision to release by the old stage"
+        self._rebalance_duration = histogram("rebalance_duration", released, LONG_SECONDS_BUCKETS)
+        self._peers = gauge("peers", "Peers by job, stage and state", ("job_id", "stage", "state"))
+        self._peer_info = gauge("peer_info", "Facts about a peer", ("peer", "version", "device"))
+        self._last_heartbeat = gauge("peer_last_heartbeat_timestamp_seconds", "Last sign of life", ("peer",))
+        begun = "Start of a checkpoint to its manifest"
+        self._checkpoint_duration = histogram("checkpoint_duration", begun, LONG_SECONDS_BUCKETS)
+        read_back = "Time of the newest checkpoint that was read back"
+        self._checkpoint_success = gauge("checkpoint_last_success_timestamp_seconds", read_back)
+        self._checkpoint_failures = counter("checkpoint_failures", "Checkpoints given up", ("job_id", "reason"))
+        self._checkpoint_size = gauge("checkpoint_size_bytes", "Size of the newest checkpoint")
         self._known_jobs: set[str] = set()
-        self._checkpoint_duration = Histogram(
-            "swarm_checkpoint_duration_seconds",
-            "Start of a checkpoint to its manifest",
-            buckets=LONG_SECONDS_BUCKETS,
-            registry=registry,
-        )
-        self._checkpoint_success = Gauge(
-            "swarm_checkpoint_last_success_timestamp_seconds",
-            "Time of the newest checkpoint that was read back",
-            job,
-            registry=registry,
-        )
-        self._checkpoint_failures = Counter(
-            "swarm_checkpoint_failures_total", "Checkpoints given up", ("job_id", "reason"), registry=registry
-        )
-        self._checkpoint_size = Gauge(
-            "swarm_checkpoint_size_bytes", "Size of the newest checkpoint", job, registry=registry
-        )
         self._known_peers: set[str] = set()
         self._peer_groups: set[tuple[str, str]] = set()
         self._totals_seen: dict[tuple[str, ...], int] = {}
@@ -136,7 +102,7 @@ class SchedulerMetrics:
         return frozenset(self._known_peers)
 
     def job_opened(self, job_id: str, family: str, step: int = 0) -> None:
-        """A job exists, with so many steps committed: its counters start at zero."""
+        """A job exists, at this step: its counters start at zero."""
         self._known_jobs.add(job_id)
         self._job_info.labels(job_id, family).set(1)
         self._job_step.labels(job_id).set(step)
@@ -203,7 +169,7 @@ class SchedulerMetrics:
         self._evaluation_step.labels(job_id).set(step)
 
     def in_flight(self, job_id: str, microbatches: int) -> None:
-        """So many microbatches are fed and not committed."""
+        """This many microbatches are fed and not committed."""
         self._in_flight.labels(job_id).set(microbatches)
 
     def ledger_violations(self, job_id: str, total: int) -> None:
@@ -221,7 +187,7 @@ class SchedulerMetrics:
         self._raise_to(self._duplicates, (job_id,), duplicates)
 
     def rebalanced(self, job_id: str, duration_s: float) -> None:
-        """A replica was released by its old stage, so long after that was decided."""
+        """A replica was released by its old stage, `duration_s` after that was decided."""
         self._rebalances.labels(job_id).inc()
         self._rebalance_duration.observe(duration_s)
 
@@ -283,31 +249,7 @@ class SchedulerMetrics:
 
     def forget_job(self, job_id: str) -> None:
         """Remove all series of a job: call it an hour after the job ended."""
-        for metric in (
-            self._job_info,
-            self._job_state,
-            self._job_step,
-            self._last_progress,
-            self._tokens,
-            self._nonfinite,
-            self._loss,
-            self._evaluation_loss,
-            self._evaluation_step,
-            self._learning_rate,
-            self._grad_norm,
-            self._step_duration,
-            self._committed,
-            self._in_flight,
-            self._violations,
-            self._checkpoint_success,
-            self._checkpoint_failures,
-            self._checkpoint_size,
-            self._replayed,
-            self._rebalances,
-            self._reroutes,
-            self._duplicates,
-            self._peers,
-        ):
+        for metric in self._by_job:
             _remove_series(metric, job_id, 0)
         self._known_jobs.discard(job_id)
         self._peer_groups = {group for group in self._peer_groups if group[0] != job_id}

@@ -21,6 +21,7 @@ from swarm.types import PeerId, PeerState
 COMMANDS_WAITING_MAX = 8192
 HELLO_S_MAX = 10.0
 TICK_S = 0.25
+HEARTBEAT_S = 1.0  # how often a stage server says that it is there
 STOOD_STILL_S = 0.5  # a tick that is late by more than this says that this process did not run
 
 
@@ -111,8 +112,6 @@ class Sessions:
         transfer: StateTransfer,
         tasks: asyncio.TaskGroup,
         log: Logger,
-        *,
-        heartbeat_s: float = 1.0,
     ) -> None:
         self._epoch = epoch
         self._membership = membership
@@ -121,7 +120,6 @@ class Sessions:
         self._transfer = transfer
         self._tasks = tasks
         self._log = log
-        self._heartbeat_s = heartbeat_s
 
     async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
         """Serve one session: the first event is a Hello, then events go to the listener and commands come out."""
@@ -130,7 +128,7 @@ class Sessions:
         for transition in self._membership.hello(hello, loop.time()):
             self._listener.on_transition(transition)
         session = self._sessions.open(hello.peer, hello.incarnation)
-        session.commands.put_nowait(Welcome(hello.peer, self._heartbeat_s))
+        session.commands.put_nowait(Welcome(hello.peer, HEARTBEAT_S))
         self._log.info("peer attached", peer=hello.peer, address=hello.address, device=hello.device)
         self._listener.on_event(hello.peer, hello)
         reader = self._tasks.create_task(self._read(hello.peer, session, events))

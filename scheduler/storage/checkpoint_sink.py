@@ -9,32 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from scheduler.brain.outputs import PublishCheckpoint
 from scheduler.storage.executor import run_blocking
-from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
+from swarm.checkpoint.reader import Checkpoint, fault_of
 from swarm.checkpoint.storage import LocalStorage, Storage, open_storage
 from swarm.checkpoint.writer import CheckpointWriter, Facts, FileWriter, prune
-from swarm.errors import (
-    CheckpointDamaged,
-    CheckpointFailed,
-    CorruptFrame,
-    InvalidConfig,
-    NotFound,
-    Refused,
-    StorageError,
-    SwarmError,
-)
+from swarm.errors import CheckpointFailed, CorruptFrame, InvalidConfig, Refused, StorageError, SwarmError
 from swarm.hf.model_folder import shard_name
 from swarm.job.spec import JobSpec
-from swarm.messages import FetchRequest, StateFile, StoreHeader
-from swarm.rpc.frames import CHUNK_BYTES
+from swarm.messages import StoreHeader
 from swarm.types import JobId
 
 T = TypeVar("T")
@@ -47,19 +36,15 @@ class Listener(Protocol):
 
     def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
         """It is complete and was read back."""
-        ...
 
     def failed(self, version: int, error: CheckpointFailed) -> None:
         """It could not be written."""
-        ...
 
     def note(self, level: str, text: str) -> None:
         """There is something that a person should know."""
-        ...
 
     def at_work(self) -> None:
         """A part was read back: the work goes on, however long it takes."""
-        ...
 
 
 @dataclass(slots=True)
@@ -259,40 +244,6 @@ class CheckpointSink:
         return await run_blocking(self._executor, work)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointFiles:
-    """A checkpoint's tensors, served in parts to the stage servers that start from them."""
-
-    checkpoint: Checkpoint
-
-    @property
-    def listed(self) -> tuple[StateFile, ...]:
-        """As a stage server is told of them."""
-        return tuple(file for file in self.checkpoint.state_files() if file.path.endswith(".safetensors"))
-
-    async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
-        """The requested bytes; NotFound, Refused, or CheckpointDamaged if they are gone."""
-        found = next((file for file in self.listed if file.path == request.path), None)
-        if found is None:
-            raise NotFound(f"job {request.job} has no file {request.path[:200]!r}")
-        if not 0 <= request.start <= request.stop <= found.size_bytes:
-            raise Refused(f"{found.path} has {found.size_bytes} bytes, not bytes {request.start} to {request.stop}")
-        file = await run_blocking(executor, lambda: self.checkpoint.open(found.path))
-        try:
-            await run_blocking(executor, lambda: file.seek(request.start))
-            left = request.stop - request.start
-            while left:
-                chunk = await run_blocking(executor, partial(file.read, min(CHUNK_BYTES, left)))
-                if not chunk:
-                    raise CheckpointDamaged(f"{found.path} of {self.checkpoint.name} ends early")
-                left -= len(chunk)
-                yield chunk
-        except OSError as error:
-            raise CheckpointDamaged(f"{found.path} of {self.checkpoint.name} cannot be read: {error}") from error
-        finally:
-            file.close()
-
-
 def job_storage(spec: JobSpec, job: JobId, root: Path) -> Storage:
     """Where a job's checkpoints are; `root` is the scheduler's data folder. InvalidConfig for a relative folder."""
     where = spec.checkpoint.dir
@@ -304,15 +255,6 @@ def job_storage(spec: JobSpec, job: JobId, root: Path) -> Storage:
             hint="give an absolute folder that the scheduler can write, a URL, or leave it out",
         )
     return open_storage(f"{where.rstrip('/')}/{job}")
-
-
-def newest_step(storage: Storage, job: JobId) -> int:
-    """The step of the newest checkpoint by its manifest; 0 if there is none or nothing can be read."""
-    try:
-        found, _ = list_checkpoints(storage, job)
-    except StorageError:
-        return 0
-    return found[-1].step if found else 0
 
 
 def _try_out(storage: Storage) -> None:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import alembic.command
 import alembic.config
@@ -31,8 +31,6 @@ from scheduler.storage.executor import run_blocking
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
 from swarm.messages import StateFile
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
-
-T = TypeVar("T")
 
 LOOK_S = 5.0  # how often the watch looks at the database
 _DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
@@ -175,26 +173,18 @@ class Database:
         return cls(engine, epoch, executor, name)
 
     async def close(self) -> None:
-        await self._run(self._engine.dispose)
+        await run_blocking(self._executor, self._engine.dispose)
 
     async def jobs(self) -> list[JobRecord]:
         """All jobs, newest first."""
-
-        def read() -> list[JobRecord]:
-            with self._engine.connect() as connection:
-                rows = connection.execute(sa.select(_JOBS).order_by(_JOBS.c.created_unix_s.desc())).mappings()
-                return [_record(dict(row)) for row in rows]
-
-        return await self._read(read)
+        rows = await self._select(sa.select(_JOBS).order_by(_JOBS.c.created_unix_s.desc()))
+        return [_record(row) for row in rows]
 
     async def put_job(self, record: JobRecord) -> None:
         """Insert or replace a job."""
-        values = asdict(record)
-        values["tokens_json"] = json.dumps(values.pop("tokens"))
-        values["files_json"] = json.dumps(values.pop("files"))
-        values["first_steps_json"] = json.dumps(values.pop("first_steps"))
-        values["peers_json"] = json.dumps(values.pop("peers"))
-        values["state"] = record.state.value
+        values = asdict(record) | {"state": record.state.value}
+        for name in ("tokens", "files", "first_steps", "peers"):
+            values[f"{name}_json"] = json.dumps(values.pop(name))
 
         def write(connection: sa.Connection) -> None:
             changed = connection.execute(sa.update(_JOBS).where(_JOBS.c.id == record.id).values(values)).rowcount
@@ -205,66 +195,37 @@ class Database:
 
     async def put_commit(self, job: JobId, row: CommitRow, now_unix_s: float) -> None:
         """Write the commit point of a step; writing it again after an unknown outcome changes nothing."""
-        rounds = {unit: [round_.epoch, round_.number] for unit, round_ in row.rounds.items()}
-        values = {
-            "job": job,
-            "timeline": row.timeline,
-            "step": row.step,
-            "epoch": self.epoch,
-            "rounds_json": json.dumps(rounds),
-            "loss": row.loss if math.isfinite(row.loss) else None,  # databases have no NaN
-            "norm": row.norm,
-            "scale": row.scale,
-            "learning_rate": row.learning_rate,
-            "skip": row.skip,
-            "tokens": row.tokens,
-            "committed_unix_s": now_unix_s,
-        }
-        key = sa.and_(_COMMITS.c.job == job, _COMMITS.c.timeline == row.timeline, _COMMITS.c.step == row.step)
+        values = asdict(row) | {"job": job, "epoch": self.epoch, "committed_unix_s": now_unix_s}
+        values["loss"] = row.loss if math.isfinite(row.loss) else None  # databases have no NaN
+        values["rounds_json"] = json.dumps({unit: [made.epoch, made.number] for unit, made in row.rounds.items()})
+        del values["rounds"]
+        table = _COMMITS.c
+        key = sa.and_(table.job == job, table.timeline == row.timeline, table.step == row.step)
 
         def write(connection: sa.Connection) -> None:
-            if (
-                connection.execute(sa.select(_COMMITS.c.step).where(key, _COMMITS.c.epoch == self.epoch)).first()
-                is None
-            ):
+            mine = sa.select(table.step).where(key, table.epoch == self.epoch)
+            if connection.execute(mine).first() is None:
                 connection.execute(sa.insert(_COMMITS).values(values))
 
         await self._write(write)
 
     async def last_rows(self, job: JobId, timeline: int, count: int) -> tuple[CommitRow, ...]:
         """The newest `count` commit rows of a timeline, oldest first."""
-
-        def read() -> tuple[CommitRow, ...]:
-            query = sa.select(_COMMITS).where(_COMMITS.c.job == job, _COMMITS.c.timeline == timeline)
-            with self._engine.connect() as connection:
-                rows = connection.execute(query.order_by(_COMMITS.c.step.desc()).limit(count)).mappings().all()
-            return tuple(_commit_row(dict(row)) for row in reversed(rows))
-
-        return await self._read(read)
+        query = sa.select(_COMMITS).where(_COMMITS.c.job == job, _COMMITS.c.timeline == timeline)
+        rows = await self._select(query.order_by(_COMMITS.c.step.desc()).limit(count))
+        return tuple(_commit_row(row) for row in reversed(rows))
 
     async def commits(self, job: JobId) -> list[dict[str, Any]]:
         """The commit rows of a job in order, as plain values."""
-
-        def read() -> list[dict[str, Any]]:
-            query = sa.select(_COMMITS).where(_COMMITS.c.job == job).order_by(_COMMITS.c.timeline, _COMMITS.c.step)
-            with self._engine.connect() as connection:
-                return [dict(row) for row in connection.execute(query).mappings()]
-
-        return await self._read(read)
+        table = _COMMITS.c
+        return await self._select(sa.select(_COMMITS).where(table.job == job).order_by(table.timeline, table.step))
 
     async def put_evaluation(self, job: JobId, row: EvaluationRow, now_unix_s: float) -> None:
         """Write the result of an evaluation; writing it again changes nothing."""
         table = _EVALUATIONS.c
         key = sa.and_(table.job == job, table.timeline == row.timeline, table.version == row.version)
-        values = {
-            "job": job,
-            "timeline": row.timeline,
-            "version": row.version,
-            "epoch": self.epoch,
-            "loss": row.loss if math.isfinite(row.loss) else None,
-            "tokens": row.tokens,
-            "evaluated_unix_s": now_unix_s,
-        }
+        values = asdict(row) | {"job": job, "epoch": self.epoch, "evaluated_unix_s": now_unix_s}
+        values["loss"] = row.loss if math.isfinite(row.loss) else None
 
         def write(connection: sa.Connection) -> None:
             if connection.execute(sa.select(table.version).where(key)).first() is None:
@@ -274,22 +235,12 @@ class Database:
 
     async def evaluations(self, job: JobId) -> list[EvaluationRow]:
         """The results of a job's evaluations, in order."""
-
-        def read() -> list[EvaluationRow]:
-            table = _EVALUATIONS.c
-            query = sa.select(_EVALUATIONS).where(table.job == job).order_by(table.timeline, table.version)
-            with self._engine.connect() as connection:
-                return [
-                    EvaluationRow(
-                        row["timeline"],
-                        row["version"],
-                        math.nan if row["loss"] is None else row["loss"],
-                        row["tokens"],
-                    )
-                    for row in connection.execute(query).mappings()
-                ]
-
-        return await self._read(read)
+        table = _EVALUATIONS.c
+        query = sa.select(_EVALUATIONS).where(table.job == job).order_by(table.timeline, table.version)
+        return [
+            EvaluationRow(row["timeline"], row["version"], _or_nan(row["loss"]), row["tokens"])
+            for row in await self._select(query)
+        ]
 
     async def put_drain(self, peer: PeerId, drain: Drain) -> None:
         """Store that the peer is drained; this replaces the row of an earlier incarnation."""
@@ -307,13 +258,8 @@ class Database:
 
     async def drains(self) -> dict[PeerId, Drain]:
         """All drained peers."""
-
-        def read() -> dict[PeerId, Drain]:
-            with self._engine.connect() as connection:
-                rows = connection.execute(sa.select(_DRAINS)).mappings()
-                return {PeerId(row["peer"]): Drain(row["incarnation"], row["reason"]) for row in rows}
-
-        return await self._read(read)
+        rows = await self._select(sa.select(_DRAINS))
+        return {PeerId(row["peer"]): Drain(row["incarnation"], row["reason"]) for row in rows}
 
     async def writable(self) -> None:
         """Raise unless a write would be taken now."""
@@ -321,13 +267,8 @@ class Database:
 
     async def check_epoch(self) -> None:
         """Fenced if another scheduler has taken the database over, DatabaseUnavailable if it does not answer."""
-
-        def read() -> None:
-            with self._engine.connect() as connection:
-                if connection.execute(sa.select(_CONTROL.c.epoch)).scalar_one() != self.epoch:
-                    raise self._fenced()
-
-        await self._read(read)
+        if await self._select(sa.select(_CONTROL.c.epoch)) != [{"epoch": self.epoch}]:
+            raise self._fenced()
 
     def _fenced(self) -> Fenced:
         return Fenced(
@@ -344,7 +285,7 @@ class Database:
                 change(connection)
 
         try:
-            await self._run(transaction)
+            await run_blocking(self._executor, transaction)
         except (IntegrityError, ProgrammingError, DataError) as error:
             raise DatabaseRejected(
                 f"the database refused a write: {_cause(error)}", hint="report this as a bug, with the scheduler's log"
@@ -354,16 +295,17 @@ class Database:
                 f"the database did not take a write: {_cause(error)}", hint="check disk space and the database's log"
             ) from error
 
-    async def _read(self, work: Callable[[], T]) -> T:
+    async def _select(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+        def read() -> list[dict[str, Any]]:
+            with self._engine.connect() as connection:
+                return [dict(row) for row in connection.execute(query).mappings()]
+
         try:
-            return await self._run(work)
+            return await run_blocking(self._executor, read)
         except SQLAlchemyError as error:
             raise DatabaseUnavailable(
                 f"the database could not be read: {_cause(error)}", hint="check the disk and the database's log"
             ) from error
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await run_blocking(self._executor, work)
 
 
 class DatabaseWatch:
@@ -473,9 +415,12 @@ def _record(row: dict[str, Any]) -> JobRecord:
 
 def _commit_row(row: dict[str, Any]) -> CommitRow:
     rounds = {UnitName(unit): Round(*made) for unit, made in json.loads(row["rounds_json"]).items()}
-    loss = math.nan if row["loss"] is None else row["loss"]
     same = {name: row[name] for name in ("timeline", "step", "norm", "scale", "learning_rate", "skip", "tokens")}
-    return CommitRow(rounds=rounds, loss=loss, **same)
+    return CommitRow(rounds=rounds, loss=_or_nan(row["loss"]), **same)
+
+
+def _or_nan(loss: float | None) -> float:
+    return math.nan if loss is None else loss
 
 
 def _cause(error: Exception) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from scheduler.storage.checkpoint_sink import CheckpointFiles
 from scheduler.storage.database import JobTokens
 from scheduler.storage.executor import run_blocking
-from scheduler.storage.state_files import StateFiles
+from scheduler.storage.state_files import CheckpointFiles, StateFiles
 from swarm.checkpoint.reader import Checkpoint
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidData

@@ -1,4 +1,4 @@
-"""The files that a job starts from, served in parts to the stage servers that load it.
+"""The files or the checkpoint that a job starts from, served in parts to the stage servers that load it.
 
 A path is looked up among the job's own files, never on the disk, so no path can lead elsewhere.
 """
@@ -10,10 +10,12 @@ import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from scheduler.storage.executor import run_blocking
-from swarm.errors import InvalidModel, NotFound, Refused
+from swarm.checkpoint.reader import Checkpoint
+from swarm.errors import CheckpointDamaged, InvalidModel, NotFound, Refused
 from swarm.hf.model_folder import FILES_MAX
 from swarm.messages import FetchRequest, StateFile
 from swarm.rpc.frames import CHUNK_BYTES
@@ -34,14 +36,9 @@ class StateFiles:
 
     async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
         """The requested bytes; NotFound if the job has no such file, Refused if it is shorter."""
-        found = next((item for item in self.locations.items() if item[0].path == request.path), None)
-        if found is None:
-            raise NotFound(f"job {request.job} has no file {request.path[:200]!r}")
-        file, location = found
-        if not request.start <= request.stop <= file.size_bytes:
-            raise Refused(f"{file.path} has {file.size_bytes} bytes, not bytes {request.start} to {request.stop}")
+        file = _requested(self.listed, request)
         try:
-            descriptor = await run_blocking(executor, lambda: os.open(location, os.O_RDONLY))
+            descriptor = await run_blocking(executor, lambda: os.open(self.locations[file], os.O_RDONLY))
             try:
                 position = request.start
                 while position < request.stop:
@@ -60,7 +57,43 @@ class StateFiles:
             ) from error
 
 
-NO_FILES = StateFiles({})
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """A checkpoint's tensors, served in parts to the stage servers that start from them."""
+
+    checkpoint: Checkpoint
+
+    @property
+    def listed(self) -> tuple[StateFile, ...]:
+        """As a stage server is told of them."""
+        return tuple(file for file in self.checkpoint.state_files() if file.path.endswith(".safetensors"))
+
+    async def read(self, request: FetchRequest, executor: ThreadPoolExecutor | None) -> AsyncGenerator[bytes, None]:
+        """The requested bytes; NotFound, Refused, or CheckpointDamaged if they are gone."""
+        found = _requested(self.listed, request)
+        file = await run_blocking(executor, lambda: self.checkpoint.open(found.path))
+        try:
+            await run_blocking(executor, lambda: file.seek(request.start))
+            left = request.stop - request.start
+            while left:
+                chunk = await run_blocking(executor, partial(file.read, min(CHUNK_BYTES, left)))
+                if not chunk:
+                    raise CheckpointDamaged(f"{found.path} of {self.checkpoint.name} ends early")
+                left -= len(chunk)
+                yield chunk
+        except OSError as error:
+            raise CheckpointDamaged(f"{found.path} of {self.checkpoint.name} cannot be read: {error}") from error
+        finally:
+            file.close()
+
+
+def _requested(listed: Iterable[StateFile], request: FetchRequest) -> StateFile:
+    found = next((file for file in listed if file.path == request.path), None)
+    if found is None:
+        raise NotFound(f"job {request.job} has no file {request.path[:200]!r}")
+    if not 0 <= request.start <= request.stop <= found.size_bytes:
+        raise Refused(f"{found.path} has {found.size_bytes} bytes, not bytes {request.start} to {request.stop}")
+    return found
 
 
 def check_uploaded(files: Iterable[StateFile], locations: Iterable[Path]) -> None:

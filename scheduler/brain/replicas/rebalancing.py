@@ -31,13 +31,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, fsum, inf, isfinite
+from math import exp, fsum, inf
 from statistics import median
 
 from scheduler.brain.settings import RebalanceSettings
 from swarm.types import Decision, PeerId
 
-ANY_STAGE = -1
 ROUNDED_DIGITS = 9  # of a capacity, as a share of the greatest: adding and subtracting again may change the last bits
 SAME_RATE = 10.0**-ROUNDED_DIGITS
 
@@ -115,10 +114,6 @@ class Rebalancer:
         arriving at its new stage, even while it still serves the old one. The caller must make the returned move.
         """
         settings = self._settings
-        if not settings.rebalance:
-            return Decision(None, "rebalancing is off (pipeline.rebalance)")
-        if len(pools) < 2:
-            return Decision(None, "one stage: nowhere to move to")
         plan = plan_moves(pools, settings, now_s)
         if now_s >= self._window_end_s:
             self._window_end_s = now_s + settings.interval_s
@@ -185,28 +180,20 @@ def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: f
     return Plan(best, best_targets, text)
 
 
-def where_to_join(
-    pools: Sequence[StagePool], speed: float | None = None, *, min_replicas: int = 1, pinned_stage: int = ANY_STAGE
-) -> Decision[int]:
+def where_to_join(pools: Sequence[StagePool], *, min_replicas: int = 1) -> Decision[int]:
     """The stage where one more peer helps most: first a stage short of replicas, then the best sorted capacities.
 
-    `speed` is the work that the peer does per second (a stage's work / its seconds there), by default the median of the
-    present replicas. Ties go to the stage with the fewest replicas, then to the lowest number. A peer that was sent to
-    a stage and still fetches it must be in `pools` as arriving.
+    The peer is assumed to be as fast as the median of the present replicas. Ties go to the stage with the fewest
+    replicas, then to the lowest number. A peer that was sent to a stage and still fetches it must be in `pools` as
+    arriving.
     """
     assert pools
     assert min_replicas >= 1
-    stages = {pool.stage: pool for pool in pools}
-    if pinned_stage != ANY_STAGE:
-        if pinned_stage not in stages:
-            return Decision(None, f"pinned to stage {pinned_stage}, which this job lacks")
-        return Decision(pinned_stage, f"pinned to stage {pinned_stage}")
     short = [pool for pool in pools if len(pool.replicas) < min_replicas]
     if short:
         pool = min(short, key=lambda pool: (len(pool.replicas), pool.stage))
         return Decision(pool.stage, f"stage {pool.stage} has {len(pool.replicas)} of {min_replicas} replicas")
-    if speed is None or not (isfinite(speed) and speed > 0.0):
-        speed = median(pool.work * replica.speed for pool in pools for replica in pool.replicas)
+    speed = median(pool.work * replica.speed for pool in pools for replica in pool.replicas)
     capacities = {pool.stage: pool.capacity for pool in pools}
     unit = max(capacities.values())
 

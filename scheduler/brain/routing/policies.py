@@ -48,7 +48,7 @@ class StageLoad:
 
 
 class RoutingPolicy(Protocol):
-    """A way to choose routes. `choose` changes nothing; the other calls say what happened."""
+    """A way to choose routes. `choose` changes nothing; the other calls say what happened, and may be ignored."""
 
     def add(self, peer: PeerId, stage: int) -> None:
         """The peer may be chosen from now on: it is new, or a suspect that was heard again."""
@@ -70,7 +70,7 @@ class RoutingPolicy(Protocol):
 AS_GOOD = 1.1  # of the least completion: smaller differences mean nothing, as paces and queues are estimates
 
 
-class LeastCompletion:
+class LeastCompletion(RoutingPolicy):
     """Where the microbatch is expected to finish first; among equally good replicas, the one that has waited longest.
 
     Random ties would let one queue run empty while another grows. Turns keep the flow even.
@@ -80,16 +80,12 @@ class LeastCompletion:
         self._given: dict[PeerId, int] = {}  # when each peer was given work, as a count of all work given
         self._count = 0
 
-    def add(self, peer: PeerId, stage: int) -> None: ...
-
     def remove(self, peer: PeerId) -> None:
         self._given.pop(peer, None)
 
     def given(self, peer: PeerId, units: float = 1.0) -> None:
         self._count += 1
         self._given[peer] = self._count
-
-    def done(self, peer: PeerId, seconds: float, units: float = 1.0) -> None: ...
 
     def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
         if (lacking := _lacking(loads)) is not None:
@@ -106,16 +102,8 @@ class LeastCompletion:
         return _one_of([peer for peer, given in good.items() if given == longest], rng)
 
 
-class Uniform:
+class Uniform(RoutingPolicy):
     """Any replica, with equal probability: the baseline that knows nothing."""
-
-    def add(self, peer: PeerId, stage: int) -> None: ...
-
-    def remove(self, peer: PeerId) -> None: ...
-
-    def given(self, peer: PeerId, units: float = 1.0) -> None: ...
-
-    def done(self, peer: PeerId, seconds: float, units: float = 1.0) -> None: ...
 
     def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
         if (lacking := _lacking(loads)) is not None:
@@ -139,10 +127,11 @@ class _RoundRobin:
 
     @property
     def unit_s(self) -> float:
+        """Expected seconds per unit."""
         return self.decayed_s / self.weight if self.weight else IWRR_PRIOR_S
 
 
-class Iwrr:
+class Iwrr(RoutingPolicy):
     """Interleaved weighted round robin: each replica's share of the work is inverse to its measured seconds per unit.
 
     The replica with the smallest tag is next. Its tag grows at once by the seconds that the work is expected to take.
@@ -155,10 +144,6 @@ class Iwrr:
 
     def __init__(self) -> None:
         self._turns: dict[PeerId, _RoundRobin] = {}
-
-    def unit_s(self, peer: PeerId) -> float:
-        """Expected seconds per unit."""
-        return self._turns[peer].unit_s
 
     def add(self, peer: PeerId, stage: int) -> None:
         if peer not in self._turns:

@@ -89,10 +89,6 @@ class Stragglers:
         times_s = [*self._again.values(), *filter(None, (self._deadlines.due_s(),))]
         return min(times_s, default=None)
 
-    def of(self, stage: int, direction: Direction) -> float:
-        """How many seconds a turn may take now."""
-        return self._deadlines.of(stage, direction)
-
     def forget_step(self, step: int) -> None:
         """The step is decided: nothing of it is awaited."""
         self._deadlines.forget_step(step)

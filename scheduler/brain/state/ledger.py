@@ -246,16 +246,14 @@ class Ledger:
 
     # Repair ------------------------------------------------------------------------------------------------------
 
-    def withdraw(
-        self, step: int, peer: PeerId, cause: str, now_s: float, reason: str = "timeout"
-    ) -> list[tuple[int, int]]:
+    def withdraw(self, step: int, peer: PeerId, cause: str, now_s: float) -> list[tuple[int, int]]:
         """Take the peer's unfinished hops away (it is suspect, but may still finish); the (stage, index) lost."""
         opened = self._steps[step]
         lost = []
         for stage, index, entry in self._entries(opened):
             if entry.hop is not None and entry.hop.peer == peer and peer not in entry.holders:
                 self._take_hop(opened, stage, index)
-                self.moved[stage, reason] += 1
+                self.moved[stage, "timeout"] += 1
                 lost.append((stage, index))
                 self.tell(step, index, f"stage {stage} taken from {peer}: {cause}", now_s)
         return lost

@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import save
 
 from scheduler.brain.outputs import PublishCheckpoint
-from scheduler.storage.checkpoint_sink import CheckpointFiles, CheckpointSink, Subject, _try_out, job_storage
+from scheduler.storage.checkpoint_sink import CheckpointSink, Subject, _try_out, job_storage
+from scheduler.storage.state_files import CheckpointFiles
 from swarm.checkpoint.reader import Checkpoint, list_checkpoints, newest
 from swarm.checkpoint.storage import LocalStorage, open_storage
 from swarm.errors import CheckpointFailed, CorruptFrame, InvalidConfig, NotFound, Refused

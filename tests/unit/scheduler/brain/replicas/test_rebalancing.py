@@ -214,12 +214,6 @@ def test_no_replica_anywhere_is_an_answer_too() -> None:
     assert plan.reason == "stage 0 limits: 0 mb/s against 0; no move raises that"
 
 
-def test_one_stage_or_switched_off_says_so() -> None:
-    assert Rebalancer(SETTINGS).consider(pools([1.0]), 0.0).reason == "one stage: nowhere to move to"
-    off = Rebalancer(RebalanceSettings(rebalance=False)).consider(pools([1.0], [1.0] * 4), 0.0)
-    assert off.reason == "rebalancing is off (pipeline.rebalance)"
-
-
 def test_work_turns_seconds_of_one_stage_into_seconds_of_another() -> None:
     heavy, light = pools([2.0], [1.0] * 3)
     heavy = StagePool(0, heavy.replicas, 1000, 100.0, work=2.0)
@@ -241,13 +235,10 @@ def test_of_equal_stages_a_new_peer_takes_the_one_with_fewest_replicas_then_the_
     assert where_to_join(pools([1.0] * 2, [1.0] * 2)).plan == 0
 
 
-def test_a_new_peer_goes_first_where_replicas_are_missing_and_obeys_its_pin() -> None:
+def test_a_new_peer_goes_first_where_replicas_are_missing() -> None:
     stages = pools([0.1], [1.0] * 3)
     assert where_to_join(stages).plan == 1 or where_to_join(stages).plan == 0
     assert where_to_join(stages, min_replicas=2).plan == 0
-    assert where_to_join(stages, pinned_stage=1).plan == 1
-    lost = where_to_join(stages, pinned_stage=7)
-    assert (lost.plan, lost.reason) == (None, "pinned to stage 7, which this job lacks")
     assert where_to_join(pools([], [1.0])).plan == 0
 
 

@@ -157,7 +157,7 @@ def test_iwrr_shares_are_inverse_to_the_measured_seconds(paces: list[float], see
     count = 2000
     counts = Counter(serve(wiring, rng, pace_s, count))
     for peer, pace in pace_s.items():
-        assert wiring.unit_s(peer) == pytest.approx(pace)
+        assert wiring._turns[peer].unit_s == pytest.approx(pace)
         share = count / pace / sum(1 / other for other in paces)
         # Tags differ by at most one unit of the slowest: that many microbatches of the peer, and one of its own.
         assert abs(counts[peer] - share) <= 1 + max(paces) / pace
@@ -181,14 +181,14 @@ def test_iwrr_keeps_whom_a_route_must_keep_though_it_gets_no_new_turn() -> None:
 
 def test_iwrr_mean_is_that_of_its_samples_from_the_first_on() -> None:
     wiring = iwrr_of(A)
-    assert wiring.unit_s(A) == 1.0
+    assert wiring._turns[A].unit_s == 1.0
     wiring.done(A, 4.0)
-    assert wiring.unit_s(A) == pytest.approx(4.0)
+    assert wiring._turns[A].unit_s == pytest.approx(4.0)
     wiring.done(A, 5.0, units=2.5)  # 2 s per unit
-    assert wiring.unit_s(A) == pytest.approx((0.1 * 2.0 + 0.09 * 4.0) / 0.19)
+    assert wiring._turns[A].unit_s == pytest.approx((0.1 * 2.0 + 0.09 * 4.0) / 0.19)
     for seconds in (0.0, -1.0, float("nan"), float("inf")):
         wiring.done(A, seconds)
-    assert wiring.unit_s(A) == pytest.approx((0.1 * 2.0 + 0.09 * 4.0) / 0.19)
+    assert wiring._turns[A].unit_s == pytest.approx((0.1 * 2.0 + 0.09 * 4.0) / 0.19)
 
 
 def test_iwrr_charges_before_the_answer_and_by_units() -> None:
@@ -220,7 +220,7 @@ def test_iwrr_forgets_a_suspect_that_comes_back() -> None:
     wiring.given(B)
     serve(wiring, rng, {A: 1.0}, 100)
     wiring.add(B, 0)
-    assert wiring.unit_s(B) == 1.0
+    assert wiring._turns[B].unit_s == 1.0
     assert 9 <= serve(wiring, rng, {A: 1.0, B: 1.0}, 20).count(B) <= 11
 
 

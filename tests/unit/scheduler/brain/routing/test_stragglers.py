@@ -60,7 +60,7 @@ def test_a_turn_that_takes_much_longer_than_others_is_told_once() -> None:
     for index in range(SAMPLES_MIN):
         lateness.routed(0, index, [A, B], [False, False], float(index))
         lateness.forwarded(0, 0, index, A, index + 0.1)
-    assert lateness.of(0, Direction.FORWARD) == SETTINGS.min_s
+    assert lateness._deadlines.of(0, Direction.FORWARD) == SETTINGS.min_s
     lateness.forget_step(0)
     lateness.routed(1, 0, [A, B], [False, False], 20.0)
     due_s = lateness.due_s()
