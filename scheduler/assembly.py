@@ -50,7 +50,7 @@ class Scheduler:
 
     def stop(self) -> None:
         """From here on, the end of a session means nothing for jobs."""
-        self.peers.stop()
+        self.peers.is_stopping = True
 
 
 def assemble(
@@ -78,16 +78,5 @@ def assemble(
     epoch = ports.stores.database.epoch
     sessions = Sessions(epoch, membership, connections, chaos or listener, transfer, tasks, ports.log)
     return Scheduler(
-        jobs=jobs,
-        membership=membership,
-        connections=connections,
-        sessions=sessions,
-        listener=listener,
-        transfer=transfer,
-        chaos=chaos,
-        peers=peers,
-        allocator=allocator,
-        restart=restart,
-        drains=drains,
-        tasks=tasks,
+        jobs, membership, connections, sessions, listener, transfer, chaos, peers, allocator, restart, drains, tasks
     )

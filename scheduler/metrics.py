@@ -93,12 +93,10 @@ class SchedulerMetrics:
 
     @property
     def known_jobs(self) -> Set[str]:
-        """The jobs that have series."""
         return frozenset(self._known_jobs)
 
     @property
     def known_peers(self) -> Set[str]:
-        """The peers that have series."""
         return frozenset(self._known_peers)
 
     def job_opened(self, job_id: str, family: str, step: int = 0) -> None:
@@ -169,7 +167,6 @@ class SchedulerMetrics:
         self._evaluation_step.labels(job_id).set(step)
 
     def in_flight(self, job_id: str, microbatches: int) -> None:
-        """This many microbatches are fed and not committed."""
         self._in_flight.labels(job_id).set(microbatches)
 
     def ledger_violations(self, job_id: str, total: int) -> None:
@@ -200,7 +197,6 @@ class SchedulerMetrics:
             self._totals_seen[key] = total
 
     def checkpoint_kept(self, job_id: str, *, duration_s: float, time_unix_s: float, size_bytes: int) -> None:
-        """A checkpoint is complete and was read back."""
         self._checkpoint_duration.observe(duration_s)
         self._checkpoint_success.labels(job_id).set(time_unix_s)
         self._checkpoint_size.labels(job_id).set(size_bytes)
@@ -243,7 +239,6 @@ class SchedulerMetrics:
         self._last_heartbeat.labels(name).set(time_unix_s)
 
     def peer_heard(self, peer: str, time_unix_s: float) -> None:
-        """A peer gave a sign of life."""
         if peer in self._known_peers:
             self._last_heartbeat.labels(peer).set(time_unix_s)
 

@@ -91,7 +91,7 @@ class ChaosDesk:
         self, request: pb.ChaosRequest, peer: Peer, other: Peer | None, watched: _Watched
     ) -> pb.ChaosReport:
         name, stage = peer.hello.peer, peer.stage
-        job = self._jobs.get(peer.job)
+        job = self._jobs.registry.get(peer.job)
         brain = job.brain if job is not None else None
         before = brain.counts() if brain is not None else None
         against, address = (other.hello.peer, other.hello.address) if other is not None else (PeerId(""), "")

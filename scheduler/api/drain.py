@@ -32,7 +32,7 @@ async def drain(jobs: Jobs, membership: Membership, reference: str, reason: str)
     if known.job:
         await asyncio.sleep(LOOK_S)  # until the job has heard of it
     while known.job:  # this incarnation; when a newer one dials, this one is gone
-        job = jobs.get(known.job)
+        job = jobs.registry.get(known.job)
         situation = job.situation() if job is not None else None
         waits_for = why_it_stays(situation, peer) if situation is not None else ""
         if told != (known.state, waits_for):

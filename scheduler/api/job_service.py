@@ -11,10 +11,9 @@ import grpc.aio
 
 from scheduler.api.chaos import ChaosDesk
 from scheduler.api.drain import drain
-from scheduler.api.submission import MODEL, read_request
-from scheduler.api.uploads import Uploads
+from scheduler.api.uploads import MODEL, Uploads, read_request
 from scheduler.api.views import explanation, job_view, log_entry, log_filter, peer_view
-from scheduler.brain.explain.facts import explain_job, explain_microbatch, explain_peer
+from scheduler.brain.explain.facts import Fact, explain_job, explain_peer
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
@@ -82,7 +81,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def List(self, request: pb.ListRequest, context: Context) -> pb.JobList:
         jobs = [
             job
-            for job in self._jobs.all()
+            for job in self._jobs.registry.all()
             if (
                 job.record.state.value == request.state
                 if request.state
@@ -93,12 +92,12 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Get(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with answering(context):
-            return job_view(self._jobs.find(request.job))
+            return job_view(self._jobs.registry.find(request.job))
         raise AssertionError
 
     async def Watch(self, request: pb.JobRequest, context: Context) -> AsyncIterator[pb.JobView]:
         async with answering(context):
-            async for job in self._jobs.watch(self._jobs.find(request.job)):
+            async for job in self._jobs.watch(self._jobs.registry.find(request.job)):
                 yield job_view(job)
                 if not job.record.state.is_final:
                     await asyncio.sleep(WATCH_S_MIN)
@@ -131,7 +130,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         if (exact := self._membership.get(PeerId(reference))) is not None:
             return exact
         try:
-            return self._jobs.find(reference)
+            return self._jobs.registry.find(reference)
         except NotFound as no_job:
             try:
                 return self._membership.find(reference)
@@ -140,9 +139,9 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 raise NotFound(told, hint=hint) from None
 
     def _explain_peer(self, known: Peer) -> pb.Explanation:
-        job = self._jobs.get(known.job)
+        job = self._jobs.registry.get(known.job)
         idle = next((one for one in self._jobs.idle() if one.peer == known.hello.peer), None)
-        waiting = {job.record.id: job.record.reason for job in self._jobs.waiting()}
+        waiting = {job.record.id: job.record.reason for job in self._jobs.registry.waiting()}
         now_s = asyncio.get_running_loop().time()
         facts = explain_peer(known, job.situation() if job is not None else None, idle, waiting, now_s)
         return explanation("peer", known.hello.peer, facts)
@@ -159,11 +158,11 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 f"nothing is known of microbatch {index} of step {step}: kept are the newest steps",
                 hint=f"{brain.counts().committed_steps} steps are committed",
             )
-        return explanation("microbatch", job.record.id, explain_microbatch(story))
+        return explanation("microbatch", job.record.id, (Fact("story", line) for line in story))
 
     async def Logs(self, request: pb.LogsRequest, context: Context) -> AsyncIterator[pb.LogEntry]:
         async with answering(context):
-            job = self._jobs.find(request.job)
+            job = self._jobs.registry.find(request.job)
             wanted = log_filter(request)
             follow = request.follow and not job.record.state.is_final
             tail = request.tail
@@ -181,7 +180,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.JobView:
         async with answering(context):
-            job = self._jobs.find(request.job)
+            job = self._jobs.registry.find(request.job)
             reason = request.reason[:REASON_CHARACTERS_MAX] or "cancelled by its user"
             await self._jobs.cancel(job, reason, checkpoint=not request.no_checkpoint)
             return job_view(job)
@@ -189,14 +188,14 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Pause(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with answering(context):
-            job = self._jobs.find(request.job)
+            job = self._jobs.registry.find(request.job)
             await self._jobs.pause(job, "paused by its user")
             return job_view(job)
         raise AssertionError
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.JobView:
         async with answering(context):
-            job = self._jobs.find(request.job)
+            job = self._jobs.registry.find(request.job)
             spec = spec_from_json(request.spec_json) if request.spec_json else None
             await self._jobs.resume(job, getattr(request, "from"), spec)
             return job_view(job)
@@ -210,7 +209,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointList:
         async with answering(context):
-            job = self._jobs.find(request.job)
+            job = self._jobs.registry.find(request.job)
             shown = await self._jobs.stores.checkpoints.shown(job.record, job.spec, verify=request.verify)
             return pb.CheckpointList(checkpoints=[pb.CheckpointView(**asdict(one)) for one in shown])
         raise AssertionError
@@ -227,7 +226,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Pull(self, request: pb.PullRequest, context: Context) -> AsyncIterator[pb.FileChunk]:
         async with answering(context):
-            job = self._jobs.find(request.job)
+            job = self._jobs.registry.find(request.job)
             checkpoint = await self._jobs.stores.checkpoints.to_pull(job.record, job.spec, request.step)
             for file in checkpoint.files:
                 if not file.path.startswith(MODEL):
@@ -248,4 +247,4 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     def _peer_view(self, peer: Peer) -> pb.PeerView:
         now_s = asyncio.get_running_loop().time()
-        return peer_view(peer, self._jobs.get(peer.job), now_s, self._wall_s())
+        return peer_view(peer, self._jobs.registry.get(peer.job), now_s, self._wall_s())

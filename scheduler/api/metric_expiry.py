@@ -11,17 +11,11 @@ from collections.abc import Callable, Iterable, Set
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.commands import Jobs
 from scheduler.metrics import SchedulerMetrics
-from scheduler.storage.database import JobRecord
 from swarm.types import PeerState
 
 JOB_KEPT_S = 3600.0
 PEER_KEPT_S = 600.0
 TIDY_S = 60.0
-
-
-def job_is_over(record: JobRecord, now_unix_s: float) -> bool:
-    """Whether the job ended long enough ago for its series to be removed."""
-    return record.state.is_final and now_unix_s - record.since_unix_s >= JOB_KEPT_S
 
 
 class MetricExpiry:
@@ -41,9 +35,11 @@ async def tidy(jobs: Jobs, membership: Membership, metrics: SchedulerMetrics, wa
     absences = MetricExpiry()
     loop = asyncio.get_running_loop()
     while True:
-        for job in jobs.all():
-            if job.record.id in metrics.known_jobs and job_is_over(job.record, wall_s()):
-                metrics.forget_job(job.record.id)
+        for job in jobs.registry.all():
+            record = job.record
+            is_over = record.state.is_final and wall_s() - record.since_unix_s >= JOB_KEPT_S
+            if is_over and record.id in metrics.known_jobs:
+                metrics.forget_job(record.id)
         here = {peer.hello.peer for peer in membership.peers() if peer.state is not PeerState.GONE}
         for name in absences.over(metrics.known_peers, here, loop.time()):
             metrics.forget_peer(name)

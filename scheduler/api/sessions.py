@@ -67,11 +67,9 @@ class Connections:
         self._sessions: dict[PeerId, Session] = {}
 
     def get(self, peer: PeerId) -> Session | None:
-        """The peer's present session."""
         return self._sessions.get(peer)
 
     def all(self) -> list[tuple[PeerId, Session]]:
-        """Every present session."""
         return list(self._sessions.items())
 
     def open(self, peer: PeerId, incarnation: int) -> Session:

@@ -14,7 +14,6 @@ from swarm.wire import jobs_pb2 as pb
 
 
 def job_view(job: Job) -> pb.JobView:
-    """A job as clients see it."""
     record, progress, peers = job.record, job.progress, job.stages
     counts = job.brain.counts() if job.brain is not None else None
     committed = progress.steps_done * job.spec.training.microbatches
@@ -81,7 +80,6 @@ def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> p
 
 
 def explanation(kind: str, name: str, facts: Iterable[Fact]) -> pb.Explanation:
-    """Facts as clients see them."""
     return pb.Explanation(
         kind=kind,
         id=name,
@@ -108,7 +106,6 @@ def log_filter(request: pb.LogsRequest) -> Callable[[LogLine], bool]:
 
 
 def log_entry(line: LogLine) -> pb.LogEntry:
-    """A line of a log as clients see it."""
     return pb.LogEntry(
         time_unix_s=line.time_unix_s, level=line.level, peer=line.peer, stage=line.stage, message=line.message
     )

@@ -127,7 +127,7 @@ def _on_committed(parts: Parts, peer: PeerId, event: messages.Committed, now_s: 
     first = parts.commits.is_first(event)
     found = parts.commits.enter(peer, event)
     if not found and first and event.version == parts.state.progress.committed:
-        parts.admission.digest_known(event.stage)
+        parts.admission.tell(event.stage)
     parts.departures.remedy(found, now_s)
 
 
@@ -167,7 +167,7 @@ def _on_hello(parts: Parts, hello: messages.Hello, now_s: float) -> None:
         state.census.report(hello)
     elif state.mode is Mode.LOADING:
         if not parts.reattach.holds_stage(hello):
-            parts.loading.send(state.pool.replica(peer))
+            parts.loading.send(state.pool[peer].replica)
     elif parts.reattach.reattach(hello, now_s):
         # It may not have heard that it was asked for its state, or its answer may be lost.
         state.conclude(parts.collector.saver_gone(peer, state.pool.stage_of(peer), now_s))

@@ -101,17 +101,14 @@ class JobBrain:
 
     @property
     def mode(self) -> Mode:
-        """Where the job stands."""
         return self._state.mode
 
     @property
     def is_over(self) -> bool:
-        """Nothing will be decided any more."""
         return self._state.mode is Mode.ENDED
 
     @property
     def is_stopping(self) -> bool:
-        """It was told to pause or to cancel."""
         return self._parts.saving.stop is not None
 
     @property
@@ -132,7 +129,6 @@ class JobBrain:
         return min((time_s for time_s in times_s if time_s > self._now_s), default=math.inf)
 
     def counts(self) -> Counts:
-        """The numbers of the job."""
         return counts(self._state)
 
     def admits(self, hello: Hello) -> bool:
@@ -159,11 +155,9 @@ class JobBrain:
         return self._parts.moves.where_to_join(peer, pinned_stage, fitting, now_s, coming)
 
     def situation(self, now_s: float) -> Situation:
-        """What the job stands on, to be explained."""
         return situation(self._parts, now_s)
 
     def waiting_for(self) -> str:
-        """What the job waits for, for a person."""
         return waiting_for(self._parts)
 
     def story(self, step: int, index: int) -> list[str]:
@@ -226,7 +220,7 @@ class JobBrain:
         joiner = state.joiners.get(peer)
         if joiner is not None and suspect.session_lost:
             joiner.report = None  # it would not hear that it is admitted; it says the same again with its next session
-        if peer not in state.pool or state.pool.is_suspect(peer):
+        if peer not in state.pool or state.pool[peer].is_suspect:
             return False
         if suspect.session_lost and not self.settings.recover:
             self._gone(peer, suspect.reason, now_s)
@@ -264,7 +258,7 @@ class JobBrain:
             self._parts.commits.send(peer, run.row)
         self._parts.dispatch.close(step)
         self._state.progress.committed = step + 1
-        self._parts.admission.committed()
+        self._parts.admission.tell()
         self._parts.evaluations.made(step + 1)
         self._parts.collector.committed(step + 1, skipped=run.row.skip, now_s=now_s)
         return True
@@ -347,7 +341,8 @@ class JobBrain:
             if not run.skip:
                 self._parts.rounds.start(run)
         self._parts.rounds.repeat(run, now_s)
-        self._parts.rounds.complete(run)
+        if run.is_averaged and not self._parts.rounds.paused(run):
+            run.turn(StepEvent.AVERAGED)
         state.conclude(self._parts.commits.decide(run))
         is_oldest = run.step == state.progress.agreed
         if run.phase is Phase.COMMITTING and is_oldest and not self._parts.commits.owing(run):

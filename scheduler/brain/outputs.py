@@ -191,7 +191,6 @@ class Outbox:
         self._outputs: list[Output] = []
 
     def put(self, output: Output) -> None:
-        """Anything, to anybody."""
         self._outputs.append(output)
 
     def send(self, peer: PeerId, command: Command) -> None:
@@ -204,10 +203,8 @@ class Outbox:
         self._outputs += (Send(peer, Release(self._job, reason)), Released(peer, reason))
 
     def note(self, level: str, message: str) -> None:
-        """A line for the job's log."""
         self._outputs.append(Note(level, message))
 
     def take(self) -> list[Output]:
-        """All since the last call."""
         outputs, self._outputs = self._outputs, []
         return outputs

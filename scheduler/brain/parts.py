@@ -43,17 +43,9 @@ class Parts:
 
     @classmethod
     def of(cls, settings: BrainSettings, rng: Random) -> Parts:
-        """The parts of a job that has not begun."""
         state = BrainState.of(settings)
         saving = CheckpointSchedule(settings.saving, len(settings.split), settings.first_step, settings.steps)
-        evaluations = Evaluations(
-            settings.timeline,
-            every_steps=settings.eval_every_steps,
-            steps=settings.steps,
-            staleness=settings.staleness,
-            microbatches=settings.evaluation_microbatches,
-            tokens=settings.evaluation_tokens,
-        )
+        evaluations = Evaluations(settings)
         loads, loading = Loads(state), Loading(state)
         dispatch = Dispatch(state, loads, evaluations, rng)
         rounds = Rounds(state, loading.elements)
@@ -74,7 +66,6 @@ class Parts:
         return not self.state.progress.runs and self.evaluations.is_idle
 
     def validate(self) -> None:
-        """Assert what must hold between any two inputs."""
         state, progress = self.state, self.state.progress
         is_over = state.mode is Mode.ENDED
         state.ledger.validate()

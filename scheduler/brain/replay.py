@@ -34,7 +34,6 @@ class Step:
 
     @property
     def is_same(self) -> bool:
-        """It decides what the recorded brain did."""
         return self.recorded.digest == (None if self.error else digest(self.outputs))
 
     def lines(self) -> Iterator[str]:
@@ -127,7 +126,6 @@ def _microbatch(text: str) -> tuple[int, int]:
 
 
 def spell_input(happened: Input) -> str:
-    """What happened."""
     if isinstance(happened, Happened):
         return f"{happened.peer} says {spell(happened.event)}"
     return spell(happened)

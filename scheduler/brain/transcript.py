@@ -49,7 +49,6 @@ class Recorder:
         write(_line({"transcript": VERSION, "seed": str(seed), "settings": plain}))
 
     def step(self, happened: Input, now_s: float) -> list[Output]:
-        """As `JobBrain.step`."""
         decided = None
         try:
             outputs = self.brain.step(happened, now_s)
@@ -80,7 +79,6 @@ def digest(outputs: Iterable[Output]) -> str:
 
 
 def encoded(value: Any) -> Any:
-    """The value as JSON has it."""
     match value:
         case float() if not math.isfinite(value):
             return str(value)

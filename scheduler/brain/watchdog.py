@@ -32,7 +32,6 @@ class Watchdog:
         self._ran_out = False
 
     def begin(self, now_s: float) -> None:
-        """The job begins to run."""
         self._moved_s = now_s
         self._runs_out_s = now_s + self.runtime_s_max if self.runtime_s_max else math.inf
 

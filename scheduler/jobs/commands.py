@@ -1,13 +1,9 @@
-"""What people ask of jobs: submit, cancel, pause, resume, drain, look.
-
-states.py has the states of a job. What stage servers do arrives in listener.py.
-"""
+"""What people ask of jobs: submit, cancel, pause, resume, drain, look. What stage servers do arrives in listener.py."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 
 from scheduler.brain.explain.facts import IdlePeer, JobStanding
 from scheduler.brain.fleet.membership import Membership
@@ -38,7 +34,7 @@ _RESUMABLE = (JobState.PAUSED, JobState.FAILED, JobState.CANCELLED)
 
 
 class Jobs:
-    """The scheduler's jobs, as people use them."""
+    """What people do with the jobs in `registry`."""
 
     def __init__(
         self,
@@ -52,28 +48,12 @@ class Jobs:
     ) -> None:
         self.stores = ports.stores
         self._metrics, self._rng, self._wall_s = ports.metrics, ports.rng, ports.wall_s
-        self._registry = registry
+        self.registry = registry
         self._peers = peers
         self._membership = membership
         self._timelines = timelines
         self._allocator = allocator
         self._drains = drains
-
-    def all(self) -> list[Job]:
-        """All jobs, newest first."""
-        return self._registry.all()
-
-    def get(self, job: JobId) -> Job | None:
-        """The job with this id."""
-        return self._registry.get(job)
-
-    def find(self, reference: str) -> Job:
-        """The job that a person means by this id, name or beginning of an id; NotFound."""
-        return self._registry.find(reference)
-
-    def waiting(self) -> list[Job]:
-        """Jobs that want peers, the oldest first."""
-        return self._registry.waiting()
 
     async def submit(
         self,
@@ -88,9 +68,9 @@ class Jobs:
         """
         resolved = self._resolve(spec, tokens)
         self.stores.files.batches(resolved, tokens)
-        check_uploaded(files, [self.shard_path(file.sha256) for file in files])
+        check_uploaded(files, [self.stores.files.shard(file.sha256) for file in files])
         self.stores.checkpoints.storage(resolved, JobId(spec.name))  # for its checks
-        sent = uploaded_checkpoint(files, self.shard_path)
+        sent = uploaded_checkpoint(files, self.stores.files.shard)
         chosen = (
             await self._timelines.start_from(resolved)
             if resolved.checkpoint.resume_from and sent is None
@@ -120,14 +100,14 @@ class Jobs:
         await self.stores.files.put_tokenizer(job_id, tokenizer_files)
         await self.stores.database.put_job(record)
         job = Job(record, resolved, JobProgress(record.first_steps[-1]), start=start)
-        self._registry.add(job)
+        self.registry.add(job)
         self.stores.logs.open(job_id)
         self._metrics.job_opened(job_id, resolved.model.family)
         shape = f"{len(split_of(resolved))} stages, split {split_of(resolved)}"
-        self._registry.say(job, "info", f"job {job_id} accepted: {shape}{begins}")
+        self.registry.say(job, "info", f"job {job_id} accepted: {shape}{begins}")
         if skipped := chosen.skipped_text():
-            self._registry.say(job, "warning", skipped)
-        self._registry.changed(job)
+            self.registry.say(job, "warning", skipped)
+        self.registry.changed(job)
         self._peers.wake.set()
         return job
 
@@ -165,13 +145,13 @@ class Jobs:
         if state.is_final:
             raise NotAllowed(f"job {job.record.id} has {state.value} already", hint="there is nothing to cancel")
         if job.run is None:
-            await self._registry.enter(job, JobState.CANCELLED, reason, hint=again(job))
+            await self.registry.enter(job, JobState.CANCELLED, reason, hint=again(job))
         elif checkpoint and state is not JobState.CANCELLING:
             job.run.driver.stop(JobState.CANCELLED, reason)
-            await self._registry.enter(job, JobState.CANCELLING, f"{reason}; what runs is committed and saved first")
+            await self.registry.enter(job, JobState.CANCELLING, f"{reason}; what runs is committed and saved first")
         else:
             job.run.driver.cancel(reason)
-            await self._registry.enter(job, JobState.CANCELLING, reason)
+            await self.registry.enter(job, JobState.CANCELLING, reason)
 
     async def pause(self, job: Job, reason: str) -> None:
         """Commit what runs, save it, and release the peers; idempotent. NotAllowed if the job ends or has ended."""
@@ -181,10 +161,10 @@ class Jobs:
         if state.is_final or state is JobState.CANCELLING:
             raise NotAllowed(f"job {job.record.id} is {state.value}: it cannot be paused")
         if job.run is None:
-            await self._registry.enter(job, JobState.PAUSED, reason, hint=again(job))
+            await self.registry.enter(job, JobState.PAUSED, reason, hint=again(job))
         else:
             job.run.driver.stop(JobState.PAUSED, reason)
-            await self._registry.enter(job, JobState.PAUSING, f"{reason}; what runs is committed and saved first")
+            await self.registry.enter(job, JobState.PAUSING, f"{reason}; what runs is committed and saved first")
 
     async def resume(self, job: Job, which: str, spec: JobSpec | None) -> None:
         """Resume from a checkpoint (the "latest" valid one, or a step) on a new timeline, perhaps with other values.
@@ -212,10 +192,10 @@ class Jobs:
         await self._timelines.switch_to(job, record, beginning, changed)
         self.stores.logs.open(record.id)
         if beginning.skipped:
-            self._registry.say(job, "warning", beginning.skipped)
+            self.registry.say(job, "warning", beginning.skipped)
         job.stalls = Stalls()
         told = f"goes on at step {beginning.step} {beginning.source}"
-        await self._registry.enter(job, JobState.QUEUED, told, error_code="", hint="")
+        await self.registry.enter(job, JobState.QUEUED, told, error_code="", hint="")
         self._peers.wake.set()
 
     async def drain(self, peer: PeerId, reason: str) -> None:
@@ -255,7 +235,3 @@ class Jobs:
             if ended:
                 return
             await changed.wait()
-
-    def shard_path(self, sha256: str) -> Path:
-        """Where the token shard with this hash is, or would be."""
-        return self.stores.files.shard(sha256)

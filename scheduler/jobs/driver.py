@@ -80,7 +80,6 @@ class JobDriver:
         self._watchdog.moved(asyncio.get_running_loop().time())
 
     def on_event(self, peer: PeerId, event: Event) -> None:
-        """An event of one of the job's peers."""
         if isinstance(event, Loaded | Saved | Evaluated):
             self.made_progress()
         if isinstance(event, Heartbeat | Logged | ChaosBegun):
@@ -88,7 +87,6 @@ class JobDriver:
         self._inbox.put_nowait(inputs.Happened(peer, event))
 
     def on_transition(self, transition: Transition) -> None:
-        """One of the job's peers changed state."""
         peer, reason = transition.peer, transition.reason
         was_suspect = transition.before is PeerState.SUSPECT
         if transition.after is PeerState.GONE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from scheduler.brain.explain.facts import Situation
@@ -48,20 +48,19 @@ class JobProgress:
     evaluation_step: int = 0  # steps after which it was measured; 0 = never
 
     def take(self, row: Mapping[str, Any]) -> None:
-        """Take in a row of the database."""
+        """Take in a commit row, as the database has it."""
         self.steps_done = row["step"] + 1
         self.tokens += row["tokens"]
         self.loss = math.nan if row["loss"] is None else row["loss"]
-        self._take(row["norm"], row["learning_rate"], skip=row["skip"])
+        self.norm, self.learning_rate = math.nan if row["skip"] else row["norm"], row["learning_rate"]
+        self.skipped += row["skip"]
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if row["skip"] else 0
 
     def committed(self, row: CommitRow, step_s: float, steps: int) -> None:
         """Take in a commit that came `step_s` after the previous one."""
         first = math.isnan(self.step_s)
         self.step_s = step_s if first else self.step_s + (step_s - self.step_s) / SPEED_STEPS
-        self.steps_done = row.step + 1
-        self.tokens += row.tokens
-        self.loss = row.loss
-        self._take(row.norm, row.learning_rate, skip=row.skip)
+        self.take(asdict(row))
         self.tokens_per_s = row.tokens / self.step_s if self.step_s else 0.0
         self.eta_s = (steps - self.steps_done) * self.step_s
 
@@ -69,11 +68,6 @@ class JobProgress:
     def skipped_text(self) -> str:
         """How many of the steps changed no weight, for a person; empty if all did."""
         return f"{self.skipped} of {self.steps_done} steps skipped" if self.skipped else ""
-
-    def _take(self, norm: float, learning_rate: float, *, skip: bool) -> None:
-        self.norm, self.learning_rate = math.nan if skip else norm, learning_rate
-        self.skipped += skip
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skip else 0
 
 
 @dataclass(slots=True)

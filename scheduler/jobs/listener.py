@@ -40,11 +40,9 @@ class PeerListener:
         self._tasks = tasks
 
     def on_transition(self, transition: Transition) -> None:
-        """A peer changed state."""
         self._peers.on_transition(transition)
 
     def on_event(self, peer: PeerId, event: Event) -> None:
-        """A peer said something."""
         known = self._membership.get(peer)
         if known is None or self._peers.is_stopping:
             return

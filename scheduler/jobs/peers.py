@@ -45,11 +45,7 @@ class Peers:
         self.wake = asyncio.Event()  # there may be something to allocate
         self.changed_s = -math.inf  # when a peer last changed
         self.reservations = Reservations()
-        self.is_stopping = False
-
-    def stop(self) -> None:
-        """The scheduler ends: changes of peers mean nothing from here on."""
-        self.is_stopping = True
+        self.is_stopping = False  # the scheduler ends: changes of peers mean nothing from then on
 
     def assign(self, job: Job, peer: PeerId, stage: int) -> None:
         """The idle peer loads a stage of the job; NotAllowed."""
@@ -79,7 +75,6 @@ class Peers:
             self.has(job, peer, None)
 
     def release_all(self, job: Job, reason: str) -> None:
-        """Release all peers of the job."""
         self.reservations.end_of(job.record.id)
         for known in self._membership.peers():
             if known.job == job.record.id:
@@ -92,7 +87,6 @@ class Peers:
             self._tasks.create_task(self._registry.put(job))
 
     def on_transition(self, transition: Transition) -> None:
-        """A peer changed state."""
         if self.is_stopping:
             return
         self.changed_s = now_s()
@@ -110,7 +104,6 @@ class Peers:
             self.reservations.end(transition.peer)
 
     def send(self, peer: PeerId, command: Command) -> None:
-        """Send a command."""
         self._commands.send(peer, command)
 
     def _count_peers(self) -> None:

@@ -68,7 +68,6 @@ class JobRegistry:
         job.waiting = (job.waiting or Waiting(now_s())) if job.record.state in WAITING_STATES else None
 
     def get(self, job: JobId) -> Job | None:
-        """The job with this id."""
         return self._jobs.get(job)
 
     def all(self) -> list[Job]:
@@ -108,7 +107,6 @@ class JobRegistry:
         return [job for job in reversed(self.all()) if job.record.state is JobState.RUNNING]
 
     async def enter(self, job: Job, state: JobState, reason: str, **changes: Any) -> None:
-        """Change the job's state."""
         before = job.record.state
         assert may_enter(before, state), f"{job.record.id}: {before.value} does not lead to {state.value}"
         # Shown at once: nobody may act on the old state while the row is being written.

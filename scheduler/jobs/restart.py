@@ -60,11 +60,11 @@ class Restart:
         return job
 
     async def _continue(self, job: Job) -> None:
-        record = job.record
+        record, database = job.record, self._stores.database
         match record.state:
             case JobState.QUEUED | JobState.PLACING:
                 await self._find_start(job)
-            case JobState.LOADING if not await self._has_rows(record):
+            case JobState.LOADING if not await database.last_rows(record.id, record.timeline, count=1):
                 reason = "the scheduler was restarted before the job ran"
                 await self._registry.enter(job, JobState.PLACING, reason, peers={})
                 await self._find_start(job)
@@ -77,10 +77,6 @@ class Restart:
                 await self._reattach(job)
             case _:
                 pass  # paused or ended: a person decides
-
-    async def _has_rows(self, record: JobRecord) -> bool:
-        """Whether the job has trained on its present timeline."""
-        return bool(await self._stores.database.last_rows(record.id, record.timeline, count=1))
 
     async def _find_start(self, job: Job) -> bool:
         """Look up the checkpoint that the job starts from, if any; without it the job fails."""

@@ -9,7 +9,7 @@ from scheduler.brain.settings import BrainSettings, DeadlineSettings, RebalanceS
 from scheduler.jobs.job import split_of
 from scheduler.storage.database import JobRecord
 from swarm.data.batches import Batches
-from swarm.job.footprint import Footprint, stage_footprint
+from swarm.job.footprint import stage_footprint
 from swarm.job.partition import flops_per_token, unit_names
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
@@ -38,18 +38,19 @@ def brain_settings(
 
     `skipped_in_a_row` counts its newest commits that changed no weight.
     """
-    training, pipeline = spec.training, spec.pipeline
+    training, pipeline, split = spec.training, spec.pipeline, split_of(spec)
+    footprints = [stage_footprint(spec, layers, stage, len(split)) for stage, layers in enumerate(split)]
     return BrainSettings(
         job=record.id,
         epoch=epoch,
         timeline=record.timeline,
         steps=training.steps,
         microbatches=training.microbatches,
-        split=split_of(spec),
+        split=split,
         spec_json=record.spec_json,
         staleness=pipeline.staleness,
         max_in_flight=None if pipeline.max_in_flight == "auto" else pipeline.max_in_flight,
-        units=unit_names(len(split_of(spec)), spec.tied),
+        units=unit_names(len(split), spec.tied),
         grad_clip_norm=training.grad_clip_norm,
         averaging_timeout_s=spec.averaging.timeout_s,
         fail_on_nonfinite=spec.limits.on_nonfinite == "fail",
@@ -67,10 +68,7 @@ def brain_settings(
         saving=SavingRules(spec.checkpoint.every_steps, spec.checkpoint.every_s, spec.checkpoint.optimizer),
         recover=True,
         work=_work(spec),
-        state_bytes=tuple(
-            _state_bytes(stage_footprint(spec, layers, stage, len(split_of(spec))))
-            for stage, layers in enumerate(split_of(spec))
-        ),
+        state_bytes=tuple(one.weights + one.optimizer for one in footprints),
         on_stall=spec.limits.on_stall,
         deadlines=DeadlineSettings(pipeline.deadline_k, pipeline.deadline_min_s, pipeline.deadline_max_s),
         rebalance=RebalanceSettings(
@@ -81,11 +79,6 @@ def brain_settings(
             min_replicas=spec.limits.min_replicas,
         ),
     )
-
-
-def _state_bytes(footprint: Footprint) -> int:
-    """How many bytes a peer fetches when it joins a stage."""
-    return footprint.weights + footprint.optimizer
 
 
 def _work(spec: JobSpec) -> tuple[float, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from swarm.checkpoint.storage import MANIFEST
 from swarm.errors import NotFound
 from swarm.job.changes import check_state, check_steps
 from swarm.job.spec import JobSpec
-from swarm.messages import StateFile
 
 
 class Timelines:
@@ -65,7 +63,8 @@ class Timelines:
                 f"job {record.id} has no checkpoint that can be used{': ' if skipped else ''}{skipped}",
                 hint=f"begin again at step 0 with: swarm resume {record.id} --from 0",
             )
-        if start is None and job.spec.checkpoint.resume_from and not _has_checkpoint(record.files):
+        was_sent = any(file.path == MANIFEST for file in record.files)
+        if start is None and job.spec.checkpoint.resume_from and not was_sent:
             start = (await self.start_from(job.spec, record.first_steps[0])).checkpoint
         return Beginning(start.step if start is not None else record.first_steps[0], start, skipped)
 
@@ -102,7 +101,3 @@ def starting_at(start: Checkpoint | None) -> dict[str, Any]:
     if start is None:
         return {"start_where": "", "start_name": ""}
     return {"first_steps": (start.step,), "start_where": start.storage.where, "start_name": start.name}
-
-
-def _has_checkpoint(files: Iterable[StateFile]) -> bool:
-    return any(file.path == MANIFEST for file in files)

@@ -37,6 +37,13 @@ class Shown:
     optimizer: bool = False
     fault: str = ""
 
+    @classmethod
+    def of(cls, one: Checkpoint, fault: str) -> Shown:
+        """A checkpoint whose manifest could be read."""
+        return cls(
+            one.step, one.created_unix_s, one.size_bytes, one.weights_sha256, one.loss, bool(one.optimizer), fault
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
@@ -130,9 +137,8 @@ class CheckpointCatalog:
 
         def look() -> list[Shown]:
             found, faults = list_checkpoints(self.storage(spec, record.id), record.id)
-            return [_shown(one, fault_of(one, contents=verify)) for one in found] + [
-                Shown(fault.step, fault=fault.reason) for fault in faults
-            ]
+            shown = [Shown.of(one, fault_of(one, contents=verify)) for one in found]
+            return shown + [Shown(fault.step, fault=fault.reason) for fault in faults]
 
         return await run_blocking(self.executor, look)
 
@@ -229,15 +235,3 @@ def _step(text: str) -> int:
     if not text.isdecimal() or len(text) > 12:
         raise InvalidConfig(f'"{text}" is no step', hint='give "latest" or a number, such as 500')
     return int(text)
-
-
-def _shown(one: Checkpoint, fault: str) -> Shown:
-    return Shown(
-        one.step,
-        one.created_unix_s,
-        one.size_bytes,
-        one.weights_sha256,
-        one.loss,
-        bool(one.optimizer),
-        fault,
-    )

@@ -181,7 +181,6 @@ class Database:
         return [_record(row) for row in rows]
 
     async def put_job(self, record: JobRecord) -> None:
-        """Insert or replace a job."""
         values = asdict(record) | {"state": record.state.value}
         for name in ("tokens", "files", "first_steps", "peers"):
             values[f"{name}_json"] = json.dumps(values.pop(name))
@@ -257,7 +256,6 @@ class Database:
         await self._write(lambda connection: connection.execute(sa.delete(_DRAINS).where(key)))
 
     async def drains(self) -> dict[PeerId, Drain]:
-        """All drained peers."""
         rows = await self._select(sa.select(_DRAINS))
         return {PeerId(row["peer"]): Drain(row["incarnation"], row["reason"]) for row in rows}
 

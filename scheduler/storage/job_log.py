@@ -42,7 +42,6 @@ class JobLog:
         self._closed = closed
 
     def append(self, line: LogLine) -> None:
-        """Add a line."""
         self._lines.append(line)
         self._total += 1
         self._wake()
@@ -90,7 +89,6 @@ class JobLogs:
         self._open[job] = JobLog(path)
 
     def append(self, job: JobId, line: LogLine) -> None:
-        """Add a line; one that comes after the job's end goes to its file only."""
         log = self._open.get(job)
         if log is not None:
             log.append(line)

@@ -38,7 +38,6 @@ class Stores:
         *,
         record: bool = False,
     ) -> Stores:
-        """The stores of a data folder."""
         catalog = CheckpointCatalog(root, threads)
         transcripts = Transcripts(root / "jobs") if record else None
         return cls(

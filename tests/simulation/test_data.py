@@ -39,7 +39,7 @@ def run_swarm(spec: JobSpec, tokens: Tokens, files: dict[str, bytes]) -> tuple[s
                 listed = []
                 for name, content in files.items():
                     sha256 = hashlib.sha256(content).hexdigest()
-                    rig.jobs.shard_path(sha256).write_bytes(content)
+                    rig.jobs.stores.files.shard(sha256).write_bytes(content)
                     listed.append(pb.JobFile(path=f"model/{name}", sha256=sha256, size_bytes=len(content)))
                 of_job = tokens.of_job()
                 request = pb.SubmitRequest(
@@ -52,7 +52,7 @@ def run_swarm(spec: JobSpec, tokens: Tokens, files: dict[str, bytes]) -> tuple[s
                     files=listed,
                 )
                 view = await service.Submit(request, SimpleNamespace())  # type: ignore[arg-type]
-                job = rig.jobs.find(view.id)
+                job = rig.jobs.registry.find(view.id)
                 await rig.finished(job)
                 (model,) = (tokens.root / "jobs" / job.record.id / "checkpoints").glob("step-*/model")
                 result = job.record.weights_sha256, {path.name: path.read_bytes() for path in model.iterdir()}
@@ -135,11 +135,11 @@ def test_a_file_has_its_name_only_once_it_is_on_the_disk_and_no_tokenizer_hides_
                 service = JobService(rig.jobs, rig.membership, 1, "0", lambda: 0.0)
                 with pytest.raises(PermissionError, match="arrived as 4 bytes"):
                     await service.PutShard(upload(content[:4]), Context())  # type: ignore[arg-type]
-                assert not rig.jobs.shard_path(shard.sha256).exists()
+                assert not rig.jobs.stores.files.shard(shard.sha256).exists()
                 done.clear()
                 await service.PutShard(upload(content[:4], content[4:]), Context())  # type: ignore[arg-type]
                 assert done == ["sync", "rename", "sync folder"]
-                assert rig.jobs.shard_path(shard.sha256).read_bytes() == content
+                assert rig.jobs.stores.files.shard(shard.sha256).read_bytes() == content
                 for name in ("config.json", "model-00001-of-00002.safetensors", "../x", "tokenizer.json\n"):
                     request = pb.SubmitRequest(token_dtype="uint16", vocabulary_size=257, tokenizer_files={name: b"x"})
                     with pytest.raises(PermissionError, match="no name of a tokenizer file"):

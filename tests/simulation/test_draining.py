@@ -89,7 +89,7 @@ def test_a_peer_that_is_drained_while_it_loads_serves_until_the_job_runs(tmp_pat
 async def restart(run: Run) -> None:
     await run.rig.kill_scheduler()
     await run.rig.start_scheduler()
-    run.job = run.rig.jobs.find(run.job.record.id)
+    run.job = run.rig.jobs.registry.find(run.job.record.id)
 
 
 def test_a_restarted_scheduler_gives_a_drained_peer_no_work_until_its_stage_server_starts_anew(tmp_path: Path) -> None:

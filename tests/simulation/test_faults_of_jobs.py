@@ -118,7 +118,7 @@ def test_tokens_outside_the_vocabulary_fail_the_job_with_the_reason(tmp_path: Pa
 
     async def act(scene: Scene) -> None:
         (shard,) = scene.tokens.of_job().shards
-        path = scene.rig.jobs.shard_path(shard)
+        path = scene.rig.jobs.stores.files.shard(shard)
         good = path.read_bytes()
         path.write_bytes(np.full(len(good) // 2, 60_000, dtype="<u2").tobytes())
         job = await scene.submit()

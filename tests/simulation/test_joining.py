@@ -166,7 +166,7 @@ def test_the_scheduler_is_killed_when_a_peer_has_just_joined(tmp_path: Path, see
         await run.rig.kill_scheduler()
         await asyncio.sleep(run.rng.uniform(0.1, 2.0))
         await run.rig.start_scheduler()
-        run.job = run.rig.jobs.find(run.job.record.id)
+        run.job = run.rig.jobs.registry.find(run.job.record.id)
         before_s, steps = asyncio.get_running_loop().time(), run.job.progress.steps_done
         await run.until_step(steps + 1)
         # A peer that is known but was not told of its admission is waited for as long as any: grace_s.

@@ -56,7 +56,7 @@ def train(
                         await asyncio.sleep(0.001)
                     await rig.kill_scheduler()
                     await rig.start_scheduler()
-                    job = rig.jobs.find(job.record.id)
+                    job = rig.jobs.registry.find(job.record.id)
                     assert job.progress.skipped == job.progress.steps_done >= 2
                 await rig.finished(job)
                 rows = await rig.store.commits(job.record.id)

@@ -73,7 +73,7 @@ def test_the_scheduler_is_killed_and_started_again(tmp_path: Path, shape: dict[s
             before_s = asyncio.get_running_loop().time()
             await run.rig.start_scheduler()
             steps = run.job.progress.steps_done
-            run.job = run.rig.jobs.find(run.job.record.id)
+            run.job = run.rig.jobs.registry.find(run.job.record.id)
             if run.job.record.state is JobState.RUNNING:
                 assert run.job.progress.steps_done in (steps, steps + 1), "nothing is rolled back"
                 steps = run.job.progress.steps_done
@@ -95,7 +95,7 @@ def test_a_second_scheduler_on_the_same_database_ends_the_first_and_takes_its_jo
         await run.rig.start_scheduler()
         with pytest.raises(Fenced):
             await store.put_job(run.job.record)
-        run.job = run.rig.jobs.find(run.job.record.id)
+        run.job = run.rig.jobs.registry.find(run.job.record.id)
         first.cancel()
         await asyncio.wait({first})
 

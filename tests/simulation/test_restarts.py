@@ -18,7 +18,7 @@ async def restart(run: Run, stored: JobState) -> None:
     with sa.create_engine(run.rig.database).begin() as connection:
         connection.execute(sa.text("UPDATE jobs SET state = :state"), {"state": stored.value})
     await run.rig.start_scheduler()
-    run.job = run.rig.jobs.find(run.job.record.id)
+    run.job = run.rig.jobs.registry.find(run.job.record.id)
 
 
 def test_a_job_that_runs_although_its_row_says_that_it_loads_goes_on(tmp_path: Path) -> None:

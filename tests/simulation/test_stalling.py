@@ -304,7 +304,7 @@ def test_a_scheduler_that_is_killed_while_a_job_is_stalled_takes_it_up_again(tmp
         await scene.rig.kill_scheduler()
         await asyncio.sleep(3.0)
         await scene.rig.start_scheduler()
-        scene.job = scene.rig.jobs.find(scene.job.record.id)
+        scene.job = scene.rig.jobs.registry.find(scene.job.record.id)
         assert scene.job.record.state is JobState.STALLED
         await scene.until_reason("needs 1 replica more")
         assert scene.job.record.reason.count("goes on at step") == 1
@@ -324,7 +324,7 @@ def test_a_stage_of_which_nobody_comes_back_after_a_restart_is_lost(tmp_path: Pa
         await scene.rig.kill_scheduler()
         (victim,) = scene.kill_stage(1)
         await scene.rig.start_scheduler()
-        scene.job = scene.rig.jobs.find(scene.job.record.id)
+        scene.job = scene.rig.jobs.registry.find(scene.job.record.id)
         assert scene.job.record.state is JobState.RUNNING
         restarted_s = asyncio.get_running_loop().time()
         await scene.until(JobState.STALLED)

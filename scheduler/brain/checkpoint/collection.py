@@ -136,7 +136,6 @@ class CheckpointCollector:
         return None
 
     def waiting_for(self) -> str:
-        """What the checkpoint under way waits for, for a person."""
         held = self._saving.open
         if held is None:
             return "waits for nothing"
@@ -146,7 +145,7 @@ class CheckpointCollector:
 
     def _reluctance(self, peer: PeerId) -> tuple[bool, bool, int, int, PeerId]:
         """Sorts the replicas of a stage: the first one is asked for the stage's state."""
-        leaves, is_suspect = peer in self._state.pool.leaves, self._state.pool.is_suspect(peer)
+        leaves, is_suspect = peer in self._state.pool.leaves, self._state.pool[peer].is_suspect
         return self._owed[peer] > 0, leaves or is_suspect, self._owed[peer], self._state.ledger.outstanding(peer), peer
 
     def _ask(self, saver: PeerId, version: int) -> None:

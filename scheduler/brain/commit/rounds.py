@@ -51,11 +51,6 @@ class Rounds:
             if trouble.retry_s <= now_s and not waits:
                 self._start_unit(run, unit)
 
-    def complete(self, run: StepRun) -> None:
-        """Turn the step on if all its units are averaged."""
-        if run.is_averaged and not self.paused(run):
-            run.turn(StepEvent.AVERAGED)
-
     def paused(self, run: StepRun) -> dict[UnitName, Troubles]:
         """Units of a step in averaging whose round failed and was not repeated yet."""
         if run.phase is not Phase.AVERAGING:
@@ -63,11 +58,9 @@ class Rounds:
         return {unit: trouble for unit, trouble in run.troubles.items() if unit not in run.rounds}
 
     def retries_s(self) -> list[float]:
-        """When each paused round is repeated."""
         return [trouble.retry_s for run in self._state.progress.runs.values() for trouble in self.paused(run).values()]
 
     def waiting_for(self, run: StepRun) -> str:
-        """What averaging a step waits for, for a person."""
         missing = [f"{listed(one.missing())} ({unit})" for unit, one in run.rounds.items() if one.missing()]
         return f"waits for averaging at {'; '.join(missing)}"
 
@@ -103,7 +96,7 @@ class Rounds:
         if accused is not None:
             self._state.links.accuse(peer, accused, now_s)
         pair = [one for one in (peer, accused) if one is not None]
-        if count < ROUNDS_MAX or any(self._state.pool.is_suspect(one) for one in pair):
+        if count < ROUNDS_MAX or any(self._state.pool[one].is_suspect for one in pair):
             return None  # membership will say whether a suspect is gone
         share = {member.peer: self._state.ledger.share(run.step, member.peer) for member in averaging.members}
         leaver = trouble.leaver(pair, self._state.pool.spare(), share)
@@ -150,8 +143,6 @@ class Rounds:
             if run.phase is Phase.DECIDED and not run.skip and not self._is_held(run):
                 self._undecide(run, now_s)
 
-    # Below -------------------------------------------------------------------------------------------------------
-
     def _compare(self, run: StepRun, unit: UnitName, averaging: UnitAveraging, now_s: float) -> list[Remedy]:
         """All members of a round have spoken.
 
@@ -180,7 +171,7 @@ class Rounds:
         members = [
             one
             for peer in self._state.pool.members(run.step)
-            if (one := self._state.pool.replica(peer)).stage in stages
+            if (one := self._state.pool[peer].replica).stage in stages
         ]
         trouble = run.troubles.get(unit)
         planned = plan_round(

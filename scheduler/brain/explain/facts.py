@@ -6,7 +6,7 @@ long as no replica of some stage was measured, nobody can say which stage limits
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from statistics import median
@@ -69,16 +69,6 @@ class JoinerStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveMade:
-    """A replica that was released for another stage."""
-
-    peer: PeerId
-    target: int
-    reason: str
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Situation:
     """A running job as its brain sees it; times are those of the scheduler's clock."""
 
@@ -90,7 +80,7 @@ class Situation:
     replicas: tuple[ReplicaStanding, ...]
     joiners: tuple[JoinerStanding, ...] = ()
     moves: int = 0
-    newest_move: MoveMade | None = None
+    newest_move: tuple[PeerId, Leave, float] | None = None  # a replica that was released for another stage, and when
     links: Mapping[tuple[PeerId, PeerId], float] = field(default_factory=dict)  # avoided until then
     checkpoint: Collection | None = None
 
@@ -118,7 +108,6 @@ class Situation:
         return known.index(min(known))
 
     def get(self, peer: PeerId) -> ReplicaStanding | None:
-        """The peer, if it is a replica of the job."""
         return next((one for one in self.replicas if one.peer == peer), None)
 
 
@@ -215,7 +204,8 @@ def _stage(situation: Situation, stage: int) -> Fact:
         text += ", not measured yet"
     else:
         does = "do" if len(pool) != 1 else "does"
-        text += f" {does} {_rate(capacity)}" + (" (estimated)" if _is_estimate(pool) else "")
+        is_estimate = any(one.gets_work and not one.pace_s for one in pool)
+        text += f" {does} {_rate(capacity)}" + (" (estimated)" if is_estimate else "")
         numbers["microbatches_per_s"] = capacity
     if situation.limiting() == stage:
         others = [situation.capacity(other) or 0.0 for other in range(situation.stages) if other != stage]
@@ -225,16 +215,12 @@ def _stage(situation: Situation, stage: int) -> Fact:
     return Fact(f"stage {stage}", f"{text}; {named}{more}" if named else text, numbers)
 
 
-def _is_estimate(pool: Iterable[ReplicaStanding]) -> bool:
-    return any(one.gets_work and not one.pace_s for one in pool)
-
-
 def _moves(situation: Situation, now_s: float) -> list[Fact]:
-    newest = situation.newest_move
-    if newest is None:
+    if situation.newest_move is None:
         return []
-    ago = spoken_duration(now_s - newest.at_s)
-    text = f"{situation.moves} so far; the newest {ago} ago: {newest.peer} to stage {newest.target}: {newest.reason}"
+    peer, leave, at_s = situation.newest_move
+    ago = spoken_duration(now_s - at_s)
+    text = f"{situation.moves} so far; the newest {ago} ago: {peer} to stage {leave.target}: {leave.reason}"
     return [Fact("moves", text, {"moves": float(situation.moves)})]
 
 
@@ -381,17 +367,6 @@ def _pace(situation: Situation, replica: ReplicaStanding) -> Fact:
     slow = " (slow)" if times >= UNLIKE_PACE else " (fast)" if times * UNLIKE_PACE <= 1.0 else ""
     text = f"{replica.pace_s:.3g} s per microbatch{slow}, the median of stage {replica.stage} is {middle:.3g} s"
     return Fact("pace", text, {"pace_s": replica.pace_s, "median_s": middle})
-
-
-# Microbatches --------------------------------------------------------------------------------------------------------
-
-
-def explain_microbatch(story: Sequence[str]) -> list[Fact]:
-    """The story of a microbatch: each transition with its cause, those of its step at the end."""
-    return [Fact("story", line) for line in story]
-
-
-# Words ---------------------------------------------------------------------------------------------------------------
 
 
 def _rate(per_s: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scheduler.brain.explain.facts import JoinerStanding, MoveMade, ReplicaStanding, Situation
+from scheduler.brain.explain.facts import JoinerStanding, ReplicaStanding, Situation
 from scheduler.brain.parts import Parts
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.mode import Mode
@@ -30,17 +30,14 @@ class Counts:
 
     @property
     def replayed(self) -> int:
-        """At all stages together."""
         return sum(self.replayed_by_stage)
 
     @property
     def rerouted(self) -> int:
-        """For whatever reason."""
         return sum(self.reroutes.values())
 
 
 def counts(state: BrainState) -> Counts:
-    """Take the numbers as they are now."""
     ledger, committed = state.ledger, state.progress.committed
     microbatches = committed * state.settings.microbatches
     return Counts(
@@ -57,9 +54,8 @@ def counts(state: BrainState) -> Counts:
 
 
 def situation(parts: Parts, now_s: float) -> Situation:
-    """What the job stands on, to be explained."""
     state, leaves = parts.state, parts.state.pool.leaves
-    done, newest = state.ledger.contributions(), leaves.newest_move
+    done = state.ledger.contributions()
     joiners = [
         JoinerStanding(one.replica.peer, one.replica.stage, one.since_s, one.report is not None)
         for one in state.joiners
@@ -73,7 +69,7 @@ def situation(parts: Parts, now_s: float) -> Situation:
         tuple(_replica(parts, peer, done[peer]) for peer in state.pool),
         tuple(joiners),
         leaves.moves,
-        newest and MoveMade(newest[0], newest[1].target or 0, newest[1].reason, newest[2]),
+        leaves.newest_move,
         state.links.failing(now_s),
         parts.saving.open,
     )

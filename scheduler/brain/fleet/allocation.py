@@ -186,9 +186,6 @@ def allocate(
     return Allocation(tuple(deciding.joins.values()), deciding.why_not)
 
 
-# Below ---------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """The job that a peer is reserved for, and the urgency from which on no other job gets it."""

@@ -217,7 +217,6 @@ class Membership:
     # What is known -----------------------------------------------------------------------------------------------
 
     def get(self, peer: PeerId) -> Peer | None:
-        """The peer, if it is known."""
         return self._peers.get(peer)
 
     def peers(self) -> list[Peer]:
@@ -242,7 +241,6 @@ class Membership:
         return [known for known in self.peers() if known.state is PeerState.IDLE]
 
     def validate(self) -> None:
-        """Assert that states, jobs and stages fit together."""
         for name, known in self._peers.items():
             assert known.hello.peer == name
             assert (known.job == NO_JOB) == (known.stage == NO_STAGE), known
@@ -250,8 +248,6 @@ class Membership:
                 assert known.job == NO_JOB, known
             if known.state in (PeerState.LOADING, PeerState.SERVING):
                 assert known.job != NO_JOB, known
-
-    # Below -------------------------------------------------------------------------------------------------------
 
     def _enter(self, hello: Hello, now_s: float, before: PeerState | None, reason: str) -> Transition:
         self._peers[hello.peer] = Peer(hello, PeerState.IDLE, reason, now_s, now_s)

@@ -7,6 +7,7 @@ begin ──▶ LoadStage, Follow ──▶ Loaded ──▶ judged with every e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 
 from scheduler.brain.commit.commits import Commits
@@ -24,18 +25,16 @@ JOINER_BYTES_PER_S_MIN = 1e6
 JOIN_S_MIN = 600.0
 
 
+@dataclass(frozen=True, slots=True)
 class Admission:
     """The joiners of one job, and what is said between them and it."""
 
-    def __init__(
-        self, state: BrainState, loading: Loading, dispatch: Dispatch, commits: Commits, moves: Moves, rng: Random
-    ) -> None:
-        self._state = state
-        self._loading = loading
-        self._dispatch = dispatch
-        self._commits = commits
-        self._moves = moves
-        self._rng = rng
+    _state: BrainState
+    _loading: Loading
+    _dispatch: Dispatch
+    _commits: Commits
+    _moves: Moves
+    _rng: Random
 
     def begin(self, replica: ReplicaRecord, now_s: float) -> None:
         """Let a peer fetch what its stage holds."""
@@ -44,15 +43,10 @@ class Admission:
         self._state.outbox.put(Send(replica.peer, self._loading.command(replica.stage, joiner.number)))
         self._tell(joiner)
 
-    def committed(self) -> None:
-        """There is a new version: all joiners must make it too."""
+    def tell(self, stage: int | None = None) -> None:
+        """There is a new version, or the digest of a stage is known: all joiners, or those of the stage, hear of it."""
         for joiner in self._state.joiners:
-            self._tell(joiner)
-
-    def digest_known(self, stage: int) -> None:
-        """The first replica of a stage made the newest version: its joiners learn what they must hold."""
-        for joiner in self._state.joiners:
-            if joiner.replica.stage == stage:
+            if stage is None or joiner.replica.stage == stage:
                 self._tell(joiner)
 
     def hear(self, peer: PeerId, event: Event, now_s: float) -> None:

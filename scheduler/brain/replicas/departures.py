@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from scheduler.brain.checkpoint.collection import CheckpointCollector
 from scheduler.brain.checkpoint.schedule import CheckpointSchedule
@@ -21,26 +22,17 @@ from swarm.errors import PeerUnavailable
 from swarm.types import PeerId
 
 
+@dataclass(frozen=True, slots=True)
 class Departures:
     """The departures of one job."""
 
-    def __init__(
-        self,
-        state: BrainState,
-        saving: CheckpointSchedule,
-        evaluations: Evaluations,
-        dispatch: Dispatch,
-        rounds: Rounds,
-        commits: Commits,
-        collector: CheckpointCollector,
-    ) -> None:
-        self._state = state
-        self._saving = saving
-        self._evaluations = evaluations
-        self._dispatch = dispatch
-        self._rounds = rounds
-        self._commits = commits
-        self._collector = collector
+    _state: BrainState
+    _saving: CheckpointSchedule
+    _evaluations: Evaluations
+    _dispatch: Dispatch
+    _rounds: Rounds
+    _commits: Commits
+    _collector: CheckpointCollector
 
     def ask(self, peer: PeerId, leave: Leave, now_s: float) -> None:
         """Ask a replica to leave: at once if the job is at work and the stage can spare it."""
@@ -79,7 +71,7 @@ class Departures:
     def expel(self, peer: PeerId, cause: str, reason: str, now_s: float, *, unfit: bool = False) -> None:
         """The peer is alive but cannot go on: the job goes on without it. `unfit`: it is not to come back."""
         if unfit:
-            self._state.outbox.put(Unfit(peer, self._state.pool.replica(peer).incarnation, cause))
+            self._state.outbox.put(Unfit(peer, self._state.pool[peer].replica.incarnation, cause))
         self._state.outbox.release(peer, cause)
         self.lose(peer, cause, reason, now_s)
 
@@ -146,8 +138,6 @@ class Departures:
         settings = self._state.settings
         stopped = stopped_by_loss(lost, settings.on_stall, self._saving.stop) if settings.recover else None
         self._state.conclude(stopped or Fail(PeerUnavailable.code, lost, FAILED_HINT))
-
-    # Below -------------------------------------------------------------------------------------------------------
 
     def _remove(self, peer: PeerId) -> int:
         """Forget what the replica held and was to do; gives the stage that it served."""

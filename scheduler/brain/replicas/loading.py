@@ -32,14 +32,14 @@ class Loading:
 
     def find_places(self) -> None:
         """Settle where the optimizer of each stage runs; from then on nobody changes that."""
-        devices = [[self._state.pool.replica(peer).device for peer in peers] for peers in self._state.pool.by_stage]
+        devices = [[self._state.pool[peer].replica.device for peer in peers] for peers in self._state.pool.by_stage]
         self._places = step_places(devices, self._step_together)
 
     def begin(self) -> None:
         """Tell every replica to load its stage."""
         self.find_places()
-        for replica in self._state.pool.replicas():
-            self.send(replica)
+        for standing in self._state.pool.standings():
+            self.send(standing.replica)
         mixed = [str(stage) for stage, place in enumerate(self._places) if place == "cpu"]
         if mixed:
             self._state.outbox.note(
@@ -47,7 +47,6 @@ class Loading:
             )
 
     def send(self, replica: ReplicaRecord) -> None:
-        """Tell a replica to load its stage."""
         self._state.outbox.send(replica.peer, self.command(replica.stage))
 
     def command(self, stage: int, join: int = 0) -> LoadStage:
@@ -66,17 +65,15 @@ class Loading:
         )
 
     def missing(self) -> list[PeerId]:
-        """Replicas that have not loaded."""
         return [one.replica.peer for one in self._state.pool.standings() if one.loaded is None]
 
     def digests(self) -> dict[int, str]:
-        """The digest of each stage, as loaded."""
         return {one.loaded.stage: one.loaded.digest for one in self._state.pool.standings() if one.loaded is not None}
 
     def loaded(self, peer: PeerId, event: Loaded) -> list[Remedy]:
         """A replica has its stage; what is to be done if it is not what it was told to load."""
         pool, settings = self._state.pool, self._state.settings
-        replica, name = pool.replica(peer), pool.name(peer)
+        replica, name = pool[peer].replica, pool.name(peer)
         expected = {unit for unit, stages in settings.units.items() if replica.stage in stages}
         units = [size.unit for size in event.units]
         # One that joined later, and tells of it again after a restart of the scheduler, began with a later version.
@@ -143,7 +140,7 @@ class Loading:
         """Why those that share weights with the stage, and more of which probe and device are given, do not fit."""
         stages = self._step_together[stage]
         known = {peer: one.probe for peer, one in self._reports().items() if one.stage in stages}
-        at = {peer: self._state.pool.replica(peer).device for peer in known}
+        at = {peer: self._state.pool[peer].replica.device for peer in known}
         return explain_probes(known | probes, at | devices, stages)
 
     def _reports(self) -> dict[PeerId, Loaded]:

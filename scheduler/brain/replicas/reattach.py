@@ -6,6 +6,8 @@ is asked: then the ledger is what the replicas report (recovery.py).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from scheduler.brain.commit.commits import Commits
 from scheduler.brain.commit.rounds import Rounds
 from scheduler.brain.inputs import ReplicaRecord, Resumed
@@ -21,17 +23,15 @@ from swarm.text import listed
 from swarm.types import PeerId
 
 
+@dataclass(frozen=True, slots=True)
 class Reattach:
     """How replicas of one job go on with what they hold."""
 
-    def __init__(
-        self, state: BrainState, evaluations: Evaluations, dispatch: Dispatch, rounds: Rounds, commits: Commits
-    ) -> None:
-        self._state = state
-        self._evaluations = evaluations
-        self._dispatch = dispatch
-        self._rounds = rounds
-        self._commits = commits
+    _state: BrainState
+    _evaluations: Evaluations
+    _dispatch: Dispatch
+    _rounds: Rounds
+    _commits: Commits
 
     def resume(self, resumed: Resumed) -> None:
         """Take up what an earlier scheduler start left: its newest commits, and versions that were not evaluated."""
@@ -63,13 +63,12 @@ class Reattach:
         return mode is Mode.GATHERING or self._lacks_nothing(hello.version)
 
     def enlist(self, replica: ReplicaRecord) -> None:
-        """The peer serves its stage from now on."""
         self._state.pool.add(replica)
         self._dispatch.add(replica.peer)
 
     def trust(self, peer: PeerId) -> None:
         """A suspect was heard again: it may be given work."""
-        if self._state.pool.is_suspect(peer):
+        if self._state.pool[peer].is_suspect:
             self._state.pool[peer].trust = Trust.TRUSTED
             self._dispatch.go_on(peer)
 

@@ -51,7 +51,6 @@ class Overdue:
 
     @property
     def reason(self) -> str:
-        """For a person."""
         hop = self.hop
         return (
             f"{hop.peer} has had {hop.direction} of {hop.step}.{hop.index} at stage {hop.stage} for "

@@ -48,12 +48,10 @@ class Dispatch:
     # Who may be given work ---------------------------------------------------------------------------------------
 
     def add(self, peer: PeerId) -> None:
-        """A new replica of the pool."""
         self._wiring.add(peer, self._state.pool.stage_of(peer))
         self._loads.add(peer)
 
     def remove(self, peer: PeerId, stage: int) -> None:
-        """The peer is no replica of the stage any more."""
         self._state.links.forget(peer)
         self._lateness.forget_peer(peer)
         self._evaluations.withdraw(peer)
@@ -90,7 +88,6 @@ class Dispatch:
     # What replicas say -------------------------------------------------------------------------------------------
 
     def forwarded(self, peer: PeerId, event: Forwarded, now_s: float) -> None:
-        """A replica computed forward."""
         self._lateness.forwarded(event.microbatch.step, event.stage, event.microbatch.index, peer, now_s)
 
     def accumulated(self, peer: PeerId, event: Accumulated, now_s: float) -> str:
@@ -209,7 +206,7 @@ class Dispatch:
             usable = [any(one.has_credit for one in pool) for pool in reached]
             pools = [reached[stage] if usable[stage] else pool for stage, pool in enumerate(pools)]
         for turn in self._evaluations.feed(pools, self._in_flight_max):
-            replicas = [self._state.pool.replica(peer) for peer in turn.peers]
+            replicas = [self._state.pool[peer].replica for peer in turn.peers]
             hops = tuple(Hop(one.peer, one.incarnation, turn.attempt, one.address) for one in replicas)
             batch = EvaluationBatch(self._state.settings.timeline, turn.version, turn.index)
             for peer in (*turn.peers, *turn.displaced):
@@ -246,11 +243,8 @@ class Dispatch:
         return [late_s, self._relax_s] if self._relaxes else [late_s]
 
     def waiting_for(self) -> str:
-        """What a step that is fed waits for, for a person."""
         stuck = f"; {self._why_not}" if self._why_not else ""
         return f"{self._state.ledger.in_flight()} microbatches in flight{stuck}"
-
-    # Below -------------------------------------------------------------------------------------------------------
 
     def _choose(self, fixed: Sequence[PeerId | None], now_s: float) -> tuple[PeerId, ...] | None:
         """One replica per stage, the fixed ones kept."""
@@ -277,7 +271,7 @@ class Dispatch:
         )
 
     def _hop(self, peer: PeerId, step: int) -> Hop:
-        replica = self._state.pool.replica(peer)
+        replica = self._state.pool[peer].replica
         return Hop(peer, replica.incarnation, self._state.ledger.attempt(step), replica.address)
 
     def _send_route(self, step: int, index: int, now_s: float) -> None:

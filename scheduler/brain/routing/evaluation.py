@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from scheduler.brain.outputs import EvaluationRow
 from scheduler.brain.routing.policies import ReplicaLoad
+from scheduler.brain.settings import BrainSettings
 from swarm.job.schedule import evaluation_due
 from swarm.messages import Evaluated
 from swarm.types import PeerId
@@ -57,17 +58,11 @@ class _Run:
 
 
 class Evaluations:
-    """All evaluations of a job; nothing happens if `microbatches` or `every_steps` is 0."""
+    """All evaluations of a job."""
 
-    def __init__(
-        self, timeline: int, *, every_steps: int, steps: int, staleness: int, microbatches: int, tokens: int
-    ) -> None:
-        self._timeline = timeline
-        self._every_steps = every_steps
-        self._steps = steps
-        self._staleness = staleness
-        self._microbatches = microbatches
-        self._tokens = tokens
+    def __init__(self, settings: BrainSettings) -> None:
+        self._settings = settings
+        self._microbatches = settings.evaluation_microbatches
         self._runs: dict[int, _Run] = {}  # in order of version
         self._outstanding: dict[PeerId, int] = {}
         self._least_attempt = 0
@@ -76,7 +71,6 @@ class Evaluations:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is being evaluated."""
         return not self._runs
 
     @property
@@ -86,7 +80,7 @@ class Evaluations:
 
     def made(self, version: int) -> None:
         """A commit made this version: evaluate it if it is due."""
-        if self._microbatches and evaluation_due(version, self._every_steps, self._steps):
+        if self._microbatches and evaluation_due(version, self._settings.eval_every_steps, self._settings.steps):
             self._runs[version] = _Run(version)
 
     def raise_attempt(self, attempt: int) -> None:
@@ -95,7 +89,7 @@ class Evaluations:
 
     def permits(self, step: int) -> bool:
         """Whether the row of this step may be written: its commit overwrites weights `step - staleness`."""
-        return all(version > step - self._staleness for version in self._runs)
+        return all(version > step - self._settings.staleness for version in self._runs)
 
     def feed(self, stages: Sequence[Sequence[ReplicaLoad]], in_flight_max: int) -> list[EvaluationRoute]:
         """Give microbatches away, lost ones and older versions first; `stages` has the replicas of each stage.
@@ -127,7 +121,7 @@ class Evaluations:
         run = self._runs.get(event.batch.version)
         given = run.given.get(event.batch.index) if run is not None else None
         current = given is not None and given.peers[-1:] == (peer,) and given.attempt == event.attempt
-        if run is None or given is None or not current or event.batch.timeline != self._timeline:
+        if run is None or given is None or not current or event.batch.timeline != self._settings.timeline:
             self.duplicates += 1
             return None
         run.losses[event.batch.index] = event.loss
@@ -139,7 +133,8 @@ class Evaluations:
         total = 0.0
         for index in range(self._microbatches):  # left to right, as the one-process reference adds
             total += run.losses[index]
-        return EvaluationRow(self._timeline, run.version, total / self._tokens, self._tokens)
+        tokens = self._settings.evaluation_tokens
+        return EvaluationRow(self._settings.timeline, run.version, total / tokens, tokens)
 
     def withdraw(self, peer: PeerId) -> None:
         """The peer is suspect or gone: what it had part in is given again, as a whole."""

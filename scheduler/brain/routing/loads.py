@@ -24,12 +24,10 @@ class Loads:
         self._unmeasured: list[set[PeerId]] = [set() for _ in state.pool.by_stage]
 
     def add(self, peer: PeerId) -> None:
-        """A new replica."""
         self._unmeasured[self._state.pool.stage_of(peer)].add(peer)
         self._loads[peer] = self.load(peer)
 
     def remove(self, peer: PeerId, stage: int) -> None:
-        """The peer is no longer a replica of the stage."""
         del self._loads[peer]
         self._pace.forget(peer)
         self._unmeasured[stage].discard(peer)
@@ -58,7 +56,6 @@ class Loads:
         return bool(faster)
 
     def is_measured(self, peer: PeerId) -> bool:
-        """Whether the replica's pace is known."""
         return self._pace.is_known(peer)
 
     def measured_s(self, peer: PeerId) -> float:
@@ -85,7 +82,7 @@ class Loads:
     def load(self, peer: PeerId, *, keep: bool = False) -> ReplicaLoad:
         """The load of a replica. `keep`: the route must keep it, so it counts as available even if it leaves."""
         pace_s = self.pace_s(peer, self._state.pool.stage_of(peer))
-        may_work = not self._state.pool.is_suspect(peer) if keep else self._state.pool.may_work(peer)
+        may_work = not self._state.pool[peer].is_suspect if keep else self._state.pool.may_work(peer)
         return ReplicaLoad(peer, self._state.ledger.outstanding(peer), pace_s, may_work)
 
     def validate(self) -> None:

@@ -51,7 +51,6 @@ class Pace:
         return min((self._mean_s[other] for other in stage if other in self._mean_s), default=UNKNOWN_S)
 
     def is_known(self, peer: PeerId) -> bool:
-        """Whether the peer was ever measured."""
         return peer in self._mean_s
 
     def forget(self, peer: PeerId) -> None:

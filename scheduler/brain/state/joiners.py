@@ -65,7 +65,6 @@ class Joiners:
         return len(self._joiners)
 
     def get(self, peer: PeerId) -> Joiner | None:
-        """The peer's present attempt."""
         return self._joiners.get(peer)
 
     def begin(self, replica: ReplicaRecord, now_s: float) -> Joiner:

@@ -105,11 +105,9 @@ class Ledger:
         )
 
     def open_steps(self) -> list[int]:
-        """The open steps, oldest first."""
         return sorted(self._steps)
 
     def attempt(self, step: int) -> int:
-        """The attempt that new hops of the step carry now."""
         return self._steps[step].attempt
 
     def next_attempt(self, step: int) -> int:
@@ -463,8 +461,6 @@ class Ledger:
             for index, left in enumerate(opened.left):
                 assert left == sum(1 for stage in range(self.stages) if not opened.entries[stage][index].holders)
         assert outstanding == {peer: count for peer, count in self._outstanding.items() if count}
-
-    # Below -------------------------------------------------------------------------------------------------------
 
     def _give(self, opened: OpenStep, stage: int, index: int, hop: Hop) -> None:
         entry = opened.entries[stage][index]

@@ -71,28 +71,17 @@ class Pool:
     def __getitem__(self, peer: PeerId) -> Standing:
         return self._standings[peer]
 
-    def replicas(self) -> list[ReplicaRecord]:
-        """All replicas in the order in which they came."""
-        return [standing.replica for standing in self._standings.values()]
-
     def standings(self) -> list[Standing]:
-        """What is known of each, in the same order."""
+        """What is known of each replica, in the order in which they came."""
         return list(self._standings.values())
 
-    def replica(self, peer: PeerId) -> ReplicaRecord:
-        """Its place and address."""
-        return self._standings[peer].replica
-
     def stage_of(self, peer: PeerId) -> int:
-        """The stage that the peer serves."""
         return self._standings[peer].replica.stage
 
     def name(self, peer: PeerId) -> str:
-        """The replica for a person."""
         return f"stage server {peer} (stage {self.stage_of(peer)})"
 
     def empty_stages(self) -> list[int]:
-        """Stages without a replica."""
         return [stage for stage, peers in enumerate(self.by_stage) if not peers]
 
     def was_lost(self, peer: PeerId) -> bool:
@@ -102,12 +91,10 @@ class Pool:
     # Coming and going --------------------------------------------------------------------------------------------
 
     def add(self, replica: ReplicaRecord) -> None:
-        """The peer serves its stage from now on."""
         self._standings[replica.peer] = Standing(replica)
         self.by_stage[replica.stage].append(replica.peer)
 
     def remove(self, peer: PeerId) -> ReplicaRecord:
-        """The peer is no replica any more."""
         replica = self._standings.pop(peer).replica
         self.by_stage[replica.stage].remove(peer)
         self._gone.add(peer)
@@ -127,16 +114,10 @@ class Pool:
 
     # Trust and leaving -------------------------------------------------------------------------------------------
 
-    def is_suspect(self, peer: PeerId) -> bool:
-        """Gets no new work until it is heard again."""
-        return self._standings[peer].is_suspect
-
     def suspects(self) -> list[PeerId]:
-        """All suspects."""
         return [peer for peer, standing in self._standings.items() if standing.is_suspect]
 
     def may_work(self, peer: PeerId) -> bool:
-        """Whether the replica may be given new work."""
         return not self._standings[peer].is_suspect and peer not in self.leaves
 
     def members(self, step: int) -> list[PeerId]:

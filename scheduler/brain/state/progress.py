@@ -31,7 +31,6 @@ class Progress:
             self.runs[row.step] = StepRun(row.step, Phase.COMMITTING, row.skip, row=row)
 
     def begin(self, step: int) -> StepRun:
-        """The step is fed from now on."""
         assert step == self.next
         self.next = step + 1
         run = self.runs[step] = StepRun(step)

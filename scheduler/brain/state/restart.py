@@ -29,7 +29,6 @@ class RestartCensus:
         self._cells[peer][event.microbatch] = cell
 
     def forget(self, peer: PeerId) -> None:
-        """The peer is gone again."""
         self._awaited.discard(peer)
         self.hellos.pop(peer, None)
         self._cells.pop(peer, None)

@@ -72,7 +72,6 @@ class UnitAveraging:
         return len(self.reports) == len(self.members)
 
     def is_member(self, peer: PeerId) -> bool:
-        """Whether the peer takes part."""
         return any(member.peer == peer for member in self.members)
 
     def is_held_by(self, peer: PeerId) -> bool:
@@ -80,7 +79,6 @@ class UnitAveraging:
         return self.is_member(peer) and peer not in self.lost
 
     def missing(self) -> list[PeerId]:
-        """Members that have not reported."""
         return [member.peer for member in self.members if member.peer not in self.reports]
 
 

@@ -325,7 +325,9 @@ class World(Observer):
     def job(self) -> Job | None:
         """The job as the running scheduler knows it."""
         side = self.scheduler
-        return side.jobs.find(self.job_id) if side is not None and side.jobs is not None and self.job_id else None
+        return (
+            side.jobs.registry.find(self.job_id) if side is not None and side.jobs is not None and self.job_id else None
+        )
 
     def can_lose(self, name: str) -> bool:
         """Whether the peer serves no stage, or another replica of its stage is well, attached and serving."""

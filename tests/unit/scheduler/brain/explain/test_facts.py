@@ -14,11 +14,9 @@ from scheduler.brain.explain.facts import (
     IdlePeer,
     JobStanding,
     JoinerStanding,
-    MoveMade,
     ReplicaStanding,
     Situation,
     explain_job,
-    explain_microbatch,
     explain_peer,
     why_it_stays,
 )
@@ -120,7 +118,7 @@ def test_joins_moves_leaves_failures_and_saving_are_told() -> None:
         situation(
             joiners=(JoinerStanding(D, 1, 88.0, False),),
             moves=2,
-            newest_move=MoveMade(A, 0, "stage 0 limits", 40.0),
+            newest_move=(A, Leave("stage 0 limits", 0), 40.0),
             links={(A, C): 104.0},
             checkpoint=Collection(4, 97.0, {C: 1}),
             replicas=changed(B, leave=Leave("drained by its user", until=6), asked_s=99.0),
@@ -236,10 +234,3 @@ def test_an_idle_peer_says_why_each_job_does_not_use_it() -> None:
     drained = told(explain_peer(idle_peer(PeerState.DRAINING), None, None, {JOB: "waits"}, NOW_S))
     assert drained["not used"].startswith("it is drained")
     assert "not used" not in told(explain_peer(idle_peer(PeerState.GONE), None, None, {}, NOW_S))
-
-
-def test_a_story_is_told_line_by_line() -> None:
-    assert [(fact.topic, fact.text) for fact in explain_microbatch(["fed", "done"])] == [
-        ("story", "fed"),
-        ("story", "done"),
-    ]

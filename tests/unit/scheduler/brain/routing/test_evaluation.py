@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from random import Random
+from typing import Any
 
 import pytest
 
 from scheduler.brain.outputs import EvaluationRow
 from scheduler.brain.routing.evaluation import EvaluationRoute, Evaluations
 from scheduler.brain.routing.policies import ReplicaLoad
+from scheduler.brain.settings import BrainSettings
 from swarm.messages import Evaluated
 from swarm.types import EvaluationBatch, PeerId
 
@@ -17,9 +20,9 @@ A, B, C, D = (PeerId(name) for name in "abcd")
 
 
 def evaluations(microbatches: int = 3, *, every_steps: int = 2, steps: int = 7, staleness: int = 1) -> Evaluations:
-    return Evaluations(
-        0, every_steps=every_steps, steps=steps, staleness=staleness, microbatches=microbatches, tokens=10
-    )
+    values: dict[str, Any] = dict.fromkeys(field.name for field in fields(BrainSettings))
+    values |= {"timeline": 0, "steps": steps, "staleness": staleness, "eval_every_steps": every_steps}
+    return Evaluations(BrainSettings(**values | {"evaluation_microbatches": microbatches, "evaluation_tokens": 10}))
 
 
 def loads(*stages: str, without: str = "") -> list[tuple[ReplicaLoad, ...]]:
