@@ -11,7 +11,6 @@ with quiet_start():
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with its code."""
     with quiet_start():
         from client.cli import run  # noqa: PLC0415  # takes about a second, in which Ctrl-C shall be no traceback
     # Like Ctrl-C, SIGTERM unwinds: temporary files go, the cursor comes back.

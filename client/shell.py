@@ -98,7 +98,6 @@ class Shell:
         print(json.dumps({"schema": SCHEMA, "data": data}, allow_nan=False), flush=True)
 
     def error(self, error: SwarmError) -> None:
-        """What went wrong, and the next move."""
         code = getattr(error, "job_code", "") or error.code
         if self.json:
             fault = {"code": code, "message": error.message, "hint": error.hint}

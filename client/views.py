@@ -38,44 +38,24 @@ def has_ended(view: pb.JobView) -> bool:
 
 
 def job_values(view: pb.JobView, *, spec: bool = False) -> dict[str, Any]:
-    """A job as JSON values."""
     stepped = view.step > 0
+    always = ("id", "name", "state", "reason", "step", "steps", "skipped_steps", "tokens")
+    numbers = ("tokens_per_s", "eta_s", "unigram_entropy")
+    once_stepped = ("loss", "learning_rate", "grad_norm")
+    if_known = ("checkpoint_step", "weights_sha256", "error_code", "hint")
+    of_stage = ("stage", "layers", "microbatches")
     values: dict[str, Any] = {
-        "id": view.id,
-        "name": view.name,
-        "state": view.state,
-        "reason": view.reason,
+        **{name: getattr(view, name) for name in always},
+        **{name: finite(getattr(view, name)) for name in numbers},
+        **{name: finite(getattr(view, name)) if stepped else None for name in once_stepped},
+        **{name: getattr(view, name) or None for name in if_known},
         "since": utc(view.since_unix_s),
         "created": utc(view.created_unix_s),
-        "step": view.step,
-        "steps": view.steps,
-        "skipped_steps": view.skipped_steps,
-        "loss": finite(view.loss) if stepped else None,
-        "learning_rate": finite(view.learning_rate) if stepped else None,
-        "grad_norm": finite(view.grad_norm) if stepped else None,
-        "tokens": view.tokens,
-        "tokens_per_s": finite(view.tokens_per_s),
-        "eta_s": finite(view.eta_s),
-        "unigram_entropy": finite(view.unigram_entropy),
         "evaluation": evaluation_values(view),
         "stages": [
-            {
-                "stage": stage.stage,
-                "layers": stage.layers,
-                "peers": list(stage.peers),
-                "microbatches": stage.microbatches,
-            }
-            for stage in view.stages
+            {"peers": list(stage.peers), **{name: getattr(stage, name) for name in of_stage}} for stage in view.stages
         ],
-        "ledger": {
-            "committed": view.microbatches_committed,
-            "in_flight": view.microbatches_in_flight,
-            "replayed": view.microbatches_replayed,
-        },
-        "checkpoint_step": view.checkpoint_step or None,
-        "weights_sha256": view.weights_sha256 or None,
-        "error_code": view.error_code or None,
-        "hint": view.hint or None,
+        "ledger": {name: getattr(view, f"microbatches_{name}") for name in ("committed", "in_flight", "replayed")},
     }
     if spec and view.spec_json:
         values["spec"] = json.loads(view.spec_json)
@@ -98,28 +78,18 @@ def evaluation_text(view: pb.JobView) -> str:
 
 
 def peer_values(view: pb.PeerView) -> dict[str, Any]:
-    """A peer as JSON values."""
+    identity = ("id", "incarnation", "address", "device", "threads", "memory_bytes", "product")
     return {
-        "id": view.id,
-        "incarnation": view.incarnation,
-        "state": view.state,
-        "reason": view.reason,
+        **{name: getattr(view, name) for name in (*identity, "state", "reason", "outstanding")},
         "since": utc(view.since_unix_s),
-        "address": view.address,
         "http_address": view.http_address or None,
-        "device": view.device,
-        "threads": view.threads,
-        "memory_bytes": view.memory_bytes,
         "job": view.job or None,
         "stage": view.stage if view.job else None,
         "pace_s": finite(view.pace_s),
-        "outstanding": view.outstanding,
-        "product": view.product,
     }
 
 
 def state(name: str) -> Text:
-    """A state in its colour."""
     return Text(name, style=_STATE_STYLE.get(name, ""))
 
 
@@ -129,7 +99,6 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def jobs_table(views: Sequence[pb.JobView]) -> RenderableType:
-    """One line per job."""
     now_unix_s = time.time()
     rows = []
     for view in views:
@@ -151,7 +120,6 @@ def jobs_table(views: Sequence[pb.JobView]) -> RenderableType:
 
 
 def job_table(view: pb.JobView) -> RenderableType:
-    """Everything about one job."""
     outer = Table.grid(padding=(0, 2))
     since = f" (for {duration(time.time() - view.since_unix_s)})" if view.since_unix_s else ""
     skipped = f", {view.skipped_steps} of them skipped: not finite" if view.skipped_steps else ""
@@ -190,7 +158,6 @@ def job_table(view: pb.JobView) -> RenderableType:
 
 
 def peers_table(views: Sequence[pb.PeerView]) -> RenderableType:
-    """One line per peer."""
     now_unix_s = time.time()
     rows = [
         (

@@ -15,16 +15,8 @@ with quiet_start():
     from stage_server.lean_imports import lean_imports
     from stage_server.options import DEFAULT_SHARE, MemoryShare, StageServerOptions
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
+    from swarm.process import lifecycle
     from swarm.process.flags import HttpHost, Insecure, LogFormatName, LogLevel
-    from swarm.process.lifecycle import (
-        Farewell,
-        auto_int,
-        given_as_flag,
-        http_port_of,
-        log_format_of,
-        run_cli,
-        run_process,
-    )
     from swarm.process.logs import configure
 
 DATA_DIR = platformdirs.user_data_path("swarm") / "stage-server"
@@ -86,10 +78,14 @@ def stage_server(
     """Serve a stage of whatever job the scheduler gives: compute microbatches, average gradients, hold weights."""
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if broker and scheduler and given_as_flag(context, "broker") != given_as_flag(context, "scheduler"):
+    if (
+        broker
+        and scheduler
+        and lifecycle.given_as_flag(context, "broker") != lifecycle.given_as_flag(context, "scheduler")
+    ):
         # The flag wins over the other way's variable in the environment.
-        broker, scheduler = (broker, "") if given_as_flag(context, "broker") else ("", scheduler)
-    form = log_format_of(log_format)
+        broker, scheduler = (broker, "") if lifecycle.given_as_flag(context, "broker") else ("", scheduler)
+    form = lifecycle.log_format_of(log_format)
     configure(log_level, form)
     options = StageServerOptions(
         broker=broker,
@@ -98,11 +94,11 @@ def stage_server(
         listen=listen,
         announce=announce,
         device=device,
-        stage=auto_int("--stage", stage, auto=-1, least=0),
-        threads=auto_int("--threads", threads, auto=0, least=1),
+        stage=lifecycle.auto_int("--stage", stage, auto=-1, least=0),
+        threads=lifecycle.auto_int("--threads", threads, auto=0, least=1),
         max_memory=MemoryShare.parse(max_memory),
         http_host=http_host,
-        http_port=http_port_of(http_port),
+        http_port=lifecycle.http_port_of(http_port),
         data_dirs=tuple(DATA_DIR / str(number) for number in range(SERVERS_MAX)) if data_dir is None else (data_dir,),
         connect_retry_s_max=connect_retry_max,
         orphan_timeout_s=orphan_timeout,
@@ -115,9 +111,9 @@ def stage_server(
     options.check()
     with quiet_start(), lean_imports():
         from stage_server.app import serve  # noqa: PLC0415  # loads torch: errors in flags must not wait for it
-    farewell = Farewell()
-    run_process(serve(options, farewell), farewell)
+    farewell = lifecycle.Farewell()
+    lifecycle.run_process(serve(options, farewell), farewell)
 
 
 if __name__ == "__main__":
-    run_cli(cli, "swarm stage-server")
+    lifecycle.run_cli(cli, "swarm stage-server")

@@ -18,14 +18,13 @@ import torch
 
 from stage_server.chaos import Harm, HarmedDevice, HarmedLinks, HarmedReceiver
 from stage_server.device import Device, ThreadDevice
-from stage_server.identity import Identity
 from stage_server.memory_watch import watch_memory
 from stage_server.metrics import StageServerMetrics
 from stage_server.options import StageServerOptions
 from stage_server.ports import MemoryBudget
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.errors import InvalidConfig
-from swarm.messages import PROTOCOL_VERSION
+from swarm.messages import PROTOCOL_VERSION, Hello
 from swarm.model.runtime import choose_device, describe_device, free_bytes, limit_memory, used_bytes
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
@@ -98,9 +97,10 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         limit_memory(device_name, memory_bytes)
         used = partial(used_bytes, device_name)
         metrics.device_memory(used, memory_bytes)
-        identity = Identity(
+        identity = Hello(
             peer=peer,
             incarnation=time.time_ns(),
+            protocol=PROTOCOL_VERSION,
             product=product,
             address=address,
             http_address=http_address,

@@ -18,7 +18,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from stage_server.device import Device, Timed
 from swarm.errors import PeerUnavailable
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 # The order's answer has left by then.
 KILL_AFTER_S = 0.05
-# What is sent into a partition is answered by nobody: so long, as keep-alive takes to break a silent connection.
+# Nobody answers what is sent into a partition. Keep-alive takes this long to break a silent connection.
 UNANSWERED_S = 2.0
 ANYBODY = ""
 
@@ -41,7 +41,7 @@ class Harm:
 
     def __init__(self, log: Logger) -> None:
         self._log = log
-        self._factor = 1.0
+        self.factor = 1.0  # how many times as long computing takes
         self._cut: tuple[str, str] | None = None  # peer and address that are out of reach; empty: all
         self._one_in = 0  # frames; 0: none is garbled
         self._garbled = 0
@@ -59,7 +59,7 @@ class Harm:
             case "freeze":
                 self._freeze(order.for_s)
             case "slow":
-                self._factor = max(1.0, order.factor)
+                self.factor = max(1.0, order.factor)
             case "partition":
                 self._cut = (order.peer, order.address)
             case "corrupt":
@@ -71,7 +71,7 @@ class Harm:
     def _end(self, fault: str) -> None:
         match fault:
             case "slow":
-                self._factor = 1.0
+                self.factor = 1.0
             case "partition":
                 self._cut = None
             case "corrupt":
@@ -92,17 +92,10 @@ class Harm:
 
     # What the parts of the stage server ask ------------------------------------------------------------------------
 
-    @property
-    def factor(self) -> float:
-        """How many times as long computing takes."""
-        return self._factor
-
     def cuts_address(self, address: str) -> bool:
-        """Whether nothing passes to this address."""
         return self._cut is not None and self._cut[1] in (ANYBODY, address)
 
     def cuts_peer(self, peer: str) -> bool:
-        """Whether nothing passes from this peer."""
         return self._cut is not None and self._cut[0] in (ANYBODY, peer)
 
     def garble(self, frame: bytes) -> bytes:
@@ -149,14 +142,12 @@ class HarmedLinks:
 
     async def send(self, address: str, header: TensorHeader, payload: bytes | memoryview) -> None:
         if self._harm.cuts_address(address):
-            await asyncio.sleep(UNANSWERED_S)
-            raise PeerUnavailable(f"{address} does not answer: cut off by swarm chaos")
+            await _unanswered(f"{address} does not answer: cut off by swarm chaos")
         await self._inner.send(address, header, payload)
 
     async def pull(self, address: str, request: StateRequest, limit_bytes: int) -> tuple[StateReply, memoryview]:
         if self._harm.cuts_address(address):
-            await asyncio.sleep(UNANSWERED_S)
-            raise PeerUnavailable(f"{address} does not answer: cut off by swarm chaos")
+            await _unanswered(f"{address} does not answer: cut off by swarm chaos")
         return await self._inner.pull(address, request, limit_bytes)
 
     async def close(self) -> None:
@@ -175,12 +166,15 @@ class HarmedReceiver:
 
     async def receive(self, header: TensorHeader, payload: memoryview) -> None:
         if self._harm.cuts_peer(header.sender):
-            await asyncio.sleep(UNANSWERED_S)
-            raise PeerUnavailable(f"cut off from {header.sender} by swarm chaos")
+            await _unanswered(f"cut off from {header.sender} by swarm chaos")
         await self._inner.receive(header, payload)
 
     async def give(self, request: StateRequest) -> tuple[StateReply, bytes | memoryview]:
         if self._harm.cuts_peer(request.sender):
-            await asyncio.sleep(UNANSWERED_S)
-            raise PeerUnavailable(f"cut off from {request.sender} by swarm chaos")
+            await _unanswered(f"cut off from {request.sender} by swarm chaos")
         return await self._inner.give(request)
+
+
+async def _unanswered(message: str) -> NoReturn:
+    await asyncio.sleep(UNANSWERED_S)
+    raise PeerUnavailable(message)

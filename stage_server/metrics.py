@@ -6,12 +6,9 @@ No `peer` label: the scraper attaches it. The other labels are of closed sets.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from prometheus_client import (
-    Counter,
-    Gauge,
-    Histogram,
-)
+from prometheus_client import Counter, Gauge, Histogram
 
 from swarm.process.metrics import SECONDS_BUCKETS, ProcessMetrics
 
@@ -26,53 +23,24 @@ class StageServerMetrics:
     def __init__(self, version: str, protocol: int) -> None:
         self.process = ProcessMetrics(version, protocol)
         self.registry = registry = self.process.registry
-        hop = ("stage", "direction")
-        traffic = ("direction", "kind")
-        self._compute = Histogram(
-            "swarm_stage_compute_seconds",
-            "Device time per microbatch",
-            hop,
-            buckets=SECONDS_BUCKETS,
-            registry=registry,
+        hop, traffic = ("stage", "direction"), ("direction", "kind")
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        seconds = partial(Histogram, buckets=SECONDS_BUCKETS, registry=registry)
+        self._compute = seconds("swarm_stage_compute_seconds", "Device time per microbatch", hop)
+        self._queue_depth = gauge("swarm_queue_depth", "Computations waiting for the device", hop)
+        self._queue_wait = seconds("swarm_queue_wait_seconds", "Wait of a computation for the device", hop)
+        self._busy = counter("swarm_device_busy_seconds_total", "Seconds the device computed; its rate is utilisation")
+        self._memory_used = gauge("swarm_device_memory_used_bytes", "Device memory that this process holds")
+        self._memory_capacity = gauge("swarm_device_memory_capacity_bytes", "Device memory that it may use")
+        self._exceeded = counter("swarm_device_memory_exceeded_total", "Times this process held more than it may use")
+        self._oom = counter("swarm_oom_total", "Times the device had no memory left")
+        self._network = counter("swarm_network_bytes_total", "Tensor bytes on the wire", traffic)
+        self._uncompressed = counter(
+            "swarm_network_uncompressed_bytes_total", "The same tensors before compression", traffic
         )
-        self._queue_depth = Gauge("swarm_queue_depth", "Computations waiting for the device", hop, registry=registry)
-        self._queue_wait = Histogram(
-            "swarm_queue_wait_seconds",
-            "Wait of a computation for the device",
-            hop,
-            buckets=SECONDS_BUCKETS,
-            registry=registry,
-        )
-        self._busy = Counter(
-            "swarm_device_busy_seconds_total", "Seconds the device computed; its rate is utilisation", registry=registry
-        )
-        self._memory_used = Gauge(
-            "swarm_device_memory_used_bytes", "Device memory that this process holds", registry=registry
-        )
-        self._memory_capacity = Gauge(
-            "swarm_device_memory_capacity_bytes", "Device memory that it may use", registry=registry
-        )
-        self._exceeded = Counter(
-            "swarm_device_memory_exceeded_total", "Times this process held more than it may use", registry=registry
-        )
-        self._oom = Counter("swarm_oom_total", "Times the device had no memory left", registry=registry)
-        self._network = Counter("swarm_network_bytes_total", "Tensor bytes on the wire", traffic, registry=registry)
-        self._uncompressed = Counter(
-            "swarm_network_uncompressed_bytes_total", "The same tensors before compression", traffic, registry=registry
-        )
-        self._averaging = Histogram(
-            "swarm_averaging_duration_seconds",
-            "Completed averaging rounds",
-            ("stage",),
-            buckets=SECONDS_BUCKETS,
-            registry=registry,
-        )
-        self._rounds = Counter(
-            "swarm_averaging_rounds_total", "Averaging rounds by outcome", ("stage", "outcome"), registry=registry
-        )
-        self._evicted = Counter(
-            "swarm_outputs_evicted_total", "Held outputs dropped for memory", ("stage",), registry=registry
-        )
+        self._averaging = seconds("swarm_averaging_duration_seconds", "Completed averaging rounds", ("stage",))
+        self._rounds = counter("swarm_averaging_rounds_total", "Averaging rounds by outcome", ("stage", "outcome"))
+        self._evicted = counter("swarm_outputs_evicted_total", "Held outputs dropped for memory", ("stage",))
         for direction in TRAFFIC_DIRECTIONS:
             for kind in TRAFFIC_KINDS:
                 self._network.labels(direction, kind)
@@ -88,25 +56,20 @@ class StageServerMetrics:
         self._busy.inc(seconds)
 
     def device_memory(self, used_bytes: Callable[[], int], capacity_bytes: int) -> None:
-        """What the device's memory is asked for whenever the series are read."""
         self._memory_used.set_function(used_bytes)
         self._memory_capacity.set(capacity_bytes)
 
     def memory_exceeded(self) -> None:
-        """This process holds more memory than it may use."""
         self._exceeded.inc()
 
     def out_of_memory(self) -> None:
-        """The device had no memory left."""
         self._oom.inc()
 
     def queue_depth(self, stage: int, *, forward: int, backward: int) -> None:
-        """So many computations wait for the device."""
         self._queue_depth.labels(str(stage), "forward").set(forward)
         self._queue_depth.labels(str(stage), "backward").set(backward)
 
     def waited(self, stage: int, direction: str, seconds: float) -> None:
-        """One computation waited so long for the device."""
         self._queue_wait.labels(str(stage), direction).observe(seconds)
 
     def output_evicted(self, stage: int) -> None:

@@ -49,8 +49,6 @@ class MemoryShare:
 
 @dataclass(frozen=True, slots=True)
 class StageServerOptions:
-    """The stage server's flags."""
-
     broker: str  # "" = none
     scheduler: str  # "" = find it through the broker
     swarm: str  # the scheduler's name at the broker

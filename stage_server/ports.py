@@ -64,7 +64,6 @@ class Assignment:
 
     @property
     def stages(self) -> int:
-        """How many stages the job has."""
         return len(self.command.split)
 
     @property
@@ -83,7 +82,6 @@ class MemoryBudget:
 
     @classmethod
     def of(cls, offered_bytes: int) -> MemoryBudget:
-        """The budget of a stage server that offers so much."""
         return cls(max(offered_bytes // HOLD_SHARE, HOLD_BYTES_MIN), offered_bytes)
 
     def log_bytes(self, assignment: Assignment) -> int:
@@ -119,7 +117,6 @@ class Work:
         self._tasks: dict[asyncio.Task[None], None] = {}  # ordered, unlike a set
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run it until it ends or the job does."""
         task = self._group.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))

@@ -247,6 +247,15 @@ class CheckpointDamaged(SwarmError):
     code = "E1502"
 
 
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The plain exceptions in an exception, depth first: itself, or the members of a group."""
+    if isinstance(error, BaseExceptionGroup):
+        for child in error.exceptions:
+            yield from leaves(child)
+    else:
+        yield error
+
+
 def _family(error: type[SwarmError]) -> Iterator[type[SwarmError]]:
     yield error
     for child in error.__subclasses__():

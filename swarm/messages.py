@@ -16,6 +16,7 @@ from typing import TypeAlias
 from swarm.types import EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
 
 PROTOCOL_VERSION = 2
+NO_JOB = JobId("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,11 @@ class Hello:
     threads: int
     memory_bytes: int
     pinned_stage: int  # -1 = any
-    job: JobId
-    timeline: int
-    version: int
+    job: JobId = NO_JOB  # none: all that follows means nothing
+    timeline: int = 0
+    version: int = 0
     cells: tuple[ReportedCell, ...] = ()
-    stage: int = 0  # meant only with a job
+    stage: int = 0
     attempt: int = 0  # the greatest known here of any open step: new hops must carry a greater one
     join: int = 0  # the number under which it fetches the stage's state; 0 = it is a replica, or idle
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from swarm.data import Batches, TokenData
+from swarm.data.batches import Batches, TokenData
 from swarm.job.spec import JobSpec, spec_from_json
 from swarm.model.families import build
 from swarm.model.runtime import configure

@@ -23,7 +23,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from swarm.data import Batches, ByteTokenizer, TokenData, tokenise
+from swarm.data.batches import Batches, TokenData
+from swarm.data.shards import tokenise
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.reference.trainer import train_local

@@ -42,7 +42,8 @@ from rich.console import Console
 from rich.table import Table
 
 from client.connection import CHUNK_BYTES, Scheduler
-from swarm.data import ByteTokenizer, TokenManifest, tokenise
+from swarm.data.shards import TokenManifest, tokenise
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.process.children import dying_with_parent

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sysconfig
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -55,17 +54,8 @@ staleness = 0
 """
 
 
-@dataclass(frozen=True, slots=True)
-class DemoJob:
-    """A job file and what it is about, in words."""
-
-    name: str
-    text: str
-    story: str
-
-
-def demo_job(stages: int) -> DemoJob:
-    """The job for this number of stages, with at least one layer for each."""
+def demo_job(stages: int) -> tuple[str, str]:
+    """The job file for this number of stages, with at least one layer for each, and what it is about."""
     layers = max(LAYERS, stages)
     source = f"{sysconfig.get_paths()['stdlib']}/[a-p]*.py"
     text = _JOB.format(
@@ -86,7 +76,7 @@ def demo_job(stages: int) -> DemoJob:
         f"{SEQUENCE_LENGTH} bytes.\n"
         "Every microbatch goes through one replica of each stage and back; replicas of a stage average their gradients."
     )
-    return DemoJob(NAME, text, story)
+    return text, story
 
 
 def report(view: pb.JobView) -> tuple[bool, str]:

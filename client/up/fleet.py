@@ -60,8 +60,6 @@ class Child:
 
 
 class Fleet:
-    """The child processes of one `swarm up`."""
-
     def __init__(self, shell: Shell) -> None:
         self.logs = Path()
         self._shell = shell
@@ -159,7 +157,6 @@ class Fleet:
         await end(*self._all(), within_s=END_S_MAX)
 
     def kill(self) -> None:
-        """All at once."""
         kill(*self._all())
 
     def _all(self) -> list[asyncio.subprocess.Process]:

@@ -24,7 +24,7 @@ import platformdirs
 import typer
 
 from client.shell import DEFAULT_SCHEDULER, Shell
-from client.up.demo import demo_job, free_name, report
+from client.up.demo import NAME, demo_job, free_name, report
 from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
 from client.verbs.submit import check_job
 from swarm.errors import DeadlinePassed, InvalidConfig, UsageError
@@ -171,9 +171,9 @@ async def _start(
     port = options.port
     if port is None:
         port = DEFAULT_PORT if _is_free(DEFAULT_PORT) else 0
-    scheduler = await fleet.start(
-        "scheduler", [*programs.scheduler, *shared, *_scheduler_flags(port, folder / "scheduler")]
-    )
+    http_port = HTTP_PORT if _is_free(HTTP_PORT) else 0
+    flags = ["--listen", f"{HOST}:{port}", "--http-port", str(http_port), "--data-dir", str(folder / "scheduler")]
+    scheduler = await fleet.start("scheduler", [*programs.scheduler, *shared, *flags])
     # Stage servers find the scheduler by themselves, so they need not wait for it.
     count = options.stages * options.replicas
     servers = []
@@ -191,19 +191,12 @@ async def _start(
     return scheduler, servers
 
 
-def _scheduler_flags(port: int, folder: Path) -> list[str]:
-    return [
-        *("--listen", f"{HOST}:{port}"),
-        *("--http-port", str(HTTP_PORT if _is_free(HTTP_PORT) else 0)),
-        *("--data-dir", str(folder)),
-    ]
-
-
 def _stage_server_flags(device: str, count: int, folder: Path) -> list[str]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return [
         *("--listen", f"{HOST}:0"),
         *("--http-port", "0"),
-        *("--threads", str(max(1, _cores() // count))),
+        *("--threads", str(max(1, cores // count))),
         *("--device", device),
         # All start at once and see the same free memory: each may have its share.
         *("--max-memory", f"{90 / count:.2f}%"),
@@ -234,7 +227,6 @@ async def _telling(shell: Shell, progress: Callable[[], str]) -> AsyncIterator[N
 
 
 async def _wait_for_peers(shell: Shell, jobs: Any, servers: Sequence[Child], fleet: Fleet) -> None:
-    """Wait until the scheduler lists all stage servers."""
     usable = (PeerState.IDLE.value, PeerState.SERVING.value)
     listed = 0
     with contextlib.suppress(TimeoutError):
@@ -264,35 +256,31 @@ def _show(shell: Shell, broker: str, scheduler: Child, servers: Sequence[Child],
             }
         )
     shell.say(f"  broker      {broker}")
-    for name, child in (("scheduler", scheduler), *((_peer(server), server) for server in servers)):
+    for name, child in (
+        ("scheduler", scheduler),
+        *((server.ready.get("peer", server.name), server) for server in servers),
+    ):
         http = child.ready.get("http", "")
         shell.say(f"  {name:<11} {child.ready['address']:<18}" + (f"  http://{http}/metrics" if http else ""))
-    where = _where(scheduler.ready["address"])
+    address = scheduler.ready["address"]
+    where = "" if address == DEFAULT_SCHEDULER else f" --scheduler {address}"
     shell.say(f"  try         swarm peers{where}    swarm submit FILE{where}")
-
-
-def _peer(server: Child) -> str:
-    return str(server.ready.get("peer", server.name))
-
-
-def _where(address: str) -> str:
-    return "" if address == DEFAULT_SCHEDULER else f" --scheduler {address}"
 
 
 async def _demo(
     shell: Shell, programs: Programs, fleet: Fleet, jobs: Any, address: str, folder: Path, options: UpOptions
 ) -> int:
     """Train the built-in model, fetch it and sample from it; 1 if it learned nothing."""
-    job = demo_job(options.stages)
+    text, story = demo_job(options.stages)
     path = folder / "demo.toml"
-    path.write_text(job.text, encoding="utf-8")
-    shell.say(f"\n{job.story}\n")
+    path.write_text(text, encoding="utf-8")
+    shell.say(f"\n{story}\n")
     flags = _flags(shell, address)
     code, out = await fleet.run([*programs.client, "submit", "--managed", str(path), *flags], capture=True)
     if code:
         return code
-    job_id = _first_word(out) if not shell.json else ""
-    view: pb.JobView = await jobs.Get(pb.JobRequest(job=job_id or job.name), timeout=shell.timeout_s)
+    job_id = NAME if shell.json else (out.split() or [NAME])[0]
+    view: pb.JobView = await jobs.Get(pb.JobRequest(job=job_id), timeout=shell.timeout_s)
     learned, words = report(view)
     shell.say(f"\n{words}\n")
     if not learned:
@@ -302,15 +290,11 @@ async def _demo(
     if code:
         return code
     shell.say(f'\nthe model in {target} goes on after "def " (its first words on paper, at this size):\n')
-    code, text = await fleet.run([*programs.sample, str(target), "--prompt", "def ", "--tokens", "200"], capture=True)
-    print(text.strip("\n"), flush=True)
+    code, said = await fleet.run([*programs.sample, str(target), "--prompt", "def ", "--tokens", "200"], capture=True)
+    print(said.strip("\n"), flush=True)
     if code == 0:
         shell.say(f'\nmore: {sys.executable} -m swarm.model.sample {target} --prompt "import "')
     return code
-
-
-def _first_word(text: str) -> str:
-    return (text.split() or [""])[0]
 
 
 def _flags(shell: Shell, address: str) -> list[str]:
@@ -357,7 +341,3 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

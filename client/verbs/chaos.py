@@ -102,7 +102,6 @@ def chaos_values(report: pb.ChaosReport) -> dict[str, Any]:
 
 
 def chaos_table(report: pb.ChaosReport) -> Table:
-    """A report for people."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")

@@ -48,7 +48,6 @@ def explain(
 
 
 def explanation_values(found: pb.Explanation) -> dict[str, Any]:
-    """An explanation as JSON values."""
     return {
         "kind": found.kind,
         "id": found.id,

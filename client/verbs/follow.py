@@ -64,7 +64,6 @@ def raise_unless_succeeded(view: pb.JobView) -> None:
 
 
 def progress_line(view: pb.JobView) -> str:
-    """Step, loss, tokens/s and time left."""
     if view.state != JobState.RUNNING and not has_ended(view):
         hint = f" ({view.hint})" if view.state == JobState.STALLED and view.hint else ""
         return f"{view.state}: {view.reason}{hint}" if view.reason else view.state

@@ -99,7 +99,6 @@ def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:
 
 
 def drained_text(view: pb.PeerView) -> str:
-    """How a drain ended, in words."""
     if view.state == PeerState.GONE:
         return f"stage server {view.id} is gone: {view.reason}; others do its uncommitted work again"
     return f"stage server {view.id} serves no job and gets none until it is started again; it can be stopped"

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TensorSize:
-    """A parameter of the stage."""
-
     name: str
     elements: int
 

@@ -12,8 +12,6 @@ from collections import deque
 
 
 class CommitLog:
-    """Which steps are in the log."""
-
     def __init__(self, limit_bytes: int, version: int = 0) -> None:
         assert limit_bytes >= 0
         self._limit_bytes = limit_bytes

@@ -93,7 +93,6 @@ class EvaluationTable:
         return len(self._entries)
 
     def newest_attempt(self) -> int:
-        """The greatest attempt that is known here."""
         return max((entry.attempt for entry in self._entries.values()), default=0)
 
     def route(self, command: Evaluate) -> tuple[EvaluationAction, ...]:
@@ -122,7 +121,6 @@ class EvaluationTable:
         return entry is not None and entry.command is not None and not entry.is_over
 
     def arrived(self, batch: EvaluationBatch, attempt: int) -> Taken:
-        """An activation of the hop before us came."""
         if self._stage == 0:
             return Taken(False, "the first stage takes no evaluation input from a peer")
         if batch.timeline == self._timeline and batch.version < self._version - self._staleness:

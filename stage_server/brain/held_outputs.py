@@ -14,8 +14,6 @@ OutputKey: TypeAlias = tuple[Microbatch, Direction]
 
 
 class Sized(Protocol):
-    """Something that can be held."""
-
     @property
     def size_bytes(self) -> int: ...
 
@@ -49,7 +47,6 @@ class HeldOutputs(Generic[Held]):
         return self._held.get(key)
 
     def drop(self, key: OutputKey) -> None:
-        """Hold it no longer."""
         dropped = self._held.pop(key, None)
         if dropped is not None:
             self.size_bytes -= dropped.size_bytes

@@ -116,7 +116,8 @@ class GiveUp:
     reason: str
 
 
-Order: TypeAlias = AskChunk | AskRecords | StoreChunk | Replay | Drop | Digest | ReadyToJoin | GiveUp
+Ask: TypeAlias = AskChunk | AskRecords
+Order: TypeAlias = Ask | StoreChunk | Replay | Drop | Digest | ReadyToJoin | GiveUp
 
 
 @dataclass(slots=True)
@@ -149,7 +150,7 @@ class Rejoin:
         self._held = [_Held(chunk) for chunk in chunks]
         self._order = sorted(range(len(chunks)), key=lambda index: self._hash("chunk", index))
         self._donors: dict[PeerId, _Donor] = {}
-        self._asks: dict[int, AskChunk | AskRecords] = {}
+        self._asks: dict[int, Ask] = {}
         self._tickets = 0
         self._newest = MISSING
         self._agreed: dict[int, str] = {}
@@ -181,19 +182,19 @@ class Rejoin:
             self._held[self._asks.pop(ticket).chunk].ticket = None
         for peer in sorted(present - self._donors.keys()):
             self._donors[peer] = _Donor()
-        return self._go_on(now_s)
+        return self.tick(now_s)
 
     def committed(self, version: int, now_s: float) -> list[Order]:
         """The job's newest version, from the scheduler or a donor; older news is ignored."""
         self._newest = max(self._newest, version)
-        return self._go_on(now_s)
+        return self.tick(now_s)
 
     def agreed(self, version: int, digest: str, now_s: float) -> list[Order]:
         """All replicas of the stage have this digest at `version`."""
         self._agreed[version] = digest
         for old in sorted(self._agreed)[:-DIGESTS_KEPT]:
             del self._agreed[old]
-        return self._go_on(now_s)
+        return self.tick(now_s)
 
     def pulled(self, ticket: int, version: int, *, previous: bool, reach: int, now_s: float) -> list[Order]:
         """A checked chunk arrived; `previous`: with the previous weights; `reach` is that of the donor's log."""
@@ -206,10 +207,10 @@ class Rejoin:
         self._newest = max(self._newest, version)
         if version <= held.version:  # the donor lags behind; the chunk that is here is newer
             self._failed(donor, ask.donor, now_s)
-            return self._go_on(now_s)
+            return self.tick(now_s)
         donor.failures, donor.resume_s = 0, 0.0
         held.version, held.previous = version, previous
-        return [StoreChunk(ask.chunk, version), *self._go_on(now_s)]
+        return [StoreChunk(ask.chunk, version), *self.tick(now_s)]
 
     def recorded(self, ticket: int, stop: int, *, reach: int, now_s: float) -> list[Order]:
         """The records from `start` up to `stop` arrived; none if the donor has not committed any yet."""
@@ -222,10 +223,10 @@ class Rejoin:
         donor.reach = reach
         if stop == ask.start:
             self._failed(donor, ask.donor, now_s)
-            return self._go_on(now_s)
+            return self.tick(now_s)
         donor.failures, donor.resume_s = 0, 0.0
         held.version, held.previous = stop, True
-        return [*(Replay(ask.chunk, step) for step in range(ask.start, stop)), *self._go_on(now_s)]
+        return [*(Replay(ask.chunk, step) for step in range(ask.start, stop)), *self.tick(now_s)]
 
     def out_of_reach(self, ticket: int, *, reach: int, now_s: float) -> list[Order]:
         """The donor's log begins at `reach`, later than the records that were asked for."""
@@ -233,7 +234,7 @@ class Rejoin:
         if ask is None:
             return []
         self._donors[ask.donor].reach = reach
-        return self._go_on(now_s)
+        return self.tick(now_s)
 
     def failed(self, ticket: int, now_s: float) -> list[Order]:
         """The ask failed (broken, late, busy or damaged): it is repeated, at another donor if there is one."""
@@ -241,22 +242,18 @@ class Rejoin:
         if ask is None:
             return []
         self._failed(self._donors[ask.donor], ask.donor, now_s)
-        return self._go_on(now_s)
+        return self.tick(now_s)
 
     def digested(self, ticket: int, digest: str, now_s: float) -> list[Order]:
-        """The digest that was ordered."""
         version = self._digesting.pop(ticket, MISSING)  # missing: that state was dropped meanwhile
         if version != MISSING and (self._own is None or version >= self._own[0]):
             self._own = (version, digest)
-        return self._go_on(now_s)
-
-    def tick(self, now_s: float) -> list[Order]:
-        """Time passed."""
-        return self._go_on(now_s)
+        return self.tick(now_s)
 
     # What follows ---------------------------------------------------------------------------------------------------
 
-    def _go_on(self, now_s: float) -> list[Order]:
+    def tick(self, now_s: float) -> list[Order]:
+        """What follows from all that happened, now that it is `now_s`."""
         if self._over:
             return []
         orders = self._judge()
@@ -335,7 +332,7 @@ class Rejoin:
         urgent = behind.version >= shortest and 2 * (self._newest - behind.version) >= self._newest - shortest
         return behind if urgent else missing
 
-    def _ask_for(self, held: _Held, free: set[PeerId]) -> AskChunk | AskRecords:
+    def _ask_for(self, held: _Held, free: set[PeerId]) -> Ask:
         index, start, stop = held.chunk.index, held.version, self._newest
         reaching = {peer for peer in free if (reach := self._donors[peer].reach) is None or reach <= start}
         replay = (
@@ -353,7 +350,7 @@ class Rejoin:
         self._donors[donor].open += 1
         return ask
 
-    def _answered(self, ticket: int) -> AskChunk | AskRecords | None:
+    def _answered(self, ticket: int) -> Ask | None:
         """Close and give the open ask of this ticket."""
         ask = self._asks.pop(ticket, None)
         if ask is not None:

@@ -35,7 +35,6 @@ class WorkQueue:
         return True
 
     def take(self) -> Compute | None:
-        """Take the next order out of the queue; None if there is none."""
         while self._heap:
             microbatch = self._tickets.pop(heapq.heappop(self._heap)[-1], None)
             if microbatch is not None:
@@ -57,5 +56,4 @@ class WorkQueue:
         return len(self._orders)
 
     def waiting(self, direction: Direction) -> int:
-        """How many orders of one direction wait."""
         return sum(1 for work in self._orders.values() if work.direction is direction)

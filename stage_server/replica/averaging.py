@@ -95,7 +95,6 @@ class Mailbox:
         self._held_bytes += tensor.nbytes
 
     async def get(self, key: SliceKey) -> Tensor:
-        """The slice named `key`, once it is here."""
         if key in self._slices:
             return self._slices[key]
         return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())

@@ -12,14 +12,7 @@ from typing import assert_never
 
 from torch import Tensor
 
-from stage_server.brain.evaluation import (
-    ComputeEvaluation,
-    EmitEvaluation,
-    EvaluationAction,
-    EvaluationTable,
-    ForgetEvaluation,
-    ReportEvaluation,
-)
+from stage_server.brain import evaluation
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.packing import Packed, evaluation_boundary, pack
@@ -52,7 +45,7 @@ class Evaluator:
         ready: asyncio.Event,
     ) -> None:
         command, spec, me = assignment.command, assignment.spec, assignment.me
-        self._table = EvaluationTable(
+        self._table = evaluation.EvaluationTable(
             me.stage,
             assignment.stages,
             command.timeline,
@@ -69,14 +62,14 @@ class Evaluator:
         self._ready = ready
         self._ids: dict[EvaluationBatch, Ids] = {}
         self._inputs: dict[EvaluationBatch, Tensor] = {}
-        self._orders: list[tuple[EvaluationBatch, int, ComputeEvaluation]] = []  # a heap; may hold withdrawn ones
+        self._orders: list[
+            tuple[EvaluationBatch, int, evaluation.ComputeEvaluation]
+        ] = []  # a heap; may hold withdrawn ones
 
     def newest_attempt(self) -> int:
-        """The greatest attempt that is known here."""
         return self._table.newest_attempt()
 
     def route(self, command: Evaluate, ids: Ids) -> None:
-        """Take part in a batch, or learn that others do."""
         actions = self._table.route(command)
         if self._table.wants(command.batch):
             self._ids.setdefault(command.batch, ids)
@@ -96,7 +89,7 @@ class Evaluator:
         """The replica holds `version`; its optimizer step is queued on the device already."""
         self._carry_out(self._table.commit(version))
 
-    def take(self) -> ComputeEvaluation | None:
+    def take(self) -> evaluation.ComputeEvaluation | None:
         """The next order that is still wanted; None if there is none."""
         while self._orders:
             _, _, work = heapq.heappop(self._orders)
@@ -104,7 +97,7 @@ class Evaluator:
                 return work
         return None
 
-    async def compute(self, work: ComputeEvaluation) -> None:
+    async def compute(self, work: evaluation.ComputeEvaluation) -> None:
         """Carry out an order, at once after `take`."""
         batch = work.batch
         x, ids = self._inputs.pop(batch, None), self._ids.get(batch, Ids(None, None))
@@ -118,23 +111,23 @@ class Evaluator:
         self._ports.metrics.device_busy(done.seconds)
         self._carry_out(self._table.computed(work, loss), packed)
 
-    def _carry_out(self, actions: tuple[EvaluationAction, ...], result: Packed | None = None) -> None:
+    def _carry_out(self, actions: tuple[evaluation.EvaluationAction, ...], result: Packed | None = None) -> None:
         for action in actions:
             match action:
-                case ComputeEvaluation():
+                case evaluation.ComputeEvaluation():
                     heapq.heappush(self._orders, (action.batch, action.attempt, action))
                     self._ready.set()
-                case EmitEvaluation():
+                case evaluation.EmitEvaluation():
                     assert result is not None, "all stages but the last have a result to send"
                     self._send(action, result)
-                case ReportEvaluation(event=event):
+                case evaluation.ReportEvaluation(event=event):
                     self._ports.emit(event)
-                case ForgetEvaluation(batch=batch):
+                case evaluation.ForgetEvaluation(batch=batch):
                     self._inputs.pop(batch, None)
                     self._ids.pop(batch, None)
                 case _:
                     assert_never(action)
 
-    def _send(self, emit: EmitEvaluation, packed: Packed) -> None:
+    def _send(self, emit: evaluation.EmitEvaluation, packed: Packed) -> None:
         letter = evaluation_boundary(self._me, emit.batch, emit.attempt, packed)
         self._deliveries.send(emit.to, emit.batch, lambda: letter, lambda: self._table.may_hold(emit.batch.version))

@@ -31,8 +31,12 @@ class Packed:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the payload."""
         return memoryview(self.payload).nbytes
+
+    @property
+    def description(self) -> tuple[str, tuple[int, ...], str, int]:
+        """What a header says of it: dtype, shape, codec, total_bytes."""
+        return self.dtype, self.shape, self.codec, self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,36 +55,14 @@ def pack(tensor: Tensor, codec_name: str) -> Packed:
 
 def boundary(me: ReplicaId, microbatch: Microbatch, direction: Direction, attempt: int, packed: Packed) -> Letter:
     """An activation for the next stage, or a gradient for the one before."""
-    header = Boundary(
-        me.job,
-        microbatch,
-        direction,
-        _beyond(me, direction),
-        attempt,
-        me.peer,
-        me.incarnation,
-        packed.dtype,
-        packed.shape,
-        packed.codec,
-        packed.size_bytes,
-    )
+    stage = _beyond(me, direction)
+    header = Boundary(me.job, microbatch, direction, stage, attempt, me.peer, me.incarnation, *packed.description)
     return Letter(header, packed.payload)
 
 
 def evaluation_boundary(me: ReplicaId, batch: EvaluationBatch, attempt: int, packed: Packed) -> Letter:
     """An activation of an evaluation for the next stage."""
-    header = EvaluationBoundary(
-        me.job,
-        batch,
-        me.stage + 1,
-        attempt,
-        me.peer,
-        me.incarnation,
-        packed.dtype,
-        packed.shape,
-        packed.codec,
-        packed.size_bytes,
-    )
+    header = EvaluationBoundary(me.job, batch, me.stage + 1, attempt, me.peer, me.incarnation, *packed.description)
     return Letter(header, packed.payload)
 
 
@@ -93,25 +75,13 @@ def question(me: ReplicaId, microbatch: Microbatch, direction: Direction, attemp
 def round_slice(me: ReplicaId, command: Average, start: int, values: Tensor, *, averaged: bool) -> Letter:
     """A 1-D slice of a unit as it is, float32 or float64; it shares the tensor's memory and is never compressed."""
     payload, dtype = codec.encode_slice(values)
-    header = Slice(
-        me.job,
-        command.timeline,
-        command.step,
-        command.unit,
-        command.round,
-        averaged,
-        start,
-        me.peer,
-        me.incarnation,
-        dtype,
-        values.numel(),
-        memoryview(payload).nbytes,
-    )
+    of_round = (command.timeline, command.step, command.unit, command.round)
+    content = (dtype, values.numel(), memoryview(payload).nbytes)
+    header = Slice(me.job, *of_round, averaged, start, me.peer, me.incarnation, *content)
     return Letter(header, payload)
 
 
 def _beyond(me: ReplicaId, direction: Direction) -> int:
-    """The stage that lies in a direction."""
     return me.stage + (1 if direction is Direction.FORWARD else -1)
 
 

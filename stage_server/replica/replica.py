@@ -12,24 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stage_server.brain.cell import (
-    Action,
-    Ask,
-    CellTable,
-    Compute,
-    DropOutput,
-    Emit,
-    Forget,
-    ForgetSums,
-    Report,
-    Sealed,
-)
+from stage_server.brain import cell
 from stage_server.brain.held_outputs import HeldOutputs
 from stage_server.brain.work_queue import WorkQueue
 from stage_server.ports import Assignment, ReplicaPorts
@@ -42,36 +31,25 @@ from stage_server.replica.rounds import RoundRunner
 from stage_server.state.donor import Donor
 from stage_server.state.joiner import missed_record
 from stage_server.state.saving import capture, hand_over
+from swarm import messages
 from swarm.errors import (
     Refused,
     SchedulerUnreachable,
     StaleMessage,
     SwarmError,
 )
-from swarm.messages import (
-    AbortRound,
-    Average,
-    Commit,
-    Committed,
-    Evaluate,
-    Event,
-    Loaded,
-    Route,
-    SaveStage,
-    StoreHeader,
-    Void,
-)
 from swarm.model import codec
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState
-from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, StateReply, StateRequest, TensorHeader
+from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.types import Direction, Hop, Microbatch, UnitName
 
 # Questions for what was lost between two neighbours are sent this often; what is lacking for less is on its way.
 REPAIR_S = 2.0
 STORE_AGAIN_S = 1.0
 
-ReplicaCommand = Route | Void | Average | AbortRound | Commit | SaveStage | Evaluate
+Computing: TypeAlias = messages.Route | messages.Void | messages.Evaluate
+Stepping: TypeAlias = messages.Average | messages.AbortRound | messages.Commit | messages.SaveStage
 
 
 @dataclass(slots=True)
@@ -83,20 +61,19 @@ class _Batch:
 
 
 class Replica:
-    """A loaded stage at work, until the tasks in `ports.work` are ended."""
+    """A loaded stage at work, until the tasks in `ports.work` are ended. `stage` holds the version of `loaded`."""
 
-    def __init__(self, assignment: Assignment, stage: Stage, loaded: Loaded, ports: ReplicaPorts) -> None:
-        """Serve `stage`, which holds the version that was `loaded`."""
+    def __init__(self, assignment: Assignment, stage: Stage, loaded: messages.Loaded, ports: ReplicaPorts) -> None:
         command, spec, me = assignment.command, assignment.spec, assignment.me
         self.job = me.job
         self.timeline = command.timeline
         self.me = me
-        self._spec = spec
+        self._assignment, self._spec = assignment, spec
         self._stage = stage
         self._ports = ports
         self._device, self._metrics = ports.device, ports.metrics
         self._codec = spec.pipeline.compression
-        self.cells = CellTable(
+        self.cells = cell.CellTable(
             stage=me.stage,
             stages=assignment.stages,
             timeline=command.timeline,
@@ -115,15 +92,15 @@ class Replica:
         self._reports = Reports(loaded, ports)
         self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
         self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail)
-        self._admission = Admission(assignment, stage, self._rounds.mailbox)
-        self._donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
+        self.admission = Admission(assignment, stage, self._rounds.mailbox)
+        self.donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
         self._saving: asyncio.Task[None] | None = None
         ports.work.start(self._compute_forever())
         ports.work.start(self._repair_forever())
 
     # Sessions ----------------------------------------------------------------------------------------------------
 
-    def attach(self) -> tuple[Event, ...]:
+    def attach(self) -> tuple[messages.Event, ...]:
         """A new session begins: what was begun for the old one is given up; gives what the scheduler may have missed.
 
         What the cells hold goes with `Hello`, which is to be made right after this.
@@ -139,31 +116,31 @@ class Replica:
 
     # Commands ----------------------------------------------------------------------------------------------------
 
-    async def handle(self, command: ReplicaCommand) -> None:
+    async def handle(self, command: Computing | Stepping) -> None:
         """Carry out one command; commands are handled in the order in which they came."""
         match command:
-            case Route():
+            case messages.Route():
                 self._route(command)
-            case Void():
+            case messages.Void():
                 self._carry_out(self.cells.void(command.step, command.attempt))
-            case Average():
+            case messages.Average():
                 self._average(command)
-            case AbortRound():
+            case messages.AbortRound():
                 self._abort(command)
-            case Commit():
+            case messages.Commit():
                 await self._commit(command)
-            case SaveStage():
+            case messages.SaveStage():
                 self._stop_saving()
                 # Queued now: after the commit that made the version, before any other.
                 self._saving = self._ports.work.start(self._save(command, capture(command, self._stage, self._device)))
-            case Evaluate():
+            case messages.Evaluate():
                 shape = (-1, self._spec.data.sequence_length)
                 self._deliveries.learn(command.hops)
                 self._evaluator.route(command, Ids(_ids(command.tokens, shape), _ids(command.targets, shape)))
             case _:
                 assert_never(command)
 
-    def _route(self, route: Route) -> None:
+    def _route(self, route: messages.Route) -> None:
         hop = route.hops[self.me.stage]
         if (hop.peer, hop.incarnation) == (self.me.peer, self.me.incarnation):
             shape = (-1, self._spec.data.sequence_length)
@@ -171,15 +148,15 @@ class Replica:
         self._deliveries.learn(route.hops)
         self._carry_out(self.cells.route(route))
 
-    def _average(self, command: Average) -> None:
+    def _average(self, command: messages.Average) -> None:
         if command.step >= self.cells.version and self._rounds.take(command):
             self._carry_out(self.cells.seal(command.step))
 
-    def _abort(self, command: AbortRound) -> None:
+    def _abort(self, command: messages.AbortRound) -> None:
         if self._rounds.abort(command):
             self._carry_out(self.cells.unseal(command.step))
 
-    async def _commit(self, command: Commit) -> None:
+    async def _commit(self, command: messages.Commit) -> None:
         if command.step != self.cells.version:
             # Older: a repeat. Newer: one before it was lost with a session, and both come again.
             self._ports.log.debug("commit out of order", step=command.step, version=self.cells.version)
@@ -208,42 +185,33 @@ class Replica:
             self._reports.fail(error)
             return
         self._metrics.device_busy(applied.seconds)
-        self._donor.committed(command, gradients)
-        self._reports.committed(Committed(self.timeline, command.step, command.version, self.me.stage, applied.result))
+        self.donor.committed(command, gradients)
+        self._reports.committed(
+            messages.Committed(self.timeline, command.step, command.version, self.me.stage, applied.result)
+        )
 
-    async def _gradients(self, command: Commit) -> dict[UnitName, Tensor] | None:
+    async def _gradients(self, command: messages.Commit) -> dict[UnitName, Tensor] | None:
         """The averaged gradients that a commit makes effective: held here, or from the log of a member."""
         means = self._rounds.means(command)
         if means is not None:
             return {unit: mean.gradient for unit, mean in means.items() if unit in self._stage.units}
-        step, me = command.step, self.me
-
-        def request(chunk: int) -> StateRequest:
-            return StateRequest(
-                self.job, self.timeline, me.stage, "records", chunk, step, step + 1, me.peer, me.incarnation
-            )
-
+        links = self._ports.links
         try:
-            record = await missed_record(step, request, command.donors, self._stage, self._ports.links)
+            record = await missed_record(command.step, self._assignment, command.donors, self._stage, links)
         except SwarmError as error:
-            self._reports.fail(StaleMessage(f"step {step} was averaged without this replica: {error.message}"))
+            self._reports.fail(StaleMessage(f"step {command.step} was averaged without this replica: {error.message}"))
             return None
         return self._stage.means_of(record.gradients)
 
-    async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
-        """A part of this replica's state, for a peer that joins; raises as `Donor.give`."""
-        return await self._donor.give(request)
-
-    async def _save(self, command: SaveStage, captured: Awaitable[InitialState]) -> None:
-        store = self._store_patiently
-        log = self._ports.log
-        self._ports.emit(await hand_over(command, captured, self._spec, self.me, self._device, store, log))
+    async def _save(self, command: messages.SaveStage, captured: Awaitable[InitialState]) -> None:
+        spec, store, log = self._spec, self._store_patiently, self._ports.log
+        self._ports.emit(await hand_over(command, captured, spec, self.me, self._device, store, log))
 
     def _stop_saving(self) -> None:
         if self._saving is not None:
             self._saving.cancel()
 
-    async def _store_patiently(self, header: StoreHeader, payload: bytes) -> str:
+    async def _store_patiently(self, header: messages.StoreHeader, payload: bytes) -> str:
         """Store, however long it takes until the scheduler can be reached."""
         while True:
             try:
@@ -253,10 +221,6 @@ class Replica:
                 await asyncio.sleep(STORE_AGAIN_S)
 
     # Tensors -----------------------------------------------------------------------------------------------------
-
-    def admit(self, header: TensorHeader) -> None:
-        """Refuse, before a byte of it is kept, a tensor that does not belong here."""
-        self._admission.check(header)
 
     async def receive(self, header: TensorHeader, payload: memoryview) -> None:
         """Take in a tensor that was admitted; a duplicate is ignored."""
@@ -281,24 +245,24 @@ class Replica:
 
     # Actions -----------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, actions: tuple[Action, ...]) -> None:
+    def _carry_out(self, actions: tuple[cell.Action, ...]) -> None:
         for action in actions:
             match action:
-                case Compute():
+                case cell.Compute():
                     self._put(action)
-                case Emit():
+                case cell.Emit():
                     self._send(action)
-                case Ask():
+                case cell.Ask():
                     self._ask(action)
-                case Forget(microbatch=microbatch):
+                case cell.Forget(microbatch=microbatch):
                     self._forget(microbatch)
-                case DropOutput(microbatch=microbatch, direction=direction):
+                case cell.DropOutput(microbatch=microbatch, direction=direction):
                     self._outputs.drop((microbatch, direction))
-                case ForgetSums(step=step):
+                case cell.ForgetSums(step=step):
                     self._device.run(lambda step=step: self._stage.void(step))  # type: ignore[misc]
-                case Sealed(step=step):
+                case cell.Sealed(step=step):
                     self._rounds.sealed(step, self.cells.set_digest(step))
-                case Report(event=event):
+                case cell.Report(event=event):
                     self._ports.emit(event)
                 case _:
                     assert_never(action)
@@ -308,7 +272,7 @@ class Replica:
             backward=self._queue.waiting(Direction.BACKWARD),
         )
 
-    def _put(self, work: Compute) -> None:
+    def _put(self, work: cell.Compute) -> None:
         if not self._queue.put(work):
             self._reports.fail(
                 Refused(
@@ -333,9 +297,8 @@ class Replica:
         while True:
             await self._ready.wait()
             work = self._queue.take()
-            if (
-                work is None
-            ):  # evaluation fills the moments without training work; see scheduler/brain/routing/evaluation.py
+            if work is None:
+                # Evaluation fills the moments without training work; see scheduler/brain/routing/evaluation.py.
                 evaluation = self._evaluator.take()
                 if evaluation is None:
                     self._ready.clear()
@@ -361,7 +324,7 @@ class Replica:
             except SwarmError as error:
                 self._reports.fail(error)
 
-    async def _forward(self, work: Compute, waited_s: float) -> None:
+    async def _forward(self, work: cell.Compute, waited_s: float) -> None:
         microbatch, batch = work.microbatch, self._batches[work.microbatch]
         x = self._inputs.pop((microbatch, Direction.FORWARD), None)
 
@@ -375,7 +338,7 @@ class Replica:
         self._metrics.computed(self.me.stage, "forward", done.seconds)
         self._carry_out(self.cells.computed_forward(work, loss, done.seconds, waited_s))
 
-    async def _backward(self, work: Compute, waited_s: float) -> None:
+    async def _backward(self, work: cell.Compute, waited_s: float) -> None:
         microbatch = work.microbatch
         g = self._inputs.pop((microbatch, Direction.BACKWARD), None)
 
@@ -405,7 +368,7 @@ class Replica:
             self._carry_out(tuple(ask for ask in asks if (ask.microbatch, ask.direction) in before))
             before = {(ask.microbatch, ask.direction) for ask in asks}
 
-    def _send(self, emit: Emit) -> None:
+    def _send(self, emit: cell.Emit) -> None:
         microbatch, side = emit.microbatch, emit.direction
 
         def letter() -> Letter | None:
@@ -416,7 +379,7 @@ class Replica:
             emit.to, (microbatch, side), letter, lambda: self.cells.concerns(microbatch, side, emit.to)
         )
 
-    def _ask(self, ask: Ask) -> None:
+    def _ask(self, ask: cell.Ask) -> None:
         # x is asked of the stage before, g of the one behind.
         side = Direction.BACKWARD if ask.direction is Direction.FORWARD else Direction.FORWARD
         letter = question(self.me, ask.microbatch, ask.direction, ask.attempt)

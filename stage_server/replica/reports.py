@@ -19,12 +19,10 @@ class Reports:
         self._failed: Failed | None = None
 
     def committed(self, event: Committed) -> None:
-        """The optimizer ran for a step."""
         self._committed.append(event)
         self._ports.emit(event)
 
     def fail(self, error: SwarmError) -> None:
-        """This replica cannot go on with the job."""
         if isinstance(error, OutOfMemory):
             self._ports.metrics.out_of_memory()
         self._ports.log.error("cannot go on", error_code=error.code, reason=error.message)

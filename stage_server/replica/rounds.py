@@ -31,8 +31,6 @@ class _UnderWay:
 
 
 class RoundRunner:
-    """The rounds of all open steps."""
-
     def __init__(
         self,
         me: ReplicaId,
@@ -84,7 +82,6 @@ class RoundRunner:
         return all(one.given_up for (step, _), one in self._rounds.items() if step == command.step)
 
     def abort_all(self) -> None:
-        """Give all rounds up."""
         for one in self._rounds.values():
             self._stop(one)
 

@@ -10,47 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import assert_never
+from dataclasses import dataclass, field, replace
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from stage_server.device import Device
-from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import Assignment, BuildStage, MemoryBudget, ReplicaId, ReplicaPorts, Work
 from stage_server.replica.replica import Replica
 from stage_server.session.event_queue import EventQueue
 from stage_server.state.joiner import JoinClient
 from stage_server.state.loading import build_stage
+from swarm import messages
 from swarm.errors import IncompatibleVersion, OutOfMemory, SchedulerUnreachable, StaleMessage, SwarmError
 from swarm.job.spec import spec_from_json
-from swarm.messages import (
-    PROTOCOL_VERSION,
-    AbortRound,
-    Admit,
-    Average,
-    Chaos,
-    ChaosBegun,
-    Command,
-    Commit,
-    Evaluate,
-    Event,
-    Failed,
-    FetchRequest,
-    Follow,
-    Heartbeat,
-    Hello,
-    Leaving,
-    LoadStage,
-    Logged,
-    Release,
-    Route,
-    SaveStage,
-    StoreHeader,
-    Void,
-    Welcome,
-)
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
@@ -61,7 +34,6 @@ from swarm.types import JobId
 REDIAL_S = 0.2  # after a session that was welcomed and ended
 REDIAL_WITH_JOB_S_MAX = 1.0  # others wait for us
 ORPHAN_TIMEOUT_S = 600.0
-NO_JOB = JobId("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +47,7 @@ class ServerPorts:
     tasks: asyncio.TaskGroup
     metrics: StageServerMetrics
     log: Logger
-    obey_chaos: Callable[[Chaos], None] | None = None  # none: not started with --allow-chaos
+    obey_chaos: Callable[[messages.Chaos], None] | None = None  # none: not started with --allow-chaos
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +61,11 @@ class ServerSettings:
 
 
 class StageServer:
-    """One stage-server process; also the receiver of its neighbours' tensors."""
+    """One stage-server process; also the receiver of its neighbours' tensors. `identity` is its Hello without a job."""
 
-    def __init__(self, identity: Identity, ports: ServerPorts, settings: ServerSettings = ServerSettings()) -> None:
+    def __init__(
+        self, identity: messages.Hello, ports: ServerPorts, settings: ServerSettings = ServerSettings()
+    ) -> None:
         self._identity = identity
         self._ports = ports
         self._settings = settings
@@ -99,11 +73,11 @@ class StageServer:
         self._connect_retry = wait_random_exponential(multiplier=0.2, max=settings.connect_retry_s_max)
         self._outgoing = EventQueue()
         self._link: SchedulerLink | None = None
-        self._load_stage: LoadStage | None = None  # loading or loaded
+        self._load_stage: messages.LoadStage | None = None  # loading or loaded
         self._replica: Replica | None = None
         self._joiner: JoinClient | None = None
         self._work = Work(ports.tasks)  # of the present job
-        self._reported = NO_JOB  # the job that the newest Hello told of
+        self._reported = messages.NO_JOB  # the job that the newest Hello told of
         self._leaving = ""  # why, once this stage server shall end
         self._free = asyncio.Event()  # of any job
         self._free.set()
@@ -114,11 +88,10 @@ class StageServer:
     @property
     def _job(self) -> JobId:
         """The job whose stage is loading or loaded."""
-        return NO_JOB if self._load_stage is None else self._load_stage.job
+        return messages.NO_JOB if self._load_stage is None else self._load_stage.job
 
     @property
     def is_attached(self) -> bool:
-        """Whether a scheduler knows this stage server now."""
         return self._link is not None
 
     def leave(self, reason: str) -> bool:
@@ -126,7 +99,7 @@ class StageServer:
         if self._link is None or self._load_stage is None:
             return False
         self._leaving = reason
-        self.emit(Leaving(reason))
+        self.emit(messages.Leaving(reason))
         return True
 
     async def handed_over(self) -> None:
@@ -138,7 +111,7 @@ class StageServer:
         if self._link is not None:
             if not self._leaving:
                 self._leaving = reason
-                self.emit(Leaving(reason))
+                self.emit(messages.Leaving(reason))
             self._outgoing.end()
             await self._detached.wait()
 
@@ -194,7 +167,7 @@ class StageServer:
                             continue
                         raise StaleMessage(f"the scheduler at {address} was superseded by epoch {self._epoch}")
                     self._epoch = epoch
-                    if isinstance(command, Welcome):
+                    if isinstance(command, messages.Welcome):
                         if self._job != self._reported:
                             raise StaleMessage("the job was given up while the scheduler was dialled")
                         welcomed = True
@@ -225,98 +198,83 @@ class StageServer:
                 heart.cancel()
             await link.close()
 
-    async def _events(self) -> AsyncGenerator[Event, None]:
+    async def _events(self) -> AsyncGenerator[messages.Event, None]:
         # No replica is held in a variable here: this generator outlives the job.
         yield self._hello()
         if self._leaving:
-            yield Leaving(self._leaving)
+            yield messages.Leaving(self._leaving)
         outgoing = self._outgoing
         while (event := await outgoing.get()) is not None:
             yield event
 
-    def _hello(self) -> Hello:
+    def _hello(self) -> messages.Hello:
         """Begin a queue of events for the new session; what the last one did not send is in what Hello reports."""
-        identity, replica, load = self._identity, self._replica, self._load_stage
+        replica, load = self._replica, self._load_stage
         at_work = replica or self._joiner
         self._outgoing, self._reported = EventQueue(), self._job
         for event in () if at_work is None else at_work.attach():
             self._outgoing.put(event)
-        return Hello(
-            peer=identity.peer,
-            incarnation=identity.incarnation,
-            protocol=PROTOCOL_VERSION,
-            product=identity.product,
-            address=identity.address,
-            http_address=identity.http_address,
-            device=identity.device,
-            threads=identity.threads,
-            memory_bytes=identity.memory_bytes,
-            pinned_stage=identity.pinned_stage,
-            job=self._job,
-            timeline=load.timeline if load else 0,
-            version=replica.cells.version if replica else load.version if load else 0,
-            cells=replica.cells.open_cells() if replica else (),
-            stage=load.stage if load else 0,
-            attempt=replica.newest_attempt() if replica else 0,
-            join=load.join if load and not replica else 0,
-        )
+        if load is None:
+            return self._identity
+        held = replace(self._identity, job=load.job, timeline=load.timeline, stage=load.stage)
+        if replica is None:
+            return replace(held, version=load.version, join=load.join)
+        cells = replica.cells
+        return replace(held, version=cells.version, cells=cells.open_cells(), attempt=replica.newest_attempt())
 
     async def _beat(self, heartbeat_s: float) -> None:
         sequence = 0
         while True:
-            self.emit(Heartbeat(sequence))
+            self.emit(messages.Heartbeat(sequence))
             sequence += 1
             await asyncio.sleep(heartbeat_s)
 
-    def emit(self, event: Event) -> None:
-        """Send an event to the scheduler, in order."""
+    def emit(self, event: messages.Event) -> None:
         self._outgoing.put(event)
 
     def forward_log(self, time_unix_s: float, level: str, text: str) -> None:
         """Let the scheduler have a log line of the present job."""
         if self._job:
-            self.emit(Logged(self._job, time_unix_s, level, text))
+            self.emit(messages.Logged(self._job, time_unix_s, level, text))
 
-    async def _handle(self, command: Command) -> None:
+    async def _handle(self, command: messages.Command) -> None:
         match command:
-            case LoadStage():
+            case messages.LoadStage():
                 await self._drop("another job")
                 self._load_stage = command
                 self._free.clear()
                 self._begin(command)
-            case Release():
+            case messages.Release():
                 if self._job == command.job:
                     await self._drop(command.reason)
-            case Chaos():
+            case messages.Chaos():
                 self._on_chaos(command)
-            case Route() | Void() | Average() | AbortRound() | Commit() | SaveStage() | Evaluate():
-                if self._replica is None:
-                    self._log.warning("command without a job", command=type(command).__name__)
-                else:
-                    await self._replica.handle(command)
-            case Follow():
+            case messages.Follow():
                 if self._joiner is not None:
                     self._joiner.follow(command)
-            case Admit():
+            case messages.Admit():
                 await self._admitted(command)
-            case Welcome():
+            case messages.Welcome():
                 self._log.warning("command ignored", command=type(command).__name__)
+            case _ if self._replica is None:
+                self._log.warning("command without a job", command=type(command).__name__)
             case _:
-                assert_never(command)
+                await self._replica.handle(command)
 
-    def _on_chaos(self, order: Chaos) -> None:
+    def _on_chaos(self, order: messages.Chaos) -> None:
         if self._ports.obey_chaos is None:
-            self.emit(ChaosBegun(order.harm, "this stage server was not started with --allow-chaos"))
+            self.emit(messages.ChaosBegun(order.harm, "this stage server was not started with --allow-chaos"))
         else:
-            self.emit(ChaosBegun(order.harm))
+            self.emit(messages.ChaosBegun(order.harm))
             self._ports.obey_chaos(order)
 
     # The job -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, command: LoadStage) -> None:
+    def _begin(self, command: messages.LoadStage) -> None:
         """Load the stage, or fetch its state from its replicas if the job is at work."""
+        me = ReplicaId(command.job, self._identity.peer, self._identity.incarnation, command.stage)
         try:
-            assignment = self._assignment(command)
+            assignment = Assignment(command, spec_from_json(command.spec_json), me)
         except SwarmError as error:
             self._refuse(command, error)
             return
@@ -345,13 +303,13 @@ class StageServer:
             self._replica = Replica(assignment, stage, loaded, ports)
             self.emit(loaded)
 
-    def _refuse(self, command: LoadStage, error: SwarmError) -> None:
+    def _refuse(self, command: messages.LoadStage, error: SwarmError) -> None:
         """The job cannot be served here."""
-        self.emit(Failed(command.job, error.code, error.message, error.hint))
+        self.emit(messages.Failed(command.job, error.code, error.message, error.hint))
         self._load_stage = None
         self._free.set()
 
-    async def _admitted(self, command: Admit) -> None:
+    async def _admitted(self, command: messages.Admit) -> None:
         """What was fetched and reported counts: go on as a replica."""
         joiner = self._joiner
         if joiner is None or joiner.assignment.command.join != command.join or joiner.loaded is None:
@@ -364,11 +322,7 @@ class StageServer:
         self._replica = Replica(joiner.assignment, joiner.stage, joiner.loaded, ports)
         ports.log.info("joined", version=joiner.loaded.version)
 
-    def _assignment(self, command: LoadStage) -> Assignment:
-        me = ReplicaId(command.job, self._identity.peer, self._identity.incarnation, command.stage)
-        return Assignment(command, spec_from_json(command.spec_json), me)
-
-    def _replica_ports(self, command: LoadStage) -> ReplicaPorts:
+    def _replica_ports(self, command: messages.LoadStage) -> ReplicaPorts:
         ports, settings = self._ports, self._settings
         self._work = Work(ports.tasks)
         return ReplicaPorts(
@@ -384,12 +338,12 @@ class StageServer:
             build=settings.build,
         )
 
-    async def _store(self, header: StoreHeader, payload: bytes) -> str:
+    async def _store(self, header: messages.StoreHeader, payload: bytes) -> str:
         if self._link is None:
             raise SchedulerUnreachable("no session with a scheduler")
         return await self._link.store(header, payload)
 
-    async def _fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+    async def _fetch(self, request: messages.FetchRequest) -> AsyncGenerator[bytes, None]:
         if self._link is None:
             raise SchedulerUnreachable("no session with a scheduler")
         async with aclosing(self._link.fetch(request)) as chunks:
@@ -414,20 +368,15 @@ class StageServer:
     # Tensors from neighbours --------------------------------------------------------------------------------------
 
     def admit(self, header: TensorHeader) -> None:
-        """Refuse a tensor that is not for the present job."""
-        self._serving(header).admit(header)
+        self._serving(header.job).admission.check(header)
 
     async def receive(self, header: TensorHeader, payload: memoryview) -> None:
-        """Take in an admitted tensor."""
-        await self._serving(header).receive(header, payload)
+        await self._serving(header.job).receive(header, payload)
 
     async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
-        """A part of the state, for a peer that joins."""
-        if self._replica is None:
-            raise StaleMessage(f"this stage server does not serve job {request.job}")
-        return await self._replica.give(request)
+        return await self._serving(request.job).donor.give(request)
 
-    def _serving(self, header: TensorHeader) -> Replica:
+    def _serving(self, job: JobId) -> Replica:
         if self._replica is None:
-            raise StaleMessage(f"this stage server does not serve job {header.job}")
+            raise StaleMessage(f"this stage server does not serve job {job}")
         return self._replica

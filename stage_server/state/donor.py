@@ -48,7 +48,6 @@ def chunks_of(stage: Stage) -> tuple[Chunk, ...]:
 
 
 def names_of(chunk: Chunk) -> tuple[str, ...]:
-    """The parameters of a chunk."""
     return tuple(piece.tensor for piece in chunk.pieces)
 
 

@@ -15,27 +15,13 @@ from typing import assert_never
 
 from torch import Tensor
 
+from stage_server.brain import rejoin
 from stage_server.brain.chunks import Chunk
-from stage_server.brain.rejoin import (
-    AskChunk,
-    AskRecords,
-    Digest,
-    Drop,
-    GiveUp,
-    Order,
-    ReadyToJoin,
-    Rejoin,
-    RejoinSettings,
-    Replay,
-    StoreChunk,
-)
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.state.donor import Record, chunks_of, names_of, records_bytes, unpack_records
-from stage_server.state.loading import unit_sizes
+from stage_server.state.loading import build_and_probe, unit_sizes
 from swarm.errors import CorruptFrame, JobFailed, PeerUnavailable, SwarmError
 from swarm.messages import Failed, Follow, Loaded
-from swarm.model.probe import probe_digest
-from swarm.model.runtime import configure, step_device
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest
 from swarm.rpc.peers import PeerLinks
@@ -56,7 +42,7 @@ class JoinClient:
         self._command, self._me = assignment.command, assignment.me
         self._ports = ports
         self._device, self._log = ports.device, ports.log
-        self._rejoin: Rejoin | None = None
+        self._rejoin: rejoin.Rejoin | None = None
         self._chunks: tuple[Chunk, ...] = ()
         self._sizes: dict[str, int] = {}
         self._probe = self._digest_made = ""
@@ -90,15 +76,12 @@ class JoinClient:
             self._fail(error)
 
     async def _prepare(self) -> None:
-        spec, command, device, build = self.assignment.spec, self._command, self._device, self._ports.build
-        await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
-        stage = await device.run(lambda: build(spec, command.stage, device.name, None, step_on=command.step_on))
-        steps_at = step_device(device.name, command.step_on)
-        self._probe = await device.run(lambda: probe_digest(spec.training, steps_at))
-        self.stage = stage
+        self.stage, self._probe = await build_and_probe(self.assignment, self._ports, None)
+        stage = self.stage
         self._chunks = chunks_of(stage)
         self._sizes = dict(stage.parameter_sizes())
-        self._rejoin = Rejoin(self._me.peer, self._chunks, RejoinSettings(staleness=spec.pipeline.staleness))
+        settings = rejoin.RejoinSettings(staleness=self.assignment.spec.pipeline.staleness)
+        self._rejoin = rejoin.Rejoin(self._me.peer, self._chunks, settings)
 
     async def _take_news(self) -> None:
         """Wait for news or a pause to be over, and go on with what follows from it."""
@@ -124,30 +107,30 @@ class JoinClient:
             self._carry_out(self._rejoin.committed(follow.version, now_s))
 
     def _carry_out(
-        self, orders: Sequence[Order], payload: memoryview | None = None, records: Sequence[Record] = ()
+        self, orders: Sequence[rejoin.Order], payload: memoryview | None = None, records: Sequence[Record] = ()
     ) -> None:
         stage, device = self.stage, self._device
         assert stage is not None
         replayed = iter(records)
         for order in orders:
             match order:
-                case AskChunk() | AskRecords():
+                case rejoin.AskChunk() | rejoin.AskRecords():
                     self._ports.work.start(self._ask(order))
-                case StoreChunk(chunk=chunk, version=version):
+                case rejoin.StoreChunk(chunk=chunk, version=version):
                     assert payload is not None, "a chunk that came"
                     names, raw = names_of(self._chunks[chunk]), payload
                     self._do(lambda names=names, version=version, raw=raw: stage.absorb(names, version, raw))  # type: ignore[misc]
-                case Replay(chunk=chunk, step=step):
+                case rejoin.Replay(chunk=chunk, step=step):
                     names, record = names_of(self._chunks[chunk]), next(replayed)
                     self._do(lambda names=names, step=step, record=record: _replay(stage, step, names, record))  # type: ignore[misc]
-                case Digest(ticket=ticket, version=version):
+                case rejoin.Digest(ticket=ticket, version=version):
                     settling = device.run(lambda version=version: stage.settle(version))  # type: ignore[misc]
                     self._ports.work.start(self._digest(ticket, settling))
-                case ReadyToJoin(version=version):
+                case rejoin.ReadyToJoin(version=version):
                     self._report(version)
-                case Drop():
+                case rejoin.Drop():
                     self._log.warning("the state that was put together is not that of the replicas: fetched again")
-                case GiveUp(reason=reason):
+                case rejoin.GiveUp(reason=reason):
                     self._fail(JobFailed(f"cannot join: {reason}"))
                 case _:
                     assert_never(order)
@@ -187,22 +170,12 @@ class JoinClient:
         self.loaded = Loaded(command.job, command.timeline, command.stage, version, digest, units, probe, command.join)
         self._ports.emit(self.loaded)
 
-    async def _ask(self, ask: AskChunk | AskRecords) -> None:
+    async def _ask(self, ask: rejoin.Ask) -> None:
         """One question to one donor, and what its answer leads to."""
         assert self._rejoin is not None
-        records = isinstance(ask, AskRecords)
-        start, stop = (ask.start, ask.stop) if isinstance(ask, AskRecords) else (0, 0)
-        request = StateRequest(
-            self._command.job,
-            self._command.timeline,
-            self._command.stage,
-            "records" if records else "state",
-            ask.chunk,
-            start,
-            stop,
-            self._me.peer,
-            self._me.incarnation,
-        )
+        records = isinstance(ask, rejoin.AskRecords)
+        start, stop = (ask.start, ask.stop) if isinstance(ask, rejoin.AskRecords) else (0, 0)
+        request = state_request(self.assignment, "records" if records else "state", ask.chunk, start, stop)
         try:
             reply, payload = await self._pull(ask, request)
             found = self._check(ask, reply, payload)
@@ -219,11 +192,11 @@ class JoinClient:
             orders = self._rejoin.recorded(ask.ticket, reply.version, reach=reach, now_s=now_s)
         self._carry_out(orders, payload, found)
 
-    def _check(self, ask: AskChunk | AskRecords, reply: StateReply, payload: memoryview) -> list[Record]:
+    def _check(self, ask: rejoin.Ask, reply: StateReply, payload: memoryview) -> list[Record]:
         """The records of an answer, if it is about some; CorruptFrame if the answer is not what was asked for."""
         chunk = self._chunks[ask.chunk]
         names = names_of(chunk)
-        if isinstance(ask, AskRecords):
+        if isinstance(ask, rejoin.AskRecords):
             if reply.reach > ask.start:
                 return []
             if not ask.start <= reply.version <= ask.stop:
@@ -234,13 +207,13 @@ class JoinClient:
             raise CorruptFrame(f"chunk {ask.chunk} has {len(payload)} bytes, expected others")
         return []
 
-    async def _pull(self, ask: AskChunk | AskRecords, request: StateRequest) -> tuple[StateReply, memoryview]:
+    async def _pull(self, ask: rejoin.Ask, request: StateRequest) -> tuple[StateReply, memoryview]:
         hop = self._donors.get(ask.donor)
         if hop is None:
             raise PeerUnavailable(f"{ask.donor} is no donor any more")
         assert self.stage is not None
         chunk = self._chunks[ask.chunk]
-        if isinstance(ask, AskRecords):
+        if isinstance(ask, rejoin.AskRecords):
             limit_bytes = records_bytes(ask.stop - ask.start, chunk)
         else:
             limit_bytes = self.stage.state_bytes(names_of(chunk))
@@ -252,13 +225,18 @@ class JoinClient:
             raise PeerUnavailable(f"{ask.donor} did not give its state within {timeout_s:g} s") from None
 
 
+def state_request(assignment: Assignment, part: str, chunk: int, start: int, stop: int) -> StateRequest:
+    """Asks a replica of the assigned stage for a part of its state."""
+    command, me = assignment.command, assignment.me
+    return StateRequest(me.job, command.timeline, me.stage, part, chunk, start, stop, me.peer, me.incarnation)
+
+
 def pull_s_max(size_bytes: int) -> float:
-    """How long so many bytes may take to come."""
     return PULL_S + size_bytes / BYTES_PER_S_MIN
 
 
 async def missed_record(
-    commit_step: int, request: Callable[[int], StateRequest], donors: Sequence[Hop], stage: Stage, links: PeerLinks
+    commit_step: int, assignment: Assignment, donors: Sequence[Hop], stage: Stage, links: PeerLinks
 ) -> Record:
     """What the commit of a step did, whole, from the logs of donors: for a replica that was no member of its rounds.
 
@@ -279,8 +257,9 @@ async def missed_record(
             tried += 1
             try:
                 limit_bytes = records_bytes(1, chunk)
+                request = state_request(assignment, "records", chunk.index, commit_step, commit_step + 1)
                 async with asyncio.timeout(pull_s_max(limit_bytes)):
-                    reply, payload = await links.pull(donor.address, request(chunk.index), limit_bytes)
+                    reply, payload = await links.pull(donor.address, request, limit_bytes)
                 if reply.reach > commit_step or reply.version <= commit_step:
                     raise PeerUnavailable(f"{donor.peer} has no record of step {commit_step}")
                 (made,) = unpack_records(payload, 1, {name: sizes[name] for name in names})
@@ -299,14 +278,8 @@ async def missed_record(
 
 
 def _replay(stage: Stage, step: int, names: Sequence[str], record: Record) -> None:
-    stage.replay(
-        step,
-        names,
-        record.gradients,
-        learning_rate=record.learning_rate,
-        scale=record.scale,
-        skip=record.skip,
-    )
+    rate, scale, skip = record.learning_rate, record.scale, record.skip
+    stage.replay(step, names, record.gradients, learning_rate=rate, scale=scale, skip=skip)
 
 
 def _now_s() -> float:

@@ -31,11 +31,9 @@ SIGN_OF_LIFE = 1 / 3
 async def build_stage(assignment: Assignment, ports: ReplicaPorts) -> tuple[Stage, Loaded]:
     """Build the stage on the device; gives it and what to report. Raises OutOfMemory, InvalidModel."""
     command, spec, device, log = assignment.command, assignment.spec, ports.device, ports.log
-    await device.run(lambda: configure(device.name, threads=None, reproducible=spec.training.reproducible))
     initial = await load_initial(command, spec, device, ports.fetch, log)
-    stage = await device.run(lambda: ports.build(spec, command.stage, device.name, initial, step_on=command.step_on))
-    steps_at = step_device(device.name, command.step_on)
-    digest, probe = await device.run(lambda: (stage.digest(), probe_digest(spec.training, steps_at)))
+    stage, probe = await build_and_probe(assignment, ports, initial)
+    digest = await device.run(stage.digest)
     if spec.model.dtype == "bfloat16" and is_slow_at_bfloat16(device.name):
         hint = 'set model.dtype = "float32"'
         log.warning(
@@ -47,8 +45,21 @@ async def build_stage(assignment: Assignment, ports: ReplicaPorts) -> tuple[Stag
     )
 
 
+async def build_and_probe(
+    assignment: Assignment, ports: ReplicaPorts, initial: InitialState | None
+) -> tuple[Stage, str]:
+    """Build the stage on the compute thread; gives it, and the digest of the optimizer's step on a fixed input."""
+    command, spec, device = assignment.command, assignment.spec, ports.device.name
+
+    def build() -> tuple[Stage, str]:
+        configure(device, threads=None, reproducible=spec.training.reproducible)
+        stage = ports.build(spec, command.stage, device, initial, step_on=command.step_on)
+        return stage, probe_digest(spec.training, step_device(device, command.step_on))
+
+    return await ports.device.run(build)
+
+
 def unit_sizes(stage: Stage) -> tuple[UnitSize, ...]:
-    """The units of a stage, as it reports them."""
     return tuple(UnitSize(name, layout.elements) for name, layout in stage.units.items())
 
 

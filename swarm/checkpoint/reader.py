@@ -51,8 +51,6 @@ _SHA256 = re.compile(r"^[0-9a-f]{64}$")
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of a checkpoint, relative to its folder."""
-
     path: str
     size_bytes: int
     sha256: str
@@ -101,7 +99,6 @@ class Checkpoint:
         return file
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """The bytes of a file, READ_BYTES at a time."""
         with self.open(path) as file:
             while chunk := file.read(READ_BYTES):
                 yield chunk

@@ -153,8 +153,6 @@ class Files:
 
 
 class LocalStorage:
-    """Folders under a folder of this machine."""
-
     def __init__(self, root: Path, files: Files | None = None) -> None:
         self.root = root
         self.where = str(root)
@@ -295,8 +293,6 @@ def _local(what: str) -> Iterator[None]:
 
 
 class RemoteStorage:
-    """Folders below a URL: objects with a common prefix."""
-
     def __init__(self, filesystem: Any, root: str, where: str) -> None:
         self._filesystem = filesystem
         self._root = root

@@ -13,16 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from swarm.checkpoint.reader import FILE_PATH, FORMAT_VERSION, Checkpoint, StoredFile, fault_of, list_checkpoints
+from swarm.checkpoint.reader import FILE_PATH, FORMAT_VERSION, Checkpoint, StoredFile, fault_of, find, list_checkpoints
 from swarm.checkpoint.storage import MANIFEST, Sink, Storage
 from swarm.errors import CheckpointFailed, StorageError
-from swarm.hf.model_folder import (
-    INDEX_NAME,
-    model_folder_files,
-    safetensors_index,
-    shard_name,
-    weights_sha256,
-)
+from swarm.hf import model_folder
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash
@@ -65,7 +59,6 @@ class CheckpointWriter:
             return FileWriter(self, path, self._draft.create(path))
 
     def put(self, path: str, content: bytes) -> StoredFile:
-        """Write a whole file."""
         writer = self.create(path)
         try:
             writer.write(content)
@@ -83,17 +76,17 @@ class CheckpointWriter:
         """
         assert facts.step == self._step
         stages = len(parameters)
-        shards = {shard_name(stage, stages): parameters[stage] for stage in sorted(parameters)}
+        shards = {model_folder.shard_name(stage, stages): parameters[stage] for stage in sorted(parameters)}
         missing = [name for name in shards if f"model/{name}" not in self._files]
         if missing:
             raise CheckpointFailed(f"stages were not stored: {', '.join(missing)}", reason="peer")
-        small = {**model_folder_files(self._spec), **tokenizer_files}
+        small = {**model_folder.model_folder_files(self._spec), **tokenizer_files}
         if stages > 1:
-            small[INDEX_NAME] = safetensors_index(shards)
+            small[model_folder.INDEX_NAME] = model_folder.safetensors_index(shards)
         for name, content in small.items():
             self.put(f"model/{name}", content)
         self.put("trainer_state.json", json_bytes(_trainer_state(self._spec, facts)))
-        sha256 = weights_sha256(hash_ for stage in parameters.values() for hash_ in stage)
+        sha256 = model_folder.weights_sha256(hash_ for stage in parameters.values() for hash_ in stage)
         files = tuple(self._files[path] for path in sorted(self._files))
         with _writing(self._step):
             if (known := self._equal(facts, sha256)) is not None:
@@ -102,26 +95,12 @@ class CheckpointWriter:
                 return known
             self._draft.publish(json_bytes(_manifest(self._spec, facts, sha256, files)))
             self._storage.point(self.name)
-        return Checkpoint(
-            self._storage,
-            self.name,
-            job=facts.job,
-            timeline=facts.timeline,
-            step=facts.step,
-            created_unix_s=facts.created_unix_s,
-            weights_sha256=sha256,
-            loss=facts.loss,
-            optimizer=self._spec.training.optimizer if facts.optimizer else "",
-            staleness=self._spec.pipeline.staleness,
-            files=files,
-        )
+        return find(self._storage, self.name)
 
     def discard(self) -> None:
-        """Remove what was written."""
         self._draft.discard()
 
     def written(self, file: StoredFile) -> None:
-        """For FileWriter: a file is complete."""
         self._files[file.path] = file
 
     def _equal(self, facts: Facts, sha256: str) -> Checkpoint | None:
@@ -157,7 +136,6 @@ class FileWriter:
         return stored
 
     def abort(self) -> None:
-        """Forget it."""
         self._sink.abort()
 
 

@@ -83,7 +83,6 @@ class TokenData:
         return out
 
     def occurrences(self, token: int, start: int, count: int) -> int:
-        """How often `token` occurs in [start, start + count)."""
         return sum(int(np.count_nonzero(piece == token)) for piece in self._pieces(start, count))
 
     def _pieces(self, start: int, count: int) -> Iterator[NDArray[Any]]:
@@ -172,7 +171,6 @@ class Batches:
     # Training ----------------------------------------------------------------------------------------------------
 
     def sample_indexes(self, step: int, microbatch: int) -> list[int]:
-        """The samples of microbatch `microbatch` of step `step`."""
         assert 0 <= microbatch < self._microbatches
         first = step * self._batch + microbatch * self._sequences
         return [self._sample(number) for number in range(first, first + self._sequences)]

@@ -108,5 +108,4 @@ def check_out_dir(out_dir: Path) -> None:
 
 
 def cannot_write(out_dir: Path, error: OSError) -> InvalidConfig:
-    """The error to raise when a model could not be written."""
     return InvalidConfig(f"{out_dir} cannot be written: {error.strerror or error}", hint="choose another --out")

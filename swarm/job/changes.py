@@ -14,24 +14,11 @@ from swarm.errors import InvalidConfig
 from swarm.job.spec import JobSpec
 
 JOB_AND_STEP = re.compile(r"^([^/\\:]+):(\d{1,12}|latest)$")  # names a checkpoint of a scheduler's job
-# Sections and keys that a job keeps for its whole life; all others may change when it goes on.
-_KEPT = (
-    "name",
-    "model.id",
-    "model.revision",
-    "model.family",
-    "model.config",
-    "model.init",
-    "model.tokenizer",
-    "data",
-    "training.global_batch_sequences",
-    "training.seed",
-    "training.optimizer",
-    "checkpoint.resume_from",
-)
-_WHY = {
+# Sections and keys that a job keeps for its whole life, and why; all others may change when it goes on.
+_MODEL = ("id", "revision", "family", "config", "init", "tokenizer")
+_KEPT = {
     "name": "it is part of the job's id",
-    "model": "the weights are of this model",
+    **{f"model.{key}": "the weights are of this model" for key in _MODEL},
     "data": "the step is the position in this data",
     "training.global_batch_sequences": "the step is the position in the data, counted in batches of this size",
     "training.seed": "the order of the data follows from it",
@@ -43,10 +30,9 @@ _WHY = {
 def check_changes(old: JobSpec, new: JobSpec) -> None:
     """InvalidConfig names the first value that a job may not change when it goes on; both specs are resolved."""
     before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
-    for key in _KEPT:
+    for key, why in _KEPT.items():
         if (was := _value(before, key)) != (wanted := _value(after, key)):
             where, was, wanted = _narrow(key, was, wanted)
-            why = next(text for prefix, text in _WHY.items() if key == prefix or key.startswith(f"{prefix}."))
             raise InvalidConfig(
                 f"{where} cannot change from {was!r} to {wanted!r} when a job goes on: {why}",
                 hint="leave it as it is, or start a new job: swarm submit FILE --resume-from JOB:STEP",

@@ -63,7 +63,6 @@ class Family:
 
     @property
     def embedding_name(self) -> str:
-        """The name of the embedding's weight."""
         return f"{self.trunk}.{self.embedding}.weight"
 
     @property

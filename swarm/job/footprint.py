@@ -50,7 +50,6 @@ class Footprint:
 
     @property
     def total_bytes(self) -> int:
-        """All of it, with the margin."""
         parts = (self.weights, self.optimizer, self.gradients, self.graphs, self.boundaries, self.log)
         return math.ceil(MARGIN * sum(parts))
 

@@ -139,7 +139,6 @@ def check_overrides(family_name: str, given: dict[str, Any], published: dict[str
 
 
 def _common_names(family: Family, given: dict[str, Any]) -> dict[str, Any]:
-    """The family's own names (n_embd) replaced by the common ones (hidden_size)."""
     common = {own: name for name, own in family.own_names.items()}
     for own, name in common.items():
         if own in given and name in given:

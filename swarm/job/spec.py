@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from swarm.errors import InvalidConfig, UsageError
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 else:
     FamilyName = Literal["auto", *FAMILIES]
 
-
+Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+# TOML and JSON have lists only.
+_FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 LAYERS_MAX = 10_000
 
 
@@ -84,7 +86,7 @@ class TrainingSection(Section):
     microbatch_sequences: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
     optimizer: Literal["adamw", "sgd", "nadamw", "lamb"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    betas: Annotated[tuple[Beta, Beta], _FROM_LIST] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # sgd only
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
@@ -96,11 +98,6 @@ class TrainingSection(Section):
     eval_every_steps: Annotated[int, Field(ge=0, le=10**9)] = 0  # 0 = never; else after the last step too
     reproducible: bool = False
     fixed_point_bits: Annotated[int, Field(ge=16, le=40)] = 30
-
-    @field_validator("betas", mode="before")
-    @classmethod
-    def _pair(cls, value: object) -> object:
-        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _fits(self) -> TrainingSection:
@@ -135,7 +132,7 @@ class PipelineSection(Section):
     """How layers become stages and microbatches find their way."""
 
     stages: Auto | Annotated[int, Field(ge=1, le=LAYERS_MAX)] = "auto"
-    split: Auto | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
+    split: Annotated[Auto | tuple[Annotated[int, Field(ge=1)], ...], _FROM_LIST] = "auto"
     routing: Routing = "least_completion"
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
     compression: Literal["none", "bfloat16", "float16", "int8"] = "bfloat16"
@@ -147,11 +144,6 @@ class PipelineSection(Section):
     rebalance_interval_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
     rebalance_min_gain: Annotated[float, Field(ge=0, le=1)] = 0.15  # of throughput, net of what the move costs
     rebalance_cooldown_s: Annotated[float, Field(ge=0, le=86400)] = 120.0  # per stage server
-
-    @field_validator("split", mode="before")
-    @classmethod
-    def _layers(cls, value: object) -> object:
-        return tuple(value) if isinstance(value, list) else value
 
 
 class AveragingSection(Section):
@@ -230,7 +222,6 @@ class JobSpec(Section):
 
     @property
     def layers(self) -> int:
-        """Decoder layers of the model."""
         config = self.model.config
         value = config.get("num_hidden_layers", config.get("n_layer"))  # n_layer: the name in GPT-2's configs
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

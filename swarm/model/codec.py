@@ -49,12 +49,6 @@ INT8_TOP = 127
 INT8_TILE = 1 << 20
 
 
-INT8_BLOCK = 256
-INT8_TOP = 127
-# 4 MiB of float32 at a time: the passes over a tile find it in cache.
-INT8_TILE = 1 << 20
-
-
 @dataclass(frozen=True, slots=True)
 class Codec:
     """How a float32 tensor becomes bytes, and back.

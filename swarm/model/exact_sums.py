@@ -58,7 +58,6 @@ def accumulate(total: Tensor, gradient: Tensor, bits: int | None) -> None:
 
 
 def sum_dtype(bits: int | None) -> torch.dtype:
-    """What the elements of a sum are."""
     return torch.float32 if bits is None else torch.float64
 
 

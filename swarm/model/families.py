@@ -42,7 +42,6 @@ class Classes:
 
 
 def _classes(name: str, family: Family) -> Classes:
-    """The library's classes, by its names for modules and classes."""
     configuration = importlib.import_module(f"transformers.models.{name}.configuration_{name}")
     modeling = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
 

@@ -53,7 +53,6 @@ def _command(
 
 
 def main() -> None:
-    """Entry point of `python -m swarm.model.sample`."""
     app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
     app.command()(_command)
     try:

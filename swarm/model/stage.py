@@ -23,20 +23,18 @@ Legend: B sequences, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 import xxhash
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from swarm.errors import NotFound, StaleMessage
 from swarm.job.families import HEAD
 from swarm.job.partition import TIED_UNIT
 from swarm.job.spec import JobSpec
-from swarm.messages import ParameterHash, ParameterNorm
+from swarm.messages import ParameterNorm
 from swarm.model import exact_sums
 from swarm.model.families import Draw, StageModule, build, stored_name
 from swarm.model.optimizers import Optimizer
@@ -203,7 +201,6 @@ class Stage:
         return (None, float(output)) if self._last else (output, 0.0)
 
     def drop(self, microbatch: Microbatch) -> None:
-        """Forget the microbatch's graph, if there is one."""
         self._graphs.pop(microbatch, None)
 
     def void(self, step: int) -> None:
@@ -227,7 +224,6 @@ class Stage:
         return (held[0] if len(held) == 1 else held[0] + held[1]).cpu()
 
     def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
-        """Squared norm of each parameter tensor in an averaged gradient of the unit."""
         return tuple(ParameterNorm(name, exact_sums.squared_norm(view)) for name, view in views(self.units[unit], mean))
 
     def apply(
@@ -352,21 +348,6 @@ class Stage:
         return self._buffers[(newest + version - self.version) % len(self._buffers)]
 
     # Files -----------------------------------------------------------------------------------------------------------
-
-    def parameter_hashes(self) -> tuple[ParameterHash, ...]:
-        """sha256 of each tensor in `export`, in order of name."""
-        return tuple(
-            ParameterHash(name, "float32", tuple(tensor.shape), hashlib.sha256(_raw(tensor)).hexdigest())
-            for name, tensor in self._exported()
-        )
-
-    def export(self) -> bytes:
-        """The newest weights as a safetensors file, float32, Hugging Face names.
-
-        The tied weight is in the first stage's file only.
-        """
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._exported()}
-        return bytes(save(tensors, metadata={"format": "pt"}))
 
     @torch.no_grad()
     def capture(self, *, optimizer: bool) -> InitialState:

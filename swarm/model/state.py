@@ -55,8 +55,6 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes [start, stop) of a file."""
-
     path: str
     start: int
     stop: int
@@ -93,7 +91,6 @@ class StateReading:
         self._sink = _nowhere
 
     def feed(self, chunk: bytes) -> None:
-        """The next bytes of the span."""
         self.read_bytes += len(chunk)
         self._sink(chunk)
 

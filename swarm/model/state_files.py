@@ -31,7 +31,7 @@ def files_of(spec: JobSpec, stage: int, state: InitialState, *, optimizer: bool)
     Files without a tensor (an optimizer without state, staleness 0) are left out.
     """
     assert spec.pipeline.split != "auto", "resolve the spec first"
-    yield f"model/{shard_name(stage, len(spec.pipeline.split))}", _file(dict(state.weights))
+    yield f"model/{shard_name(stage, len(spec.pipeline.split))}", weights_file(state)
     if not optimizer:
         return
     files: dict[str, dict[str, Tensor]] = defaultdict(dict)
@@ -51,6 +51,11 @@ def parameter_hashes(state: InitialState) -> tuple[ParameterHash, ...]:
         ParameterHash(name, "float32", tuple(tensor.shape), hashlib.sha256(_raw(tensor)).hexdigest())
         for name, tensor in sorted(state.weights.items())
     )
+
+
+def weights_file(state: InitialState) -> bytes:
+    """The weights as a safetensors file, float32, Hugging Face names."""
+    return _file(dict(state.weights))
 
 
 def _file(tensors: dict[str, Tensor]) -> bytes:

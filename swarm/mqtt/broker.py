@@ -68,7 +68,6 @@ async def local_broker(
 
 
 def find_mosquitto() -> str | None:
-    """The mosquitto program on this machine."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(_SYSTEM_FOLDERS))
 
 
@@ -192,7 +191,6 @@ async def serve_amqtt(port: int) -> None:
 
 
 def main() -> None:
-    """Entry point of `python -m swarm.mqtt.broker`."""
     arguments = argparse.ArgumentParser(prog="python -m swarm.mqtt.broker", description="amqtt on loopback")
     arguments.add_argument("--port", type=int, required=True)
     port = arguments.parse_args().port

@@ -17,13 +17,14 @@ import random
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 import aiomqtt
 from paho.mqtt.client import topic_matches_sub
 
-from swarm.errors import InvalidConfig
+from swarm.errors import InvalidConfig, leaves
 from swarm.process.logs import get_logger
 
 Payload: TypeAlias = dict[str, Any]
@@ -79,7 +80,6 @@ class Bus:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker answers now."""
         return self._client is not None
 
     def announce(self, topic: str, payload: Mapping[str, Any]) -> None:
@@ -138,7 +138,8 @@ class Bus:
                     await self._serve(client)
                 reason = "the connection ended"
             except* (aiomqtt.MqttError, OSError, TimeoutError) as group:
-                reason = str(_first(group)) or type(_first(group)).__name__
+                first = next(leaves(group))
+                reason = str(first) or type(first).__name__
             if reason != complaint:
                 complaint = reason
                 _log.warning("broker not connected", broker=self.endpoint.shown, reason=reason)
@@ -252,7 +253,6 @@ class Subscription(AsyncIterator[tuple[str, Payload]]):
         self._closed = False
 
     def offer(self, topic: str, payload: Payload, data: bytes) -> None:
-        """Take a message that matches the filter."""
         digest = hashlib.blake2b(data, digest_size=16).digest()
         if self._last.get(topic) == digest:
             return
@@ -281,14 +281,19 @@ class Subscription(AsyncIterator[tuple[str, Payload]]):
         return self._waiting.popleft()
 
 
+@dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Host, port and credentials of a broker; `shown` is the URL without the password."""
+    """A broker, and how to log in there."""
 
-    __slots__ = ("host", "password", "port", "shown", "username")
+    host: str
+    port: int
+    username: str | None
+    password: str | None
 
-    def __init__(self, host: str, port: int, username: str | None, password: str | None) -> None:
-        self.host, self.port, self.username, self.password = host, port, username, password
-        self.shown = f"mqtt://{host}:{port}"
+    @property
+    def shown(self) -> str:
+        """Its URL without the credentials."""
+        return f"mqtt://{self.host}:{self.port}"
 
 
 def parse_url(url: str) -> Endpoint:
@@ -331,10 +336,3 @@ def decode(data: bytes) -> Payload | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -31,7 +31,6 @@ class Announcement:
     database: str = ""  # tells another start of the same scheduler from another scheduler
 
     def payload(self) -> dict[str, Any]:
-        """The message for `topics.scheduler()`."""
         return asdict(self)
 
 

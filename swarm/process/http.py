@@ -10,17 +10,13 @@ import asyncio
 import errno
 import socketserver
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from http.client import responses
-from typing import IO, TYPE_CHECKING, Any, cast
-from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, MetricsHandler
 
 from swarm.errors import InvalidConfig
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 # Why the process is not ready; empty means ready. Called on the event loop.
 Readiness = Callable[[], Sequence[str]]
@@ -29,6 +25,7 @@ LOOP_TURN_S_MAX = 1.0
 REQUEST_S_MAX = 5.0
 CONNECTIONS_MAX = 32
 PORTS_TRIED_MAX = 100
+_STUCK = "the event loop does not turn"
 
 
 class HttpEndpoint:
@@ -52,14 +49,13 @@ class HttpEndpoint:
         self._next_free = next_free
         self._loop = loop
         self._readiness = readiness
-        self._metrics = make_wsgi_app(registry)
+        self._handler = type("Handler", (_Handler,), {"endpoint": self, "registry": registry})
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> int:
         """Listen and give the port; InvalidConfig if the port is busy or the address is not this machine's."""
         self._server = self._bind()
-        self._server.set_app(self._answer)
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="http", daemon=True
         )
@@ -79,7 +75,7 @@ class HttpEndpoint:
         last = min(self._port + PORTS_TRIED_MAX, 65535) if self._next_free and self._port else self._port
         for port in range(self._port, last + 1):
             try:
-                return _Server((self._host, port), _Handler)
+                return _Server((self._host, port), self._handler)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise InvalidConfig(
@@ -92,23 +88,21 @@ class HttpEndpoint:
             hint="choose another with --http-port, or 0 for any free port",
         )
 
-    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        match environ["PATH_INFO"], environ["REQUEST_METHOD"]:
-            case "/metrics", "GET" | "HEAD":
-                page: Iterable[bytes] = self._metrics(environ, start_response)
-                return page
-            case "/healthz", "GET" | "HEAD":
-                healthy = self._ask_loop(list) is not None
-                return _text(start_response, *((200, "ok") if healthy else (503, "the event loop does not turn")))
-            case "/readyz", "GET" | "HEAD":
+    def answer(self, path: str, method: str) -> tuple[int, str] | None:
+        """Status and text for a request; None: the metrics."""
+        reading = method in ("GET", "HEAD")
+        match path:
+            case "/metrics" if reading:
+                return None
+            case "/healthz" if reading:
+                return (503, _STUCK) if self._ask_loop(list) is None else (200, "ok")
+            case "/readyz" if reading:
                 reasons = self._ask_loop(self._readiness)
-                if reasons is None:
-                    reasons = ["the event loop does not turn"]
-                return _text(start_response, *((503, "\n".join(reasons)) if reasons else (200, "ready")))
-            case "/metrics" | "/healthz" | "/readyz", _:
-                return _text(start_response, 405, "only GET")
+                return (503, "\n".join(reasons or [_STUCK])) if reasons != [] else (200, "ready")
+            case "/metrics" | "/healthz" | "/readyz":
+                return 405, "only GET"
             case _:
-                return _text(start_response, 404, "here are /metrics, /healthz and /readyz")
+                return 404, "here are /metrics, /healthz and /readyz"
 
     def _ask_loop(self, question: Readiness) -> list[str] | None:
         """The loop's answer; None if it gives none within a second."""
@@ -131,19 +125,13 @@ class HttpEndpoint:
             return [f"readiness unknown: {error}"]
 
 
-def _text(start_response: StartResponse, status: int, text: str) -> list[bytes]:
-    start_response(f"{status} {responses[status]}", [("Content-Type", "text/plain; charset=utf-8")])
-    return [f"{text}\n".encode()]
-
-
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
+class _Server(ThreadingHTTPServer):
     """A thread per request, so that one slow reader does not hold up the probes, and a bound on their number."""
 
-    daemon_threads = True
     block_on_close = False
     request_queue_size = 16
 
-    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
         super().__init__(address, handler)
 
@@ -151,7 +139,6 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         # HTTPServer.server_bind looks up the host's name, which can take many seconds without working DNS.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._places.acquire(blocking=False):
@@ -169,34 +156,21 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         """Ignore clients that went away."""
 
 
-class _QuietServerHandler(ServerHandler):
-    def log_exception(self, exc_info: Any) -> None:
-        """Ignore broken pipes of scrapers that gave up; answer other errors with 500."""
+class _Handler(MetricsHandler):
+    """Answers one request; `HttpEndpoint` gives its class the endpoint and the registry."""
 
-
-class _Handler(WSGIRequestHandler):
     timeout = REQUEST_S_MAX
+    endpoint: HttpEndpoint
 
-    def handle(self) -> None:
-        self.raw_requestline = self.rfile.readline(65537)
-        if len(self.raw_requestline) > 65536:
-            self.requestline = self.request_version = self.command = ""
-            self.send_error(414)
+    def do_GET(self) -> None:
+        answer = self.endpoint.answer(self.path.partition("?")[0], self.command)
+        if answer is None:
+            super().do_GET()
             return
-        if not self.parse_request():
-            return
-        handler = _QuietServerHandler(
-            cast(IO[bytes], self.rfile),
-            cast(IO[bytes], self.wfile),
-            self.get_stderr(),
-            self.get_environ(),
-            multithread=True,
-        )
-        handler.request_handler = self  # type: ignore[attr-defined]  # wsgiref's own back reference
-        assert isinstance(self.server, WSGIServer)
-        app = self.server.get_app()
-        assert app is not None
-        handler.run(app)
+        status, text = answer
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.end_headers()
+        self.wfile.write(f"{text}\n".encode())
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not logged."""
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_GET

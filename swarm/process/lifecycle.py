@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn, cast
 import psutil
 import typer
 
-from swarm.errors import INTERRUPTED, InvalidConfig, NotAllowed, SwarmError, UsageError
+from swarm.errors import INTERRUPTED, InvalidConfig, NotAllowed, SwarmError, UsageError, leaves
 from swarm.process.logs import LogFormat
 
 
@@ -173,7 +173,6 @@ def http_port_of(text: str) -> int | None:
 
 
 def log_format_of(text: str) -> LogFormat:
-    """The value of --log-format."""
     if text not in ("auto", "json", "text"):
         raise UsageError(f'--log-format is auto, json or text, not "{text}"', hint="--log-format auto")
     return cast(LogFormat, text)
@@ -242,8 +241,6 @@ def first_of_ours(group: BaseExceptionGroup[BaseException]) -> SwarmError | None
     _, rest = group.split(SwarmError)
     if rest is not None:
         return None
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = next(leaves(group))
     assert isinstance(error, SwarmError)
     return error

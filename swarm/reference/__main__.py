@@ -16,7 +16,7 @@ with quiet_start():
     import typer
 
     from swarm.checkpoint.reader import open_folder
-    from swarm.data import open_corpus
+    from swarm.data.shards import open_corpus
     from swarm.errors import SwarmError, UsageError
     from swarm.hf.model_folder import check_out_dir
     from swarm.hf.pretrained import ground, weight_files
@@ -65,7 +65,6 @@ def train_local(
 
 
 def main() -> None:
-    """Run the command line and exit with its code."""
     app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
     app.command()(train_local)
     try:

@@ -23,17 +23,11 @@ from torch import Tensor
 
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.storage import open_storage
-from swarm.data import Batches, ByteTokenizer, Corpus, TokenData, TokenManifest, tokenise
+from swarm.data.batches import Batches, TokenData
+from swarm.data.shards import Corpus, TokenManifest, tokenise
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import JobFailed, OutOfMemory
-from swarm.hf.model_folder import (
-    INDEX_NAME,
-    cannot_write,
-    check_out_dir,
-    model_folder_files,
-    safetensors_index,
-    shard_name,
-    weights_sha256,
-)
+from swarm.hf import model_folder
 from swarm.job.partition import unit_names
 from swarm.job.schedule import NOT_FINITE_HINT, clip, evaluation_due, learning_rate, not_finite_fault, perplexity
 from swarm.job.spec import JobSpec
@@ -42,6 +36,7 @@ from swarm.model.exact_sums import mean_of_parts
 from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
 from swarm.model.state import read_initial
+from swarm.model.state_files import parameter_hashes, weights_file
 from swarm.reference.checkpoints import LocalCheckpoints, stages_from
 from swarm.types import Microbatch, UnitName
 
@@ -179,7 +174,9 @@ def evaluate(stages: Sequence[Stage], spec: JobSpec, batches: Batches, version: 
 
 def sha256_of(stages: Sequence[Stage]) -> str:
     """The hash that names the weights of these stages, whatever their number."""
-    return weights_sha256(parameter for stage in stages for parameter in stage.parameter_hashes())
+    return model_folder.weights_sha256(
+        parameter for stage in stages for parameter in parameter_hashes(stage.capture(optimizer=False))
+    )
 
 
 def save_folder(
@@ -189,18 +186,21 @@ def save_folder(
 
     Without `tokenizer_files` it holds the byte tokenizer. NotAllowed if `out_dir` exists and is not an empty folder.
     """
-    check_out_dir(out_dir)
+    model_folder.check_out_dir(out_dir)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     part = out_dir.parent / f".{out_dir.name}.part-{os.getpid()}"
     part.mkdir()
     try:
-        files = model_folder_files(spec)
+        files = model_folder.model_folder_files(spec)
         files |= ByteTokenizer().tokenizer_files() if tokenizer_files is None else tokenizer_files
-        hashes = {shard_name(stage.stage, len(stages)): stage.parameter_hashes() for stage in stages}
-        if len(stages) > 1:
-            files[INDEX_NAME] = safetensors_index(hashes)
+        hashes = {}
         for stage in stages:
-            _write(part / shard_name(stage.stage, len(stages)), stage.export())
+            state = stage.capture(optimizer=False)
+            name = model_folder.shard_name(stage.stage, len(stages))
+            hashes[name] = parameter_hashes(state)
+            _write(part / name, weights_file(state))
+        if len(stages) > 1:
+            files[model_folder.INDEX_NAME] = model_folder.safetensors_index(hashes)
         for name, content in files.items():
             _write(part / name, content)
         part.replace(out_dir)
@@ -294,7 +294,7 @@ def train_and_save(
     try:
         save_folder(trained.stages, spec, out_dir, corpus.tokenizer.tokenizer_files())
     except OSError as error:
-        raise cannot_write(out_dir, error) from error
+        raise model_folder.cannot_write(out_dir, error) from error
     _say(f"model written to {out_dir}")
     return trained.sha256
 

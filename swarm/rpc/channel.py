@@ -8,7 +8,7 @@ error crosses a connection as a status code, its text as the status details, and
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -16,24 +16,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from swarm.errors import (
-    ERROR_BY_CODE,
-    CorruptFrame,
-    DeadlinePassed,
-    GradientRange,
-    IncompatibleVersion,
-    InvalidConfig,
-    JobFailed,
-    NotAllowed,
-    NotFound,
-    OutOfMemory,
-    Refused,
-    ReplicaDiverged,
-    RetryElsewhere,
-    SchedulerUnreachable,
-    SwarmError,
-    UsageError,
-)
+from swarm import errors
 
 Options = list[tuple[str, int | str]]
 
@@ -46,13 +29,12 @@ KEEPALIVE_TIMEOUT_MS = 2000  # a busy two-core machine answers pings late, and w
 _CODE_KEY = "swarm-code"
 _CODE = re.compile(r"^E[0-9]{4}$")
 _HINT_KEY = "swarm-hint-bin"  # "-bin": hints are UTF-8, plain metadata is ASCII
-_TEXT_LIMIT = 2 << 10  # details and hint together stay well below MAX_METADATA_BYTES
+_TEXT_BYTES_MAX = 1 << 10  # of details or hint: both together stay well below MAX_METADATA_BYTES
 
 _log = structlog.get_logger(__name__)
 
 
 def client_options() -> Options:
-    """Options of every channel that we dial."""
     return [
         *_common_options(),
         # Own connection per channel: a control stream must not queue behind another channel's tensors.
@@ -66,7 +48,6 @@ def client_options() -> Options:
 
 
 def server_options() -> Options:
-    """Options of every server that we start."""
     return [
         *_common_options(),
         ("grpc.so_reuseport", 0),  # a busy port is an error, not a shared port
@@ -88,7 +69,6 @@ def connect_sync(address: str) -> grpc.Channel:
 
 
 def new_server() -> grpc.aio.Server:
-    """A server without services or port yet."""
     return grpc.aio.server(options=server_options())
 
 
@@ -99,7 +79,7 @@ def bind(server: grpc.aio.Server, address: str) -> int:
     except RuntimeError:
         port = 0
     if port == 0:
-        raise InvalidConfig(
+        raise errors.InvalidConfig(
             f"cannot listen at {address}: the port is in use or the address is not this machine's",
             hint="choose another port, or stop the process that holds it",
         )
@@ -107,8 +87,8 @@ def bind(server: grpc.aio.Server, address: str) -> int:
 
 
 def translate(
-    error: grpc.RpcError, address: str, *, unavailable: type[SwarmError] = SchedulerUnreachable
-) -> SwarmError:
+    error: grpc.RpcError, address: str, *, unavailable: type[errors.SwarmError] = errors.SchedulerUnreachable
+) -> errors.SwarmError:
     """The SwarmError behind a failed call to `address`.
 
     If the other side named one of our errors, it has that class, with its text and hint. Otherwise the status code
@@ -117,7 +97,7 @@ def translate(
     """
     code, details, metadata = _facts(error)
     told, hint = _text(metadata.get(_CODE_KEY, "")), _text(metadata.get(_HINT_KEY, ""))
-    if (named := ERROR_BY_CODE.get(told)) is not None:
+    if (named := errors.ERROR_BY_CODE.get(told)) is not None:
         return named(details, hint=hint)
     if _CODE.match(told):
         unknown = _class_of(code, unavailable)(details, hint=hint)
@@ -127,19 +107,19 @@ def translate(
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             return unavailable(f"{address} does not answer: {details or 'the connection broke'}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlinePassed(f"{address} did not answer in time")
+            return errors.DeadlinePassed(f"{address} did not answer in time")
         case grpc.StatusCode.UNIMPLEMENTED:
-            return IncompatibleVersion(
+            return errors.IncompatibleVersion(
                 f"{address} does not know this call: {details}", hint="both sides need the same version of swarm"
             )
     return _class_of(code, unavailable)(f"{address} failed: {details or code.name}")
 
 
-def _class_of(code: grpc.StatusCode, unavailable: type[SwarmError]) -> type[SwarmError]:
-    return unavailable if code is grpc.StatusCode.UNAVAILABLE else _ERROR_BY_STATUS.get(code, SwarmError)
+def _class_of(code: grpc.StatusCode, unavailable: type[errors.SwarmError]) -> type[errors.SwarmError]:
+    return unavailable if code is grpc.StatusCode.UNAVAILABLE else _ERROR_BY_STATUS.get(code, errors.SwarmError)
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SwarmError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.SwarmError) -> NoReturn:
     """End the call with `error`: status code, text, `swarm-code` and `swarm-hint-bin`."""
     metadata: list[tuple[str, str | bytes]] = [(_CODE_KEY, error.code)]
     if error.hint:
@@ -148,7 +128,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SwarmError) 
     raise AssertionError("abort returned")
 
 
-def status_of(error: SwarmError) -> grpc.StatusCode:
+def status_of(error: errors.SwarmError) -> grpc.StatusCode:
     """The status code of an error's class, or of its nearest base that has one."""
     return next(_STATUS_BY_ERROR[base] for base in type(error).__mro__ if base in _STATUS_BY_ERROR)
 
@@ -168,45 +148,45 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterato
         await abort(context, public_error(error))
 
 
-def public_error(error: Exception) -> SwarmError:
+def public_error(error: Exception) -> errors.SwarmError:
     """What a peer may learn of an exception: a SwarmError as it is, else a plain one; its traceback is logged."""
-    found = next((leaf for leaf in leaves(error) if isinstance(leaf, SwarmError)), None)
+    found = next((leaf for leaf in errors.leaves(error) if isinstance(leaf, errors.SwarmError)), None)
     if found is not None:
         return found
     _log.error("call failed", error=repr(error), exc_info=error)
-    return SwarmError("internal error", hint="see the log of the process that answered")
+    return errors.SwarmError("internal error", hint="see the log of the process that answered")
 
 
-_STATUS_BY_ERROR: dict[type[SwarmError], grpc.StatusCode] = {
-    SwarmError: grpc.StatusCode.INTERNAL,
-    UsageError: grpc.StatusCode.INVALID_ARGUMENT,
-    InvalidConfig: grpc.StatusCode.INVALID_ARGUMENT,
-    SchedulerUnreachable: grpc.StatusCode.UNAVAILABLE,
-    IncompatibleVersion: grpc.StatusCode.FAILED_PRECONDITION,
-    NotFound: grpc.StatusCode.NOT_FOUND,
-    DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
-    OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    NotAllowed: grpc.StatusCode.FAILED_PRECONDITION,
-    JobFailed: grpc.StatusCode.ABORTED,
-    RetryElsewhere: grpc.StatusCode.UNAVAILABLE,
-    Refused: grpc.StatusCode.FAILED_PRECONDITION,
-    CorruptFrame: grpc.StatusCode.DATA_LOSS,
-    ReplicaDiverged: grpc.StatusCode.ABORTED,
-    GradientRange: grpc.StatusCode.OUT_OF_RANGE,
+_STATUS_BY_ERROR: dict[type[errors.SwarmError], grpc.StatusCode] = {
+    errors.SwarmError: grpc.StatusCode.INTERNAL,
+    errors.UsageError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidConfig: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.SchedulerUnreachable: grpc.StatusCode.UNAVAILABLE,
+    errors.IncompatibleVersion: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.OutOfMemory: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.NotAllowed: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.JobFailed: grpc.StatusCode.ABORTED,
+    errors.RetryElsewhere: grpc.StatusCode.UNAVAILABLE,
+    errors.Refused: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.CorruptFrame: grpc.StatusCode.DATA_LOSS,
+    errors.ReplicaDiverged: grpc.StatusCode.ABORTED,
+    errors.GradientRange: grpc.StatusCode.OUT_OF_RANGE,
 }
 
 # Statuses without a `swarm-code`: from gRPC itself or from a foreign server. UNAVAILABLE, CANCELLED, DEADLINE_EXCEEDED
 # and UNIMPLEMENTED carry more than a class: see `translate`.
-_ERROR_BY_STATUS: dict[grpc.StatusCode, type[SwarmError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: Refused,
-    grpc.StatusCode.FAILED_PRECONDITION: Refused,
-    grpc.StatusCode.OUT_OF_RANGE: Refused,
-    grpc.StatusCode.ALREADY_EXISTS: Refused,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Refused,
-    grpc.StatusCode.NOT_FOUND: NotFound,
-    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
-    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
-    grpc.StatusCode.DATA_LOSS: CorruptFrame,
+_ERROR_BY_STATUS: dict[grpc.StatusCode, type[errors.SwarmError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.Refused,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.Refused,
+    grpc.StatusCode.OUT_OF_RANGE: errors.Refused,
+    grpc.StatusCode.ALREADY_EXISTS: errors.Refused,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Refused,
+    grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.PERMISSION_DENIED: errors.NotAllowed,
+    grpc.StatusCode.UNAUTHENTICATED: errors.NotAllowed,
+    grpc.StatusCode.DATA_LOSS: errors.CorruptFrame,
 }
 
 
@@ -238,17 +218,9 @@ def _facts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, dict[str, str | 
     return error.code(), error.details() or "", dict(tuple(pairs))
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The plain exceptions in an exception, depth first: itself, or the members of a group."""
-    if isinstance(error, BaseExceptionGroup):
-        for child in error.exceptions:
-            yield from leaves(child)
-    else:
-        yield error
-
-
 def _shorten(text: str) -> str:
-    return text if len(text) <= _TEXT_LIMIT // 2 else text[: _TEXT_LIMIT // 2 - 1] + "…"
+    raw = text.encode(errors="replace")  # gRPC writes each byte that is not ASCII as three
+    return text if len(raw) <= _TEXT_BYTES_MAX else raw[: _TEXT_BYTES_MAX - 3].decode(errors="ignore") + "…"
 
 
 def _text(value: str | bytes) -> str:

@@ -20,10 +20,10 @@ import grpc
 import grpc.aio
 import xxhash
 
-from swarm.errors import ERROR_BY_CODE, CorruptFrame, PeerUnavailable, Refused, SwarmError
+from swarm.errors import ERROR_BY_CODE, CorruptFrame, PeerUnavailable, Refused, SwarmError, leaves
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import frames
-from swarm.rpc.channel import answering, connect, leaves, public_error, translate
+from swarm.rpc.channel import answering, connect, public_error, translate
 from swarm.rpc.mapping import from_message, parse, to_message
 from swarm.wire import frame_pb2
 
@@ -105,8 +105,6 @@ class Traffic(Protocol):
 
 
 class NoTraffic:
-    """Counts nothing."""
-
     def sent(self, address: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
         pass
 
@@ -321,7 +319,6 @@ class _Link:
 
 
 def _again(error: SwarmError) -> SwarmError:
-    """The same error as a new object: each waiter raises its own."""
     return type(error)(error.message, hint=error.hint)
 
 

@@ -139,7 +139,8 @@ class GrpcSchedulerLink:
                 yield parse(session_pb2.FetchChunk, data).payload
 
         try:
-            async for chunk in exactly(request, payloads()):
+            wanted_bytes = request.stop - request.start
+            async for chunk in exactly(payloads(), wanted_bytes, request.path, "asked for were"):
                 yield chunk
         except grpc.RpcError as error:
             raise translate(error, self._address) from None
@@ -224,7 +225,8 @@ class _SessionService:
             if not first.HasField("header"):
                 raise Refused("StoreChunk.header is missing in the first chunk")
             header = from_message(StoreHeader, first.header)
-            sha256 = await self._handler.store(header, whole(header, _payloads(first, chunks)))
+            weights = exactly(_payloads(first, chunks), header.total_bytes, "the weights", "the header says")
+            sha256 = await self._handler.store(header, weights)
             return session_pb2.StoreReply(sha256=sha256).SerializeToString()
         raise AssertionError("answering returned after an error")
 
@@ -271,21 +273,8 @@ async def serve_session(
     serving.result()
 
 
-async def whole(header: StoreHeader, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The chunks, if they add up to what the header says; else CorruptFrame as soon as that is certain."""
-    held_bytes = 0
-    async for chunk in chunks:
-        held_bytes += len(chunk)
-        if held_bytes > header.total_bytes:
-            break
-        yield chunk
-    if held_bytes != header.total_bytes:
-        raise CorruptFrame(f"the weights have {held_bytes} bytes or more, the header says {header.total_bytes}")
-
-
-async def exactly(request: FetchRequest, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The chunks, if they add up to the requested bytes; else CorruptFrame as soon as that is certain."""
-    wanted_bytes = request.stop - request.start
+async def exactly(chunks: AsyncIterator[bytes], wanted_bytes: int, what: str, says: str) -> AsyncGenerator[bytes, None]:
+    """The chunks, if they add up to `wanted_bytes`; else CorruptFrame as soon as that is certain."""
     held_bytes = 0
     async for chunk in chunks:
         held_bytes += len(chunk)
@@ -293,7 +282,7 @@ async def exactly(request: FetchRequest, chunks: AsyncIterator[bytes]) -> AsyncG
             break
         yield chunk
     if held_bytes != wanted_bytes:
-        raise CorruptFrame(f"{held_bytes} bytes or more of {request.path} arrived, asked for were {wanted_bytes}")
+        raise CorruptFrame(f"{held_bytes} bytes or more of {what} arrived, {says} {wanted_bytes}")
 
 
 async def _payloads(first: session_pb2.StoreChunk, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from client.cli import run
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.wire import jobs_pb2 as pb
 from tests.support.processes import Cluster

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swarm.data import Batches, ByteTokenizer, TokenData
+from swarm.data.batches import Batches, TokenData
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import JobFailed, NotAllowed
 from swarm.job.families import HEAD
 from swarm.job.partition import resolve

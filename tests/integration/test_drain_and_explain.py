@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from client.cli import run
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from tests.support.processes import Cluster
 from tests.support.simulated import Tokens, small_spec, write_text

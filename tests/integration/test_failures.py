@@ -13,7 +13,7 @@ import torch
 from client.cli import run
 from scheduler.brain.replay import replay
 from scheduler.brain.transcript import Transcript
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from swarm.data import Batches, TokenData
+from swarm.data.batches import Batches, TokenData
 from swarm.job.families import FAMILIES, HEAD
 from swarm.job.model_config import hugging_face_config
 from swarm.job.partition import resolve

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidModel
 from swarm.hf.pretrained import ground, hub_files, weight_files
 from swarm.job.partition import resolve

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from swarm.data import Batches, TokenData
+from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidConfig, InvalidModel, SwarmError
 from swarm.hf.pretrained import WeightFile, ground, weight_files
 from swarm.job.partition import balanced_split, flops_per_token, resolve

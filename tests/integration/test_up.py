@@ -431,7 +431,7 @@ def test_the_demo_trains_pulls_and_samples_or_says_that_it_learned_nothing(
 
 @pytest.mark.parametrize("stages", [1, 2, 6])
 def test_the_demo_job_is_valid_for_any_number_of_stages(stages: int) -> None:
-    spec = parse_job(tomllib.loads(demo_job(stages).text))
+    spec = parse_job(tomllib.loads(demo_job(stages)[0]))
     assert spec.pipeline.stages == stages
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.data import IGNORED, Batches, TokenData, shuffled
+from swarm.data.batches import IGNORED, Batches, TokenData, shuffled
 from swarm.job.spec import TrainingSection
 
 

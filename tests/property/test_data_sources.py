@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.data import ByteTokenizer, TokenData, tokenise
+from swarm.data.batches import TokenData
+from swarm.data.shards import tokenise
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.spec import parse_job
 
 LENGTH = 8

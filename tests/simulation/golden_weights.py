@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from tests.support.sim import loop as sim

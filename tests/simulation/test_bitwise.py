@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from swarm.data import IGNORED, ByteTokenizer, ShardInfo, TokenManifest
+from swarm.data.batches import IGNORED
+from swarm.data.shards import ShardInfo, TokenManifest
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.reference.trainer import StepReport, train_local
 from tests.support.simulated import Tokens, run_swarm, small_spec, write_text

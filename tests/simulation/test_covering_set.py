@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.reference.trainer import train_local
 from tests.support.simulated import Tokens, run_swarm, small_spec, write_text

@@ -16,7 +16,7 @@ import torch
 
 from scheduler.api.job_service import JobService
 from swarm.checkpoint.storage import Files
-from swarm.data import open_corpus
+from swarm.data.shards import open_corpus
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local
 from swarm.wire import jobs_pb2 as pb

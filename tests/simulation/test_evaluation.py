@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.brain.outputs import EvaluationRow
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import EvaluationReport, train_local

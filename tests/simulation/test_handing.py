@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.jobs.job import Job
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.types import JobState, PeerId
 from tests.support.scenes import Run, Task, about_peer, add_peer, drained, replayed, serves, train

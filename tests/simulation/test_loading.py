@@ -10,13 +10,23 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION, Command, Event, Failed, Loaded, LoadStage, Release, StoreHeader, Welcome
+from swarm.messages import (
+    PROTOCOL_VERSION,
+    Command,
+    Event,
+    Failed,
+    Hello,
+    Loaded,
+    LoadStage,
+    Release,
+    StoreHeader,
+    Welcome,
+)
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
 from swarm.types import JobId, PeerId
@@ -80,7 +90,7 @@ def play(spec: JobSpec, commands: Sequence[tuple[float, Command]], built: list[w
         network.add_handler(SCHEDULER, script)
         try:
             async with asyncio.TaskGroup() as tasks:
-                identity = Identity(PeerId("p"), 1, "0", "p", "", "cpu", 1, 1 << 30, -1)
+                identity = Hello(PeerId("p"), 1, PROTOCOL_VERSION, "0", "p", "", "cpu", 1, 1 << 30, -1)
                 ports = ServerPorts(
                     SlowDevice(lambda: STEP_S),
                     network.peer_links("p"),

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from scheduler.jobs.job import Job
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import OutOfMemory
 from swarm.job.footprint import stage_footprint
 from swarm.job.partition import resolve

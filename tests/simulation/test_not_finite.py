@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from scheduler.jobs.driver import JobDriver
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.messages import Accumulated
 from swarm.types import JobState
 from tests.support.sim import loop as sim

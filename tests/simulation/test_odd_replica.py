@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from scheduler.jobs.driver import JobDriver
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import OutOfMemory
 from swarm.messages import Accumulated, Averaged, Committed, Event, Failed, Loaded, ParameterNorm
 from swarm.reference.trainer import train_local

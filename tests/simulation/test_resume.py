@@ -12,7 +12,7 @@ import torch
 
 from swarm.checkpoint.reader import fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec

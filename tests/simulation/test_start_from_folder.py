@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from scheduler.jobs.job import Job
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidModel, NotFound, Refused
 from swarm.hf.pretrained import ground, weight_files
 from swarm.job.partition import resolve

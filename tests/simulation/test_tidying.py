@@ -15,7 +15,7 @@ from scheduler.assembly import assemble
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.stores import Stores
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger

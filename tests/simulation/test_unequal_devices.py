@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from scheduler.jobs.job import Job
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import ReplicaDiverged
 from swarm.job.partition import resolve
 from swarm.messages import LoadStage

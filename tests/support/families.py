@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.reference.trainer import train_local
 from tests.support.simulated import Tokens, small_spec, write_text

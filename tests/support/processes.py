@@ -18,7 +18,8 @@ from typing import Any, Self
 
 import grpc
 
-from swarm.data import ByteTokenizer, TokenManifest
+from swarm.data.shards import TokenManifest
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.spec import JobSpec
 from swarm.process.children import dying_with_parent
 from swarm.rpc.channel import connect_sync

@@ -15,7 +15,7 @@ from scheduler.api.drain import drain
 from scheduler.brain.explain.facts import explain_peer
 from scheduler.jobs.job import Job
 from swarm.checkpoint.reader import Checkpoint, list_checkpoints
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import train_local

@@ -18,13 +18,14 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, JobTokens
 from scheduler.storage.stores import Stores
-from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage, MemoryBudget
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
-from swarm.data import Batches, ByteTokenizer, TokenData, TokenManifest, tokenise
+from swarm.data.batches import Batches, TokenData
+from swarm.data.shards import TokenManifest, tokenise
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION
+from swarm.messages import PROTOCOL_VERSION, Hello
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
 from swarm.types import JobState, PeerId
@@ -201,7 +202,9 @@ class Rig:
     ) -> None:
         """Start a stage server whose computations take a random while; what it says of itself need not be true."""
         device = device_type(lambda: rng.uniform(0.001, 0.03) * self.slowness.get(peer, 1.0))
-        identity = Identity(peer, incarnation, "0", f"address-of-{peer}", "", device_name, 1, memory_bytes, stage)
+        identity = Hello(
+            peer, incarnation, PROTOCOL_VERSION, "0", f"address-of-{peer}", "", device_name, 1, memory_bytes, stage
+        )
 
         async def find() -> str:
             return SCHEDULER

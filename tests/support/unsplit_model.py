@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swarm.data import Batches
+from swarm.data.batches import Batches
 from swarm.model.stage import Stage
 from swarm.types import Microbatch
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import swarm.model.stage as stage_module
 import swarm.model.state as state_module
 from scheduler.storage.database import JobTokens
-from swarm.data import Batches, TokenData
+from swarm.data.batches import Batches, TokenData
 from swarm.job.families import FAMILIES, HEAD
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec

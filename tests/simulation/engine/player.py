@@ -16,7 +16,7 @@ from random import Random
 import torch
 
 from scheduler.storage.database import JobTokens
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.model.stage import Stage

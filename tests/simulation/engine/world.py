@@ -35,7 +35,6 @@ from scheduler.storage.checkpoint_sink import job_storage
 from scheduler.storage.database import Database, JobTokens, _next_epoch, migrate
 from scheduler.storage.stores import Stores
 from stage_server.brain.work_queue import ORDERS_MAX
-from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
 from stage_server.replica.averaging import MAILBOX_BYTES_MAX
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
@@ -43,7 +42,7 @@ from swarm.checkpoint.reader import fault_of, list_checkpoints
 from swarm.checkpoint.storage import Files, LocalStorage, Storage
 from swarm.errors import DatabaseUnavailable, SwarmError
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION, Averaged, Command, Commit, Event
+from swarm.messages import PROTOCOL_VERSION, Averaged, Command, Commit, Event, Hello
 from swarm.model.stage import Stage
 from swarm.peer_messages import Boundary, TensorHeader
 from swarm.process.logs import get_logger
@@ -179,7 +178,9 @@ class World(Observer):
             tasks.create_task(peer.device.work_forever())
             if peer.name not in self._metrics:
                 self._metrics[peer.name] = StageServerMetrics("0", PROTOCOL_VERSION)
-            identity = Identity(PeerId(peer.name), peer.incarnation, "0", peer.address, "", "cpu", 1, 1 << 30, -1)
+            identity = Hello(
+                PeerId(peer.name), peer.incarnation, PROTOCOL_VERSION, "0", peer.address, "", "cpu", 1, 1 << 30, -1
+            )
 
             async def find() -> str:
                 return SCHEDULER

@@ -11,7 +11,7 @@ from swarm.messages import Command, Event, FetchRequest, StoreHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import public_error
 from swarm.rpc.mapping import from_command, from_event, parse, to_command, to_event
-from swarm.rpc.session import INBOX_LIMIT, Pipe, SessionHandler, exactly, serve_session, whole
+from swarm.rpc.session import INBOX_LIMIT, Pipe, SessionHandler, exactly, serve_session
 from swarm.wire import session_pb2
 from tests.support.sim.fabric import Fabric
 from tests.support.sim.processes import Process
@@ -71,7 +71,7 @@ class SimSchedulerLink:
         broken = SchedulerUnreachable(f"{self._address} does not answer: the connection broke")
         sending.add_done_callback(lambda _: arriving.fail(broken))
         try:
-            async for chunk in exactly(request, arriving):
+            async for chunk in exactly(arriving, request.stop - request.start, request.path, "asked for were"):
                 yield chunk
         finally:
             sending.cancel()
@@ -94,7 +94,8 @@ class SimSchedulerLink:
                 yield content[start : start + frames.CHUNK_BYTES]
 
         try:
-            sha256 = await handler.store(header, whole(header, chunks()))
+            weights = exactly(chunks(), header.total_bytes, "the weights", "the header says")
+            sha256 = await handler.store(header, weights)
         except Exception as error:
             raise public_error(error) from error
         await asyncio.sleep(self._network.delay())

@@ -149,11 +149,11 @@ def test_a_replica_that_does_not_hold_the_round_of_a_commit_says_that_it_cannot_
 def test_state_is_given_to_those_who_ask_for_what_is_served_here() -> None:
     async def act(scene: Scene) -> None:
         request = StateRequest(JOB, 0, 0, "state", 0, 0, 0, PeerId("joiner"), 1)
-        reply, payload = await scene.replica.give(request)
+        reply, payload = await scene.replica.donor.give(request)
         assert (reply.version, reply.total_bytes) == (0, len(payload))
         for change in ({"job": JobId("other")}, {"timeline": 1}, {"stage": 1}):
             with pytest.raises(StaleMessage, match="this replica serves stage 0 of job job, timeline 0"):
-                await scene.replica.give(replace(request, **change))
+                await scene.replica.donor.give(replace(request, **change))
 
     play(1, act)
 

@@ -75,36 +75,36 @@ async def test_a_boundary_tensor_has_the_dtype_and_the_bytes_of_the_jobs_codec(c
     dtype, size = ON_THE_WIRE[compression]
     header = replace(BOUNDARY, codec=compression, dtype=dtype, total_bytes=size)
     async with replica_of(compression) as replica:
-        replica.admit(header)
+        replica.admission.check(header)
         for wrong in (size - 1, size + 1, ELEMENTS, 0, 1 << 50):
             with pytest.raises(CorruptFrame, match=f"has {size} bytes, not {wrong}"):
-                replica.admit(replace(header, total_bytes=wrong))
+                replica.admission.check(replace(header, total_bytes=wrong))
         for other, (other_dtype, other_size) in ON_THE_WIRE.items():
             if other != compression:
                 with pytest.raises(CorruptFrame, match="this job sends boundary tensors as"):
-                    replica.admit(replace(header, codec=other, dtype=other_dtype, total_bytes=other_size))
+                    replica.admission.check(replace(header, codec=other, dtype=other_dtype, total_bytes=other_size))
                 with pytest.raises(CorruptFrame, match="the header says"):
-                    replica.admit(replace(header, dtype=other_dtype, total_bytes=other_size))
+                    replica.admission.check(replace(header, dtype=other_dtype, total_bytes=other_size))
         with pytest.raises(CorruptFrame, match="boundary tensors are"):
-            replica.admit(replace(header, shape=(ELEMENTS,)))
+            replica.admission.check(replace(header, shape=(ELEMENTS,)))
 
 
 async def test_a_slice_is_a_float_within_its_unit() -> None:
     async with replica_of("int8") as replica:
-        replica.admit(SLICE)
-        replica.admit(replace(SLICE, dtype="float32", total_bytes=40))
+        replica.admission.check(SLICE)
+        replica.admission.check(replace(SLICE, dtype="float32", total_bytes=40))
         for change in ({"dtype": "int8", "total_bytes": 10}, {"total_bytes": 79}, {"elements": 0}):
             with pytest.raises(CorruptFrame):
-                replica.admit(replace(SLICE, **change))
+                replica.admission.check(replace(SLICE, **change))
         with pytest.raises(Refused, match="leaves unit"):
-            replica.admit(replace(SLICE, start=1 << 40))
+            replica.admission.check(replace(SLICE, start=1 << 40))
 
 
 async def test_what_is_meant_for_another_job_timeline_or_stage_is_refused() -> None:
     async with replica_of("none") as replica:
-        replica.admit(BOUNDARY)
-        replica.admit(EVALUATION)
-        replica.admit(QUESTION)
+        replica.admission.check(BOUNDARY)
+        replica.admission.check(EVALUATION)
+        replica.admission.check(QUESTION)
         later = (
             replace(BOUNDARY, microbatch=Microbatch(1, 0, 0)),
             replace(EVALUATION, batch=EvaluationBatch(1, 0, 0)),
@@ -114,11 +114,11 @@ async def test_what_is_meant_for_another_job_timeline_or_stage_is_refused() -> N
         others = [replace(one, job=JobId("other")) for one in (BOUNDARY, EVALUATION, QUESTION, SLICE)]
         for header in (*later, *others):
             with pytest.raises(StaleMessage, match="this replica serves job job, timeline 0"):
-                replica.admit(header)
+                replica.admission.check(header)
         for tensor in (BOUNDARY, replace(BOUNDARY, direction=Direction.BACKWARD), EVALUATION):
             with pytest.raises(Refused, match="a tensor for stage 0 came to stage 1"):
-                replica.admit(replace(tensor, stage=0))
+                replica.admission.check(replace(tensor, stage=0))
         with pytest.raises(Refused, match="a question to stage 0 came to stage 1"):
-            replica.admit(replace(QUESTION, stage=0))
+            replica.admission.check(replace(QUESTION, stage=0))
         with pytest.raises(Refused, match="has no unit"):
-            replica.admit(replace(SLICE, unit=UnitName("stage-0")))
+            replica.admission.check(replace(SLICE, unit=UnitName("stage-0")))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from stage_server.identity import Identity
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
@@ -158,7 +157,7 @@ def play(
                 StageServerMetrics("0", PROTOCOL_VERSION),
                 get_logger("test"),
             )
-            identity = Identity(PeerId("p"), 1, "0", "at p", "", "cpu", 1, 1 << 30, -1)
+            identity = Hello(PeerId("p"), 1, PROTOCOL_VERSION, "0", "at p", "", "cpu", 1, 1 << 30, -1)
             server = StageServer(identity, ports, ServerSettings(0.5, orphan_timeout_s, build=build))
             serving = tasks.create_task(server.serve())
             if beside is not None:

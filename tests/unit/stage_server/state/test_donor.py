@@ -14,7 +14,7 @@ from stage_server.brain.chunks import TensorSize, cut
 from stage_server.ports import Assignment, ReplicaId
 from stage_server.state.donor import SERVED_MAX, Donor, Record, chunks_of, names_of, pack_records, unpack_records
 from stage_server.state.joiner import missed_record
-from swarm.data import ByteTokenizer
+from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import CorruptFrame, Refused, RetryElsewhere
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
@@ -47,10 +47,13 @@ def commit(stage: Stage, step: int, *, skip: bool = False, donor: Donor | None =
         donor.committed(Commit(0, step, step + 1, (), RATE, 0.5, skip), {} if skip else gradients)
 
 
-def donor_of(stage: Stage, log_bytes: int = 1 << 30) -> Donor:
+def assignment_of(stage: Stage, peer: str) -> Assignment:
     command = LoadStage(JobId("job"), 0, 0, (3,), 0, "")
-    assignment = Assignment(command, stage._spec, ReplicaId(JobId("job"), PeerId("donor"), 1, 0))
-    return Donor(assignment, stage, InlineDevice(lambda: 0.0), log_bytes)
+    return Assignment(command, stage._spec, ReplicaId(JobId("job"), PeerId(peer), 1, 0))
+
+
+def donor_of(stage: Stage, log_bytes: int = 1 << 30) -> Donor:
+    return Donor(assignment_of(stage, "donor"), stage, InlineDevice(lambda: 0.0), log_bytes)
 
 
 def request(part: str, chunk: int = 0, start: int = 0, stop: int = 0) -> StateRequest:
@@ -158,9 +161,7 @@ async def test_a_record_that_says_that_nothing_changed_is_not_believed(tmp_path:
         donor.committed(Commit(0, 0, 1, (), RATE, 0.5, skip), {} if skip else means(stage, 0))
         network.add_receiver(name, None, donor=donor)  # type: ignore[arg-type]
     donors = [Hop(PeerId(name), 1, 0, name) for name in ("liar", "honest")]
-    record = await missed_record(
-        0, lambda chunk: request("records", chunk, 0, 1), donors, stage, network.peer_links("joiner")
-    )
+    record = await missed_record(0, assignment_of(stage, "joiner"), donors, stage, network.peer_links("joiner"))
     assert not record.skip
     assert record.gradients.keys() == dict(stage.parameter_sizes()).keys()
     await network.close()

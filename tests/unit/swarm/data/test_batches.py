@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarm.data import IGNORED, Batches, TokenData, shuffled, split_samples
+from swarm.data.batches import IGNORED, Batches, TokenData, shuffled, split_samples
 from swarm.errors import InvalidData
 from swarm.job.spec import TrainingSection
 

@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from swarm.data import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer
-from swarm.data.tokenizer import read_tokenizer_files
+from swarm.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer, read_tokenizer_files
 from swarm.errors import InvalidConfig
 from swarm.job.spec import JobSpec, parse_job
 from tests.support.tokenizer import TEXT, write_tokenizer

@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from swarm.errors import CorruptFrame, PeerUnavailable
-from swarm.messages import FetchRequest, StoreHeader
-from swarm.rpc.session import Pipe, exactly, whole
-from swarm.types import JobId, PeerId
+from swarm.rpc.session import Pipe, exactly
 
 
 async def settle() -> None:
@@ -66,18 +64,12 @@ async def read(parts: AsyncIterator[bytes], into: list[bytes]) -> None:
 
 @pytest.mark.parametrize("parts", [(b"abc", b"de"), (b"abcde",), (b"", b"abcde", b"")])
 async def test_as_many_bytes_as_were_said_pass(parts: tuple[bytes, ...]) -> None:
-    header = StoreHeader(JobId("job"), PeerId("p"), 1, 0, 1, 0, 5, "model/model.safetensors")
-    request = FetchRequest(JobId("job"), 0, "model/model.safetensors", 10, 15)
-    assert b"".join([part async for part in whole(header, chunks(*parts))]) == b"abcde"
-    assert b"".join([part async for part in exactly(request, chunks(*parts))]) == b"abcde"
+    assert b"".join([part async for part in exactly(chunks(*parts), 5, "it", "said were")]) == b"abcde"
 
 
 @pytest.mark.parametrize("parts", [(), (b"abcd",), (b"abc", b"def"), (b"abcde", b"f")])
 async def test_fewer_or_more_do_not(parts: tuple[bytes, ...]) -> None:
-    header = StoreHeader(JobId("job"), PeerId("p"), 1, 0, 1, 0, 5, "model/model.safetensors")
-    request = FetchRequest(JobId("job"), 0, "model/model.safetensors", 10, 15)
-    for kept in (whole(header, chunks(*parts)), exactly(request, chunks(*parts))):
-        passed: list[bytes] = []
-        with pytest.raises(CorruptFrame):
-            await read(kept, passed)
-        assert sum(map(len, passed)) <= 5
+    passed: list[bytes] = []
+    with pytest.raises(CorruptFrame, match="of it arrived, said were 5"):
+        await read(exactly(chunks(*parts), 5, "it", "said were"), passed)
+    assert sum(map(len, passed)) <= 5
