@@ -7,7 +7,7 @@ import json
 import platform
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from importlib import metadata
@@ -55,7 +55,6 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
     threads = options.threads or torch.get_num_threads()  # all cores that are ours, or OMP_NUM_THREADS
     product = metadata.version("swarm-stages")
     metrics = StageServerMetrics(product, PROTOCOL_VERSION)
-    traffic = _Traffic(metrics)
     loop = asyncio.get_running_loop()
 
     async with AsyncExitStack() as stack:
@@ -67,7 +66,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         thread = ThreadDevice(device_name, threads)
         stack.callback(thread.close)
         device: Device = thread if harm is None else HarmedDevice(thread, harm)
-        dialled = GrpcPeerLinks(traffic, on_wire=None if harm is None else harm.garble)
+        dialled = GrpcPeerLinks(metrics, on_wire=None if harm is None else harm.garble)
         links: PeerLinks = dialled if harm is None else HarmedLinks(dialled, harm)
         stack.push_async_callback(links.close)
         server = new_server()
@@ -117,11 +116,16 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             )
             bus = Bus(options.broker, f"swarm-{peer}", will=will, on_connected=metrics.process.mqtt_link)
 
+        async def find() -> str:
+            if options.scheduler:
+                return options.scheduler
+            return (await find_scheduler(options.broker, swarm=options.swarm)).address
+
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         ports = ServerPorts(
             device,
             links,
-            _finder(options),
+            find,
             GrpcSchedulerLink,
             tasks,
             metrics,
@@ -140,7 +144,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         log = get_logger("stage-server")
         tasks.create_task(watch_memory(used, memory_bytes, device, metrics, log))
         receiver: Neighbour = stage_server if harm is None else HarmedReceiver(stage_server, harm)
-        add_peer_service(server, receiver, traffic, receiver)
+        add_peer_service(server, receiver, metrics, receiver)
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
         if bus is not None:
@@ -192,28 +196,6 @@ def _hand_over(
 
     tasks.create_task(wait())
     return True
-
-
-class _Traffic:
-    """Counts what passes the data plane."""
-
-    def __init__(self, metrics: StageServerMetrics) -> None:
-        self._metrics = metrics
-
-    def sent(self, address: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
-        self._metrics.transferred("sent", kind, wire_bytes, tensor_bytes)
-
-    def received(self, peer: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
-        self._metrics.transferred("received", kind, wire_bytes, tensor_bytes)
-
-
-def _finder(options: StageServerOptions) -> Callable[[], Awaitable[str]]:
-    async def find() -> str:
-        if options.scheduler:
-            return options.scheduler
-        return (await find_scheduler(options.broker, swarm=options.swarm)).address
-
-    return find
 
 
 def _identity(data_dir: Path) -> PeerId:

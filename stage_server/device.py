@@ -1,7 +1,7 @@
 """The device port: one compute thread that runs everything which touches weights, graphs or sums.
 
-One thread means that the order in which work was handed over is the order in which it happens, which is what the rules
-about sealing and voiding lean on; and the event loop stays free to answer (measured: heartbeats late by 4 ms at most).
+With one thread, work happens in the order in which it was handed over; the rules about sealing and voiding rely on
+that. The event loop stays free to answer (measured: heartbeats are late by 4 ms at most).
 """
 
 from __future__ import annotations
@@ -39,19 +39,15 @@ class Device(Protocol):
 
     def run(self, work: Callable[[], T]) -> Awaitable[T]:
         """Do `work` after everything that was handed over before; gives its result."""
-        ...
 
     def timed(self, work: Callable[[], T]) -> Awaitable[Timed[T]]:
         """Like `run`, with the seconds that it took."""
-        ...
 
     def aside(self, work: Callable[[], T]) -> Awaitable[T]:
         """Do `work` beside the compute thread: for what needs no weights, graphs or sums, such as building files."""
-        ...
 
     def release(self) -> None:
         """Give memory that nothing uses any more back to the system, soon: a job has ended."""
-        ...
 
 
 class ThreadDevice:

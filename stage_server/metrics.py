@@ -76,12 +76,14 @@ class StageServerMetrics:
         """A boundary tensor that was held for a neighbour was dropped to save memory."""
         self._evicted.labels(str(stage)).inc()
 
-    def transferred(self, direction: str, kind: str, wire_bytes: int, uncompressed_bytes: int | None = None) -> None:
-        """A tensor was "sent" or "received"; kind is "activation", "gradient" or "state"."""
-        assert direction in TRAFFIC_DIRECTIONS, direction
-        assert kind in TRAFFIC_KINDS, kind
-        self._network.labels(direction, kind).inc(wire_bytes)
-        self._uncompressed.labels(direction, kind).inc(wire_bytes if uncompressed_bytes is None else uncompressed_bytes)
+    def sent(self, address: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
+        """As swarm.rpc.peers.Traffic; `kind` is "activation", "gradient" or "state"."""
+        self._network.labels("sent", kind).inc(wire_bytes)
+        self._uncompressed.labels("sent", kind).inc(tensor_bytes)
+
+    def received(self, peer: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
+        self._network.labels("received", kind).inc(wire_bytes)
+        self._uncompressed.labels("received", kind).inc(tensor_bytes)
 
     def round_finished(self, stage: int, outcome: str, duration_s: float) -> None:
         """An averaging round ended as "averaged", "failed" or "aborted"; only complete ones count as durations."""

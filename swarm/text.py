@@ -20,6 +20,11 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "nobody"
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def size(count: float) -> str:
     """A number of bytes: 512 B, 1.5 MiB."""
     if count < 1024:

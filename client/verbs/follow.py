@@ -22,10 +22,7 @@ REDIAL_S = 0.5
 
 
 def follow(shell: Shell, scheduler: Scheduler, job: str) -> pb.JobView:
-    """Show the job until it ends; returns its last view.
-
-    A scheduler that does not answer is dialled again for --timeout seconds, then SchedulerUnreachable.
-    """
+    """Show the job until it ends; SchedulerUnreachable after --timeout seconds without an answer."""
     view: pb.JobView | None = None
     with _display(shell) as show:
         for view in _views(shell, scheduler, job):
@@ -38,10 +35,7 @@ def follow(shell: Shell, scheduler: Scheduler, job: str) -> pb.JobView:
 
 
 def follow_to_success(shell: Shell, scheduler: Scheduler, job: str, *, commands: str) -> int:
-    """Follow a job that was just started; Ctrl-C detaches and shows `commands`. Returns the exit code.
-
-    Raises as `follow` and `raise_unless_succeeded`.
-    """
+    """Follow a job that was just started; Ctrl-C detaches and shows `commands`. Returns the exit code."""
     try:
         ended = follow(shell, scheduler, job)
     except KeyboardInterrupt:

@@ -4,10 +4,9 @@
                ├─▶ both here, weights held ──▶ Compute ──▶ Emit to the next hop, or on the last stage Report
     input ─────┘
 
-A microbatch that is repeated is repeated as a whole, with a higher attempt at every hop. So an entry is of one attempt:
-a newer one replaces it, whatever belongs to an older one is ignored, and nothing has to be held once it was sent. The
-scheduler does not let a version be overwritten while it is evaluated; what is left of a version that is gone is
-dropped. Inputs that come before their command wait, a bounded number of them.
+A microbatch is repeated as a whole, with a higher attempt at every hop. So an entry belongs to one attempt: a newer one
+replaces it, messages of an older one are ignored, and nothing is held once it was sent. The scheduler overwrites no
+version that is being evaluated. A bounded number of inputs may wait for their command.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from swarm.messages import Evaluate, Evaluated
 from swarm.types import EvaluationBatch, Hop, PeerId
 
 EARLY_MAX = 4096  # inputs that wait for their command
-VERSIONS_AHEAD_MAX = 2  # others may be so many commits ahead of this replica
+VERSIONS_AHEAD_MAX = 2  # how many commits others may be ahead of this replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +174,7 @@ class EvaluationTable:
         )
 
     def _renewed(self, batch: EvaluationBatch, attempt: int) -> _Entry | None:
-        """The entry of this attempt, in place of an older one; None if a newer one is known.
-
-        What is held for the older one stays until it is overwritten or forgotten: an input per entry at most.
-        """
+        """The entry of this attempt, in place of an older one; None if a newer one is known."""
         entry = self._entries.get(batch)
         if entry is None or entry.attempt < attempt:
             self._early.discard(batch)

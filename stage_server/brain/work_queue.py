@@ -1,7 +1,6 @@
-"""Which ready computation runs next on the device.
+"""Which ready computation runs next on the device: backward before forward, then the older step, then the lower index.
 
-Backward before forward: it frees a graph and feeds the stages before us. Then the older step, since the commit waits
-for it, then the lower index.
+A backward frees a graph and feeds the stages before this one; a commit waits for the oldest step.
 """
 
 from __future__ import annotations

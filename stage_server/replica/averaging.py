@@ -7,9 +7,9 @@
     a: mean 0 = (a0 + b0) / tokens    b: mean 1 = (a1 + b1) / tokens
     a -> b: mean 0      b -> a: mean 1                       all-gather
 
-The owner adds the parts in order of peer id and sends out the resulting bytes, so the result does not depend on who
+The owner adds the parts in order of peer id and sends out the resulting bytes. So the result does not depend on who
 answered first, and all members hold the same bytes. Nothing here decides: members and slices come with the command,
-and a round that cannot be finished is reported, for the scheduler to abort.
+and the scheduler aborts a round that a member reports as failed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from swarm.peer_messages import Slice
 from swarm.rpc.peers import PeerLinks
 from swarm.types import PeerId, Round, UnitName
 
-# A peer may run ahead of us by one step and repeat a round: more than this is not a slow neighbour but a fault.
+# A peer may be one step ahead of us and repeat a round; more than this is a fault, not a slow neighbour.
 MAILBOX_BYTES_MAX = 4 << 30
 
 
@@ -61,9 +61,9 @@ class Mean:
 
 
 class Mailbox:
-    """Slices that arrived, by key, and those who wait for them; bounded in bytes.
+    """Slices that arrived, and rounds that wait for one; bounded in bytes.
 
-    A slice may come before the `Average` command that explains it: it waits here. Duplicates are ignored.
+    A slice may come before the `Average` command that explains it, and waits here. Duplicates are ignored.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Mailbox:
         self._held_bytes = 0
 
     def admit(self, header: Slice) -> None:
-        """Refuse what is too old or too much, before any byte of it is read."""
+        """Refuse a slice that is too old or too much, before any byte of it is read."""
         if header.step <= self._closed_step:
             raise StaleMessage(f"step {header.step} is committed; its slices are no longer needed")
         if self._held_bytes + header.total_bytes > MAILBOX_BYTES_MAX:
@@ -128,9 +128,8 @@ async def run_round(
 ) -> Mean:
     """Carry out one round as a member; gives the averaged gradient of the unit.
 
-    `bits` is the fixed-point grid of the sums, None in ordinary mode. Raises RoundBroken if a member cannot be reached
-    or does not deliver within `command.timeout_s`, Refused if the sizes contradict the unit's layout (both perhaps in a
-    group).
+    `bits` is the fixed-point grid of the sums, None in ordinary mode. RoundBroken if a member does not deliver within
+    `command.timeout_s`, Refused if the sizes contradict the unit's layout; both may come in a group.
     """
     part = await device.run(lambda: stage.part(command.step, command.unit))
     mine = _own(command.members, me.peer)

@@ -1,7 +1,7 @@
-"""Tensors and questions on their way to neighbours: each once at a time, repeated for as long as they matter there.
+"""Tensors and questions on their way to neighbours: one copy at a time, sent again for as long as it is needed.
 
-A neighbour that cannot be reached is no reason to fail: its *link* is reported (`Undelivered`), for the scheduler to
-route around, and the tensor is tried again until it arrives or a newer route makes it superfluous.
+A replica does not fail because a neighbour cannot be reached. It reports the link (`Undelivered`), so that the
+scheduler routes around it, and tries again until the tensor arrives or a newer route makes it superfluous.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from swarm.messages import EvaluationUndelivered, Undelivered
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.types import Hop, PeerId
 
-# A link that fails for this long is reported, and again after REPEAT_S: the scheduler may have had no other way then.
+# A link that fails for this long is reported, and again after REPEAT_S: the scheduler may have had no other route.
 UNDELIVERED_S = 1.0
 REPEAT_S = 5.0
 PAUSE_S = (0.05, 1.0)  # between attempts: first, longest
-# A delivery that has neither arrived nor failed for this long does not keep a second copy from being sent.
+# A second copy may be sent once the first has neither arrived nor failed for this long.
 HANGING_S = 5.0
 
 
@@ -29,7 +29,7 @@ _Key: TypeAlias = tuple[Hashable, PeerId, int]
 
 
 class Deliveries:
-    """What one replica has under way."""
+    """What one replica is sending."""
 
     def __init__(self, ports: ReplicaPorts) -> None:
         self._ports = ports
@@ -37,15 +37,15 @@ class Deliveries:
         self._addresses: dict[tuple[PeerId, int], str] = {}
 
     def learn(self, hops: Iterable[Hop]) -> None:
-        """Take in where peers are: only the scheduler says so, questions come without an address."""
+        """Remember where peers are: only the scheduler says so, questions come without an address."""
         self._addresses.update({(hop.peer, hop.incarnation): hop.address for hop in hops})
 
     def send(
         self, to: Hop, subject: Hashable, letter: Callable[[], Letter | None], matters: Callable[[], bool]
     ) -> None:
-        """Deliver what `letter` gives to `to`, unless the same `subject` is under way; ends when `matters` says no.
+        """Deliver what `letter` gives to `to`, unless the same `subject` is under way, for as long as it `matters`.
 
-        `letter` is asked before each attempt: None means that it is held no longer.
+        `letter` is asked before each attempt; None means that the tensor is no longer held.
         """
         key = (subject, to.peer, to.attempt)
         now_s = asyncio.get_running_loop().time()

@@ -1,6 +1,6 @@
-"""Evaluation microbatches on this stage server: carries out what `evaluation.py` says.
+"""Evaluation microbatches on this stage server: carries out what `brain/evaluation.py` decides.
 
-Orders wait here, in order of version and batch, until no training computation waits for the device.
+Orders wait here, sorted by version and batch, until no training computation waits for the device.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Evaluator:
         return None
 
     async def compute(self, work: evaluation.ComputeEvaluation) -> None:
-        """Carry out an order, at once after `take`."""
+        """Carry out an order that `take` has just given."""
         batch = work.batch
         x, ids = self._inputs.pop(batch, None), self._ids.get(batch, Ids(None, None))
 

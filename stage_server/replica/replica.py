@@ -10,6 +10,7 @@ out what they say: it keeps the tensors, calls the device, and packs and sends w
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
@@ -26,13 +27,13 @@ from stage_server.replica.admission import Admission
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
 from stage_server.replica.packing import Letter, Packed, boundary, pack, question
-from stage_server.replica.reports import Reports
 from stage_server.replica.rounds import RoundRunner
 from stage_server.state.donor import Donor
 from stage_server.state.joiner import missed_record
 from stage_server.state.saving import capture, hand_over
 from swarm import messages
 from swarm.errors import (
+    OutOfMemory,
     Refused,
     SchedulerUnreachable,
     StaleMessage,
@@ -44,7 +45,7 @@ from swarm.model.state import InitialState
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.types import Direction, Hop, Microbatch, UnitName
 
-# Questions for what was lost between two neighbours are sent this often; what is lacking for less is on its way.
+# How often to ask for what was lost between two neighbours; what has been lacking for less may be on its way.
 REPAIR_S = 2.0
 STORE_AGAIN_S = 1.0
 
@@ -54,7 +55,7 @@ Stepping: TypeAlias = messages.Average | messages.AbortRound | messages.Commit |
 
 @dataclass(slots=True)
 class _Batch:
-    """What a cell was given beside its boundary tensors: token ids (stage 0), targets (last stage), int64 [B, T]."""
+    """What a cell was given beside boundary tensors: token ids (stage 0) and targets (last stage), int64 [B, T]."""
 
     tokens: Tensor | None
     targets: Tensor | None
@@ -89,7 +90,7 @@ class Replica:
         self._inputs: dict[tuple[Microbatch, Direction], Tensor] = {}
         self._outputs: HeldOutputs[Packed] = HeldOutputs(ports.budget.hold_bytes)
         self._deliveries = Deliveries(ports)
-        self._reports = Reports(loaded, ports)
+        self._reports = _Reports(loaded, ports)
         self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
         self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail)
         self.admission = Admission(assignment, stage, self._rounds.mailbox)
@@ -101,9 +102,9 @@ class Replica:
     # Sessions ----------------------------------------------------------------------------------------------------
 
     def attach(self) -> tuple[messages.Event, ...]:
-        """A new session begins: what was begun for the old one is given up; gives what the scheduler may have missed.
+        """A new session begins: give up what was begun for the old one; gives what the scheduler may have missed.
 
-        What the cells hold goes with `Hello`, which is to be made right after this.
+        `Hello`, which tells what the cells hold, must be made right after this.
         """
         self._stop_saving()  # the files may have gone to a scheduler that was killed
         self._rounds.abort_all()
@@ -111,13 +112,13 @@ class Replica:
         return self._reports.again()
 
     def newest_attempt(self) -> int:
-        """The greatest attempt that is known here of anything open."""
+        """The greatest known attempt of anything open."""
         return max(self.cells.newest_attempt(), self._evaluator.newest_attempt())
 
     # Commands ----------------------------------------------------------------------------------------------------
 
     async def handle(self, command: Computing | Stepping) -> None:
-        """Carry out one command; commands are handled in the order in which they came."""
+        """Carry out one command; the caller keeps them in order."""
         match command:
             case messages.Route():
                 self._route(command)
@@ -360,7 +361,7 @@ class Replica:
             self._carry_out(self.cells.evicted(old, side))
 
     async def _repair_forever(self) -> None:
-        """Ask for what was lost between two neighbours: whatever is lacking in two looks one after the other."""
+        """Ask for what was lost between two neighbours: what is lacking twice in a row."""
         before: set[tuple[Microbatch, Direction]] = set()
         while True:
             await asyncio.sleep(REPAIR_S)
@@ -389,6 +390,33 @@ class Replica:
             lambda: letter,
             lambda: self.cells.concerns(ask.microbatch, side, ask.to),
         )
+
+
+class _Reports:
+    """What a replica told the scheduler of itself; a new session hears it again."""
+
+    def __init__(self, loaded: messages.Loaded, ports: ReplicaPorts) -> None:
+        self._loaded = loaded
+        self._ports = ports
+        self._committed: deque[messages.Committed] = deque(
+            maxlen=2
+        )  # a commit is written when that of two steps ago is agreed
+        self._failed: messages.Failed | None = None
+
+    def committed(self, event: messages.Committed) -> None:
+        self._committed.append(event)
+        self._ports.emit(event)
+
+    def fail(self, error: SwarmError) -> None:
+        if isinstance(error, OutOfMemory):
+            self._ports.metrics.out_of_memory()
+        self._ports.log.error("cannot go on", error_code=error.code, reason=error.message)
+        self._failed = messages.Failed(self._loaded.job, error.code, error.message, error.hint)
+        self._ports.emit(self._failed)
+
+    def again(self) -> tuple[messages.Event, ...]:
+        failed = () if self._failed is None else (self._failed,)
+        return (self._loaded, *self._committed, *failed)
 
 
 def _ids(raw: bytes, shape: tuple[int, int]) -> Tensor | None:

@@ -3,8 +3,8 @@
     Average ──▶ waits for the seal ──▶ under way ──▶ mean held until the commit
                      └────────────── given up ◀──┘ AbortRound, a newer round, a new session
 
-Of each unit and step only the newest round counts. Its mean stays when the round is given up for a broken session:
-it may have been complete everywhere, and its commit row written, before that.
+Only the newest round of each unit and step counts. Its mean is kept even if the round is given up because the session
+broke: it may have been complete everywhere, and its commit row written, before that.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RoundRunner:
         self._means: dict[tuple[int, UnitName, Round], Mean] = {}
 
     def take(self, command: Average) -> bool:
-        """Note a round; whether it is news, and the step is to be sealed for it. It begins with `sealed`."""
+        """Note a round, which begins with `sealed`; False if it is not newer than the one that is known."""
         key = (command.step, command.unit)
         known = self._rounds.get(key)
         if known is not None and command.round <= known.command.round:
@@ -57,13 +57,13 @@ class RoundRunner:
         if known is not None:
             self._stop(known)
         self._rounds[key] = _UnderWay(command)
-        # A newer round says that no older one was written into a row, nor ever will be.
+        # A newer round means that no older one was or will be written into a row.
         self._means = {at: mean for at, mean in self._means.items() if at[:2] != key}
         self.mailbox.begin(command.step, command.unit, command.round)
         return True
 
     def sealed(self, step: int, digest: str) -> None:
-        """The parts of the step may be read; `digest` names the set that is in them. Begin what waited for that."""
+        """Begin the rounds that waited for the step's parts; `digest` names the set that is in them."""
         for (of, _), one in list(self._rounds.items()):
             if of != step or one.given_up or one.task is not None:
                 continue
@@ -75,7 +75,7 @@ class RoundRunner:
                 self._failed(one.command, SetMismatch(f"expected set {expected}, this replica holds {digest}"), "")
 
     def abort(self, command: AbortRound) -> bool:
-        """Give a round up, if it is the unit's newest; whether no round of the step is left."""
+        """Give a round up if it is the unit's newest; returns whether no round of the step is left."""
         known = self._rounds.get((command.step, command.unit))
         if known is not None and known.command.round == command.round:
             self._stop(known)

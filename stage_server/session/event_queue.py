@@ -1,7 +1,7 @@
-"""Events on their way to the scheduler, in order; log lines among them give way when the link is slow.
+"""Events on their way to the scheduler, in order; log lines are left out when the link is slow.
 
-Events are answers to commands, so their number is bounded by what the scheduler has under way here. Log lines are not:
-beyond LINES_WAITING_MAX new ones are left out, and one line says how many.
+Other events answer commands, so the scheduler's own work bounds their number. Beyond LINES_WAITING_MAX new log lines
+are left out, and one line says how many.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The stage server between its three doors: the session with the scheduler, tensors from neighbours, the device.
+"""The stage server: a session with the scheduler, tensors from neighbours, and at most one job at a time.
 
-It serves at most one job at a time. When the session breaks, the replica stays and works on with its neighbours, for
-`orphan_timeout_s`; the server dials again, for ever, and says in Hello what it holds. The scheduler then brings it up
-to date, or releases it.
+When the session breaks, the replica works on with its neighbours for `orphan_timeout_s`. The server keeps dialling and
+says in Hello what it holds; the scheduler then brings it up to date or releases it.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class StageServer:
         return self._link is not None
 
     def leave(self, reason: str) -> bool:
-        """Ask the scheduler to take the stage over from here; False if there is nobody to ask, or no stage."""
+        """Ask the scheduler to give the stage to others; False if there is no session or no stage."""
         if self._link is None or self._load_stage is None:
             return False
         self._leaving = reason
@@ -208,7 +207,7 @@ class StageServer:
             yield event
 
     def _hello(self) -> messages.Hello:
-        """Begin a queue of events for the new session; what the last one did not send is in what Hello reports."""
+        """Begin a queue of events for the new session; Hello reports what the last one did not send."""
         replica, load = self._replica, self._load_stage
         at_work = replica or self._joiner
         self._outgoing, self._reported = EventQueue(), self._job
@@ -282,7 +281,7 @@ class StageServer:
         if command.join:
             self._joiner = JoinClient(assignment, ports)
         else:
-            # A task of its own: who releases the job meanwhile need not wait until it is loaded.
+            # A task of its own, so that a job can be released before it is loaded.
             self._loading = self._tasks.create_task(self._load(assignment, ports))
 
     async def _load(self, assignment: Assignment, ports: ReplicaPorts) -> None:
@@ -290,7 +289,7 @@ class StageServer:
         try:
             stage, loaded = await build_stage(assignment, ports)
         except SchedulerUnreachable as error:
-            # What it loads from went away with the session; the next one begins without the job, and it comes again.
+            # Its source went away with the session. The next session begins without the job, which is then given again.
             self._log.warning("stage not loaded", job_id=command.job, reason=error.message)
             self._load_stage = None
             self._free.set()
@@ -310,7 +309,7 @@ class StageServer:
         self._free.set()
 
     async def _admitted(self, command: messages.Admit) -> None:
-        """What was fetched and reported counts: go on as a replica."""
+        """Go on as a replica, with the state that was fetched and reported."""
         joiner = self._joiner
         if joiner is None or joiner.assignment.command.join != command.join or joiner.loaded is None:
             self._log.warning("admission without a join", join=command.join)
@@ -355,7 +354,7 @@ class StageServer:
         self._free.set()
         loading, self._loading = self._loading, None
         if loading is not None and not loading.done():
-            # What the device builds right now comes to its end there, but nobody takes it.
+            # The device finishes what it builds right now; nobody takes the result.
             loading.cancel()
             await asyncio.wait({loading})
         del loading

@@ -1,7 +1,7 @@
-"""What a replica gives to those who join its stage: chunks of its state, and the records of past commits.
+"""What a replica gives to joiners of its stage: chunks of its state, and records of past commits.
 
-A chunk is copied between two computations and tells its own version; nothing is frozen and nobody waits. Joiners are
-turned away while as many as may be are being served.
+A chunk is copied between two computations and names its own version, so nothing is frozen and nobody waits. Joiners
+are turned away while SERVED_MAX are being served.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def pack_records(records: Sequence[Record], names: Sequence[str]) -> bytes:
 
 
 def records_bytes(count: int, chunk: Chunk) -> int:
-    """The most that `count` records of a chunk's parameters weigh as they travel."""
+    """The most bytes that `count` records of a chunk's parameters take as they travel."""
     return count * (_FACTS.size + chunk.record_bytes)
 
 
 def unpack_records(payload: memoryview, count: int, sizes: Mapping[str, int]) -> list[Record]:
-    """`count` records of parameters with so many elements, in this order; CorruptFrame if they are not that."""
+    """`count` records of parameters of these sizes, in this order; CorruptFrame if the payload is anything else."""
     records, position = [], 0
     for _ in range(count):
         if len(payload) - position < _FACTS.size:
@@ -90,7 +90,7 @@ def unpack_records(payload: memoryview, count: int, sizes: Mapping[str, int]) ->
 
 
 class Donor:
-    """The giving side of one replica. Its log takes `log_bytes`, but has room for two commits in any case."""
+    """The giving side of one replica. Its log takes `log_bytes`, or as much as two commits need if that is more."""
 
     def __init__(self, assignment: Assignment, stage: Stage, device: Device, log_bytes: int) -> None:
         self._serves = (assignment.me.job, assignment.command.timeline, assignment.me.stage)
@@ -112,11 +112,8 @@ class Donor:
             self._records.pop(step, None)
 
     async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
-        """What was asked for.
-
-        Raises StaleMessage if this is another stage, Refused if it has no such chunk, RetryElsewhere if too many are
-        being served.
-        """
+        """The requested part. StaleMessage if this is another stage, Refused if it has no such chunk, RetryElsewhere
+        if too many joiners are being served."""
         if (request.job, request.timeline, request.stage) != self._serves:
             job, timeline, stage = self._serves
             raise StaleMessage(f"this replica serves stage {stage} of job {job}, timeline {timeline}")

@@ -1,10 +1,10 @@
-"""Becoming a replica of a job at work: fetch the stage's state from its replicas while they train on.
+"""Becoming a replica of a running job: fetch the stage's state from its replicas while they go on training.
 
     LoadStage(join) ─▶ build ─▶ pull, replay (rejoin.py decides) ─▶ Loaded(version, digest) ─▶ kept as it is ─▶ Admit
                                          ▲                                                        │
                                          └──────────── Follow: answered, there is a newer version ┘
 
-What was reported is kept unchanged until the scheduler answers, since it may already count on it.
+The reported state is kept unchanged until the scheduler answers, since the scheduler may already count on it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from swarm.types import Hop, PeerId
 
 PULL_S = 60.0  # of one chunk or its records, and longer for what is large
 BYTES_PER_S_MIN = 1e6
-FOLLOW_S_MAX = 10.0  # until some donor has begun to give a chunk of the averaged gradient of one commit
+FOLLOW_S_MAX = 10.0  # until some donor gives a chunk of one commit's averaged gradient
 PAUSE_S = (0.02, 0.5)
 
 
 class JoinClient:
-    """One attempt to join, at work until the job ends or the replica takes its `stage` over."""
+    """One attempt to join; it goes on until the job ends or a replica takes its `stage` over."""
 
     def __init__(self, assignment: Assignment, ports: ReplicaPorts) -> None:
         self.stage: Stage | None = None
@@ -61,7 +61,7 @@ class JoinClient:
             self._news.set()
 
     def attach(self) -> tuple[Loaded | Failed, ...]:
-        """A new session begins: what the scheduler may not have heard, that is has not answered."""
+        """A new session begins; gives what the scheduler has not answered, and so may not have heard."""
         waits = self._follow is None or self._follow.answered < self._reports
         return tuple(event for event in (self.loaded if waits else None, self._failed) if event is not None)
 
@@ -84,7 +84,7 @@ class JoinClient:
         self._rejoin = rejoin.Rejoin(self._me.peer, self._chunks, settings)
 
     async def _take_news(self) -> None:
-        """Wait for news or a pause to be over, and go on with what follows from it."""
+        """Wait for news or for the end of a pause, and carry out what follows."""
         assert self._rejoin is not None
         now_s = _now_s()
         due_s = self._rejoin.due_s(now_s)
@@ -238,10 +238,10 @@ def pull_s_max(size_bytes: int) -> float:
 async def missed_record(
     commit_step: int, assignment: Assignment, donors: Sequence[Hop], stage: Stage, links: PeerLinks
 ) -> Record:
-    """What the commit of a step did, whole, from the logs of donors: for a replica that was no member of its rounds.
+    """What the commit of a step did, from the logs of donors: for a replica that was no member of its rounds.
 
-    They may not have committed it yet, so they are asked again and again. PeerUnavailable if none has given a chunk
-    after FOLLOW_S_MAX; how long it may take to come depends on the link and has a limit of its own.
+    Donors that have not committed it yet are asked again. PeerUnavailable if none has begun to give a chunk after
+    FOLLOW_S_MAX; how long the transfer takes depends on the link and has a limit of its own.
     """
     sizes = dict(stage.parameter_sizes())
     gradients: dict[str, Tensor] = {}

@@ -1,7 +1,7 @@
-"""Building a stage, from the job's seed or from state that is fetched by Session.Fetch or from the hub.
+"""Building a stage: from the job's seed, or from files of the scheduler (Session.Fetch) or the hub.
 
-`swarm.model.state` says which bytes; here they come from somewhere. Tensors are decoded on the device's thread, so that
-the event loop stays free.
+`swarm.model.state` says which bytes are needed. Tensors are decoded on the device's thread, so the event loop stays
+free.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swarm.process.logs import Logger
 
 T = TypeVar("T")
 
-# A download that takes long is announced this often, as a share of the job's patience: it is progress.
+# A long download is logged this often, as a share of limits.no_progress_s: it counts as progress.
 SIGN_OF_LIFE = 1 / 3
 
 

@@ -18,8 +18,7 @@ from swarm.errors import CorruptFrame, StaleMessage, SwarmError
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash, Saved, SaveStage, StoreHeader
 from swarm.model.stage import Stage
-from swarm.model.state import InitialState
-from swarm.model.state_files import files_of, parameter_hashes
+from swarm.model.state import InitialState, files_of, parameter_hashes
 from swarm.process.logs import Logger
 
 ATTEMPTS = 2  # of a file that did not arrive as it was sent

@@ -35,12 +35,10 @@ class Sink(Protocol):
     def write(self, content: bytes | memoryview) -> None: ...
 
     def finish(self) -> None:
-        """Close it; what was written is durable (local) or complete (URL)."""
-        ...
+        """Close it; its content is durable (local) or complete (URL)."""
 
     def abort(self) -> None:
         """Close it; nobody will read it."""
-        ...
 
 
 class Draft(Protocol):
@@ -48,15 +46,12 @@ class Draft(Protocol):
 
     def create(self, path: str) -> Sink:
         """Begin a file; one that is there already is replaced."""
-        ...
 
     def publish(self, manifest: bytes) -> None:
         """Make the folder complete: the manifest is the mark."""
-        ...
 
     def discard(self) -> None:
         """Remove what was written, as far as possible."""
-        ...
 
 
 class Storage(Protocol):
@@ -66,25 +61,20 @@ class Storage(Protocol):
 
     def names(self) -> list[str]:
         """The folders in the root, without drafts and without those being removed."""
-        ...
 
     def open(self, path: str) -> tuple[BinaryIO, int]:
         """A regular file for reading, and its size in bytes; symbolic links are refused."""
-        ...
 
     def begin(self, name: str, tag: str) -> Draft: ...
 
     def remove(self, name: str) -> None:
         """Remove a folder; it stops being complete at once."""
-        ...
 
     def point(self, name: str) -> None:
         """Let `latest` name a folder."""
-        ...
 
     def clean(self) -> None:
         """Remove what interrupted writers left behind."""
-        ...
 
 
 def open_storage(where: str) -> Storage:

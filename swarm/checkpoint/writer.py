@@ -38,10 +38,7 @@ class Facts:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint: files in any order, then `publish`. CheckpointFailed if the storage refuses.
-
-    Different files may be written from different threads; everything else is single-threaded.
-    """
+    """Writes one checkpoint: files in any order, each from any thread, then `publish`. CheckpointFailed."""
 
     def __init__(self, storage: Storage, spec: JobSpec, step: int, tag: str) -> None:
         self._storage = storage
@@ -70,10 +67,7 @@ class CheckpointWriter:
     def publish(
         self, facts: Facts, parameters: Mapping[int, Sequence[ParameterHash]], tokenizer_files: Mapping[str, bytes]
     ) -> Checkpoint:
-        """Complete it and make it the newest; `parameters` are the hashes of the weights, per stage.
-
-        If this timeline already has an equal checkpoint, that one is kept instead.
-        """
+        """Complete it, unless this timeline has an equal one, and make it the newest; `parameters` are by stage."""
         assert facts.step == self._step
         stages = len(parameters)
         shards = {model_folder.shard_name(stage, stages): parameters[stage] for stage in sorted(parameters)}

@@ -49,10 +49,7 @@ class TokenData:
 
     @classmethod
     def open(cls, paths: Sequence[Path], token_dtype: str, vocabulary_size: int | None = None) -> TokenData:
-        """The shards in the order given; with `vocabulary_size`, ids are checked whenever they are read.
-
-        InvalidData if a file is missing, empty, or not a whole number of tokens.
-        """
+        """The shards in the order given; with `vocabulary_size` ids are checked when they are read. InvalidData."""
         if token_dtype not in TOKEN_DTYPES:
             raise InvalidData(f"token dtype {token_dtype!r} is unknown; known are {', '.join(TOKEN_DTYPES)}")
         dtype = TOKEN_DTYPES[token_dtype]
@@ -109,10 +106,8 @@ def sample_count(tokens: int, sequence_length: int) -> int:
 
 
 def split_samples(tokens: int, sequence_length: int, validation_ratio: float) -> tuple[int, int]:
-    """Samples to train on and, behind them, samples held out for validation: both at least 1 if the ratio is not 0.
-
-    InvalidData if the tokens are too few for that.
-    """
+    """Samples to train on and, behind them, held out for validation: both at least 1 if the ratio is not 0.
+    InvalidData."""
     samples = sample_count(tokens, sequence_length)
     if validation_ratio == 0:
         return samples, 0
@@ -180,10 +175,7 @@ class Batches:
         return self._rows(self.sample_indexes(step, microbatch))
 
     def tokens_of(self, step: int) -> int:
-        """Targets that count in the whole of step `step`: the divisor of its gradient and of its loss.
-
-        At least 1: if no target counts, loss and gradient are 0 whatever the divisor is.
-        """
+        """Targets that count in step `step`, at least 1: the divisor of its gradient and of its loss."""
         if self._end_of_text == NO_END_OF_TEXT:
             return self._batch * self._length
         if (known := self._counted.get(step)) is not None:

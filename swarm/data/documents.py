@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from swarm.data.batches import TOKEN_DTYPES
 from swarm.errors import InvalidConfig, InvalidData
 from swarm.job.spec import DataSection
+from swarm.text import first_line
 
 READ_BYTES = 4 << 20
 CUT_BYTES = 8 << 20  # a larger text is cut; tokenizers need 150 bytes of memory per byte of a text
@@ -281,7 +282,7 @@ def _parquet(source: Source, text_field: str) -> Iterator[TextPiece]:
                 row += batch.num_rows
     except arrow.ArrowException as error:
         raise InvalidData(
-            f"{source.path} is no Parquet file, or damaged: {_first_line(error)}",
+            f"{source.path} is no Parquet file, or damaged: {first_line(error)[:300]}",
             hint="write it again, or choose data.source so that it is left out; for another kind of file: data.format",
         ) from error
 
@@ -322,7 +323,7 @@ def _load_data_set(source: Source, section: DataSection) -> Any:
         return datasets.load_dataset(path, section.subset or None, split=section.split, revision=revision or None)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, datasets.exceptions.DatasetsError) as error:
         raise InvalidData(
-            f"{where} (subset {section.subset!r}, split {section.split!r}) cannot be loaded: {_first_line(error)}",
+            f"{where} (subset {section.subset!r}, split {section.split!r}) cannot be loaded: {first_line(error)[:300]}",
             hint="check data.source, data.subset, data.split, the network and HF_TOKEN; a folder must hold data files "
             "or come from save_to_disk",
         ) from error
@@ -396,7 +397,3 @@ def _other_field(names: Sequence[str]) -> str:
     if not names:
         return "no other holds text: choose other data"
     return f"set data.text_field to one of: {', '.join(map(str, names))}"[:300]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

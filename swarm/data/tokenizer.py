@@ -20,6 +20,7 @@ from swarm.data.documents import load_extra
 from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_FILES
 from swarm.errors import InvalidConfig
 from swarm.job.spec import JobSpec
+from swarm.text import first_line
 
 Ids: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
@@ -184,9 +185,8 @@ def _from_hub(repository: str, revision: str | None, where: str) -> Path:
     try:
         return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(TOKENIZER_FILES)))
     except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidConfig(
-            f"{where} is no local folder, and cannot be had from the hub: {cause}",
+            f"{where} is no local folder, and cannot be had from the hub: {first_line(error)}",
             hint='check the name, the network, HF_TOKEN and HF_HUB_OFFLINE; "byte" needs no files',
         ) from error
 

@@ -15,6 +15,7 @@ import huggingface_hub
 from huggingface_hub import errors
 
 from swarm.errors import InvalidModel, NotCached, NotFound
+from swarm.text import first_line
 
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 
@@ -73,7 +74,7 @@ def _translated(repository: str, revision: str, name: str) -> Iterator[None]:
     except errors.EntryNotFoundError as error:
         raise NotFound(f"{where} (revision {revision}) has no {name}") from error
     except Exception as error:  # the errors of its HTTP client come through, and that client has changed before
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidModel(
-            f"{name} of {where} cannot be had: {cause}", hint="check the network, HF_TOKEN and free disk space"
+            f"{name} of {where} cannot be had: {first_line(error)}",
+            hint="check the network, HF_TOKEN and free disk space",
         ) from error

@@ -94,10 +94,7 @@ def balanced_split(spec: JobSpec, stages: int) -> tuple[int, ...]:
 
 
 def flops_per_token(spec: JobSpec) -> tuple[int, int]:
-    """Multiply-adds per token of one decoder layer and of the head, forward; `spec` needs a filled model.config.
-
-    All layers count the same: that a sliding window makes some of them cheaper is ignored.
-    """
+    """Multiply-adds per token of a decoder layer and of the head, forward; a sliding window counts as a full one."""
     config, widths = spec.model.config, layer_widths(spec)
     scores = widths.queries * spec.data.sequence_length  # twice, over half of the positions (causal)
     return widths.matrices + scores, config["hidden_size"] * config["vocab_size"]
@@ -137,10 +134,7 @@ def auto_microbatch(global_batch_sequences: int, sequence_length: int) -> int:
 
 
 def unit_names(stages: int, tied: bool) -> dict[UnitName, tuple[int, ...]]:
-    """The units that are averaged and the stages whose replicas are members of each.
-
-    Tied embedding and head are a unit of their own, shared by the first and the last stage (which may be the same).
-    """
+    """The units that are averaged, with the stages whose replicas are members; tied embedding and head are one unit."""
     units: dict[UnitName, tuple[int, ...]] = {UnitName(f"stage-{stage}"): (stage,) for stage in range(stages)}
     if tied:
         units[TIED_UNIT] = (0,) if stages == 1 else (0, stages - 1)

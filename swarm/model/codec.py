@@ -149,10 +149,7 @@ def round_trip(tensor: Tensor, codec: str) -> Tensor:
 
 
 def encoded_bytes(dtype: str, shape: Sequence[int], codec: str) -> int:
-    """Bytes of a boundary tensor's payload; CorruptFrame if this codec cannot give such a payload.
-
-    For checking a header before anything is allocated.
-    """
+    """Bytes of a boundary tensor's payload, to check a header by; CorruptFrame if this codec cannot give such a one."""
     known = _known(codec)
     if dtype != known.dtype:
         raise CorruptFrame(f"codec {codec} carries {known.dtype}, the header says {dtype[:32]!r}")

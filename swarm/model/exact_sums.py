@@ -43,10 +43,7 @@ def in_range(gradient: Tensor, bits: int | None, limit: int) -> bool:
 
 
 def accumulate(total: Tensor, gradient: Tensor, bits: int | None) -> None:
-    """Add a gradient into the flat sum `total` (float64 grid integers; float32 if `bits` is None), in place.
-
-    The gradient must have passed `in_range`.
-    """
+    """Add a gradient that passed `in_range` to the flat `total`: float64 grid integers; float32 if `bits` is None."""
     flat = gradient.detach().reshape(-1)
     if bits is None:
         total.add_(flat)

@@ -65,10 +65,7 @@ EMBEDDING_SITE = -1  # where a layer's index stands in a draw's seed
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What determines the dropout of one forward: equal draws give equal masks, whatever the cut and the repetition.
-
-    The timeline is left out, so a step repeated after a rollback drops the same elements.
-    """
+    """What determines the dropout of one forward: equal draws give equal masks, in any cut and after any rollback."""
 
     seed: int
     step: int
@@ -209,10 +206,7 @@ def build(spec: JobSpec, stage: int, device: torch.device, weights: Mapping[str,
 
 
 def parameter_shapes(spec: JobSpec, stage: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter of one stage, or of the whole model; takes no memory.
-
-    A tied head is called by the embedding's name.
-    """
+    """Name and shape of every parameter of a stage (None: of the model), without memory; tied weights count once."""
     module = _outline(spec, stage)
     names = ((stored_name(spec, name), parameter) for name, parameter in module.named_parameters())
     return {name: tuple(parameter.shape) for name, parameter in names}

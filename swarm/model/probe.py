@@ -14,6 +14,7 @@ from torch import Tensor
 
 from swarm.job.spec import TrainingSection
 from swarm.model.optimizers import Optimizer
+from swarm.model.state import raw_bytes
 
 ELEMENTS = 4099  # odd: the last elements are not a whole vector
 STEPS = 4
@@ -37,7 +38,7 @@ def probe_digest(training: TrainingSection, device: torch.device) -> str:
         optimizer.step(parameters.items(), gradients, training.learning_rate * (1.0 + 0.1 * step))
         for name, parameter in parameters.items():
             for tensor in (parameter, *optimizer.state_of(name).values()):
-                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+                digest.update(raw_bytes(tensor))
     return digest.hexdigest()
 
 

@@ -18,9 +18,9 @@ from swarm.process.malloc import trim_malloc
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called "auto" (a CUDA GPU if there is one), "cpu", "cuda", "cuda:N" or "mps"; InvalidConfig if absent.
+    """The device called "auto", "cpu", "cuda", "cuda:N" or "mps"; InvalidConfig if absent.
 
-    "auto" never picks MPS: this version has not been tested on it.
+    "auto" is a CUDA GPU if there is one, and never MPS, on which this version has not been tested.
     """
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -124,10 +124,7 @@ def release_memory(device: torch.device) -> None:
 
 
 def is_slow_at_bfloat16(device: torch.device) -> bool:
-    """Whether the device lacks instructions for bfloat16, so that it is slower than float32 there (measured: 2.5-3x).
-
-    Only x86 CPUs are known well enough to say so.
-    """
+    """Whether bfloat16 is slower than float32 on the device (measured: 2.5-3x); told of x86 CPUs only."""
     if device.type != "cpu":
         return False
     able = torch.cpu.get_capabilities()

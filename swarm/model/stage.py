@@ -39,7 +39,7 @@ from swarm.model import exact_sums
 from swarm.model.families import Draw, StageModule, build, stored_name
 from swarm.model.optimizers import Optimizer
 from swarm.model.runtime import step_device, sum_device
-from swarm.model.state import InitialState
+from swarm.model.state import InitialState, raw_bytes
 from swarm.model.units import UnitUse, module_names, places_of, tied_name, views
 from swarm.types import Microbatch, UnitName
 
@@ -187,10 +187,7 @@ class Stage:
     def evaluate(
         self, version: int, *, x: Tensor | None = None, tokens: Tensor | None = None, targets: Tensor | None = None
     ) -> tuple[Tensor | None, float]:
-        """Compute forward for an evaluation: takes and returns what `forward` does, keeps nothing, makes no graph.
-
-        StaleMessage if weights `version` are not held.
-        """
+        """Compute forward for an evaluation: as `forward`, but without a graph, and nothing is kept."""
         source = tokens if self._first else x
         assert source is not None, "the first stage computes from tokens, a later one from a boundary tensor"
         wanted = source.to(self.device, torch.int64) if self._first else source.to(self.device)
@@ -255,7 +252,7 @@ class Stage:
         for name, parameter in sorted(self.module.named_parameters()):
             state.update(name.encode())
             for tensor in (parameter, *self._optimizer.state_of(name).values()):
-                state.update(_raw(tensor))
+                state.update(raw_bytes(tensor))
         return state.hexdigest()
 
     # Joining ---------------------------------------------------------------------------------------------------------
@@ -271,7 +268,7 @@ class Stage:
     def snapshot(self, names: Iterable[str]) -> bytes:
         """All that a commit changes of these parameters, as it is now: for each the newest weights, with staleness 1
         those of the version before, then the optimizer's tensors."""
-        return b"".join(_raw(tensor) for name in names for tensor in self._state(name))
+        return b"".join(raw_bytes(tensor) for name in names for tensor in self._state(name))
 
     @torch.no_grad()
     def absorb(self, names: Iterable[str], version: int, snapshot: memoryview) -> None:
@@ -466,11 +463,6 @@ def _clone(tensor: Tensor) -> Tensor:
 
 def _size_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _raw(tensor: Tensor) -> memoryview:
-    """The tensor's bytes, without a copy where it lies on the CPU."""
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def _required(g: Tensor | None) -> Tensor:

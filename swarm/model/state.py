@@ -1,34 +1,39 @@
-"""What a stage starts from: weights and, from a checkpoint, also the previous weights and the optimizer's state.
+"""A stage's state as files, read and written: weights, and in a checkpoint also the optimizer's state.
 
-A starting state is a set of files with the paths of a checkpoint. The headers say where the tensors lie; only the byte
-ranges of the tensors that a stage needs are read:
+The files are keyed by parameter, never by stage, so any number of stages reads them. Their headers say where the
+tensors lie, and a stage reads only the byte ranges that it needs:
 
     model/*.safetensors                 parameter                      any float dtype; becomes float32
     optimizer/embed.safetensors         parameter@state, and with      all before the layers; a tied weight
     optimizer/layer-0003.safetensors    staleness 1 parameter@previous one decoder layer
     optimizer/head.safetensors                                         final norm, untied head
 
-`StateReading` knows which bytes are needed and what they mean; it does not care who reads them (a file, Session.Fetch).
+`parameter@previous` is the weight of one version before. `StateReading` knows which bytes are needed and what they
+mean, but not who reads them (a file, Session.Fetch).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
+from swarm.checkpoint.reader import STATE_MARK
 from swarm.errors import InvalidModel
+from swarm.hf.model_folder import shard_name
 from swarm.hf.pretrained import MODEL_FOLDER, WeightFile, hub_files, weight_files
 from swarm.hf.safetensors_header import LENGTH_BYTES, StoredTensor, header_bytes, parse_header
 from swarm.job.families import FAMILIES, HEAD
 from swarm.job.spec import JobSpec
-from swarm.messages import StateFile
+from swarm.messages import ParameterHash, StateFile
 from swarm.model.families import parameter_shapes
 
 OPTIMIZER_FOLDER = "optimizer"
@@ -99,7 +104,7 @@ class StateReading:
         optimizer: dict[str, dict[str, Tensor]] = {}
         previous: dict[str, Tensor] = {}
         for key, tensor in self._states.items():
-            name, _, state = key.rpartition("@")
+            name, _, state = key.rpartition(STATE_MARK)
             if state == PREVIOUS:
                 previous[name] = tensor
             else:
@@ -139,7 +144,7 @@ class StateReading:
         header = yield from self._header(file)
         wanted = {}
         for key, stored in header.items():
-            name, at, state = key.rpartition("@")
+            name, at, state = key.rpartition(STATE_MARK)
             if not at or not state:
                 raise InvalidModel(f"{path} holds {key!r}, which is no parameter@state")
             if name not in self._shapes or (state == PREVIOUS and not self._spec.pipeline.staleness):
@@ -185,10 +190,7 @@ class StateReading:
 
 
 def read_initial(spec: JobSpec, stage: int) -> InitialState | None:
-    """What a stage of a new job starts from, by the spec alone: its local folder, the hub, or None (random).
-
-    For a process that can read the folder itself; may download, and take that long.
-    """
+    """What a stage of a new job starts from, by the spec alone: a local folder, the hub, or None (random)."""
     if not spec.model.id or spec.model.init == "random":
         return None
     return read_files(spec, stage, weight_files(spec) or hub_files(spec, wanted_names(spec, stage)))
@@ -214,6 +216,43 @@ def read_span(path: Path, start: int, stop: int) -> Iterator[bytes]:
                 yield chunk
     except OSError as error:
         raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def files_of(spec: JobSpec, stage: int, state: InitialState, *, optimizer: bool) -> Iterator[tuple[str, bytes]]:
+    """Path and bytes of every file that this stage writes, one after the other: they are made when they are asked for.
+
+    Files without a tensor (an optimizer without state, staleness 0) are left out.
+    """
+    assert spec.pipeline.split != "auto", "resolve the spec first"
+    yield f"model/{shard_name(stage, len(spec.pipeline.split))}", weights_file(state)
+    if not optimizer:
+        return
+    files: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name in state.weights:
+        kept = files[optimizer_path(spec, name)]
+        kept |= {f"{name}{STATE_MARK}{key}": tensor for key, tensor in state.optimizer.get(name, {}).items()}
+        if name in state.previous:
+            kept[f"{name}{STATE_MARK}{PREVIOUS}"] = state.previous[name]
+    for path, tensors in sorted(files.items()):
+        if tensors:
+            yield path, _file(tensors)
+
+
+def parameter_hashes(state: InitialState) -> tuple[ParameterHash, ...]:
+    """sha256 of each weight's bytes, in order of name."""
+    return tuple(
+        ParameterHash(name, "float32", tuple(tensor.shape), hashlib.sha256(raw_bytes(tensor)).hexdigest())
+        for name, tensor in sorted(state.weights.items())
+    )
+
+
+def weights_file(state: InitialState) -> bytes:
+    """The weights as a safetensors file, float32, Hugging Face names."""
+    return _file(dict(state.weights))
+
+
+def _file(tensors: dict[str, Tensor]) -> bytes:
+    return bytes(save(tensors, metadata={"format": "pt"}))
 
 
 def wanted_names(spec: JobSpec, stage: int) -> frozenset[str]:
@@ -289,6 +328,11 @@ def _merged(wanted: Mapping[str, StoredTensor]) -> Iterator[tuple[Span, dict[str
             group[name] = stored
             stop = stored.stop
         yield Span(path, start, stop), group
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The tensor's bytes, without a copy where it lies on the CPU."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 class _Filler:

@@ -83,10 +83,7 @@ class Bus:
         return self._client is not None
 
     def announce(self, topic: str, payload: Mapping[str, Any]) -> None:
-        """Keep `payload` as the retained message of `topic`; an empty one clears it.
-
-        The newest value is sent after every reconnection.
-        """
+        """Keep `payload` as the retained message of `topic`, after reconnections too; an empty one clears it."""
         self._announced[topic] = self._unsent[topic] = _retained(payload)
         self._wake.set()
 

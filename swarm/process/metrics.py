@@ -21,7 +21,7 @@ SECONDS_BUCKETS = (*(float(f"{0.001 * 2.5**k:.3g}") for k in range(13)), 120.0)
 
 
 class ProcessMetrics:
-    """What every process shows: its build and its link to the broker; also `process_*` and `python_*`."""
+    """What every process shows: its build, its link to the broker, `process_*` and `python_*`."""
 
     def __init__(self, version: str, protocol: int) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the number of series for nothing that we use

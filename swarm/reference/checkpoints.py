@@ -17,8 +17,7 @@ from swarm.hf.pretrained import WeightFile
 from swarm.job.changes import check_state, check_steps
 from swarm.job.spec import JobSpec
 from swarm.model.stage import Stage
-from swarm.model.state import read_files
-from swarm.model.state_files import files_of, parameter_hashes
+from swarm.model.state import files_of, parameter_hashes, read_files
 from swarm.types import JobId
 
 

@@ -35,8 +35,7 @@ from swarm.model.codec import round_trip
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
-from swarm.model.state import read_initial
-from swarm.model.state_files import parameter_hashes, weights_file
+from swarm.model.state import parameter_hashes, read_initial, weights_file
 from swarm.reference.checkpoints import LocalCheckpoints, stages_from
 from swarm.types import Microbatch, UnitName
 
@@ -182,10 +181,8 @@ def sha256_of(stages: Sequence[Stage]) -> str:
 def save_folder(
     stages: Sequence[Stage], spec: JobSpec, out_dir: Path, tokenizer_files: Mapping[str, bytes] | None = None
 ) -> None:
-    """Write a folder that `from_pretrained` loads; it appears whole or not at all.
-
-    Without `tokenizer_files` it holds the byte tokenizer. NotAllowed if `out_dir` exists and is not an empty folder.
-    """
+    """Write a folder that `from_pretrained` loads, whole or not at all; without `tokenizer_files` bytes are tokens.
+    NotAllowed if `out_dir` exists and is not an empty folder."""
     model_folder.check_out_dir(out_dir)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     part = out_dir.parent / f".{out_dir.name}.part-{os.getpid()}"

@@ -228,7 +228,7 @@ def read_header(data: memoryview | bytes) -> TensorHeader:
 
 
 def uncompressed_bytes(header: TensorHeader) -> int:
-    """The size of the tensor in the type that it is computed in: float64, or float32 for all other types."""
+    """The size of the tensor as it is computed: in float64, or in float32 for all other types."""
     match header:
         case Boundary(shape=shape) | EvaluationBoundary(shape=shape):
             return prod(shape) * (8 if header.dtype == "float64" else 4) if shape else 0

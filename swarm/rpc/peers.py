@@ -50,7 +50,6 @@ class PeerLinks(Protocol):
         raised: Refused, StaleMessage, CorruptFrame (twice in a row), RetryElsewhere, ... The deadline is the caller's
         (`asyncio.timeout`).
         """
-        ...
 
     async def pull(self, address: str, request: StateRequest, limit_bytes: int) -> tuple[StateReply, memoryview]:
         """A part of a stage's state from the replica at `address`, whole and checked, of at most `limit_bytes`.
@@ -58,11 +57,9 @@ class PeerLinks(Protocol):
         Raises PeerUnavailable, CorruptFrame, or what the replica raised: StaleMessage (it does not serve that stage),
         RetryElsewhere (it is busy), Refused. The deadline is the caller's.
         """
-        ...
 
     async def close(self) -> None:
         """Break all links; what is in flight fails with PeerUnavailable."""
-        ...
 
 
 class StateDonor(Protocol):
@@ -70,7 +67,6 @@ class StateDonor(Protocol):
 
     async def give(self, request: StateRequest) -> tuple[StateReply, bytes | memoryview]:
         """The part that was asked for; StaleMessage, RetryElsewhere or Refused."""
-        ...
 
 
 class TensorReceiver(Protocol):
@@ -81,7 +77,6 @@ class TensorReceiver(Protocol):
 
         `total_bytes` is what will be delivered: compare it with what dtype, shape and codec need.
         """
-        ...
 
     async def receive(self, header: TensorHeader, payload: memoryview) -> None:
         """Take a complete, checked tensor; returning is the receipt, a SwarmError is sent to the sender.
@@ -89,7 +84,6 @@ class TensorReceiver(Protocol):
         May run for several tensors at once; not returning holds the sender back. `payload` is read-only and owned by
         the receiver from here on.
         """
-        ...
 
 
 class Neighbour(TensorReceiver, StateDonor, Protocol):

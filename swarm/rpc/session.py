@@ -46,11 +46,9 @@ class SchedulerLink(Protocol):
         scheduler is told that the peer hung up, and the iterator goes on until the scheduler is done. Whatever ends the
         session cancels the wait for the next event; close the iterator (`aclosing`) when leaving it early.
         """
-        ...
 
     async def store(self, header: StoreHeader, payload: bytes | memoryview) -> str:
         """Hand one stage's weights to the scheduler; gives the sha256 of what it stored."""
-        ...
 
     def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         """Exactly the bytes [start, stop) of a file that the job starts from, in chunks.
@@ -58,11 +56,9 @@ class SchedulerLink(Protocol):
         Raises what the scheduler raised (NotFound: no such file; Refused), CorruptFrame if the bytes are more or fewer,
         SchedulerUnreachable if the connection breaks.
         """
-        ...
 
     async def close(self) -> None:
         """Break the connection."""
-        ...
 
 
 class SessionHandler(Protocol):
@@ -75,7 +71,6 @@ class SessionHandler(Protocol):
         generator has DRAIN_S to end by itself, its output is dropped, and then it is cancelled. A SwarmError that it
         raises ends the session and reaches the stage server.
         """
-        ...
 
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take one stage's weights; gives their sha256.
@@ -83,11 +78,9 @@ class SessionHandler(Protocol):
         `chunks` raises CorruptFrame if it does not add up to `header.total_bytes`. If the connection breaks, the call
         is cancelled. In both cases everything that arrived until then must be dropped.
         """
-        ...
 
     def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         """The requested bytes, in chunks of at most CHUNK_BYTES; NotFound or Refused."""
-        ...
 
 
 # The stage server's side ---------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ COVERED_BY = {
     "property/test_rpc_mapping.py": ("swarm/messages", "swarm/peer_messages", "swarm/rpc/mapping"),
     "property/test_rpc_frames.py": ("swarm/rpc/frames",),
     "unit/swarm/model/test_stage.py": ("swarm/model/runtime", "swarm/model/state", "swarm/model/units"),
-    "integration/test_train_local.py": ("swarm/model/sample", "swarm/model/state_files"),
+    "integration/test_train_local.py": ("swarm/model/sample",),
     "integration/test_broker.py": ("swarm/mqtt/broker", "swarm/mqtt/presence"),
     "integration/test_cut_invariance.py": ("swarm/reference/trainer",),
 }

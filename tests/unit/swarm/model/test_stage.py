@@ -22,7 +22,7 @@ from swarm.model.exact_sums import mean_of_parts
 from swarm.model.families import EMBEDDING
 from swarm.model.runtime import choose_device
 from swarm.model.stage import Stage
-from swarm.model.state_files import parameter_hashes, weights_file
+from swarm.model.state import parameter_hashes, weights_file
 from swarm.types import Microbatch, UnitName
 
 CPU = torch.device("cpu")

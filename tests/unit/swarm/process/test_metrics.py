@@ -112,7 +112,7 @@ def test_a_stage_server_serves_the_promised_series_and_labels() -> None:
     metrics.computed(0, "forward", 0.01)
     metrics.queue_depth(0, forward=1, backward=2)
     metrics.waited(0, "backward", 0.001)
-    metrics.transferred("sent", "activation", 100, 200)
+    metrics.sent("p:1", "activation", 100, 200)
     metrics.round_finished(0, "averaged", 0.2)
     metrics.output_evicted(0)
     assert _series(metrics.registry) == EVERY_PROCESS | STAGE_SERVER
