@@ -45,15 +45,15 @@ class _Watched:
         return NEVER if at_s is None else at_s - self.ordered_s
 
 
+@dataclass(frozen=True, slots=True)
 class ChaosDesk:
     """Takes one order per peer, and hears sessions before `inner` does."""
 
-    def __init__(self, inner: SessionListener, jobs: Jobs, membership: Membership, connections: Connections) -> None:
-        self._inner = inner
-        self._jobs = jobs
-        self._membership = membership
-        self._connections = connections
-        self._watched: dict[PeerId, _Watched] = {}
+    _inner: SessionListener
+    _jobs: Jobs
+    _membership: Membership
+    _connections: Connections
+    _watched: dict[PeerId, _Watched] = field(default_factory=dict)
 
     # The listener ------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.job.spec import spec_from_json
 from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc.channel import answering
-from swarm.types import PeerId
+from swarm.types import JobState, PeerId
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 
@@ -79,15 +79,10 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     # Looking -----------------------------------------------------------------------------------------------------
 
     async def List(self, request: pb.ListRequest, context: Context) -> pb.JobList:
-        jobs = [
-            job
-            for job in self._jobs.registry.all()
-            if (
-                job.record.state.value == request.state
-                if request.state
-                else request.all or not job.record.state.is_final
-            )
-        ]
+        def is_wanted(state: JobState) -> bool:
+            return state.value == request.state if request.state else request.all or not state.is_final
+
+        jobs = [job for job in self._jobs.registry.all() if is_wanted(job.record.state)]
         return pb.JobList(jobs=[job_view(job) for job in jobs[: request.limit or None]])
 
     async def Get(self, request: pb.JobRequest, context: Context) -> pb.JobView:

@@ -98,26 +98,17 @@ class Connections:
             session.end()
 
 
+@dataclass(frozen=True, slots=True)
 class Sessions:
     """All sessions of one scheduler start; the handler behind the Session service."""
 
-    def __init__(
-        self,
-        epoch: int,
-        membership: Membership,
-        connections: Connections,
-        listener: SessionListener,
-        transfer: StateTransfer,
-        tasks: asyncio.TaskGroup,
-        log: Logger,
-    ) -> None:
-        self._epoch = epoch
-        self._membership = membership
-        self._sessions = connections
-        self._listener = listener
-        self._transfer = transfer
-        self._tasks = tasks
-        self._log = log
+    _epoch: int
+    _membership: Membership
+    _sessions: Connections
+    _listener: SessionListener
+    _transfer: StateTransfer
+    _tasks: asyncio.TaskGroup
+    _log: Logger
 
     async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
         """Serve one session: the first event is a Hello, then events go to the listener and commands come out."""

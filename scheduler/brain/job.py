@@ -1,10 +1,10 @@
-"""One job's decisions: an input in, outputs out; the driver carries them out in the given order.
+"""One job's decisions: an input goes in, outputs come out, and the driver carries them out in that order.
 
-The brain asks the parts below in turn and alone decides what comes next. It never waits and never looks at a clock:
-every input comes with its time. Its rules of order are two: a row is written before any replica hears of the commit,
-and whatever abolishes work (AbortRound, Void) is sent to a replica before the work that replaces it.
+The brain asks its parts (parts.py) in turn and decides what comes next. It never waits and never reads a clock: each
+input comes with its time. Two rules of order hold. A commit's row is written before any replica hears of the commit,
+and a replica is told to drop work (AbortRound, Void) before it is given the work that replaces it.
 
-parts.py lists the parts; hearing.py says what an event of a replica means.
+hearing.py says what an event of a replica means.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JobBrain:
     # The door ----------------------------------------------------------------------------------------------------
 
     def step(self, happened: Input, now_s: float) -> list[Output]:
-        """Take in what happened at `now_s`, and give what is decided; nothing once the job has ended."""
+        """Take in what happened at `now_s` and give what is decided; nothing once the job has ended."""
         if self._state.mode is Mode.ENDED:
             return []
         self._now_s = now_s
@@ -113,12 +113,12 @@ class JobBrain:
 
     @property
     def saves_again_s(self) -> float:
-        """When the final state is saved once more, after a failure; -infinity if it never failed."""
+        """When a failed save of the final state is tried again; -infinity if none has failed."""
         return self._parts.saving.again_s
 
     @property
     def due_s(self) -> float:
-        """When the next Tick is due if nothing happens before; infinity: never."""
+        """When the next Tick is due if nothing happens before; infinity if never."""
         state, times_s = self._state, self._parts.rounds.retries_s()
         if state.mode is Mode.GATHERING and state.census is not None:
             times_s.append(state.census.deadline_s)
@@ -143,9 +143,9 @@ class JobBrain:
         now_s: float,
         coming: Mapping[PeerId, int] | None = None,
     ) -> Decision[int]:
-        """The stage that an idle peer should join, of those whose state fits into its memory; or why none.
+        """The stage that an idle peer should join, among those that fit into its memory; or why none.
 
-        `coming`: peers that were sent to a stage just now, of which this brain has not heard.
+        `coming`: peers that were just sent to a stage, of which this brain has not heard yet.
         """
         state = self._state
         if state.mode is not Mode.RUNNING or not self.settings.recover or self.is_stopping:
@@ -166,7 +166,7 @@ class JobBrain:
         return self._state.ledger.story(step, index) + [f"step {step} {line}" for line in (run.history if run else [])]
 
     def is_joining(self, peer: PeerId) -> bool:
-        """Whether the peer fetches a stage's state, or still needs something that only others of its stage have."""
+        """Whether the peer still fetches state, or needs something that only other replicas of its stage have."""
         pool = self._state.pool
         return peer in self._state.joiners or (peer in pool and pool[peer].needs_donors)
 
@@ -219,7 +219,7 @@ class JobBrain:
         peer, state = suspect.peer, self._state
         joiner = state.joiners.get(peer)
         if joiner is not None and suspect.session_lost:
-            joiner.report = None  # it would not hear that it is admitted; it says the same again with its next session
+            joiner.report = None  # it would not hear that it was admitted; it reports again in its next session
         if peer not in state.pool or state.pool[peer].is_suspect:
             return False
         if suspect.session_lost and not self.settings.recover:
@@ -272,7 +272,7 @@ class JobBrain:
             self._gather(state.census, now_s)
         if state.mode is Mode.RUNNING:
             self._advance(now_s)
-        elif state.mode is Mode.SAVING:  # which may take long: replicas that are to leave and can be spared leave
+        elif state.mode is Mode.SAVING:  # this may take long: replicas that can be spared may leave
             self._parts.departures.begin()
             self._parts.departures.release(now_s)
         if state.mode.is_at_work:
@@ -280,7 +280,7 @@ class JobBrain:
             self._save(now_s)
 
     def _begin(self, now_s: float) -> None:
-        """All have loaded: begin, if that fits together."""
+        """All replicas have loaded: start training if what they loaded fits together."""
         state = self._state
         if found := self._parts.loading.compare():
             self._parts.departures.remedy(found, now_s)
@@ -291,7 +291,7 @@ class JobBrain:
         state.outbox.note("info", f"{loaded}: training starts")
 
     def _gather(self, census: RestartCensus, now_s: float) -> None:
-        """Go on after a restart as soon as all that can be expected are back."""
+        """After a restart, resume as soon as every replica that can be expected is back."""
         state = self._state
         empty, missing = state.pool.empty_stages(), census.missing()
         is_over = now_s >= census.deadline_s
@@ -350,12 +350,12 @@ class JobBrain:
             state.progress.agree(run)
 
     def _settle_pairs(self, run: StepRun, now_s: float) -> None:
-        """Where two replicas hold one microbatch, the smaller contribution is void."""
+        """Where two replicas hold the same microbatch, void the smaller contribution."""
         while (peer := self._state.ledger.superfluous(run.step)) is not None:
             self._parts.rounds.void(run, peer, "another replica holds a microbatch of its set", now_s)
 
     def _report_independent(self) -> None:
-        """Say which of the replicas that joined have all that their stage has."""
+        """Report replicas that joined and no longer need any other."""
         for standing in self._state.pool.standings():
             replica = standing.replica
             if standing.needs_donors and not self._parts.commits.needs_donors(replica.peer):

@@ -1,4 +1,4 @@
-"""The parts of one job's brain, put together; JobBrain, hearing and explain ask them."""
+"""The parts of one job's brain, and how they are put together."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from scheduler.brain.fleet.allocation import ActiveJob, PendingJob, allocate, st
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
-from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.stall import waiting
 from scheduler.jobs.job import Job, JobRun, now_s, split_of
 from scheduler.jobs.peers import Peers
@@ -128,7 +128,7 @@ class Allocator:
             assert job.run is not None
             self._peers.assign(job, join.peer, join.stage)
             self._registry.say(job, "info", f"{join.peer} is to join: {join.reason}")
-            job.run.driver.join(_replica(peer.hello, join.stage))
+            job.run.driver.tell(Join(_replica(peer.hello, join.stage)))
 
     def _unfit(self, job: Job, peer: PeerId) -> str:
         known = self._membership.get(peer)

@@ -9,6 +9,7 @@ from scheduler.brain.explain.facts import IdlePeer, JobStanding
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
 from scheduler.brain.fleet.placement import stages_for
+from scheduler.brain.inputs import Stop
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.job import Job, JobProgress, again, split_of
@@ -147,7 +148,7 @@ class Jobs:
         if job.run is None:
             await self.registry.enter(job, JobState.CANCELLED, reason, hint=again(job))
         elif checkpoint and state is not JobState.CANCELLING:
-            job.run.driver.stop(JobState.CANCELLED, reason)
+            job.run.driver.tell(Stop(JobState.CANCELLED, reason))
             await self.registry.enter(job, JobState.CANCELLING, f"{reason}; what runs is committed and saved first")
         else:
             job.run.driver.cancel(reason)
@@ -163,7 +164,7 @@ class Jobs:
         if job.run is None:
             await self.registry.enter(job, JobState.PAUSED, reason, hint=again(job))
         else:
-            job.run.driver.stop(JobState.PAUSED, reason)
+            job.run.driver.tell(Stop(JobState.PAUSED, reason))
             await self.registry.enter(job, JobState.PAUSING, f"{reason}; what runs is committed and saved first")
 
     async def resume(self, job: Job, which: str, spec: JobSpec | None) -> None:

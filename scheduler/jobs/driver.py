@@ -84,32 +84,28 @@ class JobDriver:
             self.made_progress()
         if isinstance(event, Heartbeat | Logged | ChaosBegun):
             return  # the brain has no use for them, and the inbox may wait for a database for hours
-        self._inbox.put_nowait(inputs.Happened(peer, event))
+        self.tell(inputs.Happened(peer, event))
 
     def on_transition(self, transition: Transition) -> None:
         peer, reason = transition.peer, transition.reason
         was_suspect = transition.before is PeerState.SUSPECT
         if transition.after is PeerState.GONE:
-            self._inbox.put_nowait(inputs.PeerGone(peer, reason))
+            self.tell(inputs.PeerGone(peer, reason))
         elif transition.after is PeerState.SUSPECT:
-            self._inbox.put_nowait(inputs.PeerSuspect(peer, reason, transition.session_lost))
+            self.tell(inputs.PeerSuspect(peer, reason, transition.session_lost))
         elif was_suspect:
-            self._inbox.put_nowait(inputs.PeerBack(peer))
+            self.tell(inputs.PeerBack(peer))
         if transition.after is PeerState.DRAINING:
-            self._inbox.put_nowait(inputs.AskToLeave(peer, reason))
+            self.tell(inputs.AskToLeave(peer, reason))
 
-    def join(self, replica: inputs.ReplicaRecord) -> None:
-        """An idle peer was given to the job: it fetches its stage's state."""
-        self._inbox.put_nowait(inputs.Join(replica))
+    def tell(self, happened: Input) -> None:
+        """Put something into the inbox."""
+        self._inbox.put_nowait(happened)
 
     def cancel(self, reason: str) -> None:
         """End the job soon, whatever it waits for; asking twice is the same as once."""
         self._cancelled.set()
-        self._inbox.put_nowait(inputs.Cancel(reason))
-
-    def stop(self, state: JobState, reason: str) -> None:
-        """Pause or cancel the job once what runs is committed and saved."""
-        self._inbox.put_nowait(inputs.Stop(state, reason))
+        self.tell(inputs.Cancel(reason))
 
     def checkpoint_written(self, version: int, reason: str = "", fault: str = "") -> None:
         """A checkpoint is kept, or was not because of `fault`."""

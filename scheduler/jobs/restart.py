@@ -78,26 +78,25 @@ class Restart:
             case _:
                 pass  # paused or ended: a person decides
 
-    async def _find_start(self, job: Job) -> bool:
+    async def _find_start(self, job: Job) -> None:
         """Look up the checkpoint that the job starts from, if any; without it the job fails."""
         try:
             job.start = await self._stores.checkpoints.start_of(job.record)
         except SwarmError as error:
             await self._fail(job, error)
-            return False
-        self._peers.wake.set()
-        return True
+        else:
+            self._peers.wake.set()
 
     async def _reattach(self, job: Job) -> None:
         """Continue a job that was at work, once its peers are back."""
-        if not await self._find_start(job):
-            return
         try:
+            job.start = await self._stores.checkpoints.start_of(job.record)
             batches = self._stores.files.batches(job.spec, job.record.tokens)
         except SwarmError as error:
             await self._fail(job, error)
-            return
-        await self._runner.reattach(job, batches)
+        else:
+            await self._runner.reattach(job, batches)
+            self._peers.wake.set()
 
     async def _fail(self, job: Job, error: SwarmError) -> None:
         hint = again(job) or error.hint

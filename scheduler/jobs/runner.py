@@ -12,7 +12,7 @@ from typing import assert_never
 
 from scheduler.brain import outputs
 from scheduler.brain.fleet.membership import Membership
-from scheduler.brain.inputs import ReplicaRecord, Resumed, Start
+from scheduler.brain.inputs import ReplicaRecord, Resumed, Start, Stop
 from scheduler.brain.job import JobBrain
 from scheduler.brain.stall import resume_hint, seeking, stalled_hint
 from scheduler.brain.watchdog import Watchdog
@@ -73,7 +73,7 @@ class JobRunner:
         job.run = self._make_run(job, batches, len(record.peers))
         if record.state is not JobState.RUNNING:  # it was told to stop
             asked = JobState.PAUSED if record.state is JobState.PAUSING else JobState.CANCELLED
-            job.run.driver.stop(asked, record.reason)
+            job.run.driver.tell(Stop(asked, record.reason))
         resumed = Resumed(record.peers, committed, rows, evaluated, self._membership.grace_s)
         self._tasks.create_task(self._drive(job, job.run, resumed))
         await self._registry.enter(job, record.state, RESTARTED)

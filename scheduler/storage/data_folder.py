@@ -38,8 +38,12 @@ def bind(connection: sa.Connection, folder: Path) -> str:
     one = present or secrets.token_hex(8)
     connection.execute(sa.delete(_FOLDER))
     connection.execute(sa.insert(_FOLDER).values(id=one, place=place))
-    if not present:
-        _write(folder, one)
+    if present:
+        return one
+    try:
+        (folder / ID_FILE).write_text(json.dumps({"id": one}) + "\n")
+    except OSError as error:
+        raise InvalidConfig(f"{folder} cannot be used: {error.strerror or error}", hint="check --data-dir") from None
     return one
 
 
@@ -55,10 +59,3 @@ def _read(folder: Path) -> str:
     if not (isinstance(found, str) and 0 < len(found) <= 64):
         raise InvalidConfig(f"{folder / ID_FILE} holds no id", hint="restore it, or choose another --data-dir")
     return found
-
-
-def _write(folder: Path, one: str) -> None:
-    try:
-        (folder / ID_FILE).write_text(json.dumps({"id": one}) + "\n")
-    except OSError as error:
-        raise InvalidConfig(f"{folder} cannot be used: {error.strerror or error}", hint="check --data-dir") from None

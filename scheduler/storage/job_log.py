@@ -89,6 +89,7 @@ class JobLogs:
         self._open[job] = JobLog(path)
 
     def append(self, job: JobId, line: LogLine) -> None:
+        """Add a line; one that comes after the job's end goes to its file only."""
         log = self._open.get(job)
         if log is not None:
             log.append(line)

@@ -1,7 +1,8 @@
-"""Which replicas hand over a checkpoint, and what becomes of the job when one cannot be had (schedule.py says when).
+"""Which replicas hand over a checkpoint, and what happens if that fails; schedule.py says when one is due.
 
-A replica is asked to save a version right after it was told to make it, since later it has moved on. The job goes on
-without a checkpoint; the one after the last step is tried again until it is kept, since nothing else has those weights.
+A replica is asked for a version right after it was told to make it, because later it has moved on. If a checkpoint
+fails, the job goes on without it. Only the one after the last step is tried again until it is kept, because nothing
+else has those weights.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ End: TypeAlias = Fail | Stopped
 
 
 class CheckpointCollector:
-    """The checkpoints of one job, as far as its replicas have to do with them; gives how the job ends, if it does."""
+    """Collects the checkpoints of one job from its replicas; methods give how the job ends, if it does."""
 
     def __init__(self, state: BrainState, saving: CheckpointSchedule) -> None:
         self._state = state
@@ -29,7 +30,7 @@ class CheckpointCollector:
         self._owed: Counter[PeerId] = Counter()  # how often each replica failed to hand over its part
 
     def committed(self, version: int, *, skipped: bool, now_s: float) -> None:
-        """The replicas were just told to make `version`: the savers must be asked next."""
+        """The replicas were just told to make `version`: ask for its checkpoint if one is due."""
         if skipped and self._state.settings.pause_on_nonfinite and self._saving.stop is None:
             reason = f'the gradient of step {version - 1} was not finite (limits.on_nonfinite = "pause")'
             self._saving.stop = Stopped(JobState.PAUSED, reason)
@@ -62,21 +63,21 @@ class CheckpointCollector:
         return None
 
     def saver_gone(self, peer: PeerId, stage: int, now_s: float) -> End | None:
-        """A replica is lost, or forgot what it was asked: another one hands the stage over, if it still can."""
+        """A replica is lost or has forgotten the request: ask another of its stage, if that still has the version."""
         held = self._saving.open
         if held is None or self._saving.stage_of(peer) is None:
             return None
         if held.version != self._state.progress.committed:
             fault = f"stage server {peer} was lost before it had handed over stage {stage}"
             return self.give_up("peer", fault, now_s)
-        # Others hold that version still.
+        # The others still hold that version.
         saver = min(self._state.pool.by_stage[stage], key=self._reluctance)
         self._saving.replace(stage, peer, saver)
         self._ask(saver, held.version)
         return None
 
     def start_over(self, now_s: float) -> End | None:
-        """Replicas were expelled for the bytes that they hold: what they handed over is of no use."""
+        """Replicas were expelled for holding wrong bytes: give the checkpoint up, as some may be in it."""
         if self._saving.open is None:
             return None
         return self.give_up("peer", "a replica that held other bytes than most may have handed over a part", now_s)
@@ -88,10 +89,11 @@ class CheckpointCollector:
         return self.give_up(reason, fault, now_s)
 
     def stuck(self, for_s: float, now_s: float) -> End | None:
-        """The job waits for a checkpoint, of which no part came for `for_s`.
+        """No part of the checkpoint that the job waits for has come for `for_s`.
 
-        A replica that owes a part is not asked again if there is another one. The job waits for storage that hangs,
-        since only the replicas have what it is writing; a job that is being cancelled does not.
+        It is given up if replicas still owe parts; they are asked again only if their stage has no other. If the
+        storage hangs, the job goes on waiting, because only the replicas have those weights, unless it is being
+        cancelled.
         """
         held, stop = self._saving.open, self._saving.stop
         assert held is not None
@@ -103,7 +105,7 @@ class CheckpointCollector:
         return None
 
     def give_up(self, reason: str, fault: str, now_s: float) -> End | None:
-        """The job goes on without the checkpoint under way, or ends where it was the last word."""
+        """Give up the checkpoint under way: the job goes on without it, or ends if it was to end with it."""
         version, kept = self._saving.give_up(), self._saving.newest
         self._state.outbox.put(DropCheckpoint(version, reason, fault))
         newest = f"the newest checkpoint is that of step {kept}" if kept else "there is no earlier checkpoint"

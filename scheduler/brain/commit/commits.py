@@ -32,7 +32,7 @@ class Commits:
         self._skipped_in_a_row = state.settings.skipped_in_a_row
 
     def decide(self, run: StepRun) -> Fail | None:
-        """Fix what the step's commit will say, and hand it to the store once the order of commits allows it."""
+        """Decide the step's commit and hand its row to the database, once the order of commits allows it."""
         in_order = may_write(run.step, commits_sent=self._state.progress.committed, agreed=self._state.progress.agreed)
         if run.phase is not Phase.DECIDED or not in_order or not self._evaluations.permits(run.step):
             return None
@@ -71,7 +71,7 @@ class Commits:
         return None
 
     def send(self, peer: PeerId, row: CommitRow) -> None:
-        """Let a replica make a commit; if it took no part in the rounds, name the donors of their means."""
+        """Tell a replica to make a commit. If it took no part in the rounds, name donors of the averaged gradients."""
         settings, stage = self._state.settings, self._state.pool.stage_of(peer)
         units = [unit for unit, stages in settings.units.items() if stage in stages]
         rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in units if unit in row.rounds)
@@ -83,7 +83,7 @@ class Commits:
         )
 
     def send_since(self, peer: PeerId, version: int) -> None:
-        """The commits that the peer missed; it still holds the means of their rounds, or never needed them."""
+        """Send the commits that the peer missed. It still holds the averaged gradients, or never needed them."""
         for step in range(version, self._state.progress.committed):
             row = self._state.progress.runs[step].row
             assert row is not None
@@ -99,9 +99,9 @@ class Commits:
         )
 
     def _holds(self, peer: PeerId, run: StepRun) -> bool:
-        """Whether the replica has the means that the step's commit makes effective, as far as is known.
+        """Whether the replica is known to have the averaged gradients that the step's commit applies.
 
-        The members of rounds under an earlier scheduler start are not known.
+        Who took part in the rounds of an earlier scheduler start is not known.
         """
         stage, rounds = self._state.pool.stage_of(peer), run.rounds if run.row is None else run.row.rounds
         units = [unit for unit in rounds if stage in self._state.settings.units[unit]]
@@ -113,11 +113,11 @@ class Commits:
         return run is not None and run.phase is Phase.COMMITTING and event.timeline == self._state.settings.timeline
 
     def is_first(self, event: Committed) -> bool:
-        """Whether nobody of the stage has made the commit yet, which is awaited."""
+        """Whether no replica of the stage has made this awaited commit yet."""
         return all(one.stage != event.stage for one in self._state.progress.runs[event.step].commits.values())
 
     def enter(self, peer: PeerId, event: Committed) -> list[Remedy]:
-        """A replica made a commit that is awaited; what is to be done if it did, or others did, something else."""
+        """A replica made an awaited commit; gives what to do if it, or another, made something else than it should."""
         pool, stage = self._state.pool, self._state.pool.stage_of(peer)
         if (event.version, event.stage) != (event.step + 1, stage):
             self._state.ledger.violations += 1
@@ -131,10 +131,7 @@ class Commits:
         return self.compare(run, [stage])
 
     def compare(self, run: StepRun, stages: Iterable[int] = ()) -> list[Remedy]:
-        """What is to be done about replicas that made something else of a commit than the others of their stage.
-
-        `stages`: those to look at, by default all.
-        """
+        """What to do about replicas whose commit differs from that of their stage; `stages` are all by default."""
         pool, settings, owing = self._state.pool, self._state.settings, self.owing(run)
         for stage in stages or range(len(pool.by_stage)):
             if any(pool.stage_of(peer) == stage for peer in owing):
@@ -154,7 +151,7 @@ class Commits:
         return []
 
     def _used(self, run: StepRun, later: StepRun) -> bool:
-        """Whether the microbatches of a later step were computed with what the commit made."""
+        """Whether a later step was computed with the weights that the commit made."""
         return version_needed(later.step, self._state.settings.staleness) > run.step
 
     def owing(self, run: StepRun) -> list[PeerId]:

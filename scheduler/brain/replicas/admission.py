@@ -1,4 +1,4 @@
-"""Peers that join a job at work: what each is told, what it says, and whether it is admitted (joining.py).
+"""Peers that join a job at work: what each is told, what it says, and whether it is admitted (state/joiners.py).
 
 begin ──▶ LoadStage, Follow ──▶ Loaded ──▶ judged with every event ─┬─ new enough, the right bytes ──▶ admitted
               ▲                                                     ├─ too old ──▶ answered: it goes on following
@@ -50,7 +50,7 @@ class Admission:
                 self._tell(joiner)
 
     def hear(self, peer: PeerId, event: Event, now_s: float) -> None:
-        """An event of a peer that is no replica yet: what it says of an earlier life counts for nothing."""
+        """An event of a joiner; what it says of an earlier life as a replica is ignored."""
         joiner = self._state.joiners.get(peer)
         assert joiner is not None
         match event:
@@ -66,7 +66,7 @@ class Admission:
                 self.refuse(joiner, event.message, now_s)
 
     def refuse(self, joiner: Joiner, reason: str, now_s: float) -> None:
-        """The peer does not join; not now at least."""
+        """Turn the joiner away, at least for now."""
         peer = joiner.replica.peer
         self._state.joiners.failed(peer, reason, now_s)
         told = f"stage server {peer} could not join stage {joiner.replica.stage}: {reason}"
@@ -116,7 +116,7 @@ class Admission:
         self._commits.send_since(peer, version)
 
     def _tell(self, joiner: Joiner) -> None:
-        """What is new for a joiner: versions, digest, donors, and that its report was seen."""
+        """Tell a joiner what is new: versions, digest, donors, and that its report was seen."""
         settings, progress, replica = self._state.settings, self._state.progress, joiner.replica
         version = progress.committed
         known = progress.digest_at(replica.stage, version)

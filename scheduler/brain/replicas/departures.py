@@ -1,4 +1,4 @@
-"""Replicas that go: those that leave once nothing depends on them (leaving.py), and what goes with any of them."""
+"""Replicas that go: they leave once nothing depends on them (state/leaves.py), or are lost with what they hold."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Departures:
             self._state.outbox.note("warning", told)
 
     def begin(self) -> None:
-        """Let those begin to leave whose stage can spare them now."""
+        """Let replicas that wait to leave begin, where their stage can spare them now."""
         for stage in range(len(self._state.pool.by_stage)) if self._state.pool.leaves else ():
             self._begin(stage)
 
     def release(self, now_s: float) -> None:
-        """Let go of those on whom nothing depends any more."""
+        """Release the leaving replicas on which nothing depends any more."""
         pool = self._state.pool
         for peer in pool.leaves.due(self._state.progress.agreed):
             if self._saving.stage_of(peer) is not None:
@@ -134,7 +134,7 @@ class Departures:
         state.conclude(self._collector.saver_gone(peer, stage, now_s))
 
     def stage_lost(self, lost: str) -> None:
-        """No replica of a stage is left: what the others hold and no checkpoint has is of no use any more."""
+        """No replica of a stage is left: what the other stages hold and no checkpoint has is lost too."""
         settings = self._state.settings
         stopped = stopped_by_loss(lost, settings.on_stall, self._saving.stop) if settings.recover else None
         self._state.conclude(stopped or Fail(PeerUnavailable.code, lost, FAILED_HINT))
@@ -147,7 +147,7 @@ class Departures:
         return stage
 
     def _stay(self, peer: PeerId, until: int) -> None:
-        """The last replica of its stage cannot leave; from step `until` on it was no member."""
+        """The last replica of its stage cannot leave. From step `until` on it was not a member."""
         self._state.outbox.note("warning", f"{self._state.pool.name(peer)} stays: it is the last of its stage")
         self._dispatch.go_on(peer)
         for run in self._state.progress.runs.values():

@@ -1,7 +1,7 @@
 """Replicas that come back: with a new session after theirs broke, or all of them after a restart of the scheduler.
 
-What became of each cell of a broken session is not asked, all that is not committed is done again. After a restart it
-is asked: then the ledger is what the replicas report (recovery.py).
+After a broken session nobody asks what became of each cell: whatever is not committed is done again. After a restart
+each replica is asked, and the ledger is what they report (state/restart.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Reattach:
     _commits: Commits
 
     def resume(self, resumed: Resumed) -> None:
-        """Take up what an earlier scheduler start left: its newest commits, and versions that were not evaluated."""
+        """Take over what an earlier scheduler start left: its newest commits, and versions that were not evaluated."""
         self._state.progress.resume(resumed)
         oldest = max(self._state.settings.first_step + 1, resumed.committed - self._state.settings.staleness)
         for version in range(oldest, resumed.committed + 1):
@@ -73,7 +73,7 @@ class Reattach:
             self._dispatch.go_on(peer)
 
     def heard(self, hello: Hello) -> None:
-        """What a session before this one was asked is not awaited; what comes next has attempts that are newer."""
+        """Forget what the peer's earlier session was asked; what it is given next has newer attempts."""
         self._evaluations.withdraw(hello.peer)
         self._evaluations.raise_attempt(hello.attempt)
         self._state.ledger.raise_attempts(hello.attempt)
@@ -120,7 +120,7 @@ class Reattach:
         return self._state.progress.agreed <= version <= self._state.progress.committed
 
     def _lacks_nothing(self, version: int) -> bool:
-        """Whether a peer that is no replica, with that version, took part in all since; and no commit is on its way."""
+        """Whether a peer with that version took part in all commits since; False if one is just being decided."""
         runs = self._state.progress.runs
         if any(run.phase in (Phase.DECIDED, Phase.WRITING) for run in runs.values()):
             return False

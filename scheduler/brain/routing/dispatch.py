@@ -1,11 +1,11 @@
-"""Which replica computes which microbatch: routes for new ones, other replicas for hops lost, late or undelivered.
+"""Which replica computes which microbatch: routes for new ones, new replicas for hops lost, late or not delivered.
 
     feed ──▶ route ──all accumulated──▶ done         window: the most microbatches in flight
       ▲         │
-    refill ◀────┴── orphans: taken from a suspect, a late one, the end of a failing link; void with a lost one
+    refill ◀────┴── orphans: taken from a suspect, a late replica or an end of a failing link; void with a lost replica
 
-Only microbatches without a holder are given again. What a replica holds stays there, and its neighbours on the route
-are told.
+A microbatch is given again only at stages where no replica holds it. Where one does, that replica keeps it, and its
+neighbours on the new route are told.
 """
 
 from __future__ import annotations
@@ -72,14 +72,13 @@ class Dispatch:
             self._state.ledger.withdraw(run.step, peer, f"suspect, {reason}", now_s)
 
     def go_on(self, peer: PeerId) -> None:
-        """A replica that got no new work may get some, unless there is another reason against it."""
+        """Let a replica have new work again, unless something else forbids it."""
         if self._state.pool.may_work(peer):
             self._wiring.add(peer, self._state.pool.stage_of(peer))
         self._loads.changed(peer)
 
     def open_window(self) -> None:
-        """Settle how much is under way: one microbatch at each replica of the largest stage, and one on its way, at
-        every stage."""
+        """Set the most microbatches in flight: at each stage two for every replica of the largest stage."""
         settings = self._state.settings
         window = settings.microbatches * (1 + settings.staleness)
         largest = max(map(len, self._state.pool.by_stage))
@@ -91,7 +90,7 @@ class Dispatch:
         self._lateness.forwarded(event.microbatch.step, event.stage, event.microbatch.index, peer, now_s)
 
     def accumulated(self, peer: PeerId, event: Accumulated, now_s: float) -> str:
-        """A replica has a microbatch in its sums; what is wrong with that, if it was never asked for it."""
+        """A replica added a microbatch to its sums; gives the fault if it was never asked for it."""
         step, index = event.microbatch.step, event.microbatch.index
         run = self._state.progress.runs.get(step)
         if run is not None and not run.can_be_redone:
@@ -106,16 +105,16 @@ class Dispatch:
         return f"accumulated {event.microbatch} without being asked" if verdict is Verdict.UNASKED else ""
 
     def evaluation_undelivered(self, peer: PeerId, event: EvaluationUndelivered, now_s: float) -> None:
-        """A link fails: what is evaluated through its far end is given to others."""
+        """A link failed: give what is evaluated at its far end to other replicas."""
         if event.to in self._state.pool:
             self._state.links.accuse(peer, event.to, now_s)
             self._evaluations.withdraw(event.to)
 
     def undelivered(self, peer: PeerId, event: Undelivered, now_s: float) -> str:
-        """A link fails: the hop at one of its ends goes to another replica.
+        """A link failed: give the hop at one of its ends to another replica.
 
-        Why what `peer` did for the step must be void for that, since the other end lacks what only `peer` has; empty if
-        it need not.
+        If the other end lacks what only `peer` holds, all that `peer` did for the step must become void; then the
+        result says why. Otherwise it is empty.
         """
         step, index = event.microbatch.step, event.microbatch.index
         run, stage = self._state.progress.runs.get(step), self._state.pool.stage_of(peer)
@@ -142,7 +141,7 @@ class Dispatch:
         return ""
 
     def close(self, step: int) -> None:
-        """The step's row is durable: nothing of it is awaited."""
+        """The step's row is durable: stop waiting for its hops."""
         self._state.ledger.close(step)
         self._lateness.forget_step(step)
 
@@ -215,7 +214,7 @@ class Dispatch:
     # What takes too long -----------------------------------------------------------------------------------------
 
     def hurry(self, now_s: float) -> None:
-        """Give what takes too long to another replica; try those again that were slow."""
+        """Give late hops to other replicas; from time to time, assume that slow replicas have become faster."""
         for late in self._lateness.expired(now_s) if self._state.settings.recover else ():
             step, stage, index, peer = late.hop.step, late.hop.stage, late.hop.index, late.hop.peer
             run = self._state.progress.runs.get(step)
@@ -247,7 +246,7 @@ class Dispatch:
         return f"{self._state.ledger.in_flight()} microbatches in flight{stuck}"
 
     def _choose(self, fixed: Sequence[PeerId | None], now_s: float) -> tuple[PeerId, ...] | None:
-        """One replica per stage, the fixed ones kept."""
+        """Choose one replica per stage, keeping the fixed ones."""
         loads = [
             StageLoad(stage, (self._loads.load(kept, keep=True),) if kept else pool)
             for stage, (kept, pool) in enumerate(zip(fixed, self._loads.by_stage(), strict=True))
@@ -275,7 +274,7 @@ class Dispatch:
         return Hop(peer, replica.incarnation, self._state.ledger.attempt(step), replica.address)
 
     def _send_route(self, step: int, index: int, now_s: float) -> None:
-        """Tell all on the route, and those that it displaced."""
+        """Send the route to all replicas on it, and to those that it displaced."""
         hops = tuple(hop for hop in self._state.ledger.hops(step, index) if hop is not None)
         assert len(hops) == self._stages
         held = [self._state.ledger.holder(step, stage, index) == hop.peer for stage, hop in enumerate(hops)]

@@ -14,6 +14,7 @@ order of the microbatches, as in one process.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -64,7 +65,7 @@ class Evaluations:
         self._settings = settings
         self._microbatches = settings.evaluation_microbatches
         self._runs: dict[int, _Run] = {}  # in order of version
-        self._outstanding: dict[PeerId, int] = {}
+        self._outstanding: Counter[PeerId] = Counter()
         self._least_attempt = 0
         self._newest_attempt = 0
         self.duplicates = 0
@@ -109,8 +110,7 @@ class Evaluations:
                 before = run.given.get(index, _Given(0, ()))
                 given = run.given[index] = _Given(max(before.attempt, self._least_attempt) + 1, peers)
                 self._newest_attempt = max(self._newest_attempt, given.attempt)
-                for peer in peers:
-                    self._outstanding[peer] = self._outstanding.get(peer, 0) + 1
+                self._outstanding.update(peers)
                 displaced = tuple(peer for peer in before.before if peer not in peers)
                 turns.append(EvaluationRoute(run.version, index, given.attempt, peers, displaced))
                 room -= 1
@@ -126,7 +126,7 @@ class Evaluations:
             return None
         run.losses[event.batch.index] = event.loss
         del run.given[event.batch.index]
-        self._release(given.peers)
+        self._outstanding.subtract(given.peers)
         if len(run.losses) < self._microbatches:
             return None
         del self._runs[run.version]
@@ -141,7 +141,7 @@ class Evaluations:
         for run in self._runs.values():
             for given in run.given.values():
                 if peer in given.peers:
-                    self._release(given.peers)
+                    self._outstanding.subtract(given.peers)
                     given.before = tuple(one for one in given.peers if one != peer)
                     given.peers = ()
 
@@ -149,7 +149,7 @@ class Evaluations:
         """What was computed so far may be wrong: all open evaluations begin again."""
         for version, run in self._runs.items():
             for given in run.given.values():
-                self._release(given.peers)
+                self._outstanding.subtract(given.peers)
             self._runs[version] = _Run(version)
         self._least_attempt = self._newest_attempt
 
@@ -169,10 +169,4 @@ class Evaluations:
         return tuple(chosen)
 
     def _completion_s(self, load: ReplicaLoad) -> float:
-        return (load.outstanding + self._outstanding.get(load.peer, 0) + 1) * load.pace_s
-
-    def _release(self, peers: tuple[PeerId, ...]) -> None:
-        for peer in peers:
-            self._outstanding[peer] -= 1
-            if not self._outstanding[peer]:
-                del self._outstanding[peer]
+        return (load.outstanding + self._outstanding[load.peer] + 1) * load.pace_s

@@ -8,9 +8,9 @@ its contribution in their sums. A step is full when every (s, m) has exactly one
                  │        │ new hop, attempt + 1       ├──Accumulated from a displaced replica──▶ two holders
                  └─ lost ─┴──── void, gone ◀───────────┴──────── the smaller contribution is void ◀──┘
 
-A sum cannot be subtracted from, so the unit of repair is a replica's whole contribution to a step: it is void, and each
-of its microbatches gets a new hop at that stage only. Attempts come from one counter per step, so what a replica did
-before `Void(step, attempt)` is told from what it does afterwards by comparing two numbers: its *floor* in that step.
+Nothing can be subtracted from a sum, so repair voids a replica's whole contribution to a step; each of its microbatches
+then gets a new hop, at that stage only. Attempts come from one counter per step. A replica's *floor* in a step is the
+attempt of the newest `Void` that it was sent: work up to the floor is void, later work counts.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ class Ledger:
         return [entries[index].hop for entries in self._steps[step].entries]
 
     def adopt(self, step: int, cells: Iterable[tuple[PeerId, int, ReportedCell]], now_s: float) -> None:
-        """Open a step of an earlier scheduler start as its replicas report it: (peer, stage, cell) each.
+        """Open a step of an earlier scheduler start from what its replicas report: (peer, stage, cell).
 
-        All that was reported counts as fed, and lacks its hops. `raise_attempts` comes before.
+        Everything that is reported counts as fed and still lacks hops. Call `raise_attempts` first.
         """
         self.open(step)
         opened = self._steps[step]
@@ -172,12 +172,8 @@ class Ledger:
             if cell.accumulated:
                 entry.holders[peer] = Contribution(cell.attempt, cell.finite, cell.loss)
                 self._entered[stage] += 1
-                self.tell(
-                    step,
-                    index,
-                    f"stage {stage}: {peer} reports that it has accumulated (attempt {cell.attempt})",
-                    now_s,
-                )
+                did = f"{peer} reports that it has accumulated (attempt {cell.attempt})"
+                self.tell(step, index, f"stage {stage}: {did}", now_s)
         for stage, index, entry in self._entries(opened):
             if index < opened.fed:
                 opened.orphans.setdefault(index, set()).add(stage)
@@ -196,7 +192,7 @@ class Ledger:
         return max(alive, key=lambda peer: (offered[peer], peer), default=None)
 
     def raise_attempts(self, attempt: int) -> None:
-        """New hops carry more than `attempt` from now on, in steps that open later too: a replica knows of it."""
+        """Let new hops, also of later steps, carry more than this attempt, which a replica knows of."""
         self._least_attempt = max(self._least_attempt, attempt)
         for opened in self._steps.values():
             opened.attempt = max(opened.attempt, attempt)
@@ -217,9 +213,8 @@ class Ledger:
         entry = opened.entries[stage][index]
         if event.attempt <= opened.floors.get(peer, 0):
             self.duplicates += 1
-            self.tell(
-                step, index, f"stage {stage}: late word of {peer} (attempt {event.attempt}) ignored, it is void", now_s
-            )
+            late = f"late word of {peer} (attempt {event.attempt}) ignored, it is void"
+            self.tell(step, index, f"stage {stage}: {late}", now_s)
             return Verdict.STALE
         if event.attempt > entry.offered.get(peer, 0):
             self.violations += 1
@@ -245,7 +240,7 @@ class Ledger:
     # Repair ------------------------------------------------------------------------------------------------------
 
     def withdraw(self, step: int, peer: PeerId, cause: str, now_s: float) -> list[tuple[int, int]]:
-        """Take the peer's unfinished hops away (it is suspect, but may still finish); the (stage, index) lost."""
+        """Take unfinished hops from a suspect, which may still finish them; gives their (stage, index)."""
         opened = self._steps[step]
         lost = []
         for stage, index, entry in self._entries(opened):
@@ -267,9 +262,9 @@ class Ledger:
         self.tell(step, index, f"stage {stage} taken from {hop.peer}: {cause}", now_s)
 
     def void(self, step: int, peer: PeerId, cause: str, now_s: float, reason: str = "refused") -> int:
-        """Strike out all that the peer did for the step up to now; the attempt for `Void`.
+        """Strike out all that the peer has done for the step; gives the attempt for `Void`.
 
-        Its unfinished hops are lost as well, since Void deletes those cells too. New hops carry a newer attempt.
+        Void also deletes the cells of its unfinished hops, so those are lost too. New hops carry a newer attempt.
         """
         opened = self._steps[step]
         struck = opened.attempt
@@ -297,9 +292,9 @@ class Ledger:
     def peer_gone(
         self, peer: PeerId, steps: Iterable[int], cause: str, now_s: float, reason: str = "gone"
     ) -> list[int]:
-        """Strike the peer out of those open steps whose work can still be done again; the steps that it had a part in.
+        """Void what the peer did in these open steps, whose work can still be done again; gives those it had a part in.
 
-        Steps that are decided keep its contribution: it is in the averaged gradient that the others hold.
+        Decided steps keep its contribution: it is in the averaged gradient that the others hold.
         """
         touched = []
         for step in steps:
@@ -386,10 +381,10 @@ class Ledger:
         return sum(opened.open for opened in self._steps.values())
 
     def committed(self) -> tuple[int, ...]:
-        """Contributions that went into closed steps, per stage: all that entered, less what open steps hold.
+        """Contributions in closed steps, per stage: all that entered, less what open steps hold.
 
-        Counted apart from the steps: per stage it must be the microbatches of the steps that were committed since this
-        ledger began, or one was lost or counted twice.
+        The count does not depend on the steps. It must equal the microbatches of all steps that were committed since
+        this ledger began; otherwise one was lost or counted twice.
         """
         held = [0] * self.stages
         for opened in self._steps.values():
@@ -413,7 +408,7 @@ class Ledger:
         return peer in self._changed
 
     def take_changed(self) -> set[PeerId]:
-        """The peers whose outstanding hops changed since the last call: loads are kept, not computed anew."""
+        """The peers whose outstanding hops changed since the last call: only their loads are computed again."""
         changed, self._changed = self._changed, set()
         return changed
 

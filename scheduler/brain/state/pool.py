@@ -1,11 +1,11 @@
 """The replicas of a job: which stage each one serves, whether it gets work, and in which steps it takes part.
 
     add ──▶ TRUSTED ──silent──▶ SUSPECT ──heard──▶ TRUSTED        a suspect gets no new work, and is a member still
-               └──session broke──▶ DETACHED ──Hello──▶ TRUSTED    nothing is believed before it said what it holds
+               └──session broke──▶ DETACHED ──Hello──▶ TRUSTED    nothing is believed until it says what it holds
                                       any of them ──remove──▶ gone: what it held is void, until it joins anew
 
-Each replica has one record, which is dropped with it. Replicas that leave are in `leaves`: they get no new work either,
-and are no members of the steps that begin after.
+Each replica has one record, which is dropped when it goes. Replicas that are leaving are in `leaves`: they get no new
+work either, and are not members of steps that begin later.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Standing:
 
     @property
     def is_suspect(self) -> bool:
-        """Gets no new work until it is heard again."""
+        """Whether it gets no new work until it is heard again."""
         return self.trust is not Trust.TRUSTED
 
 

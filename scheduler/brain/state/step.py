@@ -5,8 +5,8 @@
          │  └───reopened────┴─────────────────────┘  │   from DECIDED: nobody of a stage is left who holds the average
          └──────────────── not finite ───────────────┘   skip: no rounds, no change
 
-Up to DECIDED everything can be done again; the durable row makes the step a fact. Two steps overlap in their ends only:
-a step opens once the commit of step t - 1 - staleness was sent, and its row is not written before that of step t - 1 is
+Up to DECIDED everything can be done again; the durable row makes the step a fact. Steps overlap only at their ends: a
+step t opens once the commit of step t - 1 - staleness was sent, and its row is written once the row of step t - 1 is
 durable and the replicas agree on the commit of step t - 2.
 """
 
@@ -75,7 +75,7 @@ class UnitAveraging:
         return any(member.peer == peer for member in self.members)
 
     def is_held_by(self, peer: PeerId) -> bool:
-        """Whether the peer took part, and has not lost since what it had then."""
+        """Whether the peer took part and still has the result."""
         return self.is_member(peer) and peer not in self.lost
 
     def missing(self) -> list[PeerId]:
@@ -117,12 +117,12 @@ class StepRun:
 
     @property
     def can_be_redone(self) -> bool:
-        """Contributions may still be void: no row of this step was handed to the store."""
+        """Whether contributions may still become void: the step is neither averaged nor skipped yet."""
         return self.phase in (Phase.FEEDING, Phase.AVERAGING)
 
 
 def version_needed(step: int, staleness: int) -> int:
-    """The weights that the microbatches of a step use: its own, or one older, never below 0."""
+    """The version of the weights that a step's microbatches use: `staleness` older than its own, never below 0."""
     return max(0, step - staleness)
 
 
@@ -134,7 +134,7 @@ def may_open(step: int, *, steps: int, commits_sent: int, staleness: int) -> boo
 def may_write(step: int, *, commits_sent: int, agreed: int) -> bool:
     """Whether the step's row may be written: rows come in order, one at a time.
 
-    `agreed` counts the steps on whose commit all replicas agree; a divergence must not be two commits old when it
-    shows.
+    `agreed` counts the steps on whose commit all replicas agree. Only the newest commit may lack agreement, so a
+    divergence is never two commits old when it shows.
     """
     return step == commits_sent and step - 2 < agreed
