@@ -38,11 +38,9 @@ class StateTransfer(Protocol):
 
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take a file of a checkpoint; gives its sha256."""
-        ...
 
     def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         """Give a part of a file that a job starts from."""
-        ...
 
 
 @dataclass(slots=True)

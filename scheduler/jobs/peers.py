@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -107,10 +108,10 @@ class Peers:
         self._commands.send(peer, command)
 
     def _count_peers(self) -> None:
-        counts: dict[tuple[str, int | None, str], int] = {}
-        for peer in self._membership.peers():
-            key = (peer.job, peer.stage if peer.job else None, peer.state.value)
-            counts[key] = counts.get(key, 0) + 1
+        here = self._membership.peers()
+        counts = Counter[tuple[str, int | None, str]](
+            (peer.job, peer.stage if peer.job else None, peer.state.value) for peer in here
+        )
         stages = {str(job.record.id): len(split_of(job.spec)) for job in self._registry.all() if job.run is not None}
         self._metrics.peers(counts, stages)
 

@@ -27,12 +27,7 @@ def model_costs(spec: JobSpec) -> ModelCosts:
 
 
 def brain_settings(
-    record: JobRecord,
-    spec: JobSpec,
-    epoch: int,
-    batches: Batches,
-    files: Sequence[StateFile],
-    skipped_in_a_row: int = 0,
+    record: JobRecord, spec: JobSpec, epoch: int, batches: Batches, files: Sequence[StateFile], skipped_in_a_row: int
 ) -> BrainSettings:
     """The settings of a job on its present timeline, which starts from `files`.
 

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from scheduler.brain.lineage import checkpoint_counts
-from scheduler.storage.checkpoint_sink import job_storage
 from scheduler.storage.database import JobRecord
 from scheduler.storage.executor import run_blocking
 from swarm.checkpoint.reader import Checkpoint, Fault, Found, fault_of, find, list_checkpoints, newest
-from swarm.checkpoint.storage import LATEST, MANIFEST, Storage, open_storage
+from swarm.checkpoint.storage import LATEST, MANIFEST, LocalStorage, Storage, open_storage
 from swarm.errors import CheckpointDamaged, InvalidConfig, NotFound, StorageError
 from swarm.job.changes import JOB_AND_STEP
 from swarm.job.spec import JobSpec
@@ -66,8 +65,16 @@ class CheckpointCatalog:
         self.executor = executor
 
     def storage(self, spec: JobSpec, job: JobId) -> Storage:
-        """Where a job's checkpoints are; InvalidConfig."""
-        return job_storage(spec, job, self._root)
+        """Where a job's checkpoints are; InvalidConfig for a relative folder."""
+        where = spec.checkpoint.dir
+        if not where:
+            return LocalStorage(self._root / "jobs" / job / "checkpoints")
+        if "://" not in where and not Path(where).is_absolute():
+            raise InvalidConfig(
+                f'checkpoint.dir = "{where}" is relative, and the scheduler has no folder of yours',
+                hint="give an absolute folder that the scheduler can write, a URL, or leave it out",
+            )
+        return open_storage(f"{where.rstrip('/')}/{job}")
 
     async def start_of(self, record: JobRecord) -> Checkpoint | None:
         """The checkpoint that the job's present timeline starts from, if any; CheckpointDamaged if it is gone."""

@@ -12,15 +12,14 @@ import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from scheduler.brain.outputs import PublishCheckpoint
 from scheduler.storage.executor import run_blocking
 from swarm.checkpoint.reader import Checkpoint, fault_of
-from swarm.checkpoint.storage import LocalStorage, Storage, open_storage
+from swarm.checkpoint.storage import Storage
 from swarm.checkpoint.writer import CheckpointWriter, Facts, FileWriter, prune
-from swarm.errors import CheckpointFailed, CorruptFrame, InvalidConfig, Refused, StorageError, SwarmError
+from swarm.errors import CheckpointFailed, CorruptFrame, Refused, StorageError, SwarmError
 from swarm.hf.model_folder import shard_name
 from swarm.job.spec import JobSpec
 from swarm.messages import StoreHeader
@@ -242,19 +241,6 @@ class CheckpointSink:
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await run_blocking(self._executor, work)
-
-
-def job_storage(spec: JobSpec, job: JobId, root: Path) -> Storage:
-    """Where a job's checkpoints are; `root` is the scheduler's data folder. InvalidConfig for a relative folder."""
-    where = spec.checkpoint.dir
-    if not where:
-        return LocalStorage(root / "jobs" / job / "checkpoints")
-    if "://" not in where and not Path(where).is_absolute():
-        raise InvalidConfig(
-            f'checkpoint.dir = "{where}" is relative, and the scheduler has no folder of yours',
-            hint="give an absolute folder that the scheduler can write, a URL, or leave it out",
-        )
-    return open_storage(f"{where.rstrip('/')}/{job}")
 
 
 def _try_out(storage: Storage) -> None:

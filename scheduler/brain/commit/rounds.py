@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scheduler.brain.commit.digests import Expel, Remedy, average_of, vote
-from scheduler.brain.commit.slices import Participant, plan_round
+from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.outputs import Fail
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.links import ROUNDS_MAX, Troubles
@@ -21,7 +21,6 @@ from swarm.messages import AbortRound, Average, Averaged, RoundFailed, Void
 from swarm.text import listed
 from swarm.types import PeerId, Round, UnitName, set_digest
 
-EMPTY_SET = set_digest(())
 DISPUTES_MAX = 2  # of a unit's members in one step: the round is repeated, the step is computed again
 
 
@@ -168,20 +167,11 @@ class Rounds:
 
     def _start_unit(self, run: StepRun, unit: UnitName) -> None:
         settings, stages = self._state.settings, set(self._state.settings.units[unit])
-        members = [
-            one
-            for peer in self._state.pool.members(run.step)
-            if (one := self._state.pool[peer].replica).stage in stages
-        ]
+        replicas = [self._state.pool[peer].replica for peer in self._state.pool.members(run.step)]
+        members = [one for one in replicas if one.stage in stages]
         trouble = run.troubles.get(unit)
-        planned = plan_round(
-            [
-                Participant(one.peer, one.incarnation, one.address, run.digests.get(one.peer, EMPTY_SET))
-                for one in members
-            ],
-            self._elements[unit],
-            trouble.owners([one.peer for one in members]) if trouble else None,
-        )
+        shares = trouble.owners([one.peer for one in members]) if trouble else None
+        planned = plan_round(members, run.digests, self._elements[unit], shares)
         self._number += 1
         number = Round(settings.epoch, self._number)
         run.rounds[unit] = UnitAveraging(number, planned)

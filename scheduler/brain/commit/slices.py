@@ -8,48 +8,43 @@ A member's slice is the part that it sums for all; equal shares by default, meas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
+from scheduler.brain.inputs import ReplicaRecord
 from swarm.messages import Member, ParameterNorm
-from swarm.types import PeerId
+from swarm.types import PeerId, set_digest
 
 ALIGNMENT = 64  # elements; slices begin at cache lines and vector widths of any dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Participant:
-    """A replica that takes part in a round; `digest` names the set of microbatches that it must hold."""
-
-    peer: PeerId
-    incarnation: int
-    address: str
-    digest: str
+EMPTY_SET = set_digest(())
 
 
 def plan_round(
-    participants: Sequence[Participant], elements: int, shares: Sequence[float] | None = None
+    replicas: Sequence[ReplicaRecord], digests: Mapping[PeerId, str], elements: int, shares: Sequence[float] | None
 ) -> tuple[Member, ...]:
     """The members of a round in order of peer id, with slices that cover [0, elements) exactly once.
 
-    `shares` follow the order of `participants`. They need not add up to 1, and may be 0 (the member only sends); None
-    means equal shares. Slices begin at multiples of 64 elements, so in small units some members have an empty slice.
+    `digests` name the microbatches that each must hold; a replica without one holds none. `shares` follow the order of
+    `replicas`; they need not add up to 1 and may be 0 (the member only sends), and None means equal shares. Slices
+    begin at multiples of 64 elements, so in small units some members have an empty slice.
     """
-    assert participants
+    assert replicas
     assert elements >= 0
-    assert len({one.peer for one in participants}) == len(participants), "a peer is a member once"
-    weights = [1.0] * len(participants) if shares is None else list(shares)
-    assert len(weights) == len(participants)
+    assert len({one.peer for one in replicas}) == len(replicas), "a peer is a member once"
+    weights = [1.0] * len(replicas) if shares is None else list(shares)
+    assert len(weights) == len(replicas)
     assert min(weights) >= 0
     assert sum(weights) > 0
-    ordered = sorted(zip(participants, weights, strict=True), key=lambda pair: pair[0].peer)
+    ordered = sorted(zip(replicas, weights, strict=True), key=lambda pair: pair[0].peer)
 
     blocks = apportion(-(-elements // ALIGNMENT), [weight for _, weight in ordered])
     members: list[Member] = []
     start = 0
     for (one, _), count in zip(ordered, blocks, strict=True):
         stop = min(elements, start + count * ALIGNMENT)
-        members.append(Member(one.peer, one.incarnation, one.address, start, stop, one.digest))
+        digest = digests.get(one.peer, EMPTY_SET)
+        members.append(Member(one.peer, one.incarnation, one.address, start, stop, digest))
         start = stop
     assert start == elements
     return tuple(members)

@@ -26,7 +26,7 @@ class Candidate:
     memory_bytes: int = 0
 
     def holds(self, size_bytes: int) -> bool:
-        """Whether `need_bytes` fit; a peer that does not say what it has is assumed to hold anything."""
+        """Whether this much fits; a peer that does not say what it has is assumed to hold anything."""
         return not self.memory_bytes or size_bytes <= self.memory_bytes
 
 

@@ -85,23 +85,15 @@ class Moves:
         arriving |= pool.leaves.moving(now_s)
         if without is not None:
             arriving.pop(without, None)
-        return [
-            StagePool(
-                stage,
-                (
-                    *(self._staying(peer) for peer in peers if peer not in pool.leaves),
-                    *(
-                        StageReplica(peer, self._loads.pace_s(peer, stage), arriving=True)
-                        for peer, at in arriving.items()
-                        if at == stage
-                    ),
-                ),
-                settings.state_bytes[stage] if settings.state_bytes else 0,
-                self._bytes_per_s,
-                settings.work[stage] if settings.work else 1.0,
-            )
-            for stage, peers in enumerate(pool.by_stage)
-        ]
+        pools = []
+        for stage, peers in enumerate(pool.by_stage):
+            here = [self._staying(peer) for peer in peers if peer not in pool.leaves]
+            coming_here = [peer for peer, at in arriving.items() if at == stage]
+            here += [StageReplica(peer, self._loads.pace_s(peer, stage), arriving=True) for peer in coming_here]
+            state_bytes = settings.state_bytes[stage] if settings.state_bytes else 0
+            work = settings.work[stage] if settings.work else 1.0
+            pools.append(StagePool(stage, tuple(here), state_bytes, self._bytes_per_s, work))
+        return pools
 
     def _staying(self, peer: PeerId) -> StageReplica:
         standing = self._state.pool[peer]

@@ -234,16 +234,9 @@ class _Fill:
         self.serving = {pool.stage: sum(not one.arriving for one in pool.replicas) for pool in pools}
         free = [one for pool in pools for one in pool.replicas if not one.pinned and not one.arriving]
         self.resting = sum(now_s - one.since_s < settings.cooldown_s for one in free)
-        # Slowest first, then by peer id.
-        self.movable = {
-            pool.stage: sorted(
-                (
-                    one
-                    for one in pool.replicas
-                    if not one.pinned and not one.arriving and now_s - one.since_s >= settings.cooldown_s
-                ),
-                key=lambda one: (one.speed, one.peer),
-            )
+        rested = {one for one in free if now_s - one.since_s >= settings.cooldown_s}
+        self.movable = {  # slowest first, then by peer id
+            pool.stage: sorted(rested.intersection(pool.replicas), key=lambda one: (one.speed, one.peer))
             for pool in pools
         }
         self.pinned = sum(one.pinned for pool in pools for one in pool.replicas)

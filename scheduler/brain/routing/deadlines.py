@@ -129,14 +129,8 @@ class Deadlines:
 
     def due_s(self) -> float | None:
         """When the next hop expires if nothing happens; None if none is watched."""
-        return min(
-            (
-                next(iter(lane.began_s.values())) + self._deadline_s(lane)
-                for lane in self._lanes.values()
-                if lane.began_s
-            ),
-            default=None,
-        )
+        begun = (lane for lane in self._lanes.values() if lane.began_s)
+        return min((next(iter(lane.began_s.values())) + self._deadline_s(lane) for lane in begun), default=None)
 
     def forget_peer(self, peer: PeerId) -> None:
         """The peer is suspect or gone: its hops are given to others."""

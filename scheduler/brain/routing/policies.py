@@ -64,7 +64,6 @@ class RoutingPolicy(Protocol):
 
     def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
         """One replica with credit per stage, or no plan and why. All randomness comes from `rng`."""
-        ...
 
 
 AS_GOOD = 1.1  # of the least completion: smaller differences mean nothing, as paces and queues are estimates

@@ -61,9 +61,6 @@ class Joiners:
     def __iter__(self) -> Iterator[Joiner]:
         return iter(list(self._joiners.values()))
 
-    def __len__(self) -> int:
-        return len(self._joiners)
-
     def get(self, peer: PeerId) -> Joiner | None:
         return self._joiners.get(peer)
 

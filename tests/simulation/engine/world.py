@@ -31,7 +31,6 @@ from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.checkpoint_catalog import CheckpointCatalog
-from scheduler.storage.checkpoint_sink import job_storage
 from scheduler.storage.database import Database, JobTokens, _next_epoch, migrate
 from scheduler.storage.stores import Stores
 from stage_server.brain.work_queue import ORDERS_MAX
@@ -355,7 +354,7 @@ class World(Observer):
     def look_at_checkpoints(self) -> None:
         """Write down every checkpoint that a person would be shown, and what is wrong with it."""
         if self.job_id:
-            storage = job_storage(self.spec, JobId(self.job_id), self.root)
+            storage = CheckpointCatalog(self.root, None).storage(self.spec, JobId(self.job_id))
             found, faults = list_checkpoints(storage, JobId(self.job_id))
             for one in found:
                 self.history.add("", 0, Kept(one.step, one.weights_sha256, fault_of(one)))

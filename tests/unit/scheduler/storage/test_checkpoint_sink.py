@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import save
 
 from scheduler.brain.outputs import PublishCheckpoint
-from scheduler.storage.checkpoint_sink import CheckpointSink, Subject, _try_out, job_storage
+from scheduler.storage.checkpoint_catalog import CheckpointCatalog
+from scheduler.storage.checkpoint_sink import CheckpointSink, Subject, _try_out
 from scheduler.storage.state_files import CheckpointFiles
 from swarm.checkpoint.reader import Checkpoint, list_checkpoints, newest
 from swarm.checkpoint.storage import LocalStorage, open_storage
@@ -207,11 +208,12 @@ async def test_parts_of_a_checkpoint_are_served(tmp_path: Path) -> None:
 
 
 def test_a_job_says_where_its_checkpoints_go(tmp_path: Path) -> None:
-    assert job_storage(spec(), JOB_ID, tmp_path).where == str(tmp_path / "jobs" / JOB / "checkpoints")
-    assert job_storage(spec(checkpoint__dir="/data/x/"), JOB_ID, tmp_path).where == f"/data/x/{JOB}"
-    assert job_storage(spec(checkpoint__dir="memory://b/c"), JOB_ID, tmp_path).where == f"memory://b/c/{JOB}"
+    catalog = CheckpointCatalog(tmp_path, None)
+    assert catalog.storage(spec(), JOB_ID).where == str(tmp_path / "jobs" / JOB / "checkpoints")
+    assert catalog.storage(spec(checkpoint__dir="/data/x/"), JOB_ID).where == f"/data/x/{JOB}"
+    assert catalog.storage(spec(checkpoint__dir="memory://b/c"), JOB_ID).where == f"memory://b/c/{JOB}"
     with pytest.raises(InvalidConfig, match="relative"):
-        job_storage(spec(checkpoint__dir="here"), JOB_ID, tmp_path)
+        catalog.storage(spec(checkpoint__dir="here"), JOB_ID)
 
 
 @pytest.mark.parametrize("is_threaded", [False, True])

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.brain.commit.slices import ALIGNMENT, Participant, apportion, plan_round, squared_norms
-from swarm.messages import ParameterNorm
+from scheduler.brain.commit.slices import ALIGNMENT, apportion, plan_round, squared_norms
+from scheduler.brain.inputs import ReplicaRecord
+from swarm.messages import Member, ParameterNorm
 from swarm.types import PeerId
 
 
-def some(*names: str) -> list[Participant]:
-    return [Participant(PeerId(name), 1, f"at {name}", f"set of {name}") for name in names]
+def plan(names: Sequence[str], elements: int, shares: Sequence[float] | None = None) -> tuple[Member, ...]:
+    replicas = [ReplicaRecord(PeerId(name), 1, f"at {name}", 0) for name in names]
+    return plan_round(replicas, {one.peer: f"set of {one.peer}" for one in replicas}, elements, shares)
 
 
 def test_members_come_in_order_of_peer_id_with_their_own_digest_and_equal_slices() -> None:
-    members = plan_round(some("c", "a", "b"), 3 * 640)
+    members = plan("cab", 3 * 640)
     assert [member.peer for member in members] == ["a", "b", "c"]
     assert [(member.start, member.stop) for member in members] == [(0, 640), (640, 1280), (1280, 1920)]
     assert (members[0].digest, members[0].address) == ("set of a", "at a")
 
 
 def test_a_small_unit_leaves_some_members_an_empty_slice() -> None:
-    members = plan_round(some("a", "b", "c"), 65)
+    members = plan("abc", 65)
     assert [(member.start, member.stop) for member in members] == [(0, 64), (64, 65), (65, 65)]
 
 
 def test_shares_follow_the_given_order_not_the_order_of_ids() -> None:
-    members = plan_round(some("b", "a"), 4 * ALIGNMENT, shares=[3.0, 1.0])
+    members = plan("ba", 4 * ALIGNMENT, shares=[3.0, 1.0])
     assert [(member.peer, member.stop - member.start) for member in members] == [("a", 64), ("b", 192)]
 
 
@@ -44,7 +48,7 @@ def test_rounding_is_that_of_hagenbach_and_bischoff(total: int, weights: tuple[f
 def test_slices_cover_every_element_exactly_once(count: int, elements: int, data: st.DataObject) -> None:
     weights = st.lists(st.floats(0, 1e6), min_size=count, max_size=count).filter(lambda shares: sum(shares) > 1e-9)
     shares = data.draw(st.none() | weights)
-    members = plan_round(some(*(f"p{number:02d}" for number in range(count))), elements, shares)
+    members = plan([f"p{number:02d}" for number in range(count)], elements, shares)
     assert len(members) == count
     covered = [element for member in members for element in range(member.start, member.stop)]
     assert covered == list(range(elements))
