@@ -54,11 +54,7 @@ class Scheduler:
 
 
 def assemble(
-    ports: SchedulerPorts,
-    tasks: asyncio.TaskGroup,
-    membership: Membership | None = None,
-    *,
-    allow_chaos: bool = False,
+    ports: SchedulerPorts, tasks: asyncio.TaskGroup, membership: Membership | None = None, *, allow_chaos: bool = False
 ) -> Scheduler:
     """Make every part, each from those above it. What runs in the background runs in `tasks`."""
     membership = membership or Membership()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -85,23 +85,15 @@ class SchedulerMetrics:
         self._checkpoint_success = gauge("checkpoint_last_success_timestamp_seconds", read_back)
         self._checkpoint_failures = counter("checkpoint_failures", "Checkpoints given up", ("job_id", "reason"))
         self._checkpoint_size = gauge("checkpoint_size_bytes", "Size of the newest checkpoint")
-        self._known_jobs: set[str] = set()
-        self._known_peers: set[str] = set()
+        self.known_jobs: set[str] = set()  # those that have series
+        self.known_peers: set[str] = set()
         self._peer_groups: set[tuple[str, str]] = set()
         self._totals_seen: dict[tuple[str, ...], int] = {}
         self._last_commit_unix_s: dict[str, float] = {}
 
-    @property
-    def known_jobs(self) -> Set[str]:
-        return frozenset(self._known_jobs)
-
-    @property
-    def known_peers(self) -> Set[str]:
-        return frozenset(self._known_peers)
-
     def job_opened(self, job_id: str, family: str, step: int = 0) -> None:
         """A job exists, at this step: its counters start at zero."""
-        self._known_jobs.add(job_id)
+        self.known_jobs.add(job_id)
         self._job_info.labels(job_id, family).set(1)
         self._job_step.labels(job_id).set(step)
         self._in_flight.labels(job_id).set(0)
@@ -239,32 +231,32 @@ class SchedulerMetrics:
         self._last_heartbeat.labels(name).set(time_unix_s)
 
     def peer_heard(self, peer: str, time_unix_s: float) -> None:
-        if peer in self._known_peers:
+        if peer in self.known_peers:
             self._last_heartbeat.labels(peer).set(time_unix_s)
 
     def forget_job(self, job_id: str) -> None:
         """Remove all series of a job: call it an hour after the job ended."""
         for metric in self._by_job:
             _remove_series(metric, job_id, 0)
-        self._known_jobs.discard(job_id)
+        self.known_jobs.discard(job_id)
         self._peer_groups = {group for group in self._peer_groups if group[0] != job_id}
         self._totals_seen = {key: total for key, total in self._totals_seen.items() if key[1] != job_id}
         self._last_commit_unix_s.pop(job_id, None)
 
     def forget_peer(self, peer: str) -> None:
         """Remove all series of a peer: call it ten minutes after the peer left."""
-        if peer not in self._known_peers:
+        if peer not in self.known_peers:
             return
-        self._known_peers.discard(peer)
+        self.known_peers.discard(peer)
         _remove_series(self._routed, peer, 1)
         _remove_series(self._peer_info, peer, 0)
         _remove_series(self._last_heartbeat, peer, 0)
 
     def _bounded(self, peer: str) -> str:
-        if peer not in self._known_peers:
-            if len(self._known_peers) >= PEERS_MAX:
+        if peer not in self.known_peers:
+            if len(self.known_peers) >= PEERS_MAX:
                 return OTHER
-            self._known_peers.add(peer)
+            self.known_peers.add(peer)
         return peer
 
 

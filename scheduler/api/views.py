@@ -81,9 +81,7 @@ def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> p
 
 def explanation(kind: str, name: str, facts: Iterable[Fact]) -> pb.Explanation:
     return pb.Explanation(
-        kind=kind,
-        id=name,
-        facts=[pb.Fact(topic=one.topic, text=one.text, numbers=dict(one.numbers)) for one in facts],
+        kind=kind, id=name, facts=[pb.Fact(topic=one.topic, text=one.text, numbers=dict(one.numbers)) for one in facts]
     )
 
 

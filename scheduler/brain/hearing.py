@@ -90,10 +90,11 @@ def _on_nonsense(parts: Parts, peer: PeerId, event: Event, fault: str, now_s: fl
         state.outbox.release(peer, f"it {fault}")
         return
     is_enough = strike(state, peer, fault)
+    has_others = joiner is None and len(state.pool.by_stage[state.pool.stage_of(peer)]) > 1
     if joiner is not None:
         if is_enough or isinstance(event, messages.Hello):
             parts.admission.refuse(joiner, f"it {fault}", now_s)
-    elif _owes(parts, peer, event) or (is_enough and parts.departures.can_spare(peer)):
+    elif _owes(parts, peer, event) or (is_enough and state.settings.recover and has_others):
         parts.departures.expel(peer, f"it {fault}", "refused", now_s, unfit=True)
 
 
@@ -124,7 +125,7 @@ def _on_committed(parts: Parts, peer: PeerId, event: messages.Committed, now_s: 
     if not parts.commits.is_awaited(event):
         parts.state.ledger.duplicates += 1
         return
-    first = parts.commits.is_first(event)
+    first = all(one.stage != event.stage for one in parts.state.progress.runs[event.step].commits.values())
     found = parts.commits.enter(peer, event)
     if not found and first and event.version == parts.state.progress.committed:
         parts.admission.tell(event.stage)

@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from random import Random
+from types import MappingProxyType
 from typing import assert_never
 
 from scheduler.brain import inputs
 from scheduler.brain.explain.facts import Situation
 from scheduler.brain.explain.situation import Counts, counts, situation, waiting_for
+from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.hearing import hear
 from scheduler.brain.inputs import Input, ReplicaRecord
 from scheduler.brain.outputs import BeginCheckpoint, Finish, Independent, Output, PublishCheckpoint, Stopped
@@ -136,12 +138,7 @@ class JobBrain:
         return self._parts.reattach.admits(hello)
 
     def where_to_join(
-        self,
-        peer: PeerId,
-        pinned_stage: int,
-        fitting: Iterable[int],
-        now_s: float,
-        coming: Mapping[PeerId, int] | None = None,
+        self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int] = MappingProxyType({})
     ) -> Decision[int]:
         """The stage that an idle peer should join, among those that fit into its memory; or why none.
 
@@ -150,9 +147,9 @@ class JobBrain:
         state = self._state
         if state.mode is not Mode.RUNNING or not self.settings.recover or self.is_stopping:
             return Decision(None, "the job takes nobody in now")
-        if barred := state.joiners.barred(peer, now_s):
+        if barred := state.joiners.barred(idle.peer, now_s):
             return Decision(None, barred)
-        return self._parts.moves.where_to_join(peer, pinned_stage, fitting, now_s, coming)
+        return self._parts.moves.where_to_join(idle, fitting, now_s, coming)
 
     def situation(self, now_s: float) -> Situation:
         return situation(self._parts, now_s)

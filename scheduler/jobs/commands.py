@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from functools import partial
 
-from scheduler.brain.explain.facts import IdlePeer, JobStanding
+from scheduler.brain.explain.facts import JobStanding
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
 from scheduler.brain.fleet.placement import stages_for
@@ -53,15 +53,11 @@ class Jobs:
         self._peers = peers
         self._membership = membership
         self._timelines = timelines
-        self._allocator = allocator
+        self.idle = allocator.idle
         self._drains = drains
 
     async def submit(
-        self,
-        spec: JobSpec,
-        tokens: JobTokens,
-        tokenizer_files: dict[str, bytes],
-        files: tuple[StateFile, ...] = (),
+        self, spec: JobSpec, tokens: JobTokens, tokenizer_files: dict[str, bytes], files: tuple[StateFile, ...] = ()
     ) -> Job:
         """Accept a job: resolve what is still "auto", check its data and `files`, store it.
 
@@ -205,10 +201,6 @@ class Jobs:
         known = self._membership.get(peer)
         if known is not None:
             await self._drains.keep(known.hello, reason)
-
-    def idle(self) -> list[IdlePeer]:
-        """Peers without work, and why no running job uses them."""
-        return self._allocator.idle()
 
     def standing(self, job: Job) -> JobStanding:
         """What is known of a job beside its brain, for an explanation."""

@@ -26,6 +26,7 @@ from scheduler.jobs.settings import brain_settings
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.checkpoint_sink import CheckpointSink, Subject
 from scheduler.storage.database import patiently
+from scheduler.storage.transcripts import record as record_brain
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.writer import Facts
 from swarm.data.batches import Batches
@@ -83,7 +84,7 @@ class JobRunner:
         files = self._files.state(record.files, job.start).listed
         settings = brain_settings(record, job.spec, self._store.epoch, batches, files, job.progress.skipped_in_a_row)
         seed, watchdog = self._rng.getrandbits(64), Watchdog(limits.no_progress_s, limits.max_runtime_s)
-        recorder = self._transcripts.record(settings, seed) if self._transcripts is not None else None
+        recorder = record_brain(self._transcripts, settings, seed) if self._transcripts is not None else None
         brain = recorder.brain if recorder is not None else JobBrain(settings, Random(seed))
         return JobRun(brain, JobDriver(brain, batches, _Effects(self, job), watchdog, recorder), replicas)
 

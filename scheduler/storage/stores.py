@@ -10,7 +10,6 @@ from scheduler.storage.checkpoint_catalog import CheckpointCatalog
 from scheduler.storage.database import Database
 from scheduler.storage.job_files import JobFiles
 from scheduler.storage.job_log import JobLogs
-from scheduler.storage.transcripts import Transcripts
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class Stores:
     files: JobFiles
     checkpoints: CheckpointCatalog
     logs: JobLogs
-    transcripts: Transcripts | None  # None: brains are not recorded
+    transcripts: Path | None  # where brains are recorded, if they are
     threads: ThreadPoolExecutor | None
 
     @classmethod
@@ -39,7 +38,7 @@ class Stores:
         record: bool = False,
     ) -> Stores:
         catalog = CheckpointCatalog(root, threads)
-        transcripts = Transcripts(root / "jobs") if record else None
+        transcripts = root / "jobs" if record else None
         return cls(
             database, JobFiles(root, threads), catalog, JobLogs(root / "jobs", log_readers), transcripts, threads
         )

@@ -17,17 +17,10 @@ FILES_KEPT = 8  # of one job: each start and each resume begins a new one
 _log = get_logger("scheduler")
 
 
-class Transcripts:
-    """The transcripts of all jobs under the data folder."""
-
-    def __init__(self, jobs: Path) -> None:
-        self._jobs = jobs
-
-    def record(self, settings: BrainSettings, seed: int) -> Recorder:
-        """A brain whose inputs are written down."""
-        folder = self._jobs / settings.job
-        name = f"brain-{settings.timeline}-{settings.epoch}"
-        return Recorder(settings, seed, _File(folder, name).write)
+def record(jobs: Path, settings: BrainSettings, seed: int) -> Recorder:
+    """A brain whose inputs are written down under `jobs`."""
+    name = f"brain-{settings.timeline}-{settings.epoch}"
+    return Recorder(settings, seed, _File(jobs / settings.job, name).write)
 
 
 class _File:

@@ -75,9 +75,8 @@ class CheckpointSchedule:
             return Decision(None, "")
         if self.open is not None and now_s - self.open.since_s < SAVING_S_MAX:
             self._last_s = now_s
-            return Decision(
-                None, f"no checkpoint at step {version}: the one at step {self.open.version} is still being written"
-            )
+            held = self.open.version
+            return Decision(None, f"no checkpoint at step {version}: the one at step {held} is still being written")
         return Decision(version, f"every {rules.every_steps} steps" if by_steps else f"every {rules.every_s:g} s")
 
     def begin(self, version: int, savers: Sequence[PeerId], now_s: float) -> None:

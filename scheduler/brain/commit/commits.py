@@ -112,10 +112,6 @@ class Commits:
         run = self._state.progress.runs.get(event.step)
         return run is not None and run.phase is Phase.COMMITTING and event.timeline == self._state.settings.timeline
 
-    def is_first(self, event: Committed) -> bool:
-        """Whether no replica of the stage has made this awaited commit yet."""
-        return all(one.stage != event.stage for one in self._state.progress.runs[event.step].commits.values())
-
     def enter(self, peer: PeerId, event: Committed) -> list[Remedy]:
         """A replica made an awaited commit; gives what to do if it, or another, made something else than it should."""
         pool, stage = self._state.pool, self._state.pool.stage_of(peer)

@@ -291,11 +291,7 @@ def _checkpoint(held: Collection | None, now_s: float) -> list[Fact]:
 
 
 def explain_peer(
-    known: Peer,
-    situation: Situation | None,
-    idle: IdlePeer | None,
-    waiting: Mapping[JobId, str],
-    now_s: float,
+    known: Peer, situation: Situation | None, idle: IdlePeer | None, waiting: Mapping[JobId, str], now_s: float
 ) -> list[Fact]:
     """Why a peer gets little work or none; `situation` is that of its job, `waiting` the jobs that want peers."""
     peer, for_s = known.hello.peer, now_s - known.since_s

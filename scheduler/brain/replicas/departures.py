@@ -97,11 +97,6 @@ class Departures:
         self._evaluations.start_over()
         self._state.conclude(self._collector.start_over(now_s))
 
-    def can_spare(self, peer: PeerId) -> bool:
-        """Whether the job may go on without the replica."""
-        others = len(self._state.pool.by_stage[self._state.pool.stage_of(peer)]) - 1
-        return self._state.settings.recover and others > 0
-
     def lose(self, peer: PeerId, cause: str, reason: str, now_s: float) -> None:
         """The peer is out of the job: what it did of steps that are not decided is done again."""
         state, leaves = self._state, self._state.pool.leaves

@@ -42,9 +42,8 @@ class Loading:
             self.send(standing.replica)
         mixed = [str(stage) for stage, place in enumerate(self._places) if place == "cpu"]
         if mixed:
-            self._state.outbox.note(
-                "info", f"unequal devices: the optimizer of stage {', '.join(mixed)} runs on the CPU"
-            )
+            told = f"unequal devices: the optimizer of stage {', '.join(mixed)} runs on the CPU"
+            self._state.outbox.note("info", told)
 
     def send(self, replica: ReplicaRecord) -> None:
         self._state.outbox.send(replica.peer, self.command(replica.stage))

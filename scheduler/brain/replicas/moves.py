@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.replicas.rebalancing import Move, Rebalancer, StagePool, StageReplica, where_to_join
 from scheduler.brain.routing.loads import Loads
 from scheduler.brain.state.brain_state import BrainState
@@ -50,23 +51,19 @@ class Moves:
         return decision
 
     def where_to_join(
-        self,
-        peer: PeerId,
-        pinned_stage: int,
-        fitting: Iterable[int],
-        now_s: float,
-        coming: Mapping[PeerId, int] | None,
+        self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int]
     ) -> Decision[int]:
         """The stage that an idle peer should join, of those that fit into its memory; or why none."""
         fits = set(fitting)
-        if pinned_stage >= 0:
-            fits &= {pinned_stage}
-        destination = self._state.pool.leaves.destination(peer, now_s)
+        if idle.pinned_stage >= 0:
+            fits &= {idle.pinned_stage}
+        destination = self._state.pool.leaves.destination(idle.peer, now_s)
         if destination is not None and destination.target in fits:
             return Decision(destination.target, destination.reason)
-        pools = [pool for pool in self._stages(now_s, peer, coming or {}) if pool.stage in fits]
+        pools = [pool for pool in self._stages(now_s, idle.peer, coming) if pool.stage in fits]
         if not pools:
-            return Decision(None, "no stage fits its memory" if pinned_stage < 0 else f"stage {pinned_stage} does not")
+            pinned = f"stage {idle.pinned_stage} does not"
+            return Decision(None, "no stage fits its memory" if idle.pinned_stage < 0 else pinned)
         return where_to_join(pools, min_replicas=self._state.settings.rebalance.min_replicas)
 
     def fetched(self, stage: int, took_s: float) -> None:

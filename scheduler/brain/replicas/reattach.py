@@ -50,9 +50,8 @@ class Reattach:
         settings, pool, mode = self._state.settings, self._state.pool, self._state.mode
         if hello.peer in self._state.joiners:
             return True
-        fits = (hello.job, hello.timeline) == (settings.job, settings.timeline) and 0 <= hello.stage < len(
-            pool.by_stage
-        )
+        is_ours = (hello.job, hello.timeline) == (settings.job, settings.timeline)
+        fits = is_ours and 0 <= hello.stage < len(pool.by_stage)
         was_lost = pool.was_lost(hello.peer)
         if not fits or hello.join or was_lost or mode in (Mode.LOADING, Mode.ENDED):
             return False

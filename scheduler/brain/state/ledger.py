@@ -318,8 +318,10 @@ class Ledger:
         stage, index = min(opened.doubles)
         entry = opened.entries[stage][index]
 
+        shares = self._contributions(opened)
+
         def weight(peer: PeerId) -> tuple[int, bool]:
-            return self._share(opened, peer), entry.hop is not None and entry.hop.peer == peer
+            return shares[peer], entry.hop is not None and entry.hop.peer == peer
 
         return min(sorted(entry.holders, reverse=True), key=weight)
 
@@ -351,7 +353,7 @@ class Ledger:
 
     def share(self, step: int, peer: PeerId) -> int:
         """How many contributions of the step the peer holds."""
-        return self._share(self._steps[step], peer)
+        return self._contributions(self._steps[step])[peer]
 
     def is_full(self, step: int) -> bool:
         """Every (stage, microbatch) has exactly one holder."""
@@ -481,9 +483,6 @@ class Ledger:
         self._outstanding[peer] = self._outstanding.get(peer, 0) + change
         assert self._outstanding[peer] >= 0
         self._changed.add(peer)
-
-    def _share(self, opened: OpenStep, peer: PeerId) -> int:
-        return sum(1 for _, _, entry in self._entries(opened) if peer in entry.holders)
 
     def _contributions(self, opened: OpenStep) -> Counter[PeerId]:
         return Counter(peer for _, _, entry in self._entries(opened) for peer in entry.holders)

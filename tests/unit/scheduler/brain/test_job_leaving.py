@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import AskToLeave, Join, PeerBack, PeerGone, PeerSuspect, ReplicaRecord
 from scheduler.brain.outputs import Admitted, Independent, Output, Stopped
 from scheduler.brain.settings import SavingRules
@@ -166,7 +167,7 @@ def test_a_replica_that_was_sent_to_a_stage_counts_there_before_the_brain_has_he
     swarm = Swarm({A: 0, C: 1}, recover=True)
     swarm.answer(LoadStage)
     stages = (0, 1)
-    first = swarm.brain.where_to_join(J, -1, stages, 1.0).plan
+    first = swarm.brain.where_to_join(Candidate(J), stages, 1.0).plan
     assert first is not None
-    assert swarm.brain.where_to_join(PeerId("k"), -1, stages, 1.0).plan == first
-    assert swarm.brain.where_to_join(PeerId("k"), -1, stages, 1.0, {J: first}).plan == 1 - first
+    assert swarm.brain.where_to_join(Candidate(PeerId("k")), stages, 1.0).plan == first
+    assert swarm.brain.where_to_join(Candidate(PeerId("k")), stages, 1.0, {J: first}).plan == 1 - first

@@ -10,14 +10,14 @@ import pytest
 from scheduler.brain.inputs import ReplicaRecord, Start, Tick
 from scheduler.brain.transcript import Transcript
 from scheduler.storage import transcripts
-from scheduler.storage.transcripts import FILES_KEPT, Transcripts
+from scheduler.storage.transcripts import FILES_KEPT, record
 from tests.support.brain import A, Swarm
 
 SETTINGS = Swarm({A: 0}).brain.settings
 
 
 def test_what_a_brain_hears_is_in_the_folder_of_its_job_at_once(tmp_path: Path) -> None:
-    recorder = Transcripts(tmp_path).record(SETTINGS, 7)
+    recorder = record(tmp_path, SETTINGS, 7)
     recorder.step(Start((ReplicaRecord(A, 1, "at a", 0),)), 0.0)
     (path,) = tmp_path.glob(f"{SETTINGS.job}/brain-0-3.jsonl")
     (one,) = Transcript(path.read_text().splitlines())
@@ -26,7 +26,7 @@ def test_what_a_brain_hears_is_in_the_folder_of_its_job_at_once(tmp_path: Path) 
 
 def test_recording_stops_at_the_bound_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transcripts, "FILE_BYTES_MAX", 2 << 10)
-    recorder = Transcripts(tmp_path).record(SETTINGS, 7)
+    recorder = record(tmp_path, SETTINGS, 7)
     recorder.step(Start((ReplicaRecord(A, 1, "at a", 0),)), 0.0)
     for number in range(200):
         recorder.step(Tick(), float(number))
@@ -45,7 +45,7 @@ def test_only_the_newest_transcripts_of_a_job_are_kept(tmp_path: Path) -> None:
         path.touch()
         os.utime(path, (number, number))
     (folder / "other").touch()
-    Transcripts(tmp_path).record(SETTINGS, 7)
+    record(tmp_path, SETTINGS, 7)
     left = {path.name for path in folder.glob("*.jsonl")}
     assert left == {"brain-0-3.jsonl", *(f"brain-0-{104 + number}.jsonl" for number in range(FILES_KEPT - 1))}
     assert (folder / "other").exists()
@@ -53,5 +53,5 @@ def test_only_the_newest_transcripts_of_a_job_are_kept(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_does_not_harm_the_job(tmp_path: Path) -> None:
     (tmp_path / SETTINGS.job).write_text("a file is in the way")
-    recorder = Transcripts(tmp_path).record(SETTINGS, 7)
+    recorder = record(tmp_path, SETTINGS, 7)
     assert recorder.step(Start((ReplicaRecord(A, 1, "at a", 0),)), 0.0)
