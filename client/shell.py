@@ -22,7 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from swarm.errors import SwarmError, UsageError
 from swarm.process.logs import configure
-from swarm.text import size
+from swarm.text import is_address, size
 
 SCHEMA = "swarm.cli/1"
 PROGRESS_LINE_S = 5.0
@@ -50,8 +50,7 @@ class Shell:
 
     def settle(self) -> None:
         """Check the flags, once all are known; UsageError names the wrong one."""
-        host, colon, port = self.scheduler.rpartition(":")
-        if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+        if not is_address(self.scheduler):
             raise UsageError(
                 f'--scheduler is HOST:PORT, not "{self.scheduler}"',
                 hint=f"for example: --scheduler {DEFAULT_SCHEDULER}",

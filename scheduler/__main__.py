@@ -13,8 +13,16 @@ with quiet_start():
 
     from scheduler.app import SchedulerOptions, serve
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
-    from swarm.process.flags import HttpHost, Insecure, LogFormatName, LogLevel
-    from swarm.process.lifecycle import http_port_of, log_format_of, run_cli, run_process
+    from swarm.process.lifecycle import (
+        HttpHost,
+        Insecure,
+        LogFormatName,
+        LogLevel,
+        http_port_of,
+        log_format_of,
+        run_cli,
+        run_process,
+    )
     from swarm.process.logs import configure
 
 DATA_DIR = platformdirs.user_data_path("swarm") / "scheduler"

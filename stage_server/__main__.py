@@ -16,7 +16,6 @@ with quiet_start():
     from stage_server.options import DEFAULT_SHARE, MemoryShare, StageServerOptions
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
     from swarm.process import lifecycle
-    from swarm.process.flags import HttpHost, Insecure, LogFormatName, LogLevel
     from swarm.process.logs import configure
 
 DATA_DIR = platformdirs.user_data_path("swarm") / "stage-server"
@@ -52,7 +51,7 @@ def stage_server(
     max_memory: Annotated[
         str, typer.Option(metavar="SIZE|PERCENT", help="Memory to use: 20GiB, or a share of what is free now.")
     ] = DEFAULT_SHARE,
-    http_host: HttpHost = "127.0.0.1",
+    http_host: lifecycle.HttpHost = "127.0.0.1",
     http_port: Annotated[
         str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
     ] = "9464",
@@ -71,9 +70,9 @@ def stage_server(
     allow_chaos: Annotated[
         bool, typer.Option("--allow-chaos", help="Obey swarm chaos: be killed, frozen, slow, cut off, corrupt.")
     ] = False,
-    insecure: Insecure = False,
-    log_level: LogLevel = "info",
-    log_format: LogFormatName = "auto",
+    insecure: lifecycle.Insecure = False,
+    log_level: lifecycle.LogLevel = "info",
+    log_format: lifecycle.LogFormatName = "auto",
 ) -> None:
     """Serve a stage of whatever job the scheduler gives: compute microbatches, average gradients, hold weights."""
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.

@@ -135,12 +135,13 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         budget = MemoryBudget.of(memory_bytes)
         settings = ServerSettings(options.connect_retry_s_max, options.orphan_timeout_s, budget)
         stage_server = StageServer(identity, ports, settings)
-        forward = stage_server.forward_log
-        configure(
-            options.log_level,
-            options.log_format,
-            lambda time_s, level, text: _soon(loop, lambda: forward(time_s, level, text)),
-        )
+        forward_log = stage_server.forward_log
+
+        def forward(time_s: float, level: str, text: str) -> None:
+            with suppress(RuntimeError):  # lines come from any thread, also while the loop is closing
+                loop.call_soon_threadsafe(forward_log, time_s, level, text)
+
+        configure(options.log_level, options.log_format, forward)
         log = get_logger("stage-server")
         tasks.create_task(watch_memory(used, memory_bytes, device, metrics, log))
         receiver: Neighbour = stage_server if harm is None else HarmedReceiver(stage_server, harm)
@@ -224,9 +225,3 @@ def _bind_free(server: object) -> int:
         except InvalidConfig:
             continue
     return bind(server, "127.0.0.1:0")  # type: ignore[arg-type]
-
-
-def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Log lines come from any thread, also while the loop is closing."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(call)

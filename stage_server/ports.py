@@ -123,7 +123,6 @@ class Work:
         return task
 
     async def close(self) -> None:
-        """Cancel all tasks and wait until they have ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

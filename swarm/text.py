@@ -20,6 +20,12 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "nobody"
 
 
+def is_address(text: str) -> bool:
+    """Whether this is a HOST:PORT that can be dialled."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536 and not any(map(str.isspace, text))
+
+
 def first_line(error: BaseException) -> str:
     """What an error of a library says, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -166,7 +166,6 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
 async def _start(
     shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet, broker: str, folder: Path
 ) -> tuple[Child, list[Child]]:
-    """Start scheduler and stage servers; all are ready when this returns."""
     shared = ["--broker", broker, *(["--allow-chaos"] * options.allow_chaos)]
     port = options.port
     if port is None:

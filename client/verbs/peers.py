@@ -48,7 +48,6 @@ def peers(
 
 
 def show_peers(shell: Shell, stage: int, state: str) -> None:
-    """List the stage servers of a stage (-1: all) and in a state ("": any)."""
     with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
         views = scheduler.peers(state=state, stage=stage)
     if shell.json:

@@ -125,7 +125,7 @@ class JoinClient:
                     self._do(lambda names=names, step=step, record=record: _replay(stage, step, names, record))  # type: ignore[misc]
                 case rejoin.Digest(ticket=ticket, version=version):
                     settling = device.run(lambda version=version: stage.settle(version))  # type: ignore[misc]
-                    self._ports.work.start(self._digest(ticket, settling))
+                    self._ports.work.start(self._done(self._digest(ticket, settling)))
                 case rejoin.ReadyToJoin(version=version):
                     self._report(version)
                 case rejoin.Drop():
@@ -136,24 +136,19 @@ class JoinClient:
                     assert_never(order)
 
     def _do(self, work: Callable[[], None]) -> None:
-        """Hand work to the device, now; if it fails, so does joining."""
         self._ports.work.start(self._done(self._device.run(work)))
 
     async def _done(self, working: Awaitable[None]) -> None:
+        """Await work that has begun; if it fails, so does joining."""
         try:
             await working
         except SwarmError as error:
             self._fail(error)
 
     async def _digest(self, ticket: int, digesting: Awaitable[str]) -> None:
-        try:
-            digest = await digesting
-        except SwarmError as error:
-            self._fail(error)
-            return
         assert self._rejoin is not None
-        self._digest_made = digest
-        self._carry_out(self._rejoin.digested(ticket, digest, _now_s()))
+        self._digest_made = await digesting
+        self._carry_out(self._rejoin.digested(ticket, self._digest_made, _now_s()))
 
     def _fail(self, error: SwarmError) -> None:
         self._log.error("cannot join", error_code=error.code, reason=error.message)

@@ -69,7 +69,6 @@ class TokenData:
         return self._starts[-1]
 
     def read(self, start: int, count: int) -> TokenIds:
-        """Tokens [start, start + count) of the row."""
         out = np.empty(count, dtype=np.int32)
         filled = 0
         for piece in self._pieces(start, count):

@@ -68,12 +68,8 @@ class Corpus:
     def resolve(self, spec: JobSpec) -> JobSpec:
         """The resolved spec of a job on this corpus; an "auto" number of stages becomes one. InvalidConfig."""
         tokenizer = self.tokenizer
-        return resolve(
-            spec,
-            vocabulary_size=tokenizer.vocabulary_size,
-            stages_if_auto=1,
-            end_of_text=tokenizer.end_of_text,
-        )
+        size, end = tokenizer.vocabulary_size, tokenizer.end_of_text
+        return resolve(spec, vocabulary_size=size, stages_if_auto=1, end_of_text=end)
 
 
 def open_corpus(spec: JobSpec) -> Corpus:

@@ -235,10 +235,7 @@ class ByteTokenizer:
                 {
                     "id": self.END_OF_TEXT,
                     "content": end,
-                    "single_word": False,
-                    "lstrip": False,
-                    "rstrip": False,
-                    "normalized": False,
+                    **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
                     "special": True,
                 }
             ],
@@ -248,13 +245,8 @@ class ByteTokenizer:
             "decoder": byte_level,
             "model": {
                 "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": False,
+                **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
+                **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
                 "vocab": {character: byte for byte, character in enumerate(_byte_characters())}
                 | {end: self.END_OF_TEXT},
                 "merges": [],

@@ -75,11 +75,13 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     graphs = 1 if last else in_flight
     whole = graph_bytes(spec, layers, last=last)
     kept = whole + graphs * boundary * 4 if spec.model.recompute else graphs * whole
+    # While a computation runs it also needs the gradients of the widest tensors.
+    widest: int = max(spec.model.config["vocab_size"] if last else 0, layer_widths(spec).inner)
     return Footprint(
         weights=4 * (1 + staleness) * parameters,
         optimizer=(STATE_BYTES[training.optimizer] + momentum) * parameters,
         gradients=(4 + sum_bytes * open_steps + sum_bytes + 4 + 4) * parameters,
-        graphs=kept + _scratch_bytes(spec, last=last),
+        graphs=kept + 3 * 4 * _tokens(spec) * widest,
         boundaries=math.ceil(held * boundary),
         log=2 * 4 * parameters,
     )
@@ -120,12 +122,6 @@ def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
     cast = layers * widths.matrices + (vocabulary * width if last else 0)
     logits = 2 * tokens * vocabulary if last else 0
     return math.ceil(4 * BFLOAT16_SHARE * elements) + 2 * cast + logits
-
-
-def _scratch_bytes(spec: JobSpec, *, last: bool) -> int:
-    """What a computation needs only while it runs: the gradients of the widest tensors."""
-    widest: int = max(spec.model.config["vocab_size"] if last else 0, layer_widths(spec).inner)
-    return 3 * 4 * _tokens(spec) * widest
 
 
 def _tokens(spec: JobSpec) -> int:

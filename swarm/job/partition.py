@@ -52,7 +52,13 @@ def resolve(spec: JobSpec, *, vocabulary_size: int, stages_if_auto: int, end_of_
         split = balanced_split(filled, min(stages_if_auto, spec.layers) if stages == "auto" else stages)
     values["pipeline"] |= {"split": split, "stages": len(split)}
     resolved = parse_job(values)
-    _check_microbatch(resolved, len(split))
+    size, most = resolved.training.microbatch_sequences, MICROBATCH_BYTES_MAX // (4 if len(split) > 1 else 8)
+    assert size != "auto", "resolved by now"
+    if size * resolved.data.sequence_length > most:
+        raise InvalidConfig(
+            f"a microbatch of {size} sequences of {resolved.data.sequence_length} tokens is more than {most} tokens",
+            hint="lower training.microbatch_sequences or data.sequence_length",
+        )
     return resolved
 
 
@@ -65,18 +71,6 @@ def _with_family(spec: JobSpec) -> JobSpec:
         return spec
     family = DEFAULT if model.family == "auto" else model.family
     return spec.model_copy(update={"model": model.model_copy(update={"family": family, "init": "random"})})
-
-
-def _check_microbatch(spec: JobSpec, stages: int) -> None:
-    """InvalidConfig if a microbatch's token ids and targets are too long for the one message that carries them."""
-    size = spec.training.microbatch_sequences
-    assert size != "auto", "resolved by now"
-    most = MICROBATCH_BYTES_MAX // (4 if stages > 1 else 8)
-    if size * spec.data.sequence_length > most:
-        raise InvalidConfig(
-            f"a microbatch of {size} sequences of {spec.data.sequence_length} tokens is more than {most} tokens",
-            hint="lower training.microbatch_sequences or data.sequence_length",
-        )
 
 
 def balanced_split(spec: JobSpec, stages: int) -> tuple[int, ...]:

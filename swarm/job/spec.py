@@ -278,7 +278,20 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Apply each KEY=VALUE to `values`, in place. UsageError for anything that is not KEY=VALUE."""
     for override in overrides:
-        _apply_override(values, override)
+        key, equals, text = override.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise UsageError(f'--set needs KEY=VALUE, got "{override}"', hint="for example: --set training.steps=100")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text  # a bare word is a string
+        target = values
+        for part in parts[:-1]:
+            target = target.setdefault(part, {})
+            if not isinstance(target, dict):
+                raise InvalidConfig(f'--set {key}: "{part}" is a value, not a section', hint=_SEE)
+        target[parts[-1]] = value
     return values
 
 
@@ -304,23 +317,6 @@ def spec_from_json(text: str) -> JobSpec:
     if not isinstance(values, dict):
         raise InvalidConfig("job spec is not a JSON object")
     return parse_job(values)
-
-
-def _apply_override(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
-        raise UsageError(f'--set needs KEY=VALUE, got "{override}"', hint="for example: --set training.steps=100")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    target = values
-    for part in parts[:-1]:
-        target = target.setdefault(part, {})
-        if not isinstance(target, dict):
-            raise InvalidConfig(f'--set {key}: "{part}" is a value, not a section', hint="see: swarm submit --example")
-    target[parts[-1]] = value
 
 
 def _key(fault: ErrorDetails) -> str:

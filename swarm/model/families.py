@@ -93,11 +93,6 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _on_cpu(tensor: Tensor) -> Tensor:
-    """Memory for a meta tensor; `Module.to_empty` does the same by way of symbolic shapes, which take long to load."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-
-
 class StageModule(nn.Module):
     """One stage's part of the model, under the parameter names of the whole model.
 
@@ -139,7 +134,8 @@ class StageModule(nn.Module):
 
     def materialise(self) -> None:
         """Give every parameter memory on the CPU, not yet filled."""
-        self._apply(_on_cpu)  # type: ignore[no-untyped-call]
+        # `Module.to_empty` does the same by way of symbolic shapes, which take long to load.
+        self._apply(lambda meta: torch.empty(meta.shape, dtype=meta.dtype, device="cpu"))  # type: ignore[no-untyped-call]
         scaled = self._classes.scaled_embedding
         for module in self.modules():
             if scaled is not None and isinstance(module, scaled):
@@ -298,16 +294,12 @@ def _described(spec: JobSpec) -> Iterator[None]:
 
 
 def _config(classes: Classes, family: Family, spec: JobSpec) -> Any:
+    """The library's config, if it reads the fields by which the job was cut as the job does; else InvalidConfig."""
     config = classes.config(**hugging_face_config(spec))
     config._attn_implementation = family.attention
-    _check_agreement(config, spec)
-    return config
-
-
-def _check_agreement(config: Any, spec: JobSpec) -> None:
-    """The stages were cut and the boundary shaped by the job's fields: the library must read them the same way."""
     ours = {key: spec.model.config[key] for key in ("hidden_size", "num_attention_heads", "vocab_size")}
     ours |= {"num_hidden_layers": spec.layers, "tie_word_embeddings": spec.tied}
     for key, value in ours.items():
         if (theirs := getattr(config, key)) != value:
             raise InvalidConfig(f"model.config.{key} is {value} for the job, but {theirs} for the library")
+    return config

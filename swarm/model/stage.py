@@ -115,7 +115,6 @@ class Stage:
 
     @property
     def module(self) -> StageModule:
-        """The newest weights as a module."""
         return self._buffer(self.version).module
 
     def boundary_shape(self) -> tuple[int, int, int]:
@@ -172,7 +171,8 @@ class Stage:
         module = self._buffer(graph.version).module
         names, parameters = zip(*module.named_parameters(), strict=True)
         wanted = parameters if self._first else (graph.source, *parameters)
-        start = None if self._last else _required(g).to(self.device)
+        assert self._last or g is not None, "the gradient of a boundary tensor is needed"
+        start = None if self._last or g is None else g.to(self.device)
         gradients = torch.autograd.grad(output, wanted, start)
         dx = None
         if not self._first:
@@ -239,7 +239,9 @@ class Stage:
         newest = self._buffer(self.version)
         oldest = min(self._buffers, key=lambda buffer: (buffer.version, buffer is newest))
         if oldest is not newest:
-            _copy(newest.module, oldest.module)
+            with torch.no_grad():
+                for ours, theirs in zip(oldest.module.parameters(), newest.module.parameters(), strict=True):
+                    ours.copy_(theirs)
         if not skip:
             gradients = self._gradients(means, scale)
             self._step(oldest.module.named_parameters(), gradients, learning_rate)
@@ -263,12 +265,12 @@ class Stage:
 
     def state_bytes(self, names: Iterable[str]) -> int:
         """The length of `snapshot(names)`."""
-        return sum(_size_bytes(tensor) for name in names for tensor in self._state(name))
+        return sum(_size_bytes(tensor) for name in names for tensor in self._state_at(name, self.version))
 
     def snapshot(self, names: Iterable[str]) -> bytes:
         """All that a commit changes of these parameters, as it is now: for each the newest weights, with staleness 1
         those of the version before, then the optimizer's tensors."""
-        return b"".join(raw_bytes(tensor) for name in names for tensor in self._state(name))
+        return b"".join(raw_bytes(tensor) for name in names for tensor in self._state_at(name, self.version))
 
     @torch.no_grad()
     def absorb(self, names: Iterable[str], version: int, snapshot: memoryview) -> None:
@@ -328,9 +330,6 @@ class Stage:
         for name, view in self.gradients_of(means).items():
             view.copy_(gradients[name].view(view.shape))
         return means
-
-    def _state(self, name: str) -> list[Tensor]:
-        return self._state_at(name, self.version)
 
     def _state_at(self, name: str, version: int) -> list[Tensor]:
         """The tensors of a parameter that is of `version` (others may not be yet); not copies."""
@@ -447,12 +446,6 @@ def _starts(initial: InitialState | None) -> tuple[tuple[int, Mapping[str, Tenso
     return (initial.version, initial.weights), (max(0, initial.version - 1), previous)
 
 
-@torch.no_grad()
-def _copy(source: nn.Module, target: nn.Module) -> None:
-    for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
-        ours.copy_(theirs)
-
-
 def _clones(names: Iterable[str], module: nn.Module) -> dict[str, Tensor]:
     return {name: _clone(module.get_parameter(name)) for name in names}
 
@@ -463,8 +456,3 @@ def _clone(tensor: Tensor) -> Tensor:
 
 def _size_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _required(g: Tensor | None) -> Tensor:
-    assert g is not None, "the gradient of a boundary tensor is needed"
-    return g

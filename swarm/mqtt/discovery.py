@@ -13,6 +13,7 @@ from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.process.logs import get_logger
+from swarm.text import is_address
 
 ADDRESS_CHARACTERS_MAX = 255
 # A broker sends what it retains once per subscription; one that stays silent is made again.
@@ -38,7 +39,7 @@ def parse_announcement(payload: Mapping[str, Any]) -> Announcement | None:
     """The announcement in a stranger's message; None if it is not one."""
     address, epoch = payload.get("address"), payload.get("epoch")
     product, protocol, database = payload.get("product", ""), payload.get("protocol"), payload.get("database", "")
-    if not (isinstance(address, str) and len(address) <= ADDRESS_CHARACTERS_MAX and _is_address(address)):
+    if not (isinstance(address, str) and len(address) <= ADDRESS_CHARACTERS_MAX and is_address(address)):
         return None
     if not (type(epoch) is int and type(protocol) is int and epoch >= 0):
         return None
@@ -98,8 +99,3 @@ async def _announced(bus: Bus, topic: str) -> Announcement:
         raise AssertionError("the subscription ended")
     finally:
         messages.close()
-
-
-def _is_address(text: str) -> bool:
-    host, colon, port = text.rpartition(":")
-    return bool(host and colon and port.isdecimal() and 0 < int(port) < 65536) and not any(c.isspace() for c in text)

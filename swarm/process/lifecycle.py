@@ -14,13 +14,20 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Annotated, Any, NoReturn, TypeAlias, cast
 
 import psutil
 import typer
 
 from swarm.errors import INTERRUPTED, InvalidConfig, NotAllowed, SwarmError, UsageError, leaves
 from swarm.process.logs import LogFormat
+from swarm.text import is_address
+
+# The flags that both servers have, spelled once.
+HttpHost: TypeAlias = Annotated[str, typer.Option(help="Address of /metrics and /healthz.")]
+Insecure: TypeAlias = Annotated[bool, typer.Option(help="Allow plaintext off loopback.")]
+LogLevel: TypeAlias = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+LogFormatName: TypeAlias = Annotated[str, typer.Option(help="auto, json or text.")]
 
 
 def run_cli(app: typer.Typer, name: str) -> NoReturn:
@@ -66,8 +73,7 @@ def check_loopback(listen: str, insecure: bool) -> None:
 def check_announce(listen: str, announce: str) -> None:
     """UsageError unless others can dial `announce`, or, if that is empty, the address that is listened at."""
     if announce:
-        host, colon, port = announce.rpartition(":")
-        if not (host and colon and port.isdigit() and 0 < int(port) <= 65535) or _is_wildcard(host):
+        if not is_address(announce) or _is_wildcard(announce.rpartition(":")[0]):
             raise UsageError(
                 f'--announce is HOST:PORT of this machine, as others dial it, not "{announce}"', hint=_addresses_hint()
             )
@@ -215,13 +221,10 @@ def run_process(main: Coroutine[Any, Any, None], farewell: Farewell | None = Non
         asyncio.run(supervised())
     except asyncio.CancelledError:
         sys.exit(128 + received[0] if received else 1)
-    except BaseExceptionGroup as group:
-        error = first_of_ours(group)
+    except (BaseExceptionGroup, SwarmError) as failure:
+        error = first_of_ours(failure)
         if error is None:
             raise
-        print_error(error)
-        sys.exit(error.exit_code)
-    except SwarmError as error:
         print_error(error)
         sys.exit(error.exit_code)
     finally:
@@ -236,11 +239,7 @@ def print_error(error: SwarmError) -> None:
         print(f"hint: {error.hint}", file=sys.stderr)
 
 
-def first_of_ours(group: BaseExceptionGroup[BaseException]) -> SwarmError | None:
-    """The first error of a group that holds only SwarmErrors; None if it holds anything else."""
-    _, rest = group.split(SwarmError)
-    if rest is not None:
-        return None
-    error = next(leaves(group))
-    assert isinstance(error, SwarmError)
-    return error
+def first_of_ours(failure: BaseException) -> SwarmError | None:
+    """The first SwarmError of an exception or group that holds nothing else; else None."""
+    found = [error for error in leaves(failure) if isinstance(error, SwarmError)]
+    return found[0] if len(found) == len(list(leaves(failure))) else None

@@ -55,8 +55,7 @@ def configure(
     processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        _add_logger_name,
-        _add_time,
+        _add_name_and_time,
         structlog.processors.StackInfoRenderer(),
     ]
     if not coloured:
@@ -64,7 +63,7 @@ def configure(
     if forward is not None:
         processors.append(_forwarder(forward))
     processors.append(_level_filter(LEVELS[level]))
-    processors.extend(_console(out) if coloured else [_strip_time, _to_json])
+    processors.extend(_console(out) if coloured else [_to_json])
     filtered_at = LEVELS[level] if forward is None else min(LEVELS[level], logging.INFO)
     lock = threading.Lock()
     structlog.configure(
@@ -101,20 +100,11 @@ class _LineWriter:
     debug = info = warning = error = critical = msg
 
 
-def _add_logger_name(logger: Any, method: str, event: EventDict) -> EventDict:
+def _add_name_and_time(logger: Any, method: str, event: EventDict) -> EventDict:
     event.setdefault("logger", getattr(logger, "name", ""))
-    return event
-
-
-def _add_time(logger: Any, method: str, event: EventDict) -> EventDict:
     now = datetime.now(UTC)
     event["_time"] = now
     event["ts"] = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return event
-
-
-def _strip_time(logger: Any, method: str, event: EventDict) -> EventDict:
-    event.pop("_time", None)
     return event
 
 
@@ -153,6 +143,7 @@ def _plain(value: Any) -> str:
 
 
 def _to_json(logger: Any, method: str, event: EventDict) -> str:
+    event.pop("_time", None)
     first = {key: event.pop(key) for key in ("ts", "level", "logger", "event") if key in event}
     return json.dumps({**first, **event}, default=str, ensure_ascii=False)
 

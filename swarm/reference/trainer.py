@@ -159,7 +159,6 @@ def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, step: i
 
 
 def evaluate(stages: Sequence[Stage], spec: JobSpec, batches: Batches, version: int) -> EvaluationReport:
-    """The loss of the validation data with weights `version`."""
     loss = 0.0
     for index in range(batches.evaluation_microbatches):
         tokens, targets = (torch.from_numpy(array) for array in batches.evaluation(index))

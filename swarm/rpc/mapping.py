@@ -35,17 +35,14 @@ NUMBER_MAX = 1e12  # seconds and ratios; larger values would overflow elsewhere
 
 
 def to_event(event: Event) -> session_pb2.Event:
-    """The envelope for an event; Refused if a value breaks the rules."""
     return session_pb2.Event(**{_snake(type(event).__name__): to_message(event)})
 
 
 def from_event(pb: session_pb2.Event) -> Event:
-    """The event in an envelope; Refused if there is none or a value breaks the rules."""
     return cast(Event, _open(pb, _EVENTS))
 
 
 def to_command(epoch: int, command: Command) -> session_pb2.Command:
-    """The envelope for a command of the scheduler's `epoch`; Refused if a value breaks the rules."""
     _check_integer("Command.epoch", epoch)
     return session_pb2.Command(epoch=epoch, **{_snake(type(command).__name__): to_message(command)})
 
@@ -57,12 +54,10 @@ def from_command(pb: session_pb2.Command) -> tuple[int, Command]:
 
 
 def to_header(header: TensorHeader) -> frame_pb2.TensorHeader:
-    """The envelope for a tensor's header; Refused if a value breaks the rules."""
     return frame_pb2.TensorHeader(**{_NAMES[type(header)]: to_message(header)})
 
 
 def from_header(pb: frame_pb2.TensorHeader) -> TensorHeader:
-    """The header in an envelope; Refused if there is none or a value breaks the rules."""
     return cast(TensorHeader, _open(pb, _HEADERS))
 
 

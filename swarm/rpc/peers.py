@@ -379,7 +379,6 @@ class _PeerService:
 
 
 def state_reply(version: int, reach: int, payload: bytes | memoryview) -> StateReply:
-    """The header for a part of a stage's state."""
     return StateReply(version, reach, memoryview(payload).nbytes, xxhash.xxh3_64_hexdigest(payload))
 
 

@@ -6,7 +6,7 @@ from typing import get_type_hints
 
 from scheduler.__main__ import scheduler
 from stage_server.__main__ import stage_server
-from swarm.process.flags import HttpHost, Insecure, LogFormatName, LogLevel
+from swarm.process.lifecycle import HttpHost, Insecure, LogFormatName, LogLevel
 
 
 def test_both_servers_have_the_common_flags_in_the_same_words() -> None:
