@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -28,17 +26,6 @@ def seeds_of(scenario: Scenario) -> range:
     turn = [name for name in counting for _ in range(SCENARIOS[name].weight)]
     whole, more = divmod(SEEDS - real * SEEDS_OF_REAL, len(turn))
     return range(FIRST_SEED, FIRST_SEED + whole * scenario.weight + turn[:more].count(scenario.name))
-
-
-@pytest.fixture(autouse=True)
-def patient_collector() -> Iterator[None]:
-    """Torch and its friends live for ever: looking through them takes a seventh of the time."""
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-    yield
-    gc.set_threshold(*before)
-    gc.unfreeze()
 
 
 @pytest.mark.timeout(600)

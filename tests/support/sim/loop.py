@@ -1,8 +1,8 @@
 """An asyncio event loop whose time jumps: hours of protocol in seconds of test, the same every time.
 
-The loop's selector never waits. Where asyncio asks it to wait `timeout` seconds for files, it adds them to a counter,
-which is what `loop.time()` reads. Where asyncio would wait for ever, nothing can happen any more: the program is stuck,
-and `SimulationStuck` names what waits. Flows need no change: `asyncio.sleep` and `asyncio.timeout` ask the loop.
+The loop never waits. Where asyncio would wait for files until the next timer is due, it sets its own clock to that
+time, and `loop.time()` reads this clock. Where asyncio would wait for ever, nothing can happen any more: the program is
+stuck, and `SimulationStuck` names what waits. Flows need no change: `asyncio.sleep` and `asyncio.timeout` ask the loop.
 
 Two runs with one seed do the same in the same order. Tasks and futures are numbered, because asyncio keeps them in sets
 and their default order is that of memory addresses (a TaskGroup cancels its children in it). Code under simulation must
@@ -19,9 +19,10 @@ import itertools
 import random
 import selectors
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 from tests.support.sim.processes import Process, process_of
@@ -30,6 +31,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 LIMIT_S: Final = 7 * 24 * 3600.0
+TIMERS_MAX: Final = 100  # as in asyncio: with more of them, timers that were cancelled are thrown out
+CANCELLED_RATIO_MAX: Final = 0.5
 
 
 class SimulationStuck(Exception):
@@ -65,37 +68,80 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, seed: int, limit_s: float = LIMIT_S) -> None:
         self.seed = seed
-        self._numbers = itertools.count(1)
-        self._clock = _JumpingSelector(limit_s, self._waiting)
+        self.next_number = itertools.count(1).__next__  # a number that no task or future of this loop has
+        self._now_s = 0.0
+        self._limit_s = limit_s
         self._thread = threading.get_ident()
-        super().__init__(self._clock)
+        super().__init__(_NoFiles())
         self.set_task_factory(_numbered_task)
 
     def time(self) -> float:
-        return self._clock.now_s
-
-    def next_number(self) -> int:
-        """A number that no task or future of this loop has."""
-        return next(self._numbers)
+        return self._now_s
 
     def create_future(self) -> asyncio.Future[Any]:
         return _NumberedFuture(loop=self)
 
     def run_again(self, handles: list[asyncio.Handle]) -> None:
         """Run callbacks that a frozen process kept."""
-        self._ready.extend(handles)  # type: ignore[attr-defined]
+        self._ready.extend(handles)
 
-    # Both as in asyncio's base loop, whose parts typeshed does not show, but with handles that ask their process.
-    def _call_soon(self, callback: Any, args: Any, context: Context | None) -> asyncio.Handle:
+    # What follows is asyncio's base loop, whose parts typeshed does not show, without files, threads and debugging:
+    # a simulation passes here some ten thousand times a second.
+    _ready: deque[Any]
+    _scheduled: list[Any]
+
+    def _run_once(self) -> None:
+        """Run what is ready; if nothing is, jump to the next timer first."""
+        ready, scheduled = self._ready, self._scheduled
+        if len(scheduled) > TIMERS_MAX and self._timer_cancelled_count / len(scheduled) > CANCELLED_RATIO_MAX:
+            for timer in scheduled:
+                timer._scheduled = not timer._cancelled
+            self._scheduled = scheduled = [timer for timer in scheduled if not timer._cancelled]
+            heapq.heapify(scheduled)
+            self._timer_cancelled_count = 0
+        else:
+            while scheduled and scheduled[0]._cancelled:
+                self._timer_cancelled_count -= 1
+                heapq.heappop(scheduled)._scheduled = False
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            self._jump()
+        due_s = self._now_s + self._clock_resolution  # type: ignore[attr-defined]
+        while scheduled and scheduled[0]._when < due_s:
+            timer = heapq.heappop(scheduled)
+            timer._scheduled = False
+            ready.append(timer)
+        for _ in range(len(ready)):  # and not what these make ready
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            process = process_of(handle._context)
+            if process is None or not process.is_frozen:
+                handle._run()
+            else:
+                process.keep(handle)
+
+    def _jump(self) -> None:
+        """Let time pass until the first timer."""
+        if not self._scheduled:
+            raise SimulationStuck(f"nothing can happen any more at {self._now_s:.3f} s; waiting: {self._waiting()}")
+        self._now_s += max(0.0, self._scheduled[0]._when - self._now_s)
+        if self._now_s > self._limit_s:
+            raise SimulationStuck(f"simulated time passed its limit of {self._limit_s:g} s; waiting: {self._waiting()}")
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._closed:  # type: ignore[attr-defined]
+            raise RuntimeError("Event loop is closed")
         handle = _Handle(callback, args, self, context)
-        self._ready.append(handle)  # type: ignore[attr-defined]
+        self._ready.append(handle)
         return handle
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = _TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
@@ -119,23 +165,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return "; ".join(f"{task.get_name()} at {_place(task)}" for task in tasks) or "no task"
 
 
-class _OfProcess(asyncio.Handle):
-    """A callback that runs unless its process is frozen."""
+class _Handle(asyncio.Handle):
+    """A callback; never traced to its source."""
 
     __slots__ = ()
 
-    def _run(self) -> None:
-        process = process_of(self._context)  # type: ignore[attr-defined]
-        if process is None or not process.holds(self):
-            super()._run()
-
-
-class _Handle(_OfProcess):
-    __slots__ = ()
-
-
-class _TimerHandle(_OfProcess, asyncio.TimerHandle):
-    __slots__ = ()
+    def __init__(self, callback: Any, args: Any, loop: VirtualLoop, context: Context | None) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
 
 
 class _NumberedTask(asyncio.Task[Any]):
@@ -179,27 +221,14 @@ def _place(task: asyncio.Task[Any]) -> str:
     return f"{frame.f_code.co_name}:{frame.f_lineno}"
 
 
-class _JumpingSelector(selectors.BaseSelector):
-    """Never waits: adds the time it was asked to wait to `now_s`."""
+class _NoFiles(selectors.BaseSelector):
+    """Never asked: the loop jumps instead of waiting."""
 
-    def __init__(self, limit_s: float, waiting: Callable[[], str]) -> None:
-        self.now_s = 0.0
-        self._limit_s = limit_s
-        self._describe_waiting = waiting
+    def __init__(self) -> None:
         self._keys: dict[int, selectors.SelectorKey] = {}
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise SimulationStuck(
-                f"nothing can happen any more at {self.now_s:.3f} s; waiting: {self._describe_waiting()}"
-            )
-        if timeout > 0:
-            self.now_s += timeout
-        if self.now_s > self._limit_s:
-            raise SimulationStuck(
-                f"simulated time passed its limit of {self._limit_s:g} s; waiting: {self._describe_waiting()}"
-            )
-        return []
+        raise AssertionError("a simulation waits for no files")
 
     # asyncio registers the pipe by which threads wake the loop; it is never used here. Nothing else has a file.
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:

@@ -85,11 +85,9 @@ class Process:
         if self.is_dead:
             task.cancel()
 
-    def holds(self, handle: asyncio.Handle) -> bool:
-        """Whether the callback has to wait; it is kept then."""
-        if self.is_frozen:
-            self._held.append(handle)
-        return self.is_frozen
+    def keep(self, handle: asyncio.Handle) -> None:
+        """The callback has to wait: the process is frozen."""
+        self._held.append(handle)
 
 
 def process_of(context: contextvars.Context) -> Process | None:
