@@ -87,7 +87,7 @@ class SchedulerMetrics:
         self._checkpoint_size = gauge("checkpoint_size_bytes", "Size of the newest checkpoint")
         self.known_jobs: set[str] = set()  # those that have series
         self.known_peers: set[str] = set()
-        self._peer_groups: set[tuple[str, str]] = set()
+        self._peer_counts: dict[tuple[str, str, str], int] = {}  # what the series of `peers` say
         self._totals_seen: dict[tuple[str, ...], int] = {}
         self._last_commit_unix_s: dict[str, float] = {}
 
@@ -207,14 +207,16 @@ class SchedulerMetrics:
         `stages` has the stage count of every open job, so that an empty stage shows as zero instead of vanishing.
         """
         groups = {("", "")} | {(job, str(stage)) for job, count in stages.items() for stage in range(count)}
-        for job, stage in self._peer_groups - groups:
-            for state in _PEER_STATES:
-                self._peers.remove(job, stage, state)
-        self._peer_groups = groups
+        for series in [series for series in self._peer_counts if series[:2] not in groups]:
+            self._peers.remove(*series)
+            del self._peer_counts[series]
         for job, stage in groups:
             key = None if stage == "" else int(stage)
             for state in _PEER_STATES:
-                self._peers.labels(job, stage, state).set(counts.get((job, key, state), 0))
+                series, count = (job, stage, state), counts.get((job, key, state), 0)
+                if self._peer_counts.get(series) != count:  # most stay as they are when one peer changes
+                    self._peers.labels(*series).set(count)
+                    self._peer_counts[series] = count
 
     def peer_attached(self, peer: str, version: str, device: str, time_unix_s: float) -> None:
         """A peer said hello; what it calls its version and device is folded into known values."""
@@ -239,7 +241,7 @@ class SchedulerMetrics:
         for metric in self._by_job:
             _remove_series(metric, job_id, 0)
         self.known_jobs.discard(job_id)
-        self._peer_groups = {group for group in self._peer_groups if group[0] != job_id}
+        self._peer_counts = {series: count for series, count in self._peer_counts.items() if series[0] != job_id}
         self._totals_seen = {key: total for key, total in self._totals_seen.items() if key[1] != job_id}
         self._last_commit_unix_s.pop(job_id, None)
 
