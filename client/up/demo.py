@@ -50,7 +50,6 @@ reproducible = true
 [pipeline]
 stages = {stages}
 compression = "bfloat16"
-staleness = 0
 """
 
 

@@ -47,6 +47,7 @@ optimizer     = "adamw"         # adamw, sgd, nadamw or lamb
 learning_rate = 1e-3            # default 3e-4
 betas         = [0.9, 0.95]
 eps           = 1e-8            # betas and eps: all but sgd
+lookahead     = 0.3             # adamw: the share of the fresh gradient in its numerator; 0 = torch's AdamW
 momentum      = 0.0             # sgd only, below 1
 weight_decay  = 0.1             # sgd adds it to the gradient; the others shrink the weights by it
 schedule      = "cosine"        # constant, linear or cosine
@@ -65,8 +66,9 @@ split       = "auto"            # or layers per stage, such as [2, 2]
 routing     = "least_completion" # or iwrr (shares by measured speed), uniform (at random)
 max_in_flight = "auto"          # or 1 to 4096 microbatches
 compression = "bfloat16"        # none, bfloat16, float16 or int8: what travels between stages
-staleness   = 1                 # 1: steps overlap, weights one step old (best with nadamw, betas = [0.99, 0.95], see
-                                # docs/convergence.md); 0: synchronous
+overlap     = "auto"            # so many microbatches of a step use weights one step old, which keeps the pipeline
+                                # busy between steps: 0 = none, "all", or what stages and replicas ask for
+sync_steps  = "auto"            # the first steps do without overlap; auto: warmup_steps
 deadline_k     = 6.0            # 1 to 50: a hop is late after the median + k * MAD of what hops took lately,
 deadline_min_s = 1.0            # at the least,
 deadline_max_s = 120.0          # at the most; it then goes to another replica

@@ -28,7 +28,8 @@ from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.errors import UsageError
 from swarm.hf.pretrained import ground, weight_files
 from swarm.job.model_config import common_name
-from swarm.job.spec import JobSpec, load_job
+from swarm.job.partition import shape_text
+from swarm.job.spec import JobSpec, load_job, spec_from_json
 from swarm.text import counted, size
 from swarm.wire import jobs_pb2 as pb
 
@@ -148,6 +149,7 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detac
     where = shell.scheduler_flag
     commands = f"follow: swarm status -w {view.id}{where}   cancel: swarm cancel {view.id}{where}"
     shell.say(f"job {view.id} accepted: {view.reason or view.state}")
+    shell.say(shape_text(spec_from_json(view.spec_json)))
     if detach:
         shell.say(commands)
         return 0

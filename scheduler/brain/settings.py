@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from swarm.job.schedule import version_of
 from swarm.messages import StateFile
 from swarm.types import JobId, OnStall, Routing, UnitName
 
@@ -60,7 +61,7 @@ class BrainSettings:
     microbatches: int
     split: tuple[int, ...]
     spec_json: str
-    staleness: int
+    overlap: int  # the first microbatches of a step that use the version before its own
     max_in_flight: int | None  # None = auto
     units: Mapping[UnitName, tuple[int, ...]]
     grad_clip_norm: float  # 0 = off
@@ -68,6 +69,7 @@ class BrainSettings:
     fail_on_nonfinite: bool
     learning_rate: Callable[[int], float] = field(repr=False)
     tokens_of: Callable[[int], int] = field(repr=False)
+    sync_steps: int = 0  # the first steps that do without overlap
     routing: Routing = "least_completion"
     eval_every_steps: int = 0  # 0 = never
     evaluation_microbatches: int = 0
@@ -84,3 +86,12 @@ class BrainSettings:
     on_stall: OnStall = "wait"  # with `recover`, when a stage has no replica left
     rebalance: RebalanceSettings = NO_REBALANCING
     deadlines: DeadlineSettings = DEADLINES
+
+    @property
+    def staleness(self) -> int:
+        """How many versions before the newest the replicas keep: 1 with overlap, else 0."""
+        return min(1, self.overlap)
+
+    def version_of(self, step: int, index: int) -> int:
+        """The weights that a microbatch is computed with."""
+        return version_of(step, index, overlap=self.overlap, sync_steps=self.sync_steps)

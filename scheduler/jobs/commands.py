@@ -26,7 +26,7 @@ from swarm.checkpoint.reader import Found
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import NotAllowed
 from swarm.job.changes import check_changes, check_state, check_steps
-from swarm.job.partition import resolve
+from swarm.job.partition import resolve, shape_text
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
 from swarm.types import JobId, JobState, PeerId, PeerState
@@ -100,8 +100,7 @@ class Jobs:
         self.registry.add(job)
         self.stores.logs.open(job_id)
         self._metrics.job_opened(job_id, resolved.model.family)
-        shape = f"{len(split_of(resolved))} stages, split {split_of(resolved)}"
-        self.registry.say(job, "info", f"job {job_id} accepted: {shape}{begins}")
+        self.registry.say(job, "info", f"job {job_id} accepted: {shape_text(resolved)}{begins}")
         if skipped := chosen.skipped_text():
             self.registry.say(job, "warning", skipped)
         self.registry.changed(job)
@@ -116,6 +115,7 @@ class Jobs:
             vocabulary_size=tokens.vocabulary_size,
             stages_if_auto=stages_for(len(idle)),
             end_of_text=tokens.end_of_text,
+            peers=len(idle),
         )
         resolved = decide(spec)
         if spec.pipeline.split != "auto":
@@ -128,7 +128,7 @@ class Jobs:
             present = [peer.hello.memory_bytes for peer in self._membership.peers() if peer.state is not PeerState.GONE]
             check_possible(costs, present, counts if fixed else range(1, resolved.layers + 1))
             return resolved
-        pipeline = resolved.pipeline.model_copy(update={"split": cut.plan, "stages": len(cut.plan)})
+        pipeline = spec.pipeline.model_copy(update={"split": cut.plan, "stages": len(cut.plan)})
         return decide(resolved.model_copy(update={"pipeline": pipeline}))
 
     async def cancel(self, job: Job, reason: str, *, checkpoint: bool = True) -> None:
@@ -218,6 +218,7 @@ class Jobs:
             job.progress.step_s,
             needs(model_costs(spec), split, peers),
             spec.limits.min_replicas,
+            spec.overlap,
         )
 
     async def watch(self, job: Job) -> AsyncIterator[Job]:

@@ -215,6 +215,7 @@ def _trainer_state(spec: JobSpec, facts: Facts) -> dict[str, Any]:
         "seeds": {"training": training.seed},
         "totals": {"tokens": facts.tokens, "microbatches": facts.step * training.microbatches},
         "optimizer": {"name": training.optimizer, "state": facts.optimizer, "staleness": spec.pipeline.staleness},
+        "overlap": {"microbatches": spec.overlap, "sync_steps": spec.sync_steps, "lookahead": training.lookahead},
     }
 
 

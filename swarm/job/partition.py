@@ -18,6 +18,7 @@ from swarm.errors import InvalidConfig
 from swarm.job.families import DEFAULT, FAMILIES
 from swarm.job.model_config import filled_config
 from swarm.job.spec import JobSpec, parse_job
+from swarm.text import counted
 from swarm.types import UnitName
 
 TIED_UNIT = UnitName("tied")
@@ -27,14 +28,19 @@ END_OF_TEXT = 256  # token id of the byte tokenizer's end of text
 # (the size must not depend on the number of stages: another shape gives other bits), of at most this many tokens.
 AUTO_MICROBATCHES = 16
 AUTO_MICROBATCH_TOKENS = 8192
+# Optimizers whose numerator has a part of the fresh gradient: they bear stale ones (docs/convergence.md).
+LOOKS_AHEAD = ("adamw", "nadamw")
 # What a Route may carry as token ids and targets of 4 bytes each (swarm.rpc refuses longer messages).
 MICROBATCH_BYTES_MAX = 4 << 20
 
 
-def resolve(spec: JobSpec, *, vocabulary_size: int, stages_if_auto: int, end_of_text: int = END_OF_TEXT) -> JobSpec:
+def resolve(
+    spec: JobSpec, *, vocabulary_size: int, stages_if_auto: int, end_of_text: int = END_OF_TEXT, peers: int = 0
+) -> JobSpec:
     """The spec with every "auto" but pipeline.max_in_flight replaced and the model's config filled and checked.
 
-    `vocabulary_size` and `end_of_text` (-1: unknown) are the tokenizer's. Resolving a resolved spec changes nothing.
+    `vocabulary_size` and `end_of_text` (-1: unknown) are the tokenizer's; `peers` is how many stage servers are at
+    hand. Resolving a resolved spec changes nothing.
     Raises InvalidConfig if the config has an unknown field, or one that contradicts another, the data or the tokenizer.
     """
     spec = _with_family(spec)
@@ -51,6 +57,11 @@ def resolve(spec: JobSpec, *, vocabulary_size: int, stages_if_auto: int, end_of_
         stages = spec.pipeline.stages
         split = balanced_split(filled, min(stages_if_auto, spec.layers) if stages == "auto" else stages)
     values["pipeline"] |= {"split": split, "stages": len(split)}
+    if spec.pipeline.overlap == "auto":
+        replicas = max(spec.limits.min_replicas, peers // len(split))
+        values["pipeline"]["overlap"] = auto_overlap(filled, len(split), replicas)
+    if spec.pipeline.sync_steps == "auto":
+        values["pipeline"]["sync_steps"] = spec.training.warmup_steps
     resolved = parse_job(values)
     size, most = resolved.training.microbatch_sequences, MICROBATCH_BYTES_MAX // (4 if len(split) > 1 else 8)
     assert size != "auto", "resolved by now"
@@ -58,6 +69,12 @@ def resolve(spec: JobSpec, *, vocabulary_size: int, stages_if_auto: int, end_of_
         raise InvalidConfig(
             f"a microbatch of {size} sequences of {resolved.data.sequence_length} tokens is more than {most} tokens",
             hint="lower training.microbatch_sequences or data.sequence_length",
+        )
+    if resolved.overlap > resolved.training.microbatches:
+        raise InvalidConfig(
+            f"pipeline.overlap = {resolved.overlap} is more than the {resolved.training.microbatches} microbatches of "
+            "a step",
+            hint='lower pipeline.overlap, or set it to "auto"',
         )
     return resolved
 
@@ -125,6 +142,33 @@ def auto_microbatch(global_batch_sequences: int, sequence_length: int) -> int:
     """The largest divisor of the global batch that keeps microbatches many and small enough; at least 1."""
     largest = min(global_batch_sequences // AUTO_MICROBATCHES, AUTO_MICROBATCH_TOKENS // sequence_length, 4096)
     return max((size for size in range(1, largest + 1) if global_batch_sequences % size == 0), default=1)
+
+
+def auto_overlap(spec: JobSpec, stages: int, replicas: int) -> int:
+    """How many microbatches of a step are to use weights one step old; `spec` needs a microbatch size.
+
+    Between two steps each of `replicas` pipelines idles for stages - 1 microbatches while it fills and drains, and for
+    about one more while gradients are averaged and committed. So many late microbatches keep it busy; more than half
+    of a step costs more loss than it gains time (docs/convergence.md). None for an optimizer that does not look ahead.
+    """
+    training = spec.training
+    if training.optimizer not in LOOKS_AHEAD or (training.optimizer == "adamw" and not training.lookahead):
+        return 0
+    return min(stages * replicas, training.microbatches // 2)
+
+
+def shape_text(spec: JobSpec) -> str:
+    """What was chosen for a resolved job, and why, in one line for people."""
+    split, microbatches = spec.pipeline.split, spec.training.microbatches
+    assert split != "auto", "resolve the spec first"
+    stages = f"{counted(len(split), 'stage')} of {' + '.join(map(str, split))} layers"
+    if not spec.overlap:
+        return f"{stages}; steps do not overlap"
+    first = f", after {counted(spec.sync_steps, 'step')} without" if spec.sync_steps else ""
+    return (
+        f"{stages}; {spec.overlap} of {counted(microbatches, 'microbatch')} overlap the step before, "
+        f"to keep the pipeline busy while it is averaged{first}"
+    )
 
 
 def unit_names(stages: int, tied: bool) -> dict[UnitName, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""How large an update is: the learning rate of a step, and the factor that clips its gradient.
+"""Which weights a microbatch uses, the learning rate of a step, and the factor that clips its gradient.
 
 Pure functions, shared by the scheduler and the one-process reference, so that both get the same bits on one machine.
 """
@@ -27,6 +27,17 @@ class ScheduleSettings(Protocol):
     def warmup_steps(self) -> int: ...
     @property
     def min_lr_ratio(self) -> float: ...
+
+
+def version_of(step: int, index: int, *, overlap: int, sync_steps: int) -> int:
+    """The version of the weights that microbatch `index` of step `step` is computed with.
+
+    The first `overlap` microbatches of a step use the version before the step's own: they need not wait for the commit
+    of the step before, and fill the pipeline while that step drains and is averaged. The first `sync_steps` steps have
+    none of these.
+    """
+    late = index < overlap and step >= sync_steps
+    return max(0, step - 1) if late else step
 
 
 def learning_rate(training: ScheduleSettings, step: int) -> float:

@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.families import FAMILIES
+from swarm.job.schedule import version_of
 from swarm.types import OnStall, Routing
 
 Auto: TypeAlias = Literal["auto"]
@@ -88,6 +89,7 @@ class TrainingSection(Section):
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     betas: Annotated[tuple[Beta, Beta], _FROM_LIST] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
+    lookahead: Annotated[float, Field(ge=0, lt=1)] = 0.3  # adamw only: share of the fresh gradient in the numerator
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # sgd only
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
@@ -136,7 +138,9 @@ class PipelineSection(Section):
     routing: Routing = "least_completion"
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
     compression: Literal["none", "bfloat16", "float16", "int8"] = "bfloat16"
-    staleness: Literal[0, 1] = 1  # 1: no pipeline flush, gradients of weights one step old; 0: synchronous
+    # Microbatches of a step that use weights one step old, so that steps overlap; 0: synchronous.
+    overlap: Auto | Literal["all"] | Annotated[int, Field(ge=0, le=10**6)] = "auto"
+    sync_steps: Auto | Annotated[int, Field(ge=0, le=10**9)] = "auto"  # the first steps do without overlap
     deadline_k: Annotated[float, Field(ge=1, le=50)] = 6.0  # median + k * MAD of what a hop took lately
     deadline_min_s: Annotated[float, Field(ge=0.05, le=600)] = 1.0
     deadline_max_s: Annotated[float, Field(ge=0.05, le=3600)] = 120.0
@@ -144,6 +148,25 @@ class PipelineSection(Section):
     rebalance_interval_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
     rebalance_min_gain: Annotated[float, Field(ge=0, le=1)] = 0.15  # of throughput, net of what the move costs
     rebalance_cooldown_s: Annotated[float, Field(ge=0, le=86400)] = 120.0  # per stage server
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_staleness(cls, values: Any) -> Any:
+        """`staleness`, the key that was before `overlap`: 0 = no microbatch late, 1 = all of them, from the start."""
+        if not isinstance(values, dict) or "staleness" not in values:
+            return values
+        rest = {key: value for key, value in values.items() if key != "staleness"}
+        staleness = values["staleness"]
+        if rest.keys() & {"overlap", "sync_steps"}:
+            raise ValueError("staleness is the old name of overlap: remove pipeline.staleness")
+        if staleness not in (0, 1) or isinstance(staleness, bool):
+            raise ValueError(f"staleness = {staleness!r} is neither 0 nor 1: set pipeline.overlap instead")
+        return rest | {"overlap": "all" if staleness else 0, "sync_steps": 0}
+
+    @property
+    def staleness(self) -> int:
+        """How many versions before the newest a stage keeps: 1 with overlap, else 0."""
+        return 0 if self.overlap == 0 else 1
 
 
 class AveragingSection(Section):
@@ -231,6 +254,23 @@ class JobSpec(Section):
         if value > LAYERS_MAX:
             raise ValueError(f"model.config.num_hidden_layers = {value} is too many: at most {LAYERS_MAX}")
         return value
+
+    @property
+    def overlap(self) -> int:
+        """Microbatches of a step that use weights one step old; only once the spec is resolved."""
+        overlap = self.pipeline.overlap
+        assert overlap != "auto", "resolve the spec first"
+        return self.training.microbatches if overlap == "all" else overlap
+
+    @property
+    def sync_steps(self) -> int:
+        """The first steps, which do without overlap; only once the spec is resolved."""
+        assert self.pipeline.sync_steps != "auto", "resolve the spec first"
+        return self.pipeline.sync_steps
+
+    def version_of(self, step: int, index: int) -> int:
+        """The version of the weights that a microbatch is computed with; only once the spec is resolved."""
+        return version_of(step, index, overlap=self.overlap, sync_steps=self.sync_steps)
 
     @property
     def tied(self) -> bool:

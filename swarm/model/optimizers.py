@@ -111,6 +111,10 @@ def _momentum(parameter: Tensor, training: TrainingSection) -> State:
 
 
 def _adamw(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:
+    """torch's own AdamW; with `training.lookahead` a part of its numerator is the gradient itself."""
+    if training.lookahead:
+        _quasi_hyperbolic(parameter, gradient, state, training, learning_rate)
+        return
     adamw(
         [parameter],
         [gradient],
@@ -128,6 +132,28 @@ def _adamw(parameter: Tensor, gradient: Tensor, state: State, training: Training
         eps=training.eps,
         maximize=False,
     )
+
+
+def _quasi_hyperbolic(
+    parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float
+) -> None:
+    """AdamW whose numerator is (1 - c) times the first moment, its bias corrected, plus c times the gradient.
+
+    c is `training.lookahead`. Momentum alone makes stale gradients unstable; the fresh part makes up for the delay.
+
+    Source: QHAdam (arXiv 1810.06801) with nu1 = 1 - c, nu2 = 1; weight decay decoupled, as in torch.optim.AdamW.
+    """
+    beta1, beta2 = training.betas
+    ahead = training.lookahead
+    first, second = state["first_moment"], state["second_moment"]
+    state["updates"] += 1
+    updates = float(state["updates"])
+    parameter.mul_(1.0 - learning_rate * training.weight_decay)
+    first.lerp_(gradient, 1.0 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+    spread = (second / (1.0 - beta2**updates)).sqrt_().add_(training.eps)
+    numerator = (first * ((1.0 - ahead) / (1.0 - beta1**updates))).add_(gradient, alpha=ahead)
+    parameter.addcdiv_(numerator, spread, value=-learning_rate)
 
 
 def _nadamw(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:

@@ -207,7 +207,7 @@ def save_folder(
 
 def _run(stages: Sequence[Stage], spec: JobSpec, batches: Batches, microbatch: Microbatch) -> tuple[float, bool]:
     """One microbatch through all stages and back: (sum of token losses, whether all gradients were finite)."""
-    version = max(0, microbatch.step - spec.pipeline.staleness)
+    version = spec.version_of(microbatch.step, microbatch.index)
     codec = spec.pipeline.compression
     tokens, targets = (torch.from_numpy(array) for array in batches.microbatch(microbatch.step, microbatch.index))
     x: Tensor | None = None

@@ -7,11 +7,10 @@ error crosses a connection as a status code, its text as the status details, and
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from contextlib import asynccontextmanager, suppress
-from typing import Any, NoReturn, TypeVar
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -26,18 +25,13 @@ MAX_METADATA_BYTES = 8 << 10
 MAX_CONCURRENT_STREAMS = 64  # per connection
 KEEPALIVE_INTERVAL_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 2000  # a busy two-core machine answers pings late, and with 1000 it would count as dead
-STATUS_S_MAX = 1.0  # after a write has failed; the status that explains it is on its way
 
 _CODE_KEY = "swarm-code"
 _CODE = re.compile(r"^E[0-9]{4}$")
 _HINT_KEY = "swarm-hint-bin"  # "-bin": hints are UTF-8, plain metadata is ASCII
 _TEXT_BYTES_MAX = 1 << 10  # of details or hint: both together stay well below MAX_METADATA_BYTES
 
-_FAILED_WRITE = "Internal error from Core"  # what grpc.aio says of a write that failed
-
 _log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
 
 
 def client_options() -> Options:
@@ -119,59 +113,6 @@ def translate(
                 f"{address} does not know this call: {details}", hint="both sides need the same version of swarm"
             )
     return _class_of(code, unavailable)(f"{address} failed: {details or code.name}")
-
-
-class CallEnd:
-    """How the other side ended a call on which we write; made before the first write.
-
-    A write fails when the other side has just ended the call. grpc.aio then notes an INTERNAL of its own as the call's
-    status, before or after the one that arrived (github.com/grpc/grpc/issues/36066), and raises whichever it holds.
-    """
-
-    def __init__(self, call: grpc.aio.Call) -> None:
-        self._told = asyncio.Event()
-        self._error: grpc.aio.AioRpcError | None = None  # None after `_told`: the call ended well
-        call.add_done_callback(self._note)
-
-    async def behind(self, error: grpc.RpcError) -> grpc.RpcError | None:
-        """`error`, unless it is that of a failed write: then what the other side said, None if all went well.
-
-        If nothing arrives within STATUS_S_MAX, it is `error` all the same.
-        """
-        if not (isinstance(error, grpc.aio.AioRpcError) and _is_failed_write(error)):
-            return error
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STATUS_S_MAX):
-                await self._told.wait()
-        return self._error if self._told.is_set() else error
-
-    def _note(self, call: grpc.aio.Call) -> None:
-        """Called for each status that gRPC notes."""
-        if self._told.is_set():
-            return
-        error = grpc.aio.AioRpcError(
-            _at_once(call.code()),
-            _at_once(call.initial_metadata()),
-            _at_once(call.trailing_metadata()),
-            _at_once(call.details()),
-        )
-        if not _is_failed_write(error):
-            self._error = None if error.code() is grpc.StatusCode.OK else error
-            self._told.set()
-
-
-def _is_failed_write(error: grpc.aio.AioRpcError) -> bool:
-    return error.code() is grpc.StatusCode.INTERNAL and error.details() == _FAILED_WRITE
-
-
-def _at_once(answer: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that has nothing to wait for."""
-    try:
-        answer.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("the call has not ended")
 
 
 def _class_of(code: grpc.StatusCode, unavailable: type[errors.SwarmError]) -> type[errors.SwarmError]:

@@ -23,7 +23,7 @@ import xxhash
 from swarm.errors import ERROR_BY_CODE, CorruptFrame, PeerUnavailable, Refused, SwarmError, leaves
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import frames
-from swarm.rpc.channel import CallEnd, answering, connect, public_error, translate
+from swarm.rpc.channel import answering, connect, public_error, translate
 from swarm.rpc.mapping import from_message, parse, to_message
 from swarm.wire import frame_pb2
 
@@ -235,18 +235,13 @@ class _Link:
         channel = connect(self._address)
         try:
             call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
-            end = CallEnd(call)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(call))
                 tasks.create_task(self._read(call))
         except* grpc.RpcError as group:
             failure = next(leaves(group))
             assert isinstance(failure, grpc.RpcError)
-            told = await end.behind(failure)
-            if told is None:
-                error = PeerUnavailable(f"{self._address} ended the stream")
-            else:
-                error = translate(told, self._address, unavailable=PeerUnavailable)
+            error = translate(failure, self._address, unavailable=PeerUnavailable)
         except* Exception as group:
             error = public_error(group)
         finally:

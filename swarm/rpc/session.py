@@ -18,7 +18,7 @@ import grpc.aio
 
 from swarm.errors import CorruptFrame, PeerUnavailable, Refused
 from swarm.messages import Command, Event, FetchRequest, StoreHeader
-from swarm.rpc.channel import MAX_MESSAGE_BYTES, CallEnd, answering, connect, public_error, translate
+from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, connect, public_error, translate
 from swarm.rpc.frames import CHUNK_BYTES
 from swarm.rpc.mapping import from_command, from_event, from_message, parse, to_command, to_event, to_message
 from swarm.wire import session_pb2
@@ -95,14 +95,12 @@ class GrpcSchedulerLink:
 
     async def attach(self, events: AsyncIterator[Event]) -> AsyncGenerator[tuple[int, Command], None]:
         call: _Call = self._channel.stream_stream(f"/{SERVICE}/Attach")()
-        end = CallEnd(call)
         sending = asyncio.create_task(_send_events(call, events), name=f"events to {self._address}")
         try:
             async for data in call:
                 yield from_command(parse(session_pb2.Command, data))
         except grpc.RpcError as error:
-            if (told := await end.behind(error)) is not None:
-                raise translate(told, self._address) from None
+            raise translate(error, self._address) from None
         except asyncio.CancelledError:
             # gRPC raises this also if `_send_events` gave the call up because `events` failed: then say that.
             task = asyncio.current_task()
@@ -119,12 +117,10 @@ class GrpcSchedulerLink:
         if content.nbytes != header.total_bytes:
             raise ValueError(f"the header says {header.total_bytes} bytes, the payload has {content.nbytes}")
         method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(f"/{SERVICE}/Store")
-        call = method(_store_chunks(header, content))
-        end = CallEnd(call)
         try:
-            reply = parse(session_pb2.StoreReply, await call)
+            reply = parse(session_pb2.StoreReply, await method(_store_chunks(header, content)))
         except grpc.RpcError as error:
-            raise translate(await end.behind(error) or error, self._address) from None
+            raise translate(error, self._address) from None
         return cast(session_pb2.StoreReply, reply).sha256
 
     async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:

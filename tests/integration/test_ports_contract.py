@@ -518,24 +518,6 @@ async def test_an_error_of_the_handler_reaches_the_stage_server(world: World) ->
     assert caught.value.hint == "restart it"
 
 
-async def test_the_end_of_a_session_is_told_to_a_stage_server_that_is_writing(world: World) -> None:
-    """A write that failed over the end used to hide it behind gRPC's own "Internal error from Core"."""
-
-    async def end(handler: Handler, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
-        yield 1, Welcome(PeerId("p"), 1.0)
-        if fails:
-            raise StaleMessage("a newer incarnation is here")
-
-    address = await world.listen(None, Handler(end))
-    for fails in (True, False) * 10:
-        link = world.scheduler_link(address)
-        commands = aiter(link.attach(beats(100)))
-        assert await anext(commands) == (1, Welcome(PeerId("p"), 1.0))
-        with pytest.raises(StaleMessage if fails else StopAsyncIteration):
-            await anext(commands)
-        await link.close()
-
-
 async def test_a_fault_in_the_handler_is_logged_and_told_as_such(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

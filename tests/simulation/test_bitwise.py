@@ -24,7 +24,7 @@ def test_weights_do_not_depend_on_the_number_of_stages(tmp_path: Path) -> None:
     source = write_text(tmp_path)
     seen = set()
     for stages in (1, 2, 3):
-        spec = small_spec(source, pipeline__stages=stages, config__tie_word_embeddings=True)
+        spec = small_spec(source, pipeline__stages=stages, pipeline__overlap=3, config__tie_word_embeddings=True)
         resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
         tokens = Tokens.make(tmp_path, resolved)
         seen.add(run_swarm(resolved, tokens, 2 * stages, seed=stages).sha256)

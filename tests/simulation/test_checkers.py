@@ -35,7 +35,7 @@ from tests.simulation.engine.scenario import Links, Scenario, Workload
 
 SOUND = Scenario(
     "sound",
-    workload=Workload(stages=(2,), replicas=(2,), staleness=(1,), tied=(True,), microbatches=(4,), steps=4),
+    workload=Workload(stages=(2,), replicas=(2,), late=(1.0,), tied=(True,), microbatches=(4,), steps=4),
     links=Links(duplicate=0.5, copies_max=3),
 )
 

@@ -18,7 +18,7 @@ from tests.support.sim.network import SimNetwork
 
 SHAPES = [
     {"pipeline__staleness": 0},
-    {"pipeline__staleness": 1},
+    {"pipeline__overlap": 3, "pipeline__sync_steps": 2},
     {"pipeline__staleness": 1, "config__tie_word_embeddings": True, "training__optimizer": "lamb"},
     {"pipeline__staleness": 1, "pipeline__stages": 1, "config__tie_word_embeddings": True},
     {"pipeline__staleness": 0, "pipeline__stages": 3, "training__optimizer": "nadamw"},

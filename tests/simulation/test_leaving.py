@@ -13,7 +13,7 @@ from tests.support.scenes import Run, Task, add_peer, replayed, train
 
 SHAPES = [
     {"pipeline__staleness": 0},
-    {"pipeline__staleness": 1},
+    {"pipeline__overlap": 3, "pipeline__sync_steps": 2},
     {"pipeline__staleness": 1, "config__tie_word_embeddings": True, "pipeline__stages": 3},
 ]
 

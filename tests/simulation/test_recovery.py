@@ -19,7 +19,7 @@ from tests.support.simulated import SCHEDULER
 
 SHAPES = [
     {"pipeline__staleness": 0},
-    {"pipeline__staleness": 1},
+    {"pipeline__overlap": 3, "pipeline__sync_steps": 2},
     {"pipeline__staleness": 1, "config__tie_word_embeddings": True},
     {"pipeline__staleness": 0, "pipeline__stages": 3, "model__recompute": True},
 ]

@@ -46,7 +46,7 @@ class Swarm:
             "microbatches": 4,
             "split": (1,) * stages,
             "spec_json": "{}",
-            "staleness": 0,
+            "overlap": 0,
             "max_in_flight": None,
             "units": {UnitName(f"stage-{stage}"): (stage,) for stage in range(stages)},
             "grad_clip_norm": 1.0,

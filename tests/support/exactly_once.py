@@ -110,11 +110,21 @@ class Shape:
     pools: tuple[int, ...]
     microbatches: int
     steps: int
-    staleness: int = 0
+    overlap: int = 0
     tied: bool = False
     not_finite: frozenset[tuple[int, int, int]] = frozenset()  # (step, stage, index)
     evicting: bool = True
     routing: Routing = "least_completion"
+    sync_steps: int = 0
+
+    @property
+    def staleness(self) -> int:
+        """Versions before the newest that a device holds."""
+        return int(self.overlap > 0)
+
+    def version(self, step: int, index: int) -> int:
+        """The weights of a microbatch; written down here once more, apart from the code under test."""
+        return step - 1 if step >= max(1, self.sync_steps) and index < self.overlap else step
 
     @property
     def stages(self) -> int:
@@ -128,7 +138,7 @@ class Shape:
 
     def y(self, stage: int, step: int, index: int) -> str:
         """What leaves a stage forward: the text that a faultless run would produce."""
-        version = max(0, step - self.staleness)
+        version = self.version(step, index)
         return f"tokens {step}.{index}" + "".join(f">{s}v{version}" for s in range(stage + 1))
 
     def dx(self, stage: int, step: int, index: int) -> str:
@@ -372,7 +382,7 @@ class Server:
 
     def forward(self, work: Compute) -> tuple[Compute, str, float]:
         shape, microbatch = self.world.shape, work.microbatch
-        assert work.version == max(0, microbatch.step - shape.staleness)
+        assert work.version == shape.version(microbatch.step, microbatch.index)
         assert self.weights - shape.staleness <= work.version <= self.weights, "weights that the device does not hold"
         before = shape.y(self.stage - 1, microbatch.step, microbatch.index)
         if self.stage:
@@ -481,7 +491,8 @@ class World:
                 microbatches=shape.microbatches,
                 split=(1,) * shape.stages,
                 spec_json="{}",
-                staleness=shape.staleness,
+                overlap=shape.overlap,
+                sync_steps=shape.sync_steps,
                 max_in_flight=None,
                 units=shape.units(),
                 grad_clip_norm=1.0,
@@ -746,18 +757,22 @@ class World:
                 assert real == self.twin.holders(step)
 
 
-def chaos(seed: int) -> World:
-    """A whole job under faults, from one number."""
+def chaos(seed: int, *, partly: bool = False) -> World:
+    """A whole job under faults, from one number; `partly`: only some microbatches of a step use older weights."""
     rng = Random(seed)
     stages = rng.choice([1, 2, 2, 3])
+    pools = tuple(rng.choice([1, 2, 2, 3]) for _ in range(stages))
+    microbatches, steps = rng.choice([2, 3, 5]), rng.choice([2, 3])
+    late = microbatches * rng.choice([0, 0, 1])
     shape = Shape(
-        pools=tuple(rng.choice([1, 2, 2, 3]) for _ in range(stages)),
-        microbatches=rng.choice([2, 3, 5]),
-        steps=rng.choice([2, 3]),
-        staleness=rng.choice([0, 0, 1]),
+        pools=pools,
+        microbatches=microbatches,
+        steps=steps,
+        overlap=1 + seed % (microbatches - 1) if partly else late,
         tied=rng.random() < 0.4,
         not_finite=frozenset({(1, stages - 1, 1)} if rng.random() < 0.2 else ()),
         routing=tuple(POLICIES)[seed % len(POLICIES)],
+        sync_steps=seed % 3 if partly else 0,
     )
     world = World(shape, rng)
     kill_chance = rng.choice([0.0, 0.002, 0.01])

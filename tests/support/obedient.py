@@ -96,8 +96,8 @@ class Swarm:
             units[UnitName("tied")] = (0, len(pools) - 1)
         values: dict[str, Any] = {
             "job": JOB, "epoch": 3, "timeline": 1, "steps": STEPS, "microbatches": MICROBATCHES,
-            "split": (1,) * len(pools), "spec_json": "{}", "staleness": 1, "max_in_flight": None, "units": units,
-            "grad_clip_norm": 1.0, "averaging_timeout_s": 5.0, "fail_on_nonfinite": False,
+            "split": (1,) * len(pools), "spec_json": "{}", "overlap": MICROBATCHES, "max_in_flight": None,
+            "units": units, "grad_clip_norm": 1.0, "averaging_timeout_s": 5.0, "fail_on_nonfinite": False,
             "learning_rate": lambda step: 0.1, "tokens_of": lambda step: 8, "eval_every_steps": 1,
             "evaluation_microbatches": 2, "evaluation_tokens": 8, "saving": SavingRules(every_steps=2), "recover": True,
         }  # fmt: skip

@@ -181,7 +181,8 @@ async def serves(run: Run, peer: PeerId) -> None:
     """Return when the peer is a replica, or the job is over."""
     while not run.job.record.state.is_final:
         known = run.rig.membership.get(peer)
-        if known is not None and known.state is PeerState.SERVING and known.job:
+        is_replica = any(peer in replicas for replicas in run.job.stages.values())
+        if is_replica and known is not None and known.state is PeerState.SERVING and known.job:
             return
         await asyncio.sleep(0.01)
 

@@ -15,7 +15,7 @@ from scheduler.brain.outputs import CommitRow, Fail, WriteCommit
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import choose_donors
-from scheduler.brain.state.step import Phase, StepEvent, StepRun, may_write, version_needed
+from scheduler.brain.state.step import Phase, StepEvent, StepRun, may_write
 from swarm.errors import GradientRange, ReplicaDiverged
 from swarm.job.schedule import NOT_FINITE_HINT, clip, not_finite_fault
 from swarm.messages import Commit, Committed, UnitRound
@@ -148,7 +148,8 @@ class Commits:
 
     def _used(self, run: StepRun, later: StepRun) -> bool:
         """Whether a later step was computed with the weights that the commit made."""
-        return version_needed(later.step, self._state.settings.staleness) > run.step
+        settings = self._state.settings
+        return settings.version_of(later.step, settings.microbatches - 1) > run.step
 
     def owing(self, run: StepRun) -> list[PeerId]:
         """Replicas that have yet to report the step's commit; those that joined with a later version never will."""

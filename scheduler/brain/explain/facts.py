@@ -126,6 +126,7 @@ class JobStanding:
     step_s: float  # per step lately; nan = not known
     needs_bytes: tuple[int, ...]
     min_replicas: int
+    overlap: int = 0  # microbatches of a step that use weights one step old
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ def explain_job(job: JobStanding, situation: Situation | None, idle: Sequence[Id
         return [*facts, *(_wanting(job, idle) if job.state in WAITING_STATES else ())]
     facts.append(Fact("waits for", situation.waiting_for.removeprefix("waits for ")))
     facts += [_stage(situation, stage) for stage in range(situation.stages)]
+    facts.append(_overlap(job, situation))
     if situation.is_running:
         facts.append(Fact("rebalancing", situation.rebalancing))
     facts += _moves(situation, now_s)
@@ -177,6 +179,19 @@ def _progress(job: JobStanding) -> Fact:
         text += f"; {job.step_s:.3g} s per step of {counted(job.microbatches, 'microbatch')}, {_rate(rate)}"
         numbers |= {"step_s": job.step_s, "microbatches_per_s": rate}
     return Fact("progress", text, numbers)
+
+
+def _overlap(job: JobStanding, situation: Situation) -> Fact:
+    """How much of a step its busiest stage computes; the rest is what the overlap does not hide."""
+    text = f"{job.overlap} of the {counted(job.microbatches, 'microbatch')} of a step use weights one step old"
+    numbers = {"microbatches": float(job.overlap)}
+    capacities = [situation.capacity(stage) for stage in range(situation.stages)]
+    known = [capacity for capacity in capacities if capacity]
+    if len(known) == situation.stages and isfinite(job.step_s) and job.step_s > 0.0:
+        busy = min(1.0, job.microbatches / min(known) / job.step_s)
+        text += f"; the busiest stage computes for {busy:.0%} of a step, filling, averaging and commit take the rest"
+        numbers["busy_ratio"] = busy
+    return Fact("overlap", text, numbers)
 
 
 def _wanting(job: JobStanding, idle: Sequence[IdlePeer]) -> list[Fact]:

@@ -20,7 +20,7 @@ from scheduler.brain.routing.policies import POLICIES, StageLoad, choose_route
 from scheduler.brain.routing.stragglers import Stragglers
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.ledger import Verdict
-from scheduler.brain.state.step import Phase, StepRun, may_open, version_needed
+from scheduler.brain.state.step import Phase, StepRun
 from swarm.messages import Accumulated, Evaluate, EvaluationUndelivered, Forwarded, Route, Undelivered
 from swarm.types import EvaluationBatch, Hop, Microbatch, PeerId
 
@@ -80,7 +80,7 @@ class Dispatch:
     def open_window(self) -> None:
         """Set the most microbatches in flight: at each stage two for every replica of the largest stage."""
         settings = self._state.settings
-        window = settings.microbatches * (1 + settings.staleness)
+        window = settings.microbatches + settings.overlap
         largest = max(map(len, self._state.pool.by_stage))
         self._in_flight_max = settings.max_in_flight or min(window, 2 * self._stages * largest)
 
@@ -148,17 +148,17 @@ class Dispatch:
     # Giving microbatches away ------------------------------------------------------------------------------------
 
     def feed(self, now_s: float, *, new_steps: bool) -> None:
-        """Feed microbatches in order, older steps first, while there is room in flight."""
-        progress, ledger = self._state.progress, self._state.ledger
+        """Feed microbatches in order, older steps first, while there is room in flight and their weights are made."""
+        progress, ledger, settings = self._state.progress, self._state.ledger, self._state.settings
         while ledger.in_flight() < self._in_flight_max:
-            step = next((s for s in ledger.open_steps() if ledger.unfed(s) is not None), None)
-            if step is None and not new_steps:
+            unfed = ((step, ledger.unfed(step)) for step in ledger.open_steps())
+            step, index = next(((s, i) for s, i in unfed if i is not None), (progress.next, 0))
+            opens = step == progress.next
+            if opens and not (new_steps and step < settings.steps):
                 return
-            if step is None:
-                step = progress.next
-                limits = {"steps": self._state.settings.steps, "staleness": self._state.settings.staleness}
-                if not may_open(step, commits_sent=progress.committed, **limits):
-                    return
+            if settings.version_of(step, index) > progress.committed:
+                return
+            if opens:
                 progress.begin(step)
                 ledger.open(step)
             peers = self._choose([None] * self._stages, now_s)
@@ -279,7 +279,7 @@ class Dispatch:
         assert len(hops) == self._stages
         held = [self._state.ledger.holder(step, stage, index) == hop.peer for stage, hop in enumerate(hops)]
         self._lateness.routed(step, index, [hop.peer for hop in hops], held, now_s)
-        version = version_needed(step, self._state.settings.staleness)
-        route = Route(Microbatch(self._state.settings.timeline, step, index), version, hops)
+        settings = self._state.settings
+        route = Route(Microbatch(settings.timeline, step, index), settings.version_of(step, index), hops)
         for peer in dict.fromkeys([hop.peer for hop in hops] + self._state.ledger.displaced(step, index)):
             self._state.outbox.send(peer, route)

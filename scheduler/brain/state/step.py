@@ -6,8 +6,8 @@
          └──────────────── not finite ───────────────┘   skip: no rounds, no change
 
 Up to DECIDED everything can be done again; the durable row makes the step a fact. Steps overlap only at their ends: a
-step t opens once the commit of step t - 1 - staleness was sent, and its row is written once the row of step t - 1 is
-durable and the replicas agree on the commit of step t - 2.
+microbatch is fed once the commit that made its weights was sent (which: `version_of` in swarm/job/schedule.py), and the
+row of step t is written once that of step t - 1 is durable and the replicas agree on the commit of step t - 2.
 """
 
 from __future__ import annotations
@@ -119,16 +119,6 @@ class StepRun:
     def can_be_redone(self) -> bool:
         """Whether contributions may still become void: the step is neither averaged nor skipped yet."""
         return self.phase in (Phase.FEEDING, Phase.AVERAGING)
-
-
-def version_needed(step: int, staleness: int) -> int:
-    """The version of the weights that a step's microbatches use: `staleness` older than its own, never below 0."""
-    return max(0, step - staleness)
-
-
-def may_open(step: int, *, steps: int, commits_sent: int, staleness: int) -> bool:
-    """Whether microbatches of the step may be fed; `commits_sent` counts the steps whose Commit was sent."""
-    return step < steps and version_needed(step, staleness) <= commits_sent
 
 
 def may_write(step: int, *, commits_sent: int, agreed: int) -> bool:

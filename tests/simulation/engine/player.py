@@ -231,7 +231,7 @@ def _trained(shape: Shape) -> _Prepared:
             stages=shape.stages,
             steps=shape.steps,
             microbatches=shape.microbatches,
-            staleness=shape.staleness,
+            overlap=shape.overlap,
             tied=shape.tied,
             routing=shape.routing,
             optimizer=shape.optimizer,
@@ -260,7 +260,7 @@ def _real_job(folder: Path, shape: Shape):  # type: ignore[no-untyped-def]
         small_spec(
             write_text(folder),
             pipeline__stages=shape.stages,
-            pipeline__staleness=shape.staleness,
+            pipeline__overlap=shape.overlap,
             pipeline__routing=shape.routing,
             training__steps=shape.steps,
             training__global_batch_sequences=2 * shape.microbatches,

@@ -19,7 +19,7 @@ class Workload:
     stages: tuple[int, ...] = (1, 2, 3)
     replicas: tuple[int, ...] = (1, 2, 3)
     spares: int = 0  # peers that are idle when the job starts
-    staleness: tuple[int, ...] = (0, 1)
+    late: tuple[float, ...] = (0.0, 0.5, 1.0)  # share of a step's microbatches
     tied: tuple[bool, ...] = (False, True)
     microbatches: tuple[int, ...] = (3, 6)
     steps: int = 6
@@ -31,14 +31,15 @@ class Workload:
 
     def drawn(self, rng: Random) -> Shape:
         """One shape."""
-        stages = rng.choice(self.stages)
+        stages, replicas, late = rng.choice(self.stages), rng.choice(self.replicas), rng.choice(self.late)
+        tied, microbatches = rng.choice(self.tied), rng.choice(self.microbatches)
         return Shape(
             stages=stages,
-            replicas=rng.choice(self.replicas),
+            replicas=replicas,
             spares=self.spares,
-            staleness=rng.choice(self.staleness),
-            tied=rng.choice(self.tied),
-            microbatches=rng.choice(self.microbatches),
+            overlap=round(late * microbatches),
+            tied=tied,
+            microbatches=microbatches,
             steps=self.steps,
             routing=rng.choice(self.routing),
             optimizer=rng.choice(self.optimizer),
@@ -55,7 +56,7 @@ class Shape:
     stages: int
     replicas: int
     spares: int
-    staleness: int
+    overlap: int
     tied: bool
     microbatches: int
     steps: int

@@ -374,7 +374,7 @@ class World(Observer):
     def sample(self) -> None:
         """Record new maxima of everything bounded, and the outputs that replicas hold."""
         shape = self.shape
-        open_cells = shape.microbatches * (2 + shape.staleness)
+        open_cells = shape.microbatches * (2 + min(1, shape.overlap))
         for peer in self.peers.values():
             server, replica = peer.server, self._replica_of(peer.name)
             if server is None or replica is None:
@@ -386,9 +386,9 @@ class World(Observer):
                 ("outputs", len(replica._outputs._held), 2 * open_cells),
                 ("orders", len(replica._queue), min(ORDERS_MAX, open_cells)),
                 ("graphs", len(replica._stage._graphs), open_cells),
-                ("sums", len(replica._stage._sums), 2 + shape.staleness),
+                ("sums", len(replica._stage._sums), 2 + min(1, shape.overlap)),
                 ("mailbox bytes", replica._rounds.mailbox._held_bytes, MAILBOX_BYTES_MAX),
-                ("means", len(replica._rounds._means), 8 * (2 + shape.staleness)),
+                ("means", len(replica._rounds._means), 8 * (2 + min(1, shape.overlap))),
                 ("events waiting", len(server._outgoing), 16 * open_cells),
                 ("tasks", len(server._work._tasks), 16 * open_cells),
             ):
@@ -405,7 +405,7 @@ class World(Observer):
                 self._gauge("commands waiting", session.commands.qsize(), COMMANDS_WAITING_MAX)
             job = self.job
             if job is not None and job.brain is not None:
-                self._gauge("open steps", len(job.brain._state.ledger.open_steps()), 2 + shape.staleness)
+                self._gauge("open steps", len(job.brain._state.ledger.open_steps()), 2 + min(1, shape.overlap))
                 job.brain.validate()
 
     def _gauge(self, name: str, value: float, limit: float) -> None:

@@ -221,7 +221,7 @@ def test_the_row_holds_loss_norm_scale_and_rounds_and_is_written_before_any_comm
     assert swarm.tell(RowDurable(0)) == [], "a repeat"
 
 
-def test_with_staleness_zero_the_next_step_is_fed_once_the_commit_was_sent() -> None:
+def test_without_overlap_the_next_step_is_fed_once_the_commit_was_sent() -> None:
     swarm = Swarm()
     swarm.until_written()
     assert swarm.brain.counts().in_flight == 0
@@ -232,8 +232,22 @@ def test_with_staleness_zero_the_next_step_is_fed_once_the_commit_was_sent() -> 
     assert {one.command.version for one in sends(outputs, Route) if isinstance(one.command, Route)} == {1}
 
 
-def test_with_staleness_one_the_next_step_flows_while_this_one_averages() -> None:
-    swarm = Swarm(staleness=1, steps=3, max_in_flight=100)
+def test_with_overlap_the_first_microbatches_of_a_step_flow_while_the_one_before_averages() -> None:
+    swarm = Swarm(overlap=2, sync_steps=1, steps=3, max_in_flight=100)
+    swarm.until_averaging()
+    made = {(route.microbatch.step, route.microbatch.index): route.version for _, route in routes_in(swarm.outputs)}
+    assert made == {(0, 0): 0, (0, 1): 0, (0, 2): 0, (0, 3): 0, (1, 0): 0, (1, 1): 0}
+    before = len(swarm.outputs)
+    swarm.answer(Average)
+    swarm.tell(RowDurable(0))
+    made = {
+        (route.microbatch.step, route.microbatch.index): route.version for _, route in routes_in(swarm.outputs[before:])
+    }
+    assert made == {(1, 2): 1, (1, 3): 1, (2, 0): 1, (2, 1): 1}, "their weights were made by this commit"
+
+
+def test_with_all_microbatches_late_the_next_step_flows_while_this_one_averages() -> None:
+    swarm = Swarm(overlap=4, steps=3, max_in_flight=100)
     swarm.answer(LoadStage)
     steps = [(route.microbatch.step, route.version) for _, route in swarm.inbox if isinstance(route, Route)]
     assert set(steps) == {(0, 0), (1, 0)}, "step 2 needs the commit of step 0"
@@ -524,7 +538,7 @@ def test_with_recovery_a_decided_step_survives_the_loss_of_a_member() -> None:
 
 
 def test_a_decided_step_is_done_again_if_all_of_a_stage_are_lost_who_hold_its_average() -> None:
-    swarm = Swarm(staleness=1, steps=3, max_in_flight=100, recover=True)
+    swarm = Swarm(overlap=4, steps=3, max_in_flight=100, recover=True)
     swarm.answer(LoadStage)
     swarm.answer(Route)
     for peer, command in [one for one in swarm.pop(Average) if one[1].step == 1]:

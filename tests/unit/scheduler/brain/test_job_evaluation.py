@@ -39,7 +39,7 @@ def evaluations_of(swarm: Swarm) -> list[EvaluationRow]:
 
 def test_a_version_is_evaluated_once_its_commit_was_sent_and_the_row_that_overwrites_it_waits() -> None:
     for staleness in (0, 1):
-        swarm = Evaluating(steps=4, staleness=staleness, **EVALUATING)
+        swarm = Evaluating(steps=4, overlap=4 * staleness, **EVALUATING)
         train_to_row(swarm)
         assert not any(isinstance(command, Evaluate) for _, command in swarm.inbox)
         for step in range(1 + staleness):

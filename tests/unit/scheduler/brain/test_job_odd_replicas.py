@@ -63,7 +63,7 @@ def trained(swarm: Swarm) -> Swarm:
 def test_the_odd_one_of_three_is_expelled_and_the_job_goes_on(
     liar: str, kind: type[Event], after: int, changes: dict[str, Any], staleness: int
 ) -> None:
-    swarm = Swarm(staleness=staleness)
+    swarm = Swarm(overlap=4 * staleness)
     swarm.lie = lies(liar, kind, after=after, **changes)
     trained(swarm)
     swarm.assert_finished()
@@ -136,7 +136,7 @@ def test_a_commit_made_as_something_else_costs_the_job_one_replica(changes: dict
 
 
 def test_what_passed_through_a_replica_with_other_weights_is_computed_again_at_all_stages() -> None:
-    swarm = Swarm(staleness=0)
+    swarm = Swarm(overlap=0)
     swarm.lie = lies("a", Committed, digest="odd")
     swarm.start()
     swarm.run(until=lambda: bool(swarm.unfit))

@@ -53,7 +53,7 @@ class Restarted:
             "microbatches": 2,
             "split": (1, 1),
             "spec_json": "{}",
-            "staleness": 0,
+            "overlap": 0,
             "max_in_flight": None,
             "units": UNITS,
             "grad_clip_norm": 1.0,
@@ -226,7 +226,7 @@ def test_a_late_peer_comes_in_until_a_step_is_decided_without_it() -> None:
         assert not made.admits(B, 1), "the row of a round that it was no member of is being written"
         made.tell(RowDurable(1))
         assert not made.admits(B, 1), "it does not hold the mean of a round that it was no member of"
-    made = Restarted(2, staleness=1)
+    made = Restarted(2, overlap=2)
     for peer in (A, C, D):
         made.hello(peer, version=2)
     made.tell(Tick(), GRACE_S + 1.0)

@@ -138,7 +138,9 @@ def test_a_job_outlives_whatever_one_peer_names(moment: str) -> None:
     batches = [NONSENSE[start : start + size] for start in range(0, len(NONSENSE), size)]
     for number, events in enumerate(batches):
         pools = ("bc", "def") if moment == "joined" else ("abc", "def")
-        swarm = Swarm(pools, seed=number, staleness=number % 2, eval_every_steps=0 if moment == "gathering" else 1)
+        swarm = Swarm(
+            pools, seed=number, overlap=MICROBATCHES * (number % 2), eval_every_steps=0 if moment == "gathering" else 1
+        )
         at(moment, swarm)
         for event in events:
             swarm.step(Happened(A, event))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import sqlite3
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -227,6 +229,22 @@ async def test_a_database_does_not_start_with_the_folder_of_another(tmp_path: Pa
     assert (copied.name, copied.epoch) == (moved.name, 3)
     await copied.close()
     await moved.close()
+
+
+async def test_a_job_from_before_lookahead_keeps_plain_adamw(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    first = await Database.open(url, None)
+    await first.put_job(record())
+    await first.close()
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        old = {"name": "t", "training": {"steps": 3}}
+        connection.execute("UPDATE jobs SET spec_json = ?", (json.dumps(old),))
+        connection.execute("UPDATE alembic_version SET version_num = '0007'")
+    connection.close()
+    second = await Database.open(url, None)
+    (job,) = await second.jobs()
+    assert json.loads(job.spec_json) == {"name": "t", "training": {"steps": 3, "lookahead": 0.0}}
+    await second.close()
 
 
 async def test_an_idle_scheduler_notices_that_another_one_took_its_database(

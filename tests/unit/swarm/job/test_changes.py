@@ -35,7 +35,7 @@ def changed(*overrides: str) -> JobSpec:
         "training.microbatch_sequences=3",
         "pipeline.stages=2",
         "pipeline.split=[1, 2]",
-        "pipeline.staleness=0",
+        "pipeline.overlap=0",
         'pipeline.compression="int8"',
         "limits.max_runtime_s=5.0",
         "checkpoint.every_steps=3",

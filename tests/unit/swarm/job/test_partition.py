@@ -13,6 +13,7 @@ from swarm.job.partition import (
     balanced_split,
     flops_per_token,
     resolve,
+    shape_text,
     unit_names,
 )
 from swarm.job.spec import JobSpec, parse_job
@@ -136,3 +137,44 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
     with pytest.raises(InvalidConfig) as caught:
         resolved(job({"hiden_size": 64}))
     assert caught.value.hint == "did you mean hidden_size?"
+
+
+@pytest.mark.parametrize(
+    ("stages", "peers", "sections", "overlap"),
+    [
+        (2, 0, {}, 2),
+        (4, 0, {}, 4),
+        (2, 7, {}, 6),  # three replicas of each stage, each a pipeline that idles between two steps
+        (2, 100, {}, 8),  # never more than half of the step
+        (2, 0, {"limits": {"min_replicas": 2}}, 4),
+        (2, 0, {"training": {"lookahead": 0.0}}, 0),
+        (2, 0, {"training": {"optimizer": "nadamw"}}, 2),
+        (2, 0, {"training": {"optimizer": "lamb"}}, 0),
+        (2, 0, {"pipeline": {"overlap": 5}}, 5),
+        (2, 0, {"pipeline": {"overlap": "all"}}, 16),
+        (2, 0, {"pipeline": {"staleness": 1}}, 16),
+    ],
+)
+def test_overlap_keeps_every_pipeline_busy_between_two_steps(
+    stages: int, peers: int, sections: dict[str, Any], overlap: int
+) -> None:
+    training = {"global_batch_sequences": 64, "microbatch_sequences": 4, "warmup_steps": 7}
+    spec = job(**sections | {"training": training | sections.get("training", {})})
+    found = resolve(spec, vocabulary_size=257, stages_if_auto=stages, peers=peers)
+    assert found.overlap == overlap
+    assert found.sync_steps == (0 if "staleness" in sections.get("pipeline", {}) else 7)
+    assert resolve(found, vocabulary_size=257, stages_if_auto=1, peers=50) == found
+
+
+def test_more_overlap_than_a_step_has_microbatches_is_refused() -> None:
+    training = {"global_batch_sequences": 8, "microbatch_sequences": 4}
+    with pytest.raises(InvalidConfig, match=r"pipeline\.overlap = 3 is more than the 2 microbatches"):
+        resolved(job(training=training, pipeline={"overlap": 3}))
+
+
+def test_what_was_chosen_is_said_in_one_line() -> None:
+    training = {"global_batch_sequences": 64, "microbatch_sequences": 4, "warmup_steps": 5}
+    said = shape_text(resolved(job(training=training), stages=2))
+    assert said.startswith("2 stages of 4 + 4 layers; 2 of 16 microbatches overlap the step before"), said
+    assert said.endswith("after 5 steps without"), said
+    assert shape_text(resolved(job(pipeline={"overlap": 0}))) == "1 stage of 8 layers; steps do not overlap"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarm.job.schedule import clip, learning_rate, not_finite_fault
+from swarm.job.schedule import clip, learning_rate, not_finite_fault, version_of
 from swarm.job.spec import TrainingSection
 
 
@@ -71,3 +71,33 @@ def test_a_job_whose_steps_were_all_not_finite_has_failed_however_short_it_is() 
     assert not_finite_fault(0, 1, steps=1, most=10)
     assert not_finite_fault(1, 2, steps=2, most=10)
     assert not not_finite_fault(1, 1, steps=2, most=10)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "sync_steps", "versions"),
+    [
+        (0, 0, [(0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 3, 3)]),
+        (1, 0, [(0, 0, 0), (0, 1, 1), (1, 2, 2), (2, 3, 3)]),
+        (2, 0, [(0, 0, 0), (0, 0, 1), (1, 1, 2), (2, 2, 3)]),
+        (3, 0, [(0, 0, 0), (0, 0, 0), (1, 1, 1), (2, 2, 2)]),
+        (1, 2, [(0, 0, 0), (1, 1, 1), (1, 2, 2), (2, 3, 3)]),
+        (3, 3, [(0, 0, 0), (1, 1, 1), (2, 2, 2), (2, 2, 2)]),
+    ],
+)
+def test_the_first_microbatches_of_a_step_use_the_version_before_its_own(
+    overlap: int, sync_steps: int, versions: list[tuple[int, ...]]
+) -> None:
+    found = [
+        tuple(version_of(step, index, overlap=overlap, sync_steps=sync_steps) for index in range(3))
+        for step in range(4)
+    ]
+    assert found == versions
+
+
+def test_half_of_the_gradient_one_step_late_on_a_parabola() -> None:
+    """f(w) = w squared / 2, two microbatches, one of them late, learning rate 1/4: worked out by hand."""
+    weights = [1.0]
+    for step in range(3):
+        gradients = [weights[version_of(step, index, overlap=1, sync_steps=0)] for index in range(2)]
+        weights.append(weights[-1] - 0.25 * sum(gradients) / 2)
+    assert weights == [1.0, 0.75, 0.53125, 0.37109375]

@@ -27,3 +27,34 @@ def test_a_short_job_warms_up_over_all_its_steps_if_nobody_says_otherwise(traini
 def test_a_warmup_that_a_person_made_longer_than_the_job_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="warmup_steps = 21 is more than steps = 20"):
         job(steps=20, warmup_steps=21)
+
+
+def pipeline(**values: Any) -> JobSpec:
+    return parse_job(
+        {"name": "t", "model": {"config": {"num_hidden_layers": 2}}, "data": {"source": "x"}, "pipeline": values}
+    )
+
+
+@pytest.mark.parametrize(("staleness", "overlap", "kept"), [(0, 0, 0), (1, "all", 1)])
+def test_staleness_is_understood_as_none_or_all_of_a_step_from_the_first_one_on(
+    staleness: int, overlap: int | str, kept: int
+) -> None:
+    spec = pipeline(staleness=staleness)
+    assert (spec.pipeline.overlap, spec.pipeline.sync_steps, spec.pipeline.staleness) == (overlap, 0, kept)
+    assert spec_from_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"staleness": 2}, "neither 0 nor 1"),
+        ({"staleness": True}, "neither 0 nor 1"),
+        ({"staleness": 1, "overlap": 2}, "old name of overlap"),
+        ({"overlap": -1}, "pipeline.overlap"),
+        ({"overlap": "some"}, "pipeline.overlap"),
+        ({"sync_steps": -1}, "pipeline.sync_steps"),
+    ],
+)
+def test_an_overlap_that_makes_no_sense_is_refused(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidConfig, match=told):
+        pipeline(**values)

@@ -63,6 +63,34 @@ def test_a_parameter_does_not_feel_its_neighbours(optimizer: str) -> None:
     assert torch.equal(alone, together)
 
 
+@pytest.mark.parametrize("ahead", [0.1, 0.3, 0.9])
+def test_adamw_with_lookahead_follows_its_formula(ahead: float) -> None:
+    settings = training("adamw", betas=[0.9, 0.99], eps=1e-6, weight_decay=0.02, lookahead=ahead)
+    parameter = tensor(6, 5, seed=0)
+    expected = parameter.double()
+    first, second = torch.zeros_like(expected), torch.zeros_like(expected)
+    made = Optimizer(settings, [("w", parameter)])
+    for step in range(1, 6):
+        gradient = tensor(6, 5, seed=step)
+        made.step([("w", parameter)], {"w": gradient}, 0.05)
+        first = 0.9 * first + 0.1 * gradient.double()
+        second = 0.99 * second + 0.01 * gradient.double() ** 2
+        numerator = (1 - ahead) * first / (1 - 0.9**step) + ahead * gradient.double()
+        expected -= 0.05 * (numerator / ((second / (1 - 0.99**step)).sqrt() + 1e-6) + 0.02 * expected)
+        torch.testing.assert_close(parameter.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_lookahead_that_is_next_to_nothing_is_adamw() -> None:
+    plain, nearly = tensor(20, 3, seed=0), tensor(20, 3, seed=0)
+    one = Optimizer(training("adamw", lookahead=0.0), [("w", plain)])
+    two = Optimizer(training("adamw", lookahead=1e-9), [("w", nearly)])
+    for step in range(5):
+        gradient = {"w": tensor(20, 3, seed=step + 1)}
+        one.step([("w", plain)], gradient, 0.01)
+        two.step([("w", nearly)], gradient, 0.01)
+    torch.testing.assert_close(plain, nearly, rtol=1e-5, atol=1e-6)
+
+
 def test_lamb_follows_its_formula() -> None:
     settings = training("lamb", betas=[0.9, 0.99], eps=1e-6, weight_decay=0.02)
     parameter = tensor(6, 5, seed=0)

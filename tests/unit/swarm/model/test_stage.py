@@ -52,7 +52,9 @@ def spec_of(stages: int = 2, *, staleness: int = 0, training: dict[str, Any] | N
         vocabulary_size=257,
         stages_if_auto=1,
     )
-    return spec.model_copy(update={"pipeline": spec.pipeline.model_copy(update={"staleness": staleness})})
+    return spec.model_copy(
+        update={"pipeline": spec.pipeline.model_copy(update={"overlap": "all" if staleness else 0, "sync_steps": 0})}
+    )
 
 
 def stages_of(spec: JobSpec) -> list[Stage]:
@@ -216,7 +218,10 @@ def test_recompute_changes_no_bit() -> None:
 
 
 TWINS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] = {
-    "adamw": ({"weight_decay": 0.1}, partial(torch.optim.AdamW, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)),
+    "adamw": (
+        {"weight_decay": 0.1, "lookahead": 0.0},
+        partial(torch.optim.AdamW, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1),
+    ),
     "sgd": ({"weight_decay": 0.0}, torch.optim.SGD),
     "sgd momentum": (
         {"weight_decay": 0.01, "momentum": 0.9},

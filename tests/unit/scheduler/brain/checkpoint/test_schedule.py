@@ -185,7 +185,7 @@ def test_a_job_whose_final_weights_cannot_be_saved_can_be_cancelled() -> None:
 
 
 def test_a_lost_saver_is_replaced_while_others_hold_the_version() -> None:
-    swarm = started(recover=True, staleness=1, steps=2, saving=SavingRules())
+    swarm = started(recover=True, overlap=4, steps=2, saving=SavingRules())
     for _ in range(2):
         train_a_step(swarm)
     assert swarm.brain.mode is Mode.SAVING
@@ -211,7 +211,7 @@ def stop(swarm: Swarm, state: JobState) -> list[Any]:
 
 @pytest.mark.parametrize("state", [JobState.PAUSED, JobState.CANCELLED])
 def test_a_job_that_shall_stop_commits_what_runs_saves_it_and_lets_the_peers_go(state: JobState) -> None:
-    swarm = started(staleness=1, saving=SavingRules())
+    swarm = started(overlap=4, saving=SavingRules())
     train_a_step(swarm)
     assert stop(swarm, state) == []
     open_steps = {route.microbatch.step for _, route in swarm.inbox if isinstance(route, Route)}
@@ -253,7 +253,7 @@ def test_a_pause_that_cannot_be_saved_is_given_up_and_a_cancel_says_what_is_lost
 
 def test_a_checkpoint_on_the_way_that_fails_costs_neither_the_pause_nor_what_a_cancel_saves() -> None:
     for state in (JobState.PAUSED, JobState.CANCELLED):
-        swarm = started(staleness=1)
+        swarm = started(overlap=4)
         for _ in range(3):
             train_a_step(swarm)
         stop(swarm, state)

@@ -22,7 +22,7 @@ A, B, C = (PeerId(name) for name in "abc")
 def books() -> BrainState:
     values: dict[str, Any] = {
         "job": JobId("job"), "epoch": 1, "timeline": 0, "steps": 2, "microbatches": 4, "split": (1, 1), "spec_json": "",
-        "staleness": 0, "max_in_flight": None, "units": {}, "grad_clip_norm": 0.0, "averaging_timeout_s": 1.0,
+        "overlap": 0, "max_in_flight": None, "units": {}, "grad_clip_norm": 0.0, "averaging_timeout_s": 1.0,
         "fail_on_nonfinite": False, "learning_rate": lambda step: 0.1, "tokens_of": lambda step: 8,
     }  # fmt: skip
     made = BrainState.of(BrainSettings(**values))

@@ -11,9 +11,7 @@ from scheduler.brain.state.step import (
     StepEvent,
     StepRun,
     UnitAveraging,
-    may_open,
     may_write,
-    version_needed,
 )
 from swarm.messages import Averaged, Member
 from swarm.types import PeerId, Round, UnitName
@@ -87,20 +85,6 @@ def test_a_step_is_averaged_when_every_member_of_every_unit_reported() -> None:
     assert run.rounds[UNIT].missing() == ["b"]
     run.rounds[UNIT].reports[PeerId("b")] = report()
     assert run.is_averaged
-
-
-@pytest.mark.parametrize(
-    ("step", "sent", "staleness", "may"),
-    [(0, 0, 0, True), (1, 0, 0, False), (1, 1, 0, True), (1, 0, 1, True), (2, 0, 1, False), (2, 1, 1, True)],
-)
-def test_a_step_opens_once_its_weights_are_on_their_way(step: int, sent: int, staleness: int, may: bool) -> None:
-    assert may_open(step, steps=10, commits_sent=sent, staleness=staleness) is may
-    assert not may_open(10, steps=10, commits_sent=10, staleness=staleness)
-
-
-def test_staleness_one_uses_the_version_before() -> None:
-    assert [version_needed(step, 0) for step in range(3)] == [0, 1, 2]
-    assert [version_needed(step, 1) for step in range(4)] == [0, 0, 1, 2]
 
 
 def test_rows_are_written_in_order_and_at_most_one_commit_ahead_of_agreement() -> None:
