@@ -1,11 +1,11 @@
-"""What boundary codecs and staleness cost in loss, over seeds, at equal tokens.
+"""What overlap, lookahead and boundary codecs cost or gain in loss, over seeds, at equal tokens.
 
-    python -m benchmarks.measured.convergence [--seeds 3] [--steps 200] [--table docs/convergence.md]
+    python -m benchmarks.measured.convergence [--seeds 3] [--steps 400] [--table docs/convergence.md]
 
-Each run is `swarm train-local` in this process: the stages, codecs at the cuts, staleness and data of a swarm, whose
-weights are bitwise those of this run in reproducible mode. So one core measures what many machines would train.
-A seed fixes initial weights and data order; runs of one seed differ in the column's setting alone, so compare along
-rows. "Loss" is the mean over the last tenth of the steps, in nats per byte.
+Each run is `swarm train-local` in this process: the stages, codecs at the cuts, overlap and data of a swarm, whose
+weights are bitwise those of this run in reproducible mode. So one core measures what many machines would train. A seed
+fixes initial weights and data order. Each way runs at every learning rate of a small grid and is shown at its best one.
+"Loss" is the mean over the last tenth of the steps so far, in nats per byte.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import argparse
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from swarm.data.batches import Batches, TokenData
 from swarm.data.shards import tokenise
@@ -30,41 +29,50 @@ from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.reference.trainer import train_local
 
-STAGES = 4
+STAGES, MICROBATCHES, SEQUENCES, LENGTH = 4, 8, 16, 64
+RATES = (2e-3, 4e-3)
 MARK_START, MARK_END = "<!-- measured -->", "<!-- end -->"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One column: what travels between stages, and how old the weights may be."""
+class Way:
+    """One way to train: what of [pipeline] and [training] differs from the defaults."""
 
     name: str
-    compression: str
-    staleness: int
+    pipeline: tuple[tuple[str, object], ...] = ()
+    lookahead: float = 0.3
 
 
-CODECS = (
-    Setting("float32", "none", 1),
-    Setting("bfloat16", "bfloat16", 1),
-    Setting("int8", "int8", 1),
+SYNCHRONOUS = Way("synchronous AdamW", (("overlap", 0),), lookahead=0.0)
+WAYS = (
+    SYNCHRONOUS,
+    Way("AdamW, all late", (("overlap", "all"), ("sync_steps", 0)), lookahead=0.0),
+    Way("synchronous, lookahead", (("overlap", 0),)),
+    Way("a quarter late", (("overlap", MICROBATCHES // 4),)),
+    Way("half late (auto)"),
+    Way("all late, lookahead", (("overlap", "all"),)),
 )
-STALENESS = (Setting("staleness 1", "none", 1), Setting("staleness 0", "none", 0))
+CODECS = (Way("float32"), Way("bfloat16", (("compression", "bfloat16"),)), Way("int8", (("compression", "int8"),)))
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The losses of one run, step by step, and how long it took."""
+    """The losses of one run, step by step."""
 
     losses: tuple[float, ...]
-    seconds: float
 
     def at(self, share: float) -> float:
         """Mean loss of the tenth of the steps that ends at this share of the run."""
         stop = round(len(self.losses) * share)
         return mean(self.losses[max(0, stop - len(self.losses) // 10) : stop])
 
+    def reaches(self, loss: float) -> float | None:
+        """The share of the run after which `at` is no higher than `loss`; None if it never is."""
+        shares = (percent / 100 for percent in range(10, 101))
+        return next((share for share in shares if self.at(share) <= loss), None)
 
-def job(setting: Setting, seed: int, steps: int, source: str) -> JobSpec:
+
+def job(way: Way, seed: int, rate: float, steps: int, source: str) -> JobSpec:
     """A small Llama that reads `source` through STAGES stages, so three cuts."""
     values = {
         "name": "convergence",
@@ -72,66 +80,72 @@ def job(setting: Setting, seed: int, steps: int, source: str) -> JobSpec:
             "family": "llama",
             "dtype": "float32",
             "config": {
-                "hidden_size": 128,
-                "intermediate_size": 384,
+                "hidden_size": 64,
+                "intermediate_size": 192,
                 "num_hidden_layers": STAGES,
                 "num_attention_heads": 4,
                 "initializer_range": 0.05,
             },
         },
-        "data": {"source": source, "sequence_length": 128},
+        "data": {"source": source, "sequence_length": LENGTH},
         "training": {
             "steps": steps,
-            "global_batch_sequences": 16,
-            "microbatch_sequences": 4,
-            "learning_rate": 3e-3,
+            "global_batch_sequences": SEQUENCES,
+            "microbatch_sequences": SEQUENCES // MICROBATCHES,
+            "learning_rate": rate,
+            "lookahead": way.lookahead,
             "warmup_steps": max(1, steps // 10),
             "seed": seed,
         },
-        "pipeline": {"stages": STAGES, "compression": setting.compression, "staleness": setting.staleness},
+        "pipeline": {"stages": STAGES, "compression": "none"} | dict(way.pipeline),
     }
     return resolve(parse_job(values), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=STAGES)
 
 
-def measure(setting: Setting, seed: int, steps: int, source: str) -> Run:
+def measure(way: Way, seed: int, rate: float, steps: int, source: str) -> Run:
     """Train once."""
-    spec = job(setting, seed, steps, source)
-    started_s = time.perf_counter()
+    spec = job(way, seed, rate, steps, source)
     with tempfile.TemporaryDirectory() as folder:
         manifest = tokenise(spec, Path(folder))
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
-        batches = Batches(data, spec.training, spec.data.sequence_length, spec.data.shuffle, seed)
-        losses = train_local(spec, batches).losses
-    return Run(losses, time.perf_counter() - started_s)
+        return Run(train_local(spec, Batches.of_job(spec, data, manifest.end_of_text)).losses)
 
 
-def codec_table(runs: dict[tuple[Setting, int], Run], seeds: Sequence[int]) -> list[list[str]]:
-    """A row per seed and one of means: loss per codec, and the greatest difference from float32."""
-    rows = []
-    finals = {setting: [runs[setting, seed].at(1.0) for seed in seeds] for setting in CODECS}
-    for place, seed in [*enumerate(seeds), (None, "mean")]:
-        row = {setting: mean(losses) if place is None else losses[place] for setting, losses in finals.items()}
-        base = row[CODECS[0]]
-        worst = max(abs(loss / base - 1) for loss in row.values())
-        rows.append([str(seed), *(f"{loss:.4f}" for loss in row.values()), f"{100 * worst:.2f} %"])
-    return rows
+def best(runs: dict[tuple[Way, float], list[Run]], way: Way) -> tuple[float, list[Run]]:
+    """The learning rate at which the way ends lowest, and its runs there."""
+    return min(
+        ((rate, made) for (one, rate), made in runs.items() if one == way),
+        key=lambda item: mean(run.at(1.0) for run in item[1]),
+    )
 
 
-def staleness_table(runs: dict[tuple[Setting, int], Run], seeds: Sequence[int]) -> list[list[str]]:
-    """A row per share of the run: mean loss over the seeds for each staleness, and their ratio."""
-    rows = []
-    for share in (0.25, 0.5, 0.75, 1.0):
-        stale, synchronous = (mean(runs[setting, seed].at(share) for seed in seeds) for setting in STALENESS)
-        each = ", ".join(
-            f"{100 * (runs[STALENESS[0], seed].at(share) / runs[STALENESS[1], seed].at(share) - 1):+.1f}"
-            for seed in seeds
-        )
-        percent = f"{100 * (stale / synchronous - 1):+.1f} % ({each})"
-        rows.append([f"{100 * share:.0f} %", f"{stale:.4f}", f"{synchronous:.4f}", percent])
-    return rows
+def overlap_rows(runs: dict[tuple[Way, float], list[Run]]) -> Iterator[list[str]]:
+    """A row per way: loss at its best rate, and how soon it reaches what synchronous AdamW does."""
+    _, base = best(runs, SYNCHRONOUS)
+    for way in WAYS:
+        rate, made = best(runs, way)
+        ends = [run.at(1.0) for run in made]
+        spread = f" ± {stdev(ends):.3f}" if len(ends) > 1 else ""
+        versus = 100 * (mean(ends) / mean(run.at(1.0) for run in base) - 1)
+        yield [way.name, f"{rate:g}", f"{mean(ends):.3f}{spread}", f"{versus:+.1f} %"] + [
+            " ".join(_share(run.reaches(of.at(share))) for run, of in zip(made, base, strict=True))
+            for share in (0.75, 1.0)
+        ]
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def codec_rows(runs: dict[Way, list[Run]], seeds: Sequence[int]) -> Iterator[list[str]]:
+    """A row per seed: loss per codec, and the greatest difference from float32."""
+    for place, seed in enumerate(seeds):
+        row = [runs[way][place].at(1.0) for way in CODECS]
+        worst = max(abs(loss / row[0] - 1) for loss in row)
+        yield [str(seed), *(f"{loss:.4f}" for loss in row), f"{100 * worst:.2f} %"]
+
+
+def _share(share: float | None) -> str:
+    return "never" if share is None else f"{share:.2f}"
+
+
+def _markdown(header: Sequence[str], rows: Iterator[list[str]]) -> str:
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines)
 
@@ -139,7 +153,7 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", type=Path, help="a Markdown file whose measured part is replaced")
     arguments = parser.parse_args()
@@ -147,36 +161,29 @@ def main() -> None:
     console = Console()
     source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
     seeds = range(arguments.seeds)
-    runs: dict[tuple[Setting, int], Run] = {}
-    settings = [*CODECS, STALENESS[1]]  # the first of STALENESS is the first of CODECS
-    for seed in seeds:
-        for setting in settings:
-            run = runs[setting, seed] = measure(setting, seed, arguments.steps, source)
-            console.print(
-                f"seed {seed}  {setting.name:12} loss {run.at(1.0):.4f}  {run.seconds:.0f} s", highlight=False
-            )
-    for seed in seeds:
-        runs[STALENESS[0], seed] = runs[CODECS[0], seed]
-    codec_header = ["seed", *(setting.name for setting in CODECS), "most from float32"]
-    staleness_header = ["of the tokens", *(setting.name for setting in STALENESS), "difference (per seed)"]
-    parts = [
-        ("Boundary codecs", codec_header, codec_table(runs, seeds)),
-        ("Staleness", staleness_header, staleness_table(runs, seeds)),
-    ]
-    text = []
-    for title, header, rows in parts:
-        table = Table(*header, title=title)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        text.append(f"{title}:\n\n{_markdown(header, rows)}")
-    seconds = mean(run.seconds for run in runs.values())
-    text.append(f"{arguments.steps} steps of 2048 bytes; a run took {seconds:.0f} s on {arguments.threads} thread(s).")
+
+    def runs_of(way: Way, rate: float) -> list[Run]:
+        started_s = time.perf_counter()
+        made = [measure(way, seed, rate, arguments.steps, source) for seed in seeds]
+        losses = " ".join(f"{run.at(1.0):.4f}" for run in made)
+        console.print(f"{way.name:24} {rate:g}  {losses}  {time.perf_counter() - started_s:.0f} s", highlight=False)
+        return made
+
+    by_rate = {(way, rate): runs_of(way, rate) for way in WAYS for rate in RATES}
+    by_codec = {way: runs_of(way, RATES[-1]) for way in CODECS}
+    ways = ["way", "best rate", "loss", "against synchronous AdamW", "reaches its 75 %", "reaches its 100 %"]
+    codecs = ["seed", *(way.name for way in CODECS), "most from float32"]
+    text = (
+        f"Overlap and lookahead:\n\n{_markdown(ways, overlap_rows(by_rate))}\n\n"
+        f"Boundary codecs, with the defaults:\n\n{_markdown(codecs, codec_rows(by_codec, seeds))}\n\n"
+        f"{arguments.steps} steps of {SEQUENCES * LENGTH} bytes in {MICROBATCHES} microbatches, {STAGES} stages, "
+        f"{arguments.seeds} seeds."
+    )
+    console.print(text, highlight=False)
     if arguments.table is not None:
-        old = arguments.table.read_text()
-        before, _, rest = old.partition(MARK_START)
+        before, _, rest = arguments.table.read_text().partition(MARK_START)
         after = rest.partition(MARK_END)[2]
-        arguments.table.write_text(f"{before}{MARK_START}\n" + "\n\n".join(text) + f"\n{MARK_END}{after}")
+        arguments.table.write_text(f"{before}{MARK_START}\n{text}\n{MARK_END}{after}")
 
 
 if __name__ == "__main__":
