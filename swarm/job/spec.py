@@ -85,11 +85,11 @@ class TrainingSection(Section):
     steps: Annotated[int, Field(ge=1, le=10**9)] = 1000
     global_batch_sequences: Annotated[int, Field(ge=1, le=10**6)] = 256
     microbatch_sequences: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    optimizer: Literal["adamw", "sgd", "nadamw", "lamb"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "nadamw", "lamb", "muon"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     betas: Annotated[tuple[Beta, Beta], _FROM_LIST] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
-    lookahead: Annotated[float, Field(ge=0, lt=1)] = 0.3  # adamw only: share of the fresh gradient in the numerator
+    lookahead: Annotated[float, Field(ge=0, lt=1)] = 0.3  # adamw: share of the fresh gradient in the numerator
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # sgd only
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     schedule: Literal["constant", "linear", "cosine"] = "cosine"

@@ -1,13 +1,14 @@
 """The optimizers: which state each keeps for a parameter, and how one parameter tensor takes one step.
 
 One tensor at a time, never grouped or fused: what happens to a parameter must not depend on its neighbours, because
-they depend on the cut into stages. AdamW, SGD and NAdamW are torch's own functional forms and give the bits of the
-classes in torch.optim; torch has no LAMB.
+they depend on the cut into stages. AdamW, SGD, NAdamW and Muon are torch's own functional forms and give the bits of
+the classes in torch.optim; torch has no LAMB.
 
     optimizer   state of a parameter p
     adamw       first moment, second moment, updates
     nadamw      first moment, second moment, product of momenta, updates
     lamb        first moment, second moment, updates
+    muon        momentum, of the matrices of decoder layers; all other parameters step as with adamw
     sgd         momentum buffer; nothing if training.momentum is 0
 
 Adding one means one entry in OPTIMIZERS.
@@ -16,12 +17,14 @@ Adding one means one entry in OPTIMIZERS.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim._muon import muon
 from torch.optim.adamw import adamw
 from torch.optim.nadam import nadam
 from torch.optim.sgd import sgd
@@ -35,6 +38,13 @@ State: TypeAlias = dict[str, Tensor]
 
 # How fast NAdam's momentum approaches beta1: the default of torch.optim.NAdam.
 MOMENTUM_DECAY = 4e-3
+# Muon's momentum and its iteration: the defaults of torch.optim.Muon.
+MUON_MOMENTUM = 0.95
+MUON_COEFFICIENTS = (3.4445, -4.775, 2.0315)
+MUON_ITERATIONS = 5
+MUON_EPS = 1e-7
+
+_OF_A_LAYER = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +60,9 @@ class Optimizer:
 
     def __init__(self, training: TrainingSection, parameters: Iterable[tuple[str, Tensor]]) -> None:
         self._training = training
-        self._rule = OPTIMIZERS[training.optimizer]
-        self._state = {name: self._rule.start(parameter, training) for name, parameter in parameters}
+        named = dict(parameters)
+        self._rules = {name: rule_of(training.optimizer, name, parameter) for name, parameter in named.items()}
+        self._state = {name: self._rules[name].start(parameter, training) for name, parameter in named.items()}
 
     def state_of(self, name: str) -> State:
         """The tensors kept for a parameter, in an order that never changes; they are not copies."""
@@ -81,7 +92,7 @@ class Optimizer:
     ) -> None:
         """Update the parameters and their state in place, each with the gradient of its name."""
         for name, parameter in parameters:
-            self._rule.step(parameter, gradients[name], self._state[name], self._training, learning_rate)
+            self._rules[name].step(parameter, gradients[name], self._state[name], self._training, learning_rate)
 
 
 # State -----------------------------------------------------------------------------------------------------------
@@ -104,7 +115,11 @@ def _moments_and_product(parameter: Tensor, training: TrainingSection) -> State:
 
 def _momentum(parameter: Tensor, training: TrainingSection) -> State:
     # Zeros and the first gradient make the buffer that torch.optim.SGD starts with: that gradient.
-    return {"momentum": torch.zeros_like(parameter, requires_grad=False)} if training.momentum else {}
+    return _buffer(parameter, training) if training.momentum else {}
+
+
+def _buffer(parameter: Tensor, _training: TrainingSection) -> State:
+    return {"momentum": torch.zeros_like(parameter, requires_grad=False)}
 
 
 # Steps -----------------------------------------------------------------------------------------------------------
@@ -215,9 +230,36 @@ def _lamb(parameter: Tensor, gradient: Tensor, state: State, training: TrainingS
     parameter.add_(direction, alpha=-learning_rate * ratio)
 
 
+def _muon(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:
+    """The momentum of a matrix, made orthogonal; its scale is that of an AdamW step, so one learning rate fits all."""
+    muon(
+        [parameter],
+        [gradient],
+        [state["momentum"]],
+        foreach=False,
+        lr=learning_rate,
+        weight_decay=training.weight_decay,
+        momentum=MUON_MOMENTUM,
+        nesterov=True,
+        ns_coefficients=MUON_COEFFICIENTS,
+        ns_steps=MUON_ITERATIONS,
+        eps=MUON_EPS,
+        adjust_lr_fn="match_rms_adamw",
+        has_complex=False,
+    )
+
+
+def rule_of(optimizer: str, name: str, parameter: Tensor) -> Rule:
+    """How a parameter is stepped: Muon is for matrices of decoder layers alone, which have a number in their names."""
+    if optimizer == "muon" and not (parameter.ndim == 2 and _OF_A_LAYER.search(name)):
+        return OPTIMIZERS["adamw"]
+    return OPTIMIZERS[optimizer]
+
+
 OPTIMIZERS: dict[str, Rule] = {
     "adamw": Rule(_moments, _adamw),
     "sgd": Rule(_momentum, _sgd),
     "nadamw": Rule(_moments_and_product, _nadamw),
     "lamb": Rule(_moments, _lamb),
+    "muon": Rule(_buffer, _muon),
 }

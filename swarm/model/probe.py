@@ -17,6 +17,7 @@ from swarm.model.optimizers import Optimizer
 from swarm.model.state import raw_bytes
 
 ELEMENTS = 4099  # odd: the last elements are not a whole vector
+SIDE = 64  # of the matrix
 STEPS = 4
 SEED = 20_240_229
 # What everyday numbers do not show: zeros, denormals, the smallest normal numbers, large ones.
@@ -26,14 +27,15 @@ EDGES = (0.0, -0.0, 1e-45, -3e-42, 1.1e-38, 1.18e-38, -1e-30, 1e-8, 0.1, 1.0, -6
 def probe_digest(training: TrainingSection, device: torch.device) -> str:
     """xxh3-128 of parameters and state after each of a few steps of the job's optimizer on `device`."""
     generator = torch.Generator().manual_seed(SEED)
-    start = {"matrix": _values(generator, 0.02).view(-1, 1), "vector": _values(generator, 1.0)}
+    matrix = _values(generator, 0.02)[: SIDE * SIDE].view(SIDE, SIDE)
+    start = {"layers.0.weight": matrix, "vector": _values(generator, 1.0)}
     parameters = {name: tensor.to(device, copy=True) for name, tensor in start.items()}
     optimizer = Optimizer(training, parameters.items())
     digest = xxhash.xxh3_128()
     for step in range(STEPS):
         gradients = {}
         for name, parameter in parameters.items():
-            gradient = _values(generator, 10.0 ** (-2 * step)).view(parameter.shape)
+            gradient = _values(generator, 10.0 ** (-2 * step))[: parameter.numel()].view(parameter.shape)
             gradients[name] = gradient.to(device) * 0.7316227766016838  # clipped, as gradients are
         optimizer.step(parameters.items(), gradients, training.learning_rate * (1.0 + 0.1 * step))
         for name, parameter in parameters.items():

@@ -63,6 +63,31 @@ def test_a_parameter_does_not_feel_its_neighbours(optimizer: str) -> None:
     assert torch.equal(alone, together)
 
 
+@pytest.mark.parametrize("shape", [(6, 5), (5, 6), (64, 8)])
+def test_muon_is_torchs_bit_for_bit_for_the_matrices_of_layers_and_adamw_for_the_rest(shape: tuple[int, int]) -> None:
+    """torch.optim.Muon for one, torch.optim.AdamW for the other, each on the same gradients."""
+    names = ("model.layers.3.mlp.up_proj.weight", "model.embed_tokens.weight", "model.layers.3.norm.weight")
+    shapes = (shape, (9, 4), (7,))
+    ours = {name: tensor(*size, seed=place) for place, (name, size) in enumerate(zip(names, shapes, strict=True))}
+    twins = {name: torch.nn.Parameter(parameter.clone()) for name, parameter in ours.items()}
+    made = Optimizer(training("muon", lookahead=0.0, weight_decay=0.02), ours.items())
+    muon = torch.optim.Muon([twins[names[0]]], lr=0.01, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
+    rest = [twins[name] for name in names[1:]]
+    adamw = torch.optim.AdamW(rest, lr=0.01, betas=(0.9, 0.95), weight_decay=0.02, foreach=False)
+    for step in range(5):
+        gradients = {name: tensor(*ours[name].shape, seed=10 * step + 7) for name in names}
+        made.step(ours.items(), gradients, 0.01)
+        for name in names:
+            twins[name].grad = gradients[name].clone()
+        muon.step()
+        adamw.step()
+    assert all(torch.equal(ours[name], twins[name]) for name in names)
+    assert [list(made.state_of(name)) for name in names[:2]] == [
+        ["momentum"],
+        ["first_moment", "second_moment", "updates"],
+    ]
+
+
 @pytest.mark.parametrize("ahead", [0.1, 0.3, 0.9])
 def test_adamw_with_lookahead_follows_its_formula(ahead: float) -> None:
     settings = training("adamw", betas=[0.9, 0.99], eps=1e-6, weight_decay=0.02, lookahead=ahead)
@@ -125,14 +150,15 @@ def test_lamb_moves_a_parameter_that_starts_at_zero_and_keeps_one_without_gradie
     assert float(parameter.max()) < 0.0
 
 
-def test_lamb_does_not_depend_on_the_number_of_threads() -> None:
+@pytest.mark.parametrize("optimizer", ["lamb", "muon"])
+def test_a_step_does_not_depend_on_the_number_of_threads(optimizer: str) -> None:
     results = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         parameter = tensor(700, 300, seed=0)
-        made = Optimizer(training("lamb"), [("w", parameter)])
+        made = Optimizer(training(optimizer), [("layers.0.w", parameter)])
         for step in range(2):
-            made.step([("w", parameter)], {"w": tensor(700, 300, seed=step + 1)}, 0.01)
+            made.step([("layers.0.w", parameter)], {"layers.0.w": tensor(700, 300, seed=step + 1)}, 0.01)
         results.append(parameter)
     assert torch.equal(*results)
 
@@ -146,7 +172,7 @@ def test_every_optimizer_goes_downhill(optimizer: str) -> None:
     assert math.sqrt(float(parameter.square().mean())) < 0.2
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "nadamw", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "nadamw", "lamb", "muon"])
 def test_momentum_is_refused_where_it_does_nothing(optimizer: str) -> None:
     with pytest.raises(InvalidConfig, match=f'momentum = 0.9 does nothing for optimizer = "{optimizer}"') as caught:
         training(optimizer, momentum=0.9)
@@ -156,5 +182,5 @@ def test_momentum_is_refused_where_it_does_nothing(optimizer: str) -> None:
 
 
 def test_an_unknown_optimizer_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(InvalidConfig, match="'adamw', 'sgd', 'nadamw' or 'lamb'"):
+    with pytest.raises(InvalidConfig, match="'adamw', 'sgd', 'nadamw', 'lamb' or 'muon'"):
         training("adam")

@@ -274,7 +274,7 @@ def test_apply_uses_up_the_sums_and_the_graphs_of_its_step() -> None:
         stages[0].backward(Microbatch(0, 0, 1), torch.zeros(stages[0].boundary_shape()))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "nadamw", "lamb", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "nadamw", "lamb", "sgd", "muon"])
 def test_digest_tells_weights_and_optimizer_state_apart(optimizer: str) -> None:
     training = {"optimizer": optimizer} | ({"momentum": 0.5} if optimizer == "sgd" else {})
     one, two = stages_of(spec_of(1, training=training)), stages_of(spec_of(1, training=training))
