@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ from client.cli import run
 from client.connection import Scheduler
 from swarm.errors import NotAllowed, NotFound, SwarmError
 from swarm.hf.model_folder import weights_sha256
-from swarm.job.spec import JobSpec, load_job, spec_from_json
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec, load_job, parse_job, spec_from_json
 from swarm.messages import PROTOCOL_VERSION, ParameterHash
 from swarm.rpc.channel import server_options, status_of
 from swarm.wire import jobs_pb2 as pb
@@ -48,6 +50,7 @@ warmup_steps = 2
 global_batch_sequences = 4
 """
 SHA = "ab" * 32
+RESOLVED = resolve(parse_job(tomllib.loads(JOB)), vocabulary_size=257, stages_if_auto=1)
 
 
 def _view(**facts: Any) -> pb.JobView:
@@ -62,6 +65,7 @@ def _view(**facts: Any) -> pb.JobView:
         "loss": float("nan"),
         "eta_s": float("nan"),
         "stages": [pb.StageView(stage=0, layers=2, peers=["p1", "p2"], microbatches=8)],
+        "spec_json": RESOLVED.model_dump_json(),
     }
     return pb.JobView(**(values | facts))
 

@@ -40,7 +40,9 @@ def spec_with_validation(folder: Path, **changes: object) -> JobSpec:
 def test_validation_losses_are_those_of_one_process_at_every_number_of_stages(tmp_path: Path) -> None:
     seen: set[tuple[EvaluationReport, ...]] = set()
     for stages in (1, 2, 3):
-        spec = spec_with_validation(tmp_path, pipeline__stages=stages, config__tie_word_embeddings=True)
+        spec = spec_with_validation(
+            tmp_path, pipeline__stages=stages, pipeline__overlap=2, config__tie_word_embeddings=True
+        )
         tokens = Tokens.make(tmp_path, spec)
         batches = tokens.batches(spec)
         assert batches.evaluation_microbatches > 2

@@ -31,7 +31,11 @@ async def submit_another(run: Run, **changes: Any) -> Job:
 def test_a_replica_that_moves_arrives_although_another_job_waits(tmp_path: Path) -> None:
     """Between its stages it is idle, and whoever waited took it: the move cost the job a replica instead."""
     task = Task.make(
-        tmp_path, training__steps=10, pipeline__rebalance_interval_s=1.0, pipeline__rebalance_cooldown_s=1.0
+        tmp_path,
+        training__steps=10,
+        pipeline__staleness=1,
+        pipeline__rebalance_interval_s=1.0,
+        pipeline__rebalance_cooldown_s=1.0,
     )
     others: list[Job] = []
 
@@ -113,7 +117,11 @@ def test_a_lost_replica_is_replaced_although_another_job_waits(tmp_path: Path) -
 
 def test_a_replica_that_is_lost_between_its_stages_is_waited_for_no_longer(tmp_path: Path) -> None:
     task = Task.make(
-        tmp_path, training__steps=10, pipeline__rebalance_interval_s=1.0, pipeline__rebalance_cooldown_s=1.0
+        tmp_path,
+        training__steps=10,
+        pipeline__staleness=1,
+        pipeline__rebalance_interval_s=1.0,
+        pipeline__rebalance_cooldown_s=1.0,
     )
     moved: list[PeerId] = []
 

@@ -21,7 +21,7 @@ A, B, C, D = (PeerId(name) for name in "abcd")
 
 def evaluations(microbatches: int = 3, *, every_steps: int = 2, steps: int = 7, staleness: int = 1) -> Evaluations:
     values: dict[str, Any] = dict.fromkeys(field.name for field in fields(BrainSettings))
-    values |= {"timeline": 0, "steps": steps, "staleness": staleness, "eval_every_steps": every_steps}
+    values |= {"timeline": 0, "steps": steps, "overlap": staleness, "eval_every_steps": every_steps}
     return Evaluations(BrainSettings(**values | {"evaluation_microbatches": microbatches, "evaluation_tokens": 10}))
 
 
