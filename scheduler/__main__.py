@@ -53,6 +53,13 @@ def scheduler(
     data_dir: Annotated[
         Path, typer.Option(help="Where jobs, token shards and checkpoints are kept.", show_default="user data folder")
     ] = DATA_DIR,
+    checkpoint_root: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Folder below which a job's checkpoint.dir may lie, beside --data-dir; may be given more than once.",
+            show_default="--data-dir alone",
+        ),
+    ] = None,
     grace: Annotated[
         float,
         typer.Option(min=0.5, max=600.0, help="How long a lost peer may stay away before its work is void, seconds."),
@@ -82,6 +89,7 @@ def scheduler(
         allow_chaos,
         check_swarm(swarm),
         record,
+        tuple(root.absolute() for root in checkpoint_root or ()),
     )
     run_process(serve(options))
 

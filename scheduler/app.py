@@ -55,6 +55,7 @@ class SchedulerOptions:
     allow_chaos: bool = False
     swarm: str = topics.DEFAULT_SWARM  # its name at the broker
     record: bool = False  # what happens to the brains of jobs
+    checkpoint_roots: tuple[Path, ...] = ()  # a job may name a folder below these, or below data_dir
 
 
 async def serve(options: SchedulerOptions) -> None:
@@ -103,7 +104,14 @@ async def serve(options: SchedulerOptions) -> None:
             if options.broker != "embedded":  # which nobody else knows
                 await presence.claim()
         ports = SchedulerPorts(
-            Stores.under(options.data_dir, database, files, log_readers, record=options.record),
+            Stores.under(
+                options.data_dir,
+                database,
+                files,
+                log_readers,
+                record=options.record,
+                checkpoint_roots=options.checkpoint_roots,
+            ),
             announcer,
             metrics,
             SystemRandom(),

@@ -27,7 +27,9 @@ from client.shell import DEFAULT_SCHEDULER, Shell
 from client.up.demo import NAME, demo_job, free_name, report
 from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
 from client.verbs.submit import check_job
+from swarm.checkpoint.storage import local_folder
 from swarm.errors import DeadlinePassed, InvalidConfig, UsageError
+from swarm.job.spec import JobSpec
 from swarm.mqtt.broker import local_broker
 from swarm.process.lifecycle import lock_folder
 from swarm.rpc.channel import connect
@@ -145,7 +147,8 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         shell.say(f"starting {options.stages} stages x {options.replicas} replicas; logs in {fleet.logs}")
         broker = await stack.enter_async_context(local_broker(log=fleet.logs / "broker.log"))
         stack.push_async_callback(fleet.end)  # before the broker ends: peers say farewell there
-        scheduler, servers = await _start(shell, options, programs, fleet, broker, folder)
+        roots = _checkpoint_roots(spec)
+        scheduler, servers = await _start(shell, options, programs, fleet, broker, folder, roots)
         address = scheduler.ready["address"]
         jobs = await stack.enter_async_context(_jobs(address))
         await fleet.guard(_wait_for_peers(shell, jobs, servers, fleet))
@@ -163,8 +166,22 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         raise AssertionError("waiting ended")
 
 
+def _checkpoint_roots(spec: JobSpec | None) -> list[Path]:
+    """The folder of the job that is submitted here: whoever starts its scheduler wants it to write there."""
+    if spec is None or not spec.checkpoint.dir:
+        return []
+    folder = local_folder(spec.checkpoint.dir)
+    return [folder] if folder is not None and folder.is_absolute() else []
+
+
 async def _start(
-    shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet, broker: str, folder: Path
+    shell: Shell,
+    options: UpOptions,
+    programs: Programs,
+    fleet: Fleet,
+    broker: str,
+    folder: Path,
+    checkpoint_roots: Sequence[Path],
 ) -> tuple[Child, list[Child]]:
     shared = ["--broker", broker, *(["--allow-chaos"] * options.allow_chaos)]
     port = options.port
@@ -172,6 +189,7 @@ async def _start(
         port = DEFAULT_PORT if _is_free(DEFAULT_PORT) else 0
     http_port = HTTP_PORT if _is_free(HTTP_PORT) else 0
     flags = ["--listen", f"{HOST}:{port}", "--http-port", str(http_port), "--data-dir", str(folder / "scheduler")]
+    flags += [flag for root in checkpoint_roots for flag in ("--checkpoint-root", str(root))]
     scheduler = await fleet.start("scheduler", [*programs.scheduler, *shared, *flags])
     # Stage servers find the scheduler by themselves, so they need not wait for it.
     count = options.stages * options.replicas

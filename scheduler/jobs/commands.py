@@ -66,7 +66,7 @@ class Jobs:
         resolved = self._resolve(spec, tokens)
         self.stores.files.batches(resolved, tokens)
         check_uploaded(files, [self.stores.files.shard(file.sha256) for file in files])
-        self.stores.checkpoints.storage(resolved, JobId(spec.name))  # for its checks
+        await self.stores.checkpoints.open(resolved, JobId(spec.name))  # for its checks
         sent = uploaded_checkpoint(files, self.stores.files.shard)
         chosen = (
             await self._timelines.start_from(resolved)

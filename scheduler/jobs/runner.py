@@ -134,7 +134,7 @@ class JobRunner:
 
     async def _make_sink(self, job: Job, driver: JobDriver, *, at_start: bool) -> CheckpointSink:
         record, spec = job.record, job.spec
-        storage = self._catalog.storage(spec, record.id)
+        storage = await self._catalog.open(spec, record.id)
         sink = CheckpointSink(
             storage,
             Subject(record.id, spec, record.timeline, await self._files.tokenizer(record.id)),

@@ -5,8 +5,9 @@ It only reads; `checkpoint_sink.py` writes. Nothing here changes a job.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ from scheduler.brain.lineage import checkpoint_counts
 from scheduler.storage.database import JobRecord
 from scheduler.storage.executor import run_blocking
 from swarm.checkpoint.reader import Checkpoint, Fault, Found, fault_of, find, list_checkpoints, newest
-from swarm.checkpoint.storage import LATEST, MANIFEST, LocalStorage, Storage, open_storage
-from swarm.errors import CheckpointDamaged, InvalidConfig, NotFound, StorageError
+from swarm.checkpoint.storage import LATEST, MANIFEST, SCHEMES, LocalStorage, Storage, local_folder, open_storage
+from swarm.errors import CheckpointDamaged, InvalidConfig, NotAllowed, NotFound, StorageError
 from swarm.job.changes import JOB_AND_STEP
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
@@ -58,29 +59,64 @@ class Beginning:
 
 
 class CheckpointCatalog:
-    """Finds and reads checkpoints; `root` is the scheduler's data folder."""
+    """Finds and reads checkpoints; `root` is the scheduler's data folder.
 
-    def __init__(self, root: Path, executor: ThreadPoolExecutor | None) -> None:
+    A job may name a folder below `root` or one of `others`, or a URL of a kind in `schemes`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        executor: ThreadPoolExecutor | None,
+        others: Sequence[Path] = (),
+        schemes: Set[str] = SCHEMES,
+    ) -> None:
         self._root = root
+        self._others = tuple(others)
+        self._schemes = schemes
+        self._verifying = False
         self.executor = executor
 
+    async def open(self, spec: JobSpec, job: JobId) -> Storage:
+        """`storage`, on a thread: what a job names may be a disk that hangs, or a store that dials."""
+        return await run_blocking(self.executor, lambda: self.storage(spec, job))
+
     def storage(self, spec: JobSpec, job: JobId) -> Storage:
-        """Where a job's checkpoints are; InvalidConfig for a relative folder."""
+        """Where a job's checkpoints are; InvalidConfig if the scheduler keeps none there. Not for the event loop."""
         where = spec.checkpoint.dir
         if not where:
             return LocalStorage(self._root / "jobs" / job / "checkpoints")
-        if "://" not in where and not Path(where).is_absolute():
+        folder = local_folder(where, self._schemes)
+        if folder is None:
+            return open_storage(f"{where.rstrip('/')}/{job}", self._schemes)
+        if not folder.is_absolute():
             raise InvalidConfig(
                 f'checkpoint.dir = "{where}" is relative, and the scheduler has no folder of yours',
                 hint="give an absolute folder that the scheduler can write, a URL, or leave it out",
             )
-        return open_storage(f"{where.rstrip('/')}/{job}")
+        return LocalStorage(self._allowed(folder) / job)
+
+    def _allowed(self, folder: Path) -> Path:
+        """The folder without links and `..`, if it is below one of ours; InvalidConfig."""
+        real, root = folder.resolve(), self._root.resolve()
+        if any(real.is_relative_to(other.resolve()) for other in self._others):
+            return real
+        own = any(real.is_relative_to(root / room) for room in _OWN_ROOMS)
+        if own or not real.is_relative_to(root):
+            raise InvalidConfig(
+                f'checkpoint.dir = "{folder}" is no folder in which this scheduler may keep checkpoints',
+                hint=f"leave it out, or let the scheduler be started with --checkpoint-root {real.parent}",
+            )
+        return real
 
     async def start_of(self, record: JobRecord) -> Checkpoint | None:
         """The checkpoint that the job's present timeline starts from, if any; CheckpointDamaged if it is gone."""
         if not record.start_name:
             return None
-        return await run_blocking(self.executor, lambda: find(open_storage(record.start_where), record.start_name))
+        return await run_blocking(self.executor, lambda: find(self._start(record), record.start_name))
+
+    def _start(self, record: JobRecord) -> Storage:
+        return open_storage(record.start_where, self._schemes)
 
     async def newest(self, record: JobRecord, spec: JobSpec) -> Checkpoint | None:
         """The newest checkpoint that belongs to the job's present timeline, by its manifest alone."""
@@ -108,7 +144,7 @@ class CheckpointCatalog:
         start: Checkpoint | Fault | None = None
         if record.start_name:
             try:
-                start = find(open_storage(record.start_where), record.start_name)
+                start = find(self._start(record), record.start_name)
             except CheckpointDamaged as error:
                 start = Fault(record.start_name, record.first_steps[-1], error.message)
         if which in ("", LATEST):
@@ -140,14 +176,29 @@ class CheckpointCatalog:
         )
 
     async def shown(self, record: JobRecord, spec: JobSpec, *, verify: bool) -> list[Shown]:
-        """All of a job's checkpoints, oldest first; with `verify` every byte is read. StorageError."""
+        """All of a job's checkpoints, oldest first; with `verify` every byte is read. StorageError.
+
+        NotAllowed for a second verification: they would take all threads that serve files.
+        """
 
         def look() -> list[Shown]:
             found, faults = list_checkpoints(self.storage(spec, record.id), record.id)
             shown = [Shown.of(one, fault_of(one, contents=verify)) for one in found]
             return shown + [Shown(fault.step, fault=fault.reason) for fault in faults]
 
-        return await run_blocking(self.executor, look)
+        if not verify:
+            return await run_blocking(self.executor, look)
+        if self._verifying:
+            raise NotAllowed("checkpoints are being verified already", hint="try again when that is done")
+        self._verifying = True
+        verifying = asyncio.ensure_future(run_blocking(self.executor, look))  # goes on if the caller hangs up
+        verifying.add_done_callback(self._verified)
+        return await asyncio.shield(verifying)
+
+    def _verified(self, done: asyncio.Future[list[Shown]]) -> None:
+        self._verifying = False
+        if not done.cancelled():
+            done.exception()  # the caller may have gone
 
     async def to_pull(self, record: JobRecord, spec: JobSpec, which: str) -> Checkpoint:
         """The checkpoint whose model folder is to be pulled; NotFound. Its files are checked as they are read."""
@@ -173,6 +224,10 @@ class CheckpointCatalog:
             )
 
         return await run_blocking(self.executor, look)
+
+
+# The rooms of the data folder in which a job's own words must not name a place.
+_OWN_ROOMS = ("jobs", "shards", "lock")
 
 
 @dataclass(frozen=True, slots=True)

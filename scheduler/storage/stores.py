@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,9 @@ class Stores:
         log_readers: ThreadPoolExecutor | None = None,
         *,
         record: bool = False,
+        checkpoint_roots: Sequence[Path] = (),
     ) -> Stores:
-        catalog = CheckpointCatalog(root, threads)
+        catalog = CheckpointCatalog(root, threads, checkpoint_roots)
         transcripts = root / "jobs" if record else None
         return cls(
             database, JobFiles(root, threads), catalog, JobLogs(root / "jobs", log_readers), transcripts, threads

@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: a folder on this machine, or a URL that fsspec knows (s3://, gs://, memory://).
+"""Where checkpoints are kept: a folder on this machine, or an object store by its URL (s3://, gs://).
 
 Both keep named folders of files, and a folder appears whole or not at all:
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
@@ -22,11 +22,16 @@ from typing import Any, BinaryIO, Protocol, cast
 import fsspec
 
 from swarm.errors import InvalidConfig, StorageError, SwarmError
+from swarm.process.logs import get_logger
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
 TEMPORARY = ".tmp-"
 TRASH = ".trash-"
+SCHEMES = frozenset({"s3", "gs"})
+LOCAL_SCHEMES = frozenset({"file", "local"})
+
+_log = get_logger("storage")
 
 
 class Sink(Protocol):
@@ -77,13 +82,38 @@ class Storage(Protocol):
         """Remove what interrupted writers left behind."""
 
 
-def open_storage(where: str) -> Storage:
-    """The storage at a folder or URL; InvalidConfig if the kind of URL is unknown or its package is missing."""
+def local_folder(where: str, schemes: Set[str] = SCHEMES) -> Path | None:
+    """The folder that `where` names, None for a URL of a kind in `schemes`; InvalidConfig for anything else.
+
+    A checkpoint.dir comes from whoever may submit, and fsspec would dial a host, chain file systems, or take a password
+    from it. Nothing is touched or dialled here.
+    """
     scheme, mark, rest = where.partition("://")
+    hint = f"use a folder, or a URL of {', '.join(f'{name}://' for name in sorted(schemes))}"
+    if "::" in where or "\0" in where:
+        raise InvalidConfig("checkpoint.dir is one folder or one URL, not a chain with ::", hint=hint)
     if not mark:
-        return LocalStorage(Path(where))
-    if scheme in ("file", "local"):
-        return LocalStorage(Path(rest))
+        return Path(where)
+    if scheme in LOCAL_SCHEMES:
+        return Path(rest)
+    if scheme not in schemes:
+        raise InvalidConfig(f"checkpoints are not kept at {scheme[:20]}://", hint=hint)
+    if "@" in rest.partition("/")[0]:
+        raise InvalidConfig(
+            f"checkpoint.dir = {scheme}://… carries a password, which everybody could read",
+            hint="give it to the scheduler in its environment",
+        )
+    return None
+
+
+def open_storage(where: str, schemes: Set[str] = SCHEMES) -> Storage:
+    """The storage at a folder or URL; InvalidConfig as `local_folder`, or if a package is missing.
+
+    It may dial for credentials, which takes seconds: never call it on an event loop.
+    """
+    if (folder := local_folder(where, schemes)) is not None:
+        return LocalStorage(folder)
+    scheme = where.partition("://")[0]
     try:
         filesystem, root = fsspec.core.url_to_fs(where)
     except ImportError as error:
@@ -92,7 +122,8 @@ def open_storage(where: str) -> Storage:
             hint="install it where the scheduler runs, then start the scheduler again; or use a folder",
         ) from None
     except Exception as error:  # each file system of fsspec raises what it likes
-        raise InvalidConfig(f"{where} cannot be used: {error}", hint="use a folder, s3://… or gs://…") from None
+        told = _told(where, error)
+        raise InvalidConfig(f"{where} cannot be used: {told}", hint="use a folder, s3://… or gs://…") from None
     return RemoteStorage(filesystem, root.rstrip("/"), where)
 
 
@@ -371,4 +402,13 @@ def _remote(what: str) -> Iterator[None]:
     except SwarmError:
         raise
     except Exception as error:  # botocore's, aiohttp's, google's: each file system raises what it likes
-        raise StorageError(f"{what}: {error or type(error).__name__}", hint="check the URL and its access") from error
+        hint = "check the URL and its access; the log of the process that uses it has the details"
+        raise StorageError(f"{what}: {_told(what, error)}", hint=hint) from error
+
+
+def _told(what: str, error: Exception) -> str:
+    """What kind of error it is; what the server said, which may be anybody's, is for our own log only."""
+    _log.warning("storage failed", what=what, error=repr(error)[:1000])
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return type(error).__name__

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 from swarm import messages
 from swarm.errors import CorruptFrame, Refused
+from swarm.limits import COUNTS_MAX
 from swarm.messages import Command, Event
 from swarm.peer_messages import TensorHeader
 from swarm.types import Direction
@@ -77,6 +78,7 @@ def to_message(value: Any) -> Any:
     for part in _plan(kind):
         content = getattr(value, part.name)
         if part.repeated:
+            _check_count(kind, part, content)
             for item in content:
                 part.check(item)
             parts[part.name] = [to_message(item) for item in content] if part.message else content
@@ -98,6 +100,7 @@ def from_message(kind: type[T], pb: Any) -> T:
     for part in _plan(kind):
         content = getattr(pb, part.name)
         if part.repeated:
+            _check_count(kind, part, content)
             items = tuple(from_message(part.kind, item) for item in content) if part.message else tuple(content)
             for item in items:
                 part.check(item)
@@ -126,6 +129,7 @@ class _Part:
     message: bool
     word: bool  # of an enumeration
     repeated: bool
+    count_max: int  # of a repeated one
     optional: bool
     check: Callable[[Any], None]
 
@@ -150,7 +154,8 @@ def _make_plan(kind: type[Any]) -> tuple[_Part, ...]:
         message = hasattr(inner, "__dataclass_fields__")
         check = _nothing if message else _checker(f"{kind.__name__}.{field.name}", field.name, inner)
         optional, word = field.default is not MISSING, issubclass(inner, StrEnum)
-        parts.append(_Part(field.name, inner, message, word, repeated, optional, check))
+        count_max = COUNTS_MAX[f"{kind.__name__}.{field.name}"] if repeated else 1
+        parts.append(_Part(field.name, inner, message, word, repeated, count_max, optional, check))
     return tuple(parts)
 
 
@@ -210,6 +215,12 @@ def _checker(where: str, name: str, kind: type[Any]) -> Callable[[Any], None]:
 
 def _nothing(value: Any) -> None:
     pass
+
+
+def _check_count(kind: type[Any], part: _Part, content: Sized) -> None:
+    """Before anything is made of the elements."""
+    if len(content) > part.count_max:
+        raise Refused(f"{kind.__name__}.{part.name} has {len(content)} elements, the limit is {part.count_max}")
 
 
 def _check_integer(where: str, value: int, least: int = 0) -> None:

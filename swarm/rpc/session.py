@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from swarm.errors import CorruptFrame, PeerUnavailable, Refused
+from swarm.limits import MESSAGE_ASIDE_BYTES
 from swarm.messages import Command, Event, FetchRequest, StoreHeader
 from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, connect, public_error, translate
 from swarm.rpc.frames import CHUNK_BYTES
@@ -291,12 +292,19 @@ async def _payloads(first: session_pb2.StoreChunk, chunks: AsyncIterator[bytes])
 async def _read_events(requests: AsyncIterator[bytes], events: Pipe[Event]) -> None:
     try:
         async for data in requests:
-            await events.put(from_event(parse(session_pb2.Event, data)))
+            if len(data) < MESSAGE_ASIDE_BYTES:
+                await events.put(_event(data))
+            else:
+                await events.put(await asyncio.to_thread(_event, data))
         # gRPC shows a broken stream as ended first and cancels the call right after: wait for that.
         await asyncio.sleep(_BREAK_SHOWS_S)
         events.end()
     except Exception as error:
         events.fail(public_error(error))
+
+
+def _event(data: bytes) -> Event:
+    return from_event(parse(session_pb2.Event, data))
 
 
 def _broken() -> PeerUnavailable:

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from swarm.checkpoint.reader import Checkpoint
-from swarm.checkpoint.storage import Files, Storage
+from swarm.checkpoint.storage import SCHEMES, Files, Storage
 from swarm.checkpoint.writer import CheckpointWriter, Facts
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
@@ -22,6 +22,7 @@ from swarm.messages import ParameterHash
 from tests.support.simulated import small_spec
 
 JOB = "demo-1"
+WITH_MEMORY = SCHEMES | {"memory"}  # an object store within this process
 TOKENIZER = {"tokenizer.json": b"{}"}
 
 

@@ -13,15 +13,14 @@ import pytest
 from safetensors.numpy import save
 
 from scheduler.brain.outputs import PublishCheckpoint
-from scheduler.storage.checkpoint_catalog import CheckpointCatalog
 from scheduler.storage.checkpoint_sink import CheckpointSink, Subject, _try_out
 from scheduler.storage.state_files import CheckpointFiles
 from swarm.checkpoint.reader import Checkpoint, list_checkpoints, newest
 from swarm.checkpoint.storage import LocalStorage, open_storage
-from swarm.errors import CheckpointFailed, CorruptFrame, InvalidConfig, NotFound, Refused
+from swarm.errors import CheckpointFailed, CorruptFrame, NotFound, Refused
 from swarm.messages import FetchRequest, StoreHeader
 from swarm.types import JobId, PeerId
-from tests.support.checkpoints import JOB, TOKENIZER, facts, hashes, spec, tensors, write
+from tests.support.checkpoints import JOB, TOKENIZER, WITH_MEMORY, facts, hashes, spec, tensors, write
 
 JOB_ID = JobId(JOB)
 
@@ -169,7 +168,7 @@ async def test_a_job_that_could_not_save_learns_it_before_it_trains(tmp_path: Pa
 
 
 def test_a_url_that_takes_files_is_left_as_it_was() -> None:
-    storage = open_storage("memory://tried-out/x")
+    storage = open_storage("memory://tried-out/x", WITH_MEMORY)
     _try_out(storage)
     assert storage.names() == []
 
@@ -205,15 +204,6 @@ async def test_parts_of_a_checkpoint_are_served(tmp_path: Path) -> None:
     for other in ("manifest.json", "../x", "model/config.json"):
         with pytest.raises(NotFound):
             await read(other, 0, 1)
-
-
-def test_a_job_says_where_its_checkpoints_go(tmp_path: Path) -> None:
-    catalog = CheckpointCatalog(tmp_path, None)
-    assert catalog.storage(spec(), JOB_ID).where == str(tmp_path / "jobs" / JOB / "checkpoints")
-    assert catalog.storage(spec(checkpoint__dir="/data/x/"), JOB_ID).where == f"/data/x/{JOB}"
-    assert catalog.storage(spec(checkpoint__dir="memory://b/c"), JOB_ID).where == f"memory://b/c/{JOB}"
-    with pytest.raises(InvalidConfig, match="relative"):
-        catalog.storage(spec(checkpoint__dir="here"), JOB_ID)
 
 
 @pytest.mark.parametrize("is_threaded", [False, True])

@@ -21,7 +21,18 @@ from swarm.checkpoint.storage import LocalStorage, Storage, open_storage
 from swarm.checkpoint.writer import CheckpointWriter, prune
 from swarm.errors import CheckpointDamaged, CheckpointFailed, InvalidConfig, NotFound, StorageError
 from swarm.types import JobId
-from tests.support.checkpoints import JOB, FlakyFiles, ForgetfulFiles, PowerCut, facts, hashes, spec, tensors, write
+from tests.support.checkpoints import (
+    JOB,
+    WITH_MEMORY,
+    FlakyFiles,
+    ForgetfulFiles,
+    PowerCut,
+    facts,
+    hashes,
+    spec,
+    tensors,
+    write,
+)
 
 JOB_ID = JobId(JOB)
 
@@ -31,7 +42,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "folder":
         return LocalStorage(tmp_path / "checkpoints")
     empty_memory()
-    return open_storage("memory://bucket/checkpoints")
+    return open_storage("memory://bucket/checkpoints", WITH_MEMORY)
 
 
 def empty_memory() -> Any:
@@ -258,7 +269,7 @@ def test_what_is_being_removed_is_whole_or_no_checkpoint_at_all(tmp_path: Path) 
         assert faults == [], quiet.log[number]
         assert [fault_of(one) for one in found] in ([], [""]), quiet.log[number]
     empty_memory()
-    url = open_storage("memory://bucket/checkpoints")
+    url = open_storage("memory://bucket/checkpoints", WITH_MEMORY)
     made = write(url, 4)
 
     def refuse(*_: object, **__: object) -> None:
@@ -438,7 +449,7 @@ def test_a_url_that_nobody_knows_is_an_error_with_what_to_do() -> None:
 
 def test_on_an_object_store_a_step_without_a_manifest_is_no_checkpoint_and_goes() -> None:
     filesystem = empty_memory()
-    storage = open_storage("memory://bucket/cut")
+    storage = open_storage("memory://bucket/cut", WITH_MEMORY)
     write(storage, 4)
     filesystem.pipe("/bucket/cut/step-00000006/model/config.json", b"{}")
     found = newest(storage, JOB_ID)
