@@ -197,7 +197,7 @@ class CellTable:
         microbatch, hop = route.microbatch, route.hops[self.stage]
         mine = (hop.peer, hop.incarnation) == self._me
         newest = max(one.attempt for one in route.hops)
-        if not self._is_open(microbatch) or (mine and hop.attempt <= self._floors.get(microbatch.step, 0)):
+        if not self.is_open(microbatch) or (mine and hop.attempt <= self._floors.get(microbatch.step, 0)):
             self.duplicates += 1
             return ()
         cell = self._cell(microbatch)
@@ -272,7 +272,7 @@ class CellTable:
         """A boundary tensor came: FORWARD is x, BACKWARD is g; `attempt` is the sender's."""
         if microbatch.timeline == self.timeline and microbatch.step < self.version:
             return self._repeated(f"step {microbatch.step} is committed")
-        if not self._is_open(microbatch):
+        if not self.is_open(microbatch):
             return Arrival(
                 False, False, f"{microbatch} is not open here: timeline {self.timeline}, version {self.version}"
             )
@@ -295,7 +295,7 @@ class CellTable:
     def need(self, microbatch: Microbatch, direction: Direction, asker: Hop) -> tuple[Action, ...]:
         """A neighbour lacks our output: FORWARD y, BACKWARD dx. It is sent now, or as soon as it exists."""
         towards = BACKWARD if direction is FORWARD else FORWARD  # the side on which the asker's stage lies
-        if not self._is_open(microbatch) or self._is_end(towards) or self._is_crowded(microbatch):
+        if not self.is_open(microbatch) or self._is_end(towards) or self._is_crowded(microbatch):
             return ()
         cell = self._cell(microbatch)
         if cell.route is not None and asker.attempt < self._neighbour(cell.route, towards).attempt:
@@ -392,6 +392,10 @@ class CellTable:
         """The greatest known attempt of any open step; only a hop with a greater one counts."""
         cells = [cell for step in self._cells for cell in self._of(step)]
         return max([0, *self._floors.values(), *(max(cell.newest, cell.attempt) for cell in cells)])
+
+    def is_open(self, microbatch: Microbatch) -> bool:
+        """Whether the step may be open here: others may be one commit ahead of us, two with staleness 1."""
+        return microbatch.timeline == self.timeline and 0 <= microbatch.step - self.version <= 1 + self.staleness
 
     def is_mine(self, microbatch: Microbatch) -> bool:
         """Whether the newest known route names this replica."""
@@ -539,10 +543,6 @@ class CellTable:
         cell = self._cells.get(work.microbatch.step, {}).get(work.microbatch.index)
         current = cell is not None and cell.order is not None and cell.order.ticket == work.ticket
         return cell if current and work.microbatch.timeline == self.timeline else None
-
-    def _is_open(self, microbatch: Microbatch) -> bool:
-        """Whether the step may be open here: others may be one commit ahead of us, two with staleness 1."""
-        return microbatch.timeline == self.timeline and 0 <= microbatch.step - self.version <= 1 + self.staleness
 
     def _is_crowded(self, microbatch: Microbatch) -> bool:
         cells = self._cells.get(microbatch.step, {})

@@ -6,7 +6,8 @@
 
 A microbatch is repeated as a whole, with a higher attempt at every hop. So an entry belongs to one attempt: a newer one
 replaces it, messages of an older one are ignored, and nothing is held once it was sent. The scheduler overwrites no
-version that is being evaluated. A bounded number of inputs may wait for their command.
+version that is being evaluated. Only a command makes an entry: an input counts if it comes from the hop before ours on
+that command's route, and one that comes before its command (`Taken.early`) is kept elsewhere until then.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from stage_server.brain.early_inputs import Claim
 from swarm.messages import Evaluate, Evaluated
 from swarm.types import EvaluationBatch, Hop, PeerId
 
-EARLY_MAX = 4096  # inputs that wait for their command
 VERSIONS_AHEAD_MAX = 2  # how many commits others may be ahead of this replica
 
 
@@ -57,17 +58,19 @@ EvaluationAction: TypeAlias = ComputeEvaluation | EmitEvaluation | ReportEvaluat
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of an input: keep it if `accepted`; refuse it if there is a `refusal`; else it is a repetition."""
+    """What became of an input: it counts if `accepted`; refuse it if there is a `refusal`; with `early`, keep it until
+    its command is here and let it arrive again then; else it is a repetition."""
 
     accepted: bool
     refusal: str = ""
     actions: tuple[EvaluationAction, ...] = ()
+    early: bool = False
 
 
 @dataclass(slots=True)
 class _Entry:
     attempt: int
-    command: Evaluate | None = None
+    command: Evaluate
     has_input: bool = False
     is_ordered: bool = False
     is_over: bool = False  # computed, or another replica's
@@ -86,7 +89,6 @@ class EvaluationTable:
         self._staleness = staleness
         self._me = (peer, incarnation)
         self._entries: dict[EvaluationBatch, _Entry] = {}
-        self._early: set[EvaluationBatch] = set()  # with input, without command
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -99,11 +101,10 @@ class EvaluationTable:
         hop = command.hops[self._stage]
         if self._fault(command.batch):
             return ()
-        entry = self._renewed(command.batch, hop.attempt)
-        if entry is None or entry.command is not None:
+        known = self._entries.get(command.batch)
+        if known is not None and hop.attempt <= known.attempt:
             return ()
-        entry.command = command
-        self._early.discard(command.batch)
+        entry = self._entries[command.batch] = _Entry(hop.attempt, command)
         if (hop.peer, hop.incarnation) != self._me:
             entry.is_over = True
             return (ForgetEvaluation(command.batch),)
@@ -117,23 +118,25 @@ class EvaluationTable:
     def wants(self, batch: EvaluationBatch) -> bool:
         """Whether this replica is to compute the microbatch and has not done so."""
         entry = self._entries.get(batch)
-        return entry is not None and entry.command is not None and not entry.is_over
+        return entry is not None and not entry.is_over
 
-    def arrived(self, batch: EvaluationBatch, attempt: int) -> Taken:
+    def arrived(self, batch: EvaluationBatch, claim: Claim) -> Taken:
+        """An activation came; `claim` is who its header says the sender is."""
         if self._stage == 0:
             return Taken(False, "the first stage takes no evaluation input from a peer")
         if batch.timeline == self._timeline and batch.version < self._version - self._staleness:
             return Taken(False)
         if fault := self._fault(batch):
             return Taken(False, fault)
-        if len(self._early) >= EARLY_MAX and batch not in self._entries:
-            return Taken(False, f"{EARLY_MAX} evaluation microbatches wait for their command")
-        entry = self._renewed(batch, attempt)
-        if entry is None or entry.has_input or entry.is_over:
+        entry = self._entries.get(batch)
+        if entry is None or claim.attempt > entry.attempt:
+            return Taken(False, early=True)
+        if claim.attempt < entry.attempt or entry.has_input or entry.is_over:
             return Taken(False)
+        named = Claim.of(entry.command.hops[self._stage - 1])
+        if claim != named:
+            return Taken(False, f"the route of {batch} names {named}, not {claim}")
         entry.has_input = True
-        if entry.command is None:
-            self._early.add(batch)
         return Taken(True, "", self._advance(batch, entry))
 
     def begin(self, work: ComputeEvaluation) -> bool:
@@ -144,7 +147,7 @@ class EvaluationTable:
     def computed(self, work: ComputeEvaluation, loss: float) -> tuple[EvaluationAction, ...]:
         """The result is there: send it on, or report the loss; the result of an older attempt is dropped."""
         entry = self._entries.get(work.batch)
-        if entry is None or entry.command is None or entry.attempt != work.attempt or entry.is_over:
+        if entry is None or entry.attempt != work.attempt or entry.is_over:
             return ()
         entry.is_over = True
         if self._stage == self._stages - 1:
@@ -159,7 +162,6 @@ class EvaluationTable:
         gone = [one for one in self._entries if one.version < self._version - self._staleness]
         for batch in gone:
             del self._entries[batch]
-            self._early.discard(batch)
         waiting = [action for one, entry in self._entries.items() for action in self._advance(one, entry)]
         return (*map(ForgetEvaluation, gone), *waiting)
 
@@ -173,17 +175,8 @@ class EvaluationTable:
             f"timeline {self._timeline}, version {self._version}"
         )
 
-    def _renewed(self, batch: EvaluationBatch, attempt: int) -> _Entry | None:
-        """The entry of this attempt, in place of an older one; None if a newer one is known."""
-        entry = self._entries.get(batch)
-        if entry is None or entry.attempt < attempt:
-            self._early.discard(batch)
-            entry = self._entries[batch] = _Entry(attempt)
-        return entry if entry.attempt == attempt else None
-
     def _advance(self, batch: EvaluationBatch, entry: _Entry) -> tuple[EvaluationAction, ...]:
-        command = entry.command
-        if command is None or not entry.has_input or entry.is_ordered or entry.is_over:
+        if not entry.has_input or entry.is_ordered or entry.is_over:
             return ()
         if not self._version - self._staleness <= batch.version <= self._version:
             return ()

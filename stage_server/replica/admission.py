@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from stage_server.brain.early_inputs import Claim
+from stage_server.brain.neighbours import Neighbours, Standing
 from stage_server.ports import Assignment
 from stage_server.replica.averaging import Mailbox
 from swarm.errors import CorruptFrame, Refused, StaleMessage
@@ -15,18 +17,24 @@ from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, Tenso
 class Admission:
     """The checks of one replica; each raises StaleMessage, Refused or CorruptFrame."""
 
-    def __init__(self, assignment: Assignment, stage: Stage, mailbox: Mailbox) -> None:
+    def __init__(self, assignment: Assignment, stage: Stage, mailbox: Mailbox, neighbours: Neighbours) -> None:
         self._me, self._timeline = assignment.me, assignment.command.timeline
         self._codec = assignment.spec.pipeline.compression
         self._stage = stage
         self._mailbox = mailbox
+        self._neighbours = neighbours
 
     def check(self, header: TensorHeader) -> None:
         """Refuse what is not for this job, timeline and stage, or not of the size that it must have."""
         if header.job != self._me.job or _timeline(header) != self._timeline:
             raise StaleMessage(f"this replica serves job {self._me.job}, timeline {self._timeline}")
         match header:
-            case Boundary() | EvaluationBoundary():
+            case Boundary():
+                self._check_boundary(header)
+                claim = Claim(header.sender, header.incarnation, header.attempt)
+                if self._neighbours.judge(header.microbatch, header.direction, claim) is Standing.FALSE:
+                    raise StaleMessage(f"{claim} is not the neighbour of {header.microbatch} on that side")
+            case EvaluationBoundary():
                 self._check_boundary(header)
             case Slice():
                 self._check_slice(header)

@@ -40,6 +40,10 @@ class Deliveries:
         """Remember where peers are: only the scheduler says so, questions come without an address."""
         self._addresses.update({(hop.peer, hop.incarnation): hop.address for hop in hops})
 
+    def knows(self, peer: PeerId, incarnation: int) -> bool:
+        """Whether the scheduler has named this process on a route."""
+        return (peer, incarnation) in self._addresses
+
     def send(
         self, to: Hop, subject: Hashable, letter: Callable[[], Letter | None], matters: Callable[[], bool]
     ) -> None:

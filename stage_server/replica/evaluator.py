@@ -13,10 +13,11 @@ from typing import assert_never
 from torch import Tensor
 
 from stage_server.brain import evaluation
+from stage_server.brain.early_inputs import Claim, EarlyInputs
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.packing import Packed, evaluation_boundary, pack
-from swarm.errors import StaleMessage
+from swarm.errors import RetryElsewhere, StaleMessage, SwarmError
 from swarm.messages import Evaluate
 from swarm.model import codec
 from swarm.model.stage import Stage
@@ -62,6 +63,7 @@ class Evaluator:
         self._ready = ready
         self._ids: dict[EvaluationBatch, Ids] = {}
         self._inputs: dict[EvaluationBatch, Tensor] = {}
+        self._early = EarlyInputs[EvaluationBatch, tuple[EvaluationBoundary, memoryview]]()
         self._orders: list[
             tuple[EvaluationBatch, int, evaluation.ComputeEvaluation]
         ] = []  # a heap; may hold withdrawn ones
@@ -70,17 +72,32 @@ class Evaluator:
         return self._table.newest_attempt()
 
     def route(self, command: Evaluate, ids: Ids) -> None:
+        batch = command.batch
         actions = self._table.route(command)
-        if self._table.wants(command.batch):
-            self._ids.setdefault(command.batch, ids)
+        if self._table.wants(batch):
+            self._ids.setdefault(batch, ids)
         self._carry_out(actions)
+        if self._me.stage > 0:
+            sender = Claim.of(command.hops[self._me.stage - 1])
+            early = self._early.take(batch, sender)
+            self._early.drop(lambda subject, claim: subject == batch and claim.attempt <= sender.attempt)
+            if early is not None:
+                try:
+                    self.receive(*early)
+                except SwarmError as error:
+                    self._ports.log.warning("early input dropped", batch=str(batch), reason=error.message)
 
     def receive(self, header: EvaluationBoundary, payload: memoryview) -> None:
         """Take in an activation that was admitted; StaleMessage if it belongs to no evaluation here."""
         batch = header.batch
-        taken = self._table.arrived(batch, header.attempt)
+        claim = Claim(header.sender, header.incarnation, header.attempt)
+        taken = self._table.arrived(batch, claim)
         if taken.refusal:
             raise StaleMessage(taken.refusal)
+        if taken.early:
+            known = self._deliveries.knows(header.sender, header.incarnation)
+            if not self._early.put(batch, claim, (header, payload), payload.nbytes, is_known=known):
+                raise RetryElsewhere(f"{len(self._early)} inputs of evaluations wait for their commands already")
         if taken.accepted:
             self._inputs[batch] = codec.decode(payload, header.dtype, header.shape, header.codec)
         self._carry_out(taken.actions)
@@ -88,6 +105,7 @@ class Evaluator:
     def commit(self, version: int) -> None:
         """The replica holds `version`; its optimizer step is queued on the device already."""
         self._carry_out(self._table.commit(version))
+        self._early.drop(lambda batch, _: not self._table.may_hold(batch.version))
 
     def take(self) -> evaluation.ComputeEvaluation | None:
         """The next order that is still wanted; None if there is none."""

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from stage_server.brain import cell
+from stage_server.brain.early_inputs import Claim, EarlyInputs
 from stage_server.brain.held_outputs import HeldOutputs
+from stage_server.brain.neighbours import Neighbours, Standing
 from stage_server.brain.work_queue import WorkQueue
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.admission import Admission
@@ -35,6 +37,7 @@ from swarm import messages
 from swarm.errors import (
     OutOfMemory,
     Refused,
+    RetryElsewhere,
     SchedulerUnreachable,
     StaleMessage,
     SwarmError,
@@ -88,12 +91,14 @@ class Replica:
         self._queued_s: dict[int, float] = {}
         self._batches: dict[Microbatch, _Batch] = {}
         self._inputs: dict[tuple[Microbatch, Direction], Tensor] = {}
+        self._neighbours = Neighbours(me.stage)
+        self.early = EarlyInputs[tuple[Microbatch, str], tuple[Boundary, memoryview]]()
         self._outputs: HeldOutputs[Packed] = HeldOutputs(ports.budget.hold_bytes)
         self._deliveries = Deliveries(ports)
         self._reports = _Reports(loaded, ports)
         self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
         self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail)
-        self.admission = Admission(assignment, stage, self._rounds.mailbox)
+        self.admission = Admission(assignment, stage, self._rounds.mailbox, self._neighbours)
         self.donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
         self._saving: asyncio.Task[None] | None = None
         ports.work.start(self._compute_forever())
@@ -147,7 +152,23 @@ class Replica:
             shape = (-1, self._spec.data.sequence_length)
             self._batches.setdefault(route.microbatch, _Batch(_ids(route.tokens, shape), _ids(route.targets, shape)))
         self._deliveries.learn(route.hops)
+        questions = self._neighbours.learn(route)
+        self._take_early(route)
         self._carry_out(self.cells.route(route))
+        for output, asker in questions:
+            self._carry_out(self.cells.need(route.microbatch, output, asker))
+
+    def _take_early(self, route: messages.Route) -> None:
+        """Let the inputs count that came before this route from those whom it names; forget the others."""
+        microbatch, newest = route.microbatch, max(hop.attempt for hop in route.hops)
+        for direction, claim in self._neighbours.named(microbatch).items():
+            early = self.early.take((microbatch, direction), claim)
+            if early is not None:
+                try:
+                    self._take_in(*early)
+                except SwarmError as error:
+                    self._ports.log.warning("early input dropped", microbatch=str(microbatch), reason=error.message)
+        self.early.drop(lambda subject, claim: subject[0] == microbatch and claim.attempt <= newest)
 
     def _average(self, command: messages.Average) -> None:
         if command.step >= self.cells.version and self._rounds.take(command):
@@ -178,6 +199,8 @@ class Replica:
         self._rounds.close(command.step)
         for old in [microbatch for microbatch in self._batches if microbatch.step <= command.step]:
             del self._batches[old]
+        self._neighbours.forget(command.step)
+        self.early.drop(lambda subject, _: subject[0].step <= command.step)
         self._carry_out(self.cells.commit(command.step, command.version))
         self._evaluator.commit(command.version)
         try:
@@ -226,23 +249,36 @@ class Replica:
     async def receive(self, header: TensorHeader, payload: memoryview) -> None:
         """Take in a tensor that was admitted; a duplicate is ignored."""
         match header:
-            case Boundary(microbatch=microbatch, direction=direction):
-                arrival = self.cells.arrived(microbatch, direction, header.attempt)
-                if not arrival.accepted and not arrival.duplicate:
-                    raise StaleMessage(arrival.reason)
-                if arrival.accepted:
-                    tensor = codec.decode(payload, header.dtype, header.shape, header.codec)
-                    self._inputs[microbatch, direction] = tensor
-                self._carry_out(arrival.actions)
+            case Boundary():
+                self._take_in(header, payload)
             case EvaluationBoundary():
                 self._evaluator.receive(header, payload)
             case Slice():
                 self._rounds.mailbox.put(header, payload)
             case Need(microbatch=microbatch, direction=direction):
                 asker = Hop(header.sender, header.incarnation, header.attempt, "")
-                self._carry_out(self.cells.need(microbatch, direction, asker))
+                if self._neighbours.asks(microbatch, direction, asker) is Standing.NAMED:
+                    self._carry_out(self.cells.need(microbatch, direction, asker))
             case _:
                 assert_never(header)
+
+    def _take_in(self, header: Boundary, payload: memoryview) -> None:
+        microbatch, direction = header.microbatch, header.direction
+        claim = Claim(header.sender, header.incarnation, header.attempt)
+        standing = self._neighbours.judge(microbatch, direction, claim)
+        if standing is Standing.EARLY and self.cells.is_open(microbatch):
+            known = self._deliveries.knows(header.sender, header.incarnation)
+            if not self.early.put((microbatch, direction), claim, (header, payload), payload.nbytes, is_known=known):
+                raise RetryElsewhere(f"{len(self.early)} inputs wait for their routes already")
+            return
+        if standing is Standing.FALSE:
+            raise StaleMessage(f"{claim} is not the neighbour of {microbatch} on that side")
+        arrival = self.cells.arrived(microbatch, direction, header.attempt)
+        if not arrival.accepted and not arrival.duplicate:
+            raise StaleMessage(arrival.reason)
+        if arrival.accepted:
+            self._inputs[microbatch, direction] = codec.decode(payload, header.dtype, header.shape, header.codec)
+        self._carry_out(arrival.actions)
 
     # Actions -----------------------------------------------------------------------------------------------------
 

@@ -3,102 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from random import Random
+from dataclasses import replace
 
 import pytest
-import torch
 
-from stage_server.ports import Assignment, ReplicaId
-from stage_server.replica.replica import REPAIR_S, Replica
-from stage_server.state.loading import build_stage
+from stage_server.replica.replica import REPAIR_S
 from swarm.errors import StaleMessage
-from swarm.job.partition import resolve
-from swarm.job.spec import parse_job
 from swarm.messages import (
     Accumulated,
     Average,
     Averaged,
     Commit,
     Committed,
-    Event,
     Failed,
-    LoadStage,
     Member,
-    Route,
     UnitRound,
 )
-from swarm.peer_messages import Need, StateRequest, TensorHeader
-from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
-from tests.support.devices import InlineDevice
-from tests.support.ports import ports_of
-from tests.support.sim import loop as sim
-from tests.support.sim.network import SimNetwork
-
-JOB = JobId("job")
-ME = PeerId("me")
-
-
-@dataclass
-class Neighbour:
-    """Takes whatever comes and says nothing."""
-
-    headers: list[TensorHeader] = field(default_factory=list)
-
-    def admit(self, header: TensorHeader) -> None:
-        self.headers.append(header)
-
-    async def receive(self, header: TensorHeader, payload: memoryview) -> None:
-        pass
-
-
-@dataclass
-class Scene:
-    """A replica of the last stage, what it told, and the replica before it."""
-
-    replica: Replica
-    events: list[Event]
-    neighbour: Neighbour
-    units: tuple[tuple[UnitName, int], ...]
-
-    def heard(self, kind: type[Event]) -> list[Event]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-def play(stages: int, act: Callable[[Scene], Awaitable[None]]) -> None:
-    config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    values = {
-        "name": "t",
-        "model": {"config": config, "dtype": "float32"},
-        "data": {"source": "x", "sequence_length": 16},
-        "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
-        "pipeline": {"stages": stages, "staleness": 0, "compression": "none"},
-    }
-    spec = resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
-    split = spec.pipeline.split
-    assert split != "auto"
-
-    async def main() -> None:
-        network, events, neighbour = SimNetwork(Random(0)), list[Event](), Neighbour()
-        network.add_receiver("at before", neighbour)
-        async with asyncio.TaskGroup() as tasks:
-            command = LoadStage(JOB, 0, stages - 1, split, 0, spec.model_dump_json())
-            assignment = Assignment(command, spec, ReplicaId(JOB, ME, 1, stages - 1))
-            ports = ports_of(InlineDevice(lambda: 0.01), network.peer_links("at me"), events.append, tasks)
-            stage, loaded = await build_stage(assignment, ports)
-            units = tuple((one.unit, one.elements) for one in loaded.units)
-            scene = Scene(Replica(assignment, stage, loaded, ports), events, neighbour, units)
-            await act(scene)
-            await ports.work.close()
-            await network.close()
-
-    sim.run(main(), seed=1, limit_s=60.0)
-
-
-def route(index: int = 0, attempt: int = 1) -> Route:
-    ids = torch.arange(32, dtype=torch.int32).numpy().tobytes()
-    return Route(Microbatch(0, 0, index), 0, (Hop(ME, 1, attempt, "at me"),), ids, ids)
+from swarm.peer_messages import Need, StateRequest
+from swarm.types import Direction, Hop, JobId, PeerId, Round, set_digest
+from tests.support.last_stage import JOB, ME, Scene, play, route
 
 
 def average(scene: Scene, number: int = 1, *, indexes: tuple[int, ...] = (0, 1), step: int = 0) -> Average:
