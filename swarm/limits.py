@@ -10,6 +10,16 @@ from collections.abc import Mapping
 
 PEERS_MAX = 4096  # that one scheduler knows at a time
 STAGES_MAX = 512  # of a job
+SPEC_BYTES_MAX = 512 << 10  # of a job's spec, as sent and as resolved: it travels within LoadStage and JobView
+SHARDS_MAX = 4096  # token shards of a job; each is a mapping of a file, of which a process has about 65,000
+SHARDS_OPEN_MAX = 32_768  # of all jobs that have not ended
+FILES_MAX = 10_000  # that a job starts from; they travel within LoadStage
+JOBS_OPEN_MAX = 1000
+HASHES_ASKED_MAX = 16_384  # of one MissingShards
+JOBS_LISTED_MAX = 1000  # of one List
+REPLY_BYTES_MAX = 3 << 20  # of a list; a message has 4 MiB
+SUBMITS_MAX = 2  # that are worked on at a time; others wait
+MANIFEST_BYTES_MAX = 8 << 20  # of a checkpoint
 PARAMETERS_MAX = 1 << 16  # tensors of one stage
 MESSAGE_ASIDE_BYTES = 64 << 10  # a message from here on is read on a thread, while the event loop turns
 
@@ -22,7 +32,7 @@ COUNTS_MAX: Mapping[str, int] = {
     "ParameterHash.shape": 16,
     "Saved.parameters": PARAMETERS_MAX,
     "LoadStage.split": 10_000,
-    "LoadStage.files": 10_000,
+    "LoadStage.files": FILES_MAX,
     "Follow.donors": PEERS_MAX,
     "Route.hops": 10_000,
     "Evaluate.hops": 10_000,

@@ -6,7 +6,10 @@ Standard library only: the deciding modules explain themselves with these.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
+
+_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/@\"'<>]{1,500}@")
 
 
 def counted(number: int, noun: str) -> str:
@@ -29,6 +32,11 @@ def is_address(text: str) -> bool:
 def first_line(error: BaseException) -> str:
     """What an error of a library says, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def without_passwords(text: str) -> str:
+    """The text with what stands before the @ of each URL left out: mqtt://…@host."""
+    return _CREDENTIALS.sub(r"\1…@", text) if "@" in text else text
 
 
 def size(count: float) -> str:

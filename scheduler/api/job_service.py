@@ -13,14 +13,15 @@ import grpc.aio
 from scheduler.api.chaos import ChaosDesk
 from scheduler.api.drain import drain
 from scheduler.api.uploads import MODEL, Uploads, read_request
-from scheduler.api.views import explanation, job_view, log_entry, log_filter, peer_view
+from scheduler.api.views import explanation, fitting, job_view, log_entry, log_filter, peer_view
 from scheduler.brain.explain.facts import Fact, explain_job, explain_peer
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
 from scheduler.storage.executor import run_blocking
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
-from swarm.job.spec import spec_from_json
+from swarm.job.spec import JobSpec, spec_from_json
+from swarm.limits import JOBS_LISTED_MAX, SPEC_BYTES_MAX
 from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc import channel
 from swarm.types import JobState, PeerId
@@ -63,7 +64,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def MissingShards(self, request: pb.ShardList, context: Context) -> pb.ShardList:
         async with _answering(context):
-            return pb.ShardList(shards=self._uploads.missing(request.shards))
+            return pb.ShardList(shards=await self._uploads.missing(request.shards))
 
     async def PutShard(self, request_iterator: AsyncIterator[pb.ShardChunk], context: Context) -> pb.PutShardReply:
         async with _answering(context):
@@ -72,7 +73,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.JobView:
         async with _answering(context):
             tokens, files = read_request(request, self._uploads)
-            spec = spec_from_json(request.spec_json)
+            spec = await self._spec(request.spec_json)
             tokenizer_files = dict(request.tokenizer_files) | await self._uploads.tokenizer(request)
             return job_view(await self._jobs.submit(spec, tokens, tokenizer_files, files))
 
@@ -82,8 +83,12 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         def is_wanted(state: JobState) -> bool:
             return state.value == request.state if request.state else request.all or not state.is_final
 
-        jobs = [job for job in self._jobs.registry.all() if is_wanted(job.record.state)]
-        return pb.JobList(jobs=[job_view(job) for job in jobs[: request.limit or None]])
+        async with _answering(context):
+            jobs = [job for job in self._jobs.registry.all() if is_wanted(job.record.state)]
+            views = (
+                job_view(job, spec=False) for job in jobs[: min(request.limit or JOBS_LISTED_MAX, JOBS_LISTED_MAX)]
+            )
+            return pb.JobList(jobs=fitting(views))
 
     async def Get(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with _answering(context):
@@ -97,13 +102,14 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                     await asyncio.sleep(WATCH_S_MIN)
 
     async def Peers(self, request: pb.PeersRequest, context: Context) -> pb.PeerList:
-        peers = [
-            peer
-            for peer in self._membership.peers()
-            if (not request.state or peer.state.value == request.state)
-            and (request.stage < 0 or peer.stage == request.stage)
-        ]
-        return pb.PeerList(peers=[self._peer_view(peer) for peer in peers])
+        async with _answering(context):
+            peers = [
+                peer
+                for peer in self._membership.peers()
+                if (not request.state or peer.state.value == request.state)
+                and (request.stage < 0 or peer.stage == request.stage)
+            ]
+            return pb.PeerList(peers=fitting(self._peer_view(peer) for peer in peers))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.Explanation:
         async with _answering(context):
@@ -187,7 +193,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.JobView:
         async with _answering(context):
             job = self._jobs.registry.find(request.job)
-            spec = spec_from_json(request.spec_json) if request.spec_json else None
+            spec = await self._spec(request.spec_json) if request.spec_json else None
             await self._jobs.resume(job, getattr(request, "from"), spec)
             return job_view(job)
 
@@ -232,6 +238,12 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             raise NotFound(
                 f"the checkpoint cannot be read: {error}", hint="it may have been removed: pull again"
             ) from error
+
+    async def _spec(self, text: str) -> JobSpec:
+        """The spec that a client sent, read on a thread; InvalidConfig."""
+        if len(text) > SPEC_BYTES_MAX:
+            raise InvalidConfig(f"the job's spec has {len(text)} characters, at most {SPEC_BYTES_MAX}")
+        return await self._jobs.aside(lambda: spec_from_json(text))
 
     def _peer_view(self, peer: Peer) -> pb.PeerView:
         now_s = asyncio.get_running_loop().time()

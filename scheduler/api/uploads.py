@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from swarm.checkpoint.storage import Files
 from swarm.data.batches import TOKEN_DTYPES
 from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_MESSAGE_BYTES_MAX, tokenizer_file_name
 from swarm.errors import InvalidConfig, InvalidData, Refused
+from swarm.limits import FILES_MAX, HASHES_ASKED_MAX, SHARDS_MAX, SPEC_BYTES_MAX
 from swarm.messages import StateFile
 from swarm.wire import jobs_pb2 as pb
 
@@ -39,9 +40,13 @@ class Uploads:
             raise Refused(f"{sha256[:80]!r} is no sha256")
         return self._files.shard(sha256)
 
-    def missing(self, shards: Iterable[pb.Shard]) -> list[pb.Shard]:
-        """Those that are not here."""
-        return [shard for shard in shards if not self.path(shard.sha256).exists()]
+    async def missing(self, shards: Sequence[pb.Shard]) -> list[pb.Shard]:
+        """Those that are not here; Refused for too many at once."""
+        if len(shards) > HASHES_ASKED_MAX:
+            raise Refused(f"{len(shards)} files are asked for at once, at most {HASHES_ASKED_MAX}")
+        return await run_blocking(
+            self._threads, lambda: [shard for shard in shards if not self.path(shard.sha256).exists()]
+        )
 
     async def put(self, chunks: AsyncIterator[pb.ShardChunk]) -> str:
         """Take one file and give its hash; Refused or InvalidData."""
@@ -118,6 +123,7 @@ class Uploads:
 
 def read_request(request: pb.SubmitRequest, uploads: Uploads) -> tuple[JobTokens, tuple[StateFile, ...]]:
     """The job's tokens and the files that it starts from, checked; InvalidConfig or Refused."""
+    _check_counts(request)
     for shard in request.shards:
         uploads.path(shard.sha256)
     if request.token_dtype not in TOKEN_DTYPES:
@@ -148,3 +154,16 @@ def read_request(request: pb.SubmitRequest, uploads: Uploads) -> tuple[JobTokens
         if tokenizer_file_name(file.path) is None  # stage servers have no use for those
     )
     return tokens, files
+
+
+def _check_counts(request: pb.SubmitRequest) -> None:
+    """InvalidConfig for what would not fit a message to a stage server or a client later."""
+    if (size_bytes := len(request.spec_json.encode())) > SPEC_BYTES_MAX:
+        raise InvalidConfig(f"the job's spec has {size_bytes} bytes, at most {SPEC_BYTES_MAX}")
+    if len(request.shards) > SHARDS_MAX:
+        raise InvalidConfig(
+            f"the job has {len(request.shards)} token shards, at most {SHARDS_MAX}",
+            hint="raise data.upload_shard_bytes: at most 1 GiB each",
+        )
+    if len(request.files) > FILES_MAX:
+        raise InvalidConfig(f"the job starts from {len(request.files)} files, at most {FILES_MAX}")

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from scheduler.brain.explain.facts import Fact
 from scheduler.brain.fleet.membership import Peer
 from scheduler.jobs.job import Job, split_of
 from scheduler.storage.job_log import LogLine
 from swarm.errors import InvalidConfig
+from swarm.limits import REPLY_BYTES_MAX
 from swarm.process.logs import LOG_LEVELS
+from swarm.text import without_passwords
 from swarm.wire import jobs_pb2 as pb
 
+View = TypeVar("View", pb.JobView, pb.PeerView)
 
-def job_view(job: Job) -> pb.JobView:
+
+def fitting(views: Iterable[View]) -> list[View]:
+    """As many as fit a message, in order."""
+    found: list[View] = []
+    left = REPLY_BYTES_MAX
+    for view in views:
+        left -= view.ByteSize() + 8  # what the list adds to each
+        if left < 0:
+            break
+        found.append(view)
+    return found
+
+
+def job_view(job: Job, *, spec: bool = True) -> pb.JobView:
+    """A job as clients see it, with its whole `spec` or without: it may be long."""
     record, progress, peers = job.record, job.progress, job.stages
     counts = job.brain.counts() if job.brain is not None else None
     committed = progress.steps_done * job.spec.training.microbatches
@@ -48,7 +66,7 @@ def job_view(job: Job) -> pb.JobView:
         weights_sha256=record.weights_sha256,
         evaluation_loss=progress.evaluation_loss,
         evaluation_step=progress.evaluation_step,
-        spec_json=record.spec_json,
+        spec_json=without_passwords(record.spec_json) if spec else "",
         error_code=record.error_code,
         hint=record.hint,
         checkpoint_step=job.newest.step if job.newest is not None else 0,

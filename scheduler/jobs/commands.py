@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from functools import partial
+from typing import TypeVar
 
 from scheduler.brain.explain.facts import JobStanding
 from scheduler.brain.fleet.membership import Membership
@@ -21,15 +23,19 @@ from scheduler.jobs.timelines import Timelines, starting_at
 from scheduler.storage.checkpoint_catalog import uploaded_checkpoint
 from scheduler.storage.database import JobRecord, JobTokens
 from scheduler.storage.drains import Drains
+from scheduler.storage.executor import run_blocking
 from scheduler.storage.state_files import check_uploaded
-from swarm.checkpoint.reader import Found
+from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import LATEST
-from swarm.errors import NotAllowed
+from swarm.errors import InvalidConfig, NotAllowed
 from swarm.job.changes import check_changes, check_state, check_steps
 from swarm.job.partition import resolve, shape_text
 from swarm.job.spec import JobSpec
+from swarm.limits import JOBS_OPEN_MAX, SHARDS_OPEN_MAX, SPEC_BYTES_MAX, SUBMITS_MAX
 from swarm.messages import StateFile
 from swarm.types import JobId, JobState, PeerId, PeerState
+
+T = TypeVar("T")
 
 _RESUMABLE = (JobState.PAUSED, JobState.FAILED, JobState.CANCELLED)
 
@@ -55,6 +61,12 @@ class Jobs:
         self._timelines = timelines
         self.idle = allocator.idle
         self._drains = drains
+        self._looking = asyncio.Semaphore(SUBMITS_MAX)
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Look at what a caller sent on a thread; few at a time, so that others have threads for files."""
+        async with self._looking:
+            return await run_blocking(self.stores.threads, work)
 
     async def submit(
         self, spec: JobSpec, tokens: JobTokens, tokenizer_files: dict[str, bytes], files: tuple[StateFile, ...] = ()
@@ -63,20 +75,16 @@ class Jobs:
 
         InvalidConfig, InvalidData, InvalidModel, OutOfMemory.
         """
-        resolved = self._resolve(spec, tokens)
-        self.stores.files.batches(resolved, tokens)
-        check_uploaded(files, [self.stores.files.shard(file.sha256) for file in files])
+        self._check_room(tokens)
+        resolved = await self._resolved(spec, tokens)
+        sent = await self.aside(lambda: self._look_at(resolved, tokens, files))
         await self.stores.checkpoints.open(resolved, JobId(spec.name))  # for its checks
-        sent = uploaded_checkpoint(files, self.stores.files.shard)
         chosen = (
             await self._timelines.start_from(resolved)
             if resolved.checkpoint.resume_from and sent is None
             else Found(None, ())
         )
         start, begins = chosen.checkpoint, ""
-        if sent is not None:
-            check_state(sent.trainer_state(), resolved)
-            check_steps(resolved, sent.step)
         if (first := start or sent) is not None:
             of = f"{first.name} of {resolved.checkpoint.resume_from.partition(':')[0]}" if start else "what was sent"
             begins = f"; starts at step {first.step} from {of}"
@@ -107,29 +115,36 @@ class Jobs:
         self._peers.wake.set()
         return job
 
-    def _resolve(self, spec: JobSpec, tokens: JobTokens) -> JobSpec:
-        """The spec with every "auto" resolved; the cut follows the memory of the idle peers. OutOfMemory."""
+    def _check_room(self, tokens: JobTokens) -> None:
+        """NotAllowed if more jobs, or more shards, wait and run than the scheduler can hold."""
+        living = [job for job in self.registry.all() if not job.record.state.is_final]
+        if len(living) >= JOBS_OPEN_MAX:
+            raise NotAllowed(f"{JOBS_OPEN_MAX} jobs are open already", hint="cancel some: swarm ls")
+        shards = sum(len(job.record.tokens.shards) for job in living) + len(tokens.shards)
+        if shards > SHARDS_OPEN_MAX:
+            raise NotAllowed(
+                f"the open jobs would have {shards} token shards together, at most {SHARDS_OPEN_MAX} can be open",
+                hint="raise data.upload_shard_bytes, or wait until other jobs have ended",
+            )
+
+    def _look_at(self, spec: JobSpec, tokens: JobTokens, files: tuple[StateFile, ...]) -> Checkpoint | None:
+        """Check what was uploaded for a job; gives the checkpoint in it. It reads files, so not on the event loop."""
+        self.stores.files.batches(spec, tokens)
+        check_uploaded(files, [self.stores.files.shard(file.sha256) for file in files])
+        sent = uploaded_checkpoint(files, self.stores.files.shard)
+        if sent is not None:
+            check_state(sent.trainer_state(), spec)
+            check_steps(spec, sent.step)
+        return sent
+
+    async def _resolved(self, spec: JobSpec, tokens: JobTokens) -> JobSpec:
+        """The spec with every "auto" resolved on a thread: a cut of many layers takes a while. OutOfMemory."""
         idle = [peer.hello.memory_bytes for peer in self._membership.idle_peers()]
-        decide = partial(
-            resolve,
-            vocabulary_size=tokens.vocabulary_size,
-            stages_if_auto=stages_for(len(idle)),
-            end_of_text=tokens.end_of_text,
-            peers=len(idle),
-        )
-        resolved = decide(spec)
-        if spec.pipeline.split != "auto":
-            return resolved
-        fixed = spec.pipeline.stages != "auto"
-        costs, stages, min_replicas = model_costs(resolved), len(split_of(resolved)), spec.limits.min_replicas
-        counts = [stages] if fixed else stage_counts(resolved.layers, stages, len(idle) // min_replicas)
-        cut = fit(costs, idle, counts, min_replicas)
-        if cut.plan is None:
-            present = [peer.hello.memory_bytes for peer in self._membership.peers() if peer.state is not PeerState.GONE]
-            check_possible(costs, present, counts if fixed else range(1, resolved.layers + 1))
-            return resolved
-        pipeline = spec.pipeline.model_copy(update={"split": cut.plan, "stages": len(cut.plan)})
-        return decide(resolved.model_copy(update={"pipeline": pipeline}))
+        present = [peer.hello.memory_bytes for peer in self._membership.peers() if peer.state is not PeerState.GONE]
+        resolved = await self.aside(lambda: _resolve(spec, tokens, idle, present))
+        if (size_bytes := len(resolved.model_dump_json())) > SPEC_BYTES_MAX:
+            raise InvalidConfig(f"the job's spec has {size_bytes} bytes when it is filled in, at most {SPEC_BYTES_MAX}")
+        return resolved
 
     async def cancel(self, job: Job, reason: str, *, checkpoint: bool = True) -> None:
         """Save what was trained and end the job; a second call, or one without `checkpoint`, ends it at once.
@@ -179,8 +194,9 @@ class Jobs:
             )
         changed = job.spec
         if spec is not None:
-            changed = self._resolve(spec, record.tokens)
+            changed = await self._resolved(spec, record.tokens)
             check_changes(job.spec, changed)
+            await self.stores.checkpoints.open(changed, record.id)  # for its checks
         untrained = job.newest is None and job.progress.steps_done == record.first_steps[0]
         anew = which == "0" or (untrained and which in ("", LATEST))
         found = await self.stores.checkpoints.choose(record, job.spec, LATEST if anew else which)
@@ -229,3 +245,26 @@ class Jobs:
             if ended:
                 return
             await changed.wait()
+
+
+def _resolve(spec: JobSpec, tokens: JobTokens, idle: list[int], present: list[int]) -> JobSpec:
+    """The spec with every "auto" resolved; the cut follows the memory of the `idle` peers, in bytes. OutOfMemory."""
+    decide = partial(
+        resolve,
+        vocabulary_size=tokens.vocabulary_size,
+        stages_if_auto=stages_for(len(idle)),
+        end_of_text=tokens.end_of_text,
+        peers=len(idle),
+    )
+    resolved = decide(spec)
+    if spec.pipeline.split != "auto":
+        return resolved
+    fixed = spec.pipeline.stages != "auto"
+    costs, stages, min_replicas = model_costs(resolved), len(split_of(resolved)), spec.limits.min_replicas
+    counts = [stages] if fixed else stage_counts(resolved.layers, stages, len(idle) // min_replicas)
+    cut = fit(costs, idle, counts, min_replicas)
+    if cut.plan is None:
+        check_possible(costs, present, counts if fixed else range(1, resolved.layers + 1))
+        return resolved
+    pipeline = spec.pipeline.model_copy(update={"split": cut.plan, "stages": len(cut.plan)})
+    return decide(resolved.model_copy(update={"pipeline": pipeline}))

@@ -14,6 +14,7 @@ from swarm.job.partition import flops_per_token, unit_names
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
+from swarm.text import without_passwords
 
 
 def model_costs(spec: JobSpec) -> ModelCosts:
@@ -42,7 +43,7 @@ def brain_settings(
         steps=training.steps,
         microbatches=training.microbatches,
         split=split,
-        spec_json=record.spec_json,
+        spec_json=without_passwords(record.spec_json),
         overlap=spec.overlap,
         sync_steps=spec.sync_steps,
         max_in_flight=None if pipeline.max_in_flight == "auto" else pipeline.max_in_flight,

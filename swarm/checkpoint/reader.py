@@ -34,11 +34,12 @@ from swarm.hf.model_folder import (
     weights_sha256,
 )
 from swarm.hf.safetensors_header import LENGTH_BYTES, header_bytes, parse_header
+from swarm.limits import MANIFEST_BYTES_MAX
 from swarm.messages import ParameterHash, StateFile
 from swarm.types import JobId
 
 FORMAT_VERSION = 1
-MANIFEST_BYTES_MAX = 64 << 20
+INDEX_BYTES_MAX = 64 << 20
 FILES_MAX = 100_000
 READ_BYTES = 1 << 20
 STATE_MARK = "@"
@@ -121,7 +122,7 @@ class Checkpoint:
         try:
             with self.open("trainer_state.json") as file:
                 values = _parse_json(file.read(MANIFEST_BYTES_MAX))
-        except (ValueError, OSError, NotFound) as error:
+        except (ValueError, RecursionError, OSError, NotFound) as error:
             raise CheckpointDamaged(f"{self.name}/trainer_state.json: {error}", hint=_DAMAGED_HINT) from error
         if not isinstance(values, dict):
             raise CheckpointDamaged(f"{self.name}/trainer_state.json is no object", hint=_DAMAGED_HINT)
@@ -239,7 +240,7 @@ def _read_manifest(storage: Storage, name: str, job: JobId | None) -> Checkpoint
                 raise ValueError(f"its manifest has {size_bytes} bytes")
             values = _parse_json(file.read(MANIFEST_BYTES_MAX))
         checkpoint = _checkpoint(storage, name, values)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, OverflowError, RecursionError) as error:
         detail = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointDamaged(f"{name}: the manifest cannot be used: {detail}") from None
     if job is not None and checkpoint.job != job:
@@ -325,7 +326,7 @@ def _check(checkpoint: Checkpoint, contents: bool, progress: Callable[[], None])
                 states += [(name.rpartition(STATE_MARK)[0], stored.path) for name in tensors]
     if f"model/{INDEX_NAME}" in {stored.path for stored in checkpoint.files}:
         with checkpoint.open(f"model/{INDEX_NAME}") as file:
-            index = _parse_json(file.read(MANIFEST_BYTES_MAX))
+            index = _parse_json(file.read(INDEX_BYTES_MAX))
         if not isinstance(index, dict) or index.get("weight_map") != names:
             raise CheckpointDamaged(f"model/{INDEX_NAME} does not fit the files beside it")
     for parameter, path in states:

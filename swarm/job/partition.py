@@ -12,12 +12,14 @@ scheduler resolve specs too.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 from swarm.errors import InvalidConfig
 from swarm.job.families import DEFAULT, FAMILIES
 from swarm.job.model_config import filled_config
 from swarm.job.spec import JobSpec, parse_job
+from swarm.limits import STAGES_MAX
 from swarm.text import counted
 from swarm.types import UnitName
 
@@ -55,7 +57,7 @@ def resolve(
         split = spec.pipeline.split
     else:
         stages = spec.pipeline.stages
-        split = balanced_split(filled, min(stages_if_auto, spec.layers) if stages == "auto" else stages)
+        split = balanced_split(filled, min(stages_if_auto, spec.layers, STAGES_MAX) if stages == "auto" else stages)
     values["pipeline"] |= {"split": split, "stages": len(split)}
     if spec.pipeline.overlap == "auto":
         replicas = max(spec.limits.min_replicas, peers // len(split))
@@ -98,9 +100,12 @@ def balanced_split(spec: JobSpec, stages: int) -> tuple[int, ...]:
     """
     layer, head = flops_per_token(spec)
     split = [1] * stages
+    costs = [(2 * layer + (head if stage == stages - 1 else 0), stage) for stage in range(stages)]  # with one more
+    heapq.heapify(costs)
     for _ in range(spec.layers - stages):
-        cost = [(layers + 1) * layer + (head if stage == stages - 1 else 0) for stage, layers in enumerate(split)]
-        split[cost.index(min(cost))] += 1
+        cost, stage = costs[0]
+        split[stage] += 1
+        heapq.heapreplace(costs, (cost + layer, stage))
     return tuple(split)
 
 

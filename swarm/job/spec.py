@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.families import FAMILIES
 from swarm.job.schedule import version_of
+from swarm.limits import STAGES_MAX
 from swarm.types import OnStall, Routing
 
 Auto: TypeAlias = Literal["auto"]
@@ -133,8 +134,10 @@ class TrainingSection(Section):
 class PipelineSection(Section):
     """How layers become stages and microbatches find their way."""
 
-    stages: Auto | Annotated[int, Field(ge=1, le=LAYERS_MAX)] = "auto"
-    split: Annotated[Auto | tuple[Annotated[int, Field(ge=1)], ...], _FROM_LIST] = "auto"
+    stages: Auto | Annotated[int, Field(ge=1, le=STAGES_MAX)] = "auto"
+    split: Annotated[
+        Auto | Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=STAGES_MAX)], _FROM_LIST
+    ] = "auto"
     routing: Routing = "least_completion"
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
     compression: Literal["none", "bfloat16", "float16", "int8"] = "bfloat16"
@@ -352,7 +355,7 @@ def spec_from_json(text: str) -> JobSpec:
     """The inverse of `spec.model_dump_json()`; InvalidConfig if a peer sent anything else."""
     try:
         values = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidConfig(f"job spec is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise InvalidConfig("job spec is not a JSON object")

@@ -18,6 +18,7 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from swarm.errors import UsageError
+from swarm.text import without_passwords
 
 Logger: TypeAlias = FilteringBoundLogger
 LogFormat: TypeAlias = Literal["auto", "json", "text"]
@@ -90,6 +91,7 @@ class _LineWriter:
         self._lock = lock
 
     def msg(self, message: str) -> None:
+        message = without_passwords(message)  # whatever it speaks of, a library's own words included
         with self._lock:
             try:
                 self._out.write(message + "\n")
@@ -134,7 +136,7 @@ def line_of(event: Mapping[str, Any]) -> str:
     text = f"{event.get('event', '')} {facts}".strip()
     if error := event.get("exception"):
         text += f": {str(error).strip().splitlines()[-1]}"
-    return text[:FORWARDED_CHARACTERS_MAX]
+    return without_passwords(text)[:FORWARDED_CHARACTERS_MAX]
 
 
 def _plain(value: Any) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from pydantic import ValidationError
 
 from swarm.data.shards import tokenise
 from swarm.job.spec import JobSpec
+from swarm.limits import FILES_MAX, HASHES_ASKED_MAX, MANIFEST_BYTES_MAX, SHARDS_MAX, SPEC_BYTES_MAX, STAGES_MAX
 from swarm.wire import jobs_pb2 as pb
 from tests.support.processes import Cluster
 from tests.support.simulated import small_spec, write_text
@@ -20,6 +25,8 @@ from tests.support.simulated import small_spec, write_text
 pytestmark = pytest.mark.timeout(120)
 
 REFUSED_S_MAX = 0.5  # 100 ms where nothing else runs; these tests share their cores
+SHARDS: list[Path] = []  # of the honest job
+TURN_S_MAX = 0.5  # 50 ms likewise
 
 
 @pytest.fixture(scope="module")
@@ -27,26 +34,37 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("strangers")
     with Cluster(folder) as made:
         made.upload(tokenise(small_spec(write_text(folder)), folder / "tokens"))
-        made.jobs.Version(pb.VersionRequest(), timeout=10)
+        SHARDS[:] = (folder / "scheduler" / "shards").glob("*.bin")
         yield made
 
 
 def request(cluster: Cluster, **changes: Any) -> pb.SubmitRequest:
     spec: JobSpec = small_spec(cluster.folder / "text.txt", **changes)
-    shards = [pb.Shard(sha256=path.stem) for path in (cluster.folder / "scheduler" / "shards").glob("*.bin")]
+    shards = [pb.Shard(sha256=path.stem) for path in SHARDS]
     return pb.SubmitRequest(
         spec_json=spec.model_dump_json(), shards=shards, token_dtype="uint16", vocabulary_size=257, end_of_text=256
     )
 
 
-def refused(call: Callable[[], object]) -> tuple[str, str]:
+def refused(call: Callable[[], object], within_s: float = REFUSED_S_MAX) -> tuple[str, str]:
     """The code and the text with which the call is refused, at once."""
     began_s = time.monotonic()
     with pytest.raises(grpc.RpcError) as caught:
         call()
-    assert time.monotonic() - began_s < REFUSED_S_MAX
+    assert time.monotonic() - began_s < within_s
     metadata = dict(caught.value.trailing_metadata() or ())
     return str(metadata["swarm-code"]), caught.value.details() or ""
+
+
+def slowest(cluster: Cluster, goes_on: Callable[[], bool]) -> float:
+    """The longest time that the scheduler took for the simplest question while something went on."""
+    longest_s = 0.0
+    while goes_on():
+        began_s = time.monotonic()
+        cluster.jobs.Version(pb.VersionRequest(), timeout=20)
+        longest_s = max(longest_s, time.monotonic() - began_s)
+        time.sleep(0.002)
+    return longest_s
 
 
 @pytest.mark.parametrize("scheme", ["ftp://", "simplecache::ftp://", "http://"])
@@ -65,3 +83,77 @@ def test_a_checkpoint_folder_is_below_those_of_the_scheduler(cluster: Cluster, t
     code, text = refused(lambda: cluster.jobs.Submit(request(cluster, checkpoint__dir=str(tmp_path)), timeout=20))
     assert (code, "may keep checkpoints" in text) == ("E0300", True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_is_too_large_is_refused_before_it_is_stored(cluster: Cluster) -> None:
+    good = request(cluster)
+    shard, file = good.shards[0], pb.JobFile(path="model/config.json", size_bytes=1, sha256="0" * 64)
+
+    def submit(**parts: Any) -> Callable[[], object]:
+        changed = pb.SubmitRequest.FromString(good.SerializeToString())
+        for name, value in parts.items():
+            changed.ClearField(name)  # type: ignore[arg-type]
+            changed.MergeFrom(pb.SubmitRequest(**{name: value}))
+        return lambda: cluster.jobs.Submit(changed, timeout=20)
+
+    long_spec = json.loads(good.spec_json)
+    long_spec["model"]["config"]["hidden_act"] = "x" * SPEC_BYTES_MAX
+    for call, words in (
+        (submit(shards=[shard] * (SHARDS_MAX + 1)), f"at most {SHARDS_MAX}"),
+        (submit(files=[file] * (FILES_MAX + 1)), f"at most {FILES_MAX}"),
+        (submit(spec_json=json.dumps(long_spec)), f"at most {SPEC_BYTES_MAX}"),
+        (submit(spec_json="[" * SPEC_BYTES_MAX), "not JSON"),
+    ):
+        code, text = refused(call)
+        assert (code, words in text) == ("E0300", True), text
+    asked = pb.ShardList(shards=[shard] * (HASHES_ASKED_MAX + 1))
+    assert refused(lambda: cluster.jobs.MissingShards(asked, timeout=20))[0] == "E1200"
+    assert list(cluster.jobs.List(pb.ListRequest(all=True), timeout=10).jobs) == []
+
+
+def test_many_stages_are_refused_and_a_long_cut_holds_nobody_up(cluster: Cluster) -> None:
+    def config(stages: int) -> pb.SubmitRequest:
+        return request(cluster, config__num_hidden_layers=10_000, pipeline__stages=stages)
+
+    with pytest.raises(ValidationError, match="less than or equal to 512"):
+        config(STAGES_MAX + 1)
+    changed = config(STAGES_MAX)
+    changed.spec_json = changed.spec_json.replace(f'"stages":{STAGES_MAX}', f'"stages":{STAGES_MAX + 1}')
+    code, text = refused(lambda: cluster.jobs.Submit(changed, timeout=20))
+    assert (code, "pipeline.stages" in text) == ("E0300", True)
+
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(cluster.jobs.Submit, config(STAGES_MAX), timeout=60) for _ in range(4)]
+        late_s = slowest(cluster, lambda: not all(job.done() for job in jobs))
+        for job in jobs:
+            cluster.jobs.Cancel(pb.CancelRequest(job=job.result().id, no_checkpoint=True), timeout=10)
+    assert late_s < TURN_S_MAX
+
+
+def test_a_list_of_jobs_has_no_whole_specs(cluster: Cluster) -> None:
+    job = cluster.jobs.Submit(request(cluster), timeout=20)
+    try:
+        assert job.spec_json
+        listed = cluster.jobs.List(pb.ListRequest(), timeout=10).jobs
+        assert [(one.id, one.spec_json) for one in listed] == [(job.id, "")]
+        assert cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=10).spec_json == job.spec_json
+    finally:
+        cluster.jobs.Cancel(pb.CancelRequest(job=job.id, no_checkpoint=True), timeout=10)
+
+
+@pytest.mark.parametrize("size_bytes", [MANIFEST_BYTES_MAX, MANIFEST_BYTES_MAX + 3])
+def test_a_manifest_of_many_megabytes_holds_nobody_up(cluster: Cluster, size_bytes: int) -> None:
+    content = b'{"files": [' + b"{}," * ((size_bytes - 15) // 3) + b"{}]}"
+    content += b" " * (size_bytes - len(content))
+    sha256 = hashlib.sha256(content).hexdigest()
+    bomb = request(cluster)
+    bomb.files.append(pb.JobFile(path="manifest.json", size_bytes=len(content), sha256=sha256))
+    cluster.put(sha256, content)
+    is_read = size_bytes <= MANIFEST_BYTES_MAX
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(refused, lambda: cluster.jobs.Submit(bomb, timeout=60), 60.0 if is_read else REFUSED_S_MAX)
+        late_s = slowest(cluster, lambda: not call.done())
+    code, text = call.result()
+    assert (code, "the manifest cannot be used" in text) == ("E1502", True)
+    assert ("its manifest has" in text) is not is_read
+    assert late_s < TURN_S_MAX

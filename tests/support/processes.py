@@ -151,14 +151,18 @@ class Cluster:
         return list(self.jobs.Peers(pb.PeersRequest(stage=-1), timeout=10).peers)
 
     def upload(self, manifest: TokenManifest) -> None:
-        def chunks(sha256: str, path: Path) -> Iterator[pb.ShardChunk]:
-            content = path.read_bytes()
+        for shard in manifest.shards:
+            self.put(shard.sha256, shard.path.read_bytes())
+
+    def put(self, sha256: str, content: bytes) -> None:
+        """Upload one file."""
+
+        def chunks() -> Iterator[pb.ShardChunk]:
             yield pb.ShardChunk(shard=pb.Shard(sha256=sha256, size_bytes=len(content)))
             for start in range(0, len(content), CHUNK_BYTES):
                 yield pb.ShardChunk(payload=content[start : start + CHUNK_BYTES])
 
-        for shard in manifest.shards:
-            self.jobs.PutShard(chunks(shard.sha256, shard.path), timeout=60)
+        self.jobs.PutShard(chunks(), timeout=60)
 
     def submit(self, spec: JobSpec, manifest: TokenManifest) -> Any:
         self.upload(manifest)

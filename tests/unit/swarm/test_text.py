@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from swarm.text import counted, duration, listed, size, spoken_duration
+from swarm.text import counted, duration, listed, size, spoken_duration, without_passwords
 
 
 def test_one_is_singular_and_all_else_plural() -> None:
@@ -44,3 +44,16 @@ def test_a_time_span_has_two_units(seconds: float, in_a_table: str, in_a_sentenc
 
 def test_a_time_span_that_is_not_known_is_a_dash() -> None:
     assert duration(math.nan) == duration(math.inf) == duration(-1) == "-"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mqtt://me:SECRET@host:1883", "mqtt://…@host:1883"),
+        ("at s3://key:SE/CRET@b", "at s3://key:SE/CRET@b"),  # a password with a slash is no URL's
+        ('{"dir":"ftp://SECRET@h/x","to":"postgresql+psycopg://a:SECRET@h/db"}', None),
+        ("nobody@example.org reads https://example.org/@x", "nobody@example.org reads https://example.org/@x"),
+    ],
+)
+def test_what_stands_before_the_host_of_a_url_is_left_out(text: str, shown: str | None) -> None:
+    assert without_passwords(text) == (shown or text.replace("a:SECRET", "…").replace("SECRET", "…"))

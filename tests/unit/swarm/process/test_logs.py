@@ -97,3 +97,19 @@ def test_a_closed_stream_ends_no_process() -> None:
     logs.configure("info", stream=out)
     out.close()
     logs.get_logger("a").info("into the void")
+
+
+@pytest.mark.parametrize("out", [io.StringIO(), _Terminal()])
+def test_no_line_shows_a_password_of_a_url(out: io.StringIO) -> None:
+    forwarded: list[str] = []
+    logs.configure("info", forward=lambda at_s, level, text: forwarded.append(text), stream=out)
+    where = "mqtt://me:SECRET@host:1883"
+    try:
+        raise ConnectionError(f"no answer from {where}")
+    except ConnectionError as error:
+        logs.get_logger("x").warning(f"no broker at {where}", job_id="j", broker=where, exc_info=error)
+    assert "host:1883" in out.getvalue()
+    assert forwarded
+    assert "SECRET" not in "".join(forwarded)
+    shown = out.getvalue().partition("─")  # where a terminal has the source lines of a traceback
+    assert "SECRET" not in shown[0]
