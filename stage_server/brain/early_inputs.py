@@ -1,4 +1,4 @@
-"""Inputs that came before the scheduler said who sends them, each kept under the name that its sender claims.
+"""What came before the scheduler said who sends it, each kept under the name that its sender claims.
 
     tensor ──▶ put ──▶ held under (subject, claim) ── a route names the claim ──▶ take
                 └──▶ no room: to be sent again               └── else ──▶ drop
@@ -6,7 +6,7 @@
 A sender cannot prove who it is. So an input counts only once a route names its peer, incarnation and attempt exactly,
 and inputs of different claims stand beside each other: a false one neither replaces nor hides the true one. Whoever
 floods this store is dropped first: peers that no route has named before those that one has, and of them what is
-farthest ahead. An input that was dropped is asked for again (R5 of cell.py).
+farthest ahead. An input that was dropped is asked for again (R5 of cell.py). Slices of averaging are kept the same way.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from swarm.types import EvaluationBatch, Hop, Microbatch, PeerId
+from swarm.types import Hop, PeerId
 
 EARLY_MAX = 1024  # inputs that wait for their route
 EARLY_BYTES_MAX = 256 << 20
 EARLY_OF_SENDER_MAX = 256  # of one claimed sender
 EARLY_BYTES_OF_SENDER_MAX = 64 << 20
 
-_Subject = TypeVar("_Subject", tuple[Microbatch, str], EvaluationBatch)
+_Subject = TypeVar("_Subject")
 _Held = TypeVar("_Held")
 
 
@@ -52,9 +52,14 @@ _Sender: TypeAlias = tuple[PeerId, int]
 
 
 class EarlyInputs(Generic[_Subject, _Held]):
-    """Early inputs by subject and claim. One input always has room, however large it is."""
+    """Early inputs by subject and claim. One input always has room, however large it is.
 
-    def __init__(self) -> None:
+    `distance` of a subject says how far ahead it is; with one distance for all, nothing that was taken gives way to
+    another of the same standing.
+    """
+
+    def __init__(self, distance: Callable[[_Subject], Any]) -> None:
+        self._distance = distance
         self.size_bytes = 0
         self._held: dict[tuple[_Subject, Claim], _Early[_Held]] = {}
         self._count: Counter[_Sender] = Counter()
@@ -84,6 +89,11 @@ class EarlyInputs(Generic[_Subject, _Held]):
         self._bytes[sender] += size_bytes
         return True
 
+    def get(self, subject: _Subject, claim: Claim) -> _Held | None:
+        """The input that came under this claim, which stays."""
+        early = self._held.get((subject, claim))
+        return None if early is None else early.held
+
     def take(self, subject: _Subject, claim: Claim) -> _Held | None:
         """The input that came under this claim, if it is here."""
         return self._remove((subject, claim)).held if (subject, claim) in self._held else None
@@ -100,8 +110,8 @@ class EarlyInputs(Generic[_Subject, _Held]):
     def _drop_farther(self, subject: _Subject, is_known: bool, sender: _Sender | None) -> bool:
         """Drop the least wanted input (of one sender, or of all), unless a new one of `subject` is wanted less."""
         among = [key for key in self._held if sender is None or (key[1].peer, key[1].incarnation) == sender]
-        least = max(among, key=lambda key: (not self._held[key].is_known, key[0]))
-        if (not self._held[least].is_known, least[0]) <= (not is_known, subject):
+        least = max(among, key=lambda key: (not self._held[key].is_known, self._distance(key[0])))
+        if (not self._held[least].is_known, self._distance(least[0])) <= (not is_known, self._distance(subject)):
             return False
         self._remove(least)
         return True

@@ -7,7 +7,7 @@ from typing import assert_never
 from stage_server.brain.early_inputs import Claim
 from stage_server.brain.neighbours import Neighbours, Standing
 from stage_server.ports import Assignment
-from stage_server.replica.averaging import Mailbox
+from stage_server.replica.mailbox import Mailbox
 from swarm.errors import CorruptFrame, Refused, StaleMessage
 from swarm.model import codec
 from swarm.model.stage import Stage

@@ -15,7 +15,7 @@ and the scheduler aborts a round that a member reports as failed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,31 +24,14 @@ from torch import Tensor
 
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
+from stage_server.replica.mailbox import Mailbox, SliceKey
 from stage_server.replica.packing import Letter, deliver, round_slice
-from swarm.errors import Refused, RoundBroken, StaleMessage, SwarmError
+from swarm.errors import Refused, RoundBroken, SwarmError
 from swarm.messages import Average, Member, ParameterNorm
-from swarm.model import codec
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.stage import Stage
-from swarm.peer_messages import Slice
 from swarm.rpc.peers import PeerLinks
-from swarm.types import PeerId, Round, UnitName
-
-# A peer may be one step ahead of us and repeat a round; more than this is a fault, not a slow neighbour.
-MAILBOX_BYTES_MAX = 4 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class SliceKey:
-    """Names one slice on its way: `start` is the first element within the unit."""
-
-    timeline: int
-    step: int
-    unit: UnitName
-    round: Round
-    averaged: bool  # a mean, not a part of the sum
-    sender: PeerId
-    start: int
+from swarm.types import PeerId, UnitName
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,63 +41,6 @@ class Mean:
     gradient: Tensor  # float32, 1-D, the unit's flat layout
     digest: str
     norms: tuple[ParameterNorm, ...]
-
-
-class Mailbox:
-    """Slices that arrived, and rounds that wait for one; bounded in bytes.
-
-    A slice may come before the `Average` command that explains it, and waits here. Duplicates are ignored.
-    """
-
-    def __init__(self) -> None:
-        self._slices: dict[SliceKey, Tensor] = {}
-        self._waiting: dict[SliceKey, asyncio.Future[Tensor]] = {}
-        self._closed_step = -1
-        self._oldest: dict[tuple[int, UnitName], Round] = {}  # slices of older rounds are not kept
-        self._held_bytes = 0
-
-    def admit(self, header: Slice) -> None:
-        """Refuse a slice that is too old or too much, before any byte of it is read."""
-        if header.step <= self._closed_step:
-            raise StaleMessage(f"step {header.step} is committed; its slices are no longer needed")
-        if self._held_bytes + header.total_bytes > MAILBOX_BYTES_MAX:
-            raise Refused(f"{self._held_bytes} bytes of slices wait for their rounds already")
-
-    def put(self, header: Slice, payload: memoryview) -> None:
-        key = SliceKey(
-            header.timeline, header.step, header.unit, header.round, header.averaged, header.sender, header.start
-        )
-        oldest = self._oldest.get((key.step, key.unit))
-        if key in self._slices or key.step <= self._closed_step or (oldest is not None and key.round < oldest):
-            return
-        tensor = codec.decode_slice(payload, header.dtype, header.elements)
-        waiting = self._waiting.pop(key, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(tensor)
-        self._slices[key] = tensor
-        self._held_bytes += tensor.nbytes
-
-    async def get(self, key: SliceKey) -> Tensor:
-        if key in self._slices:
-            return self._slices[key]
-        return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
-
-    def begin(self, step: int, unit: UnitName, round_: Round) -> None:
-        """Forget the slices of the unit's older rounds: they were given up."""
-        self._oldest[step, unit] = round_
-        self._forget(lambda key: (key.step, key.unit) == (step, unit) and key.round < round_)
-
-    def close(self, step: int) -> None:
-        """Forget all slices up to and including `step`: it is committed."""
-        self._closed_step = max(self._closed_step, step)
-        self._oldest = {key: oldest for key, oldest in self._oldest.items() if key[0] > step}
-        self._forget(lambda key: key.step <= step)
-
-    def _forget(self, is_over: Callable[[SliceKey], bool]) -> None:
-        for key in [key for key in self._slices if is_over(key)]:
-            self._held_bytes -= self._slices.pop(key).nbytes
-        for key in [key for key in self._waiting if is_over(key)]:
-            self._waiting.pop(key).cancel()
 
 
 async def run_round(
@@ -188,7 +114,16 @@ def _word(averaged: bool) -> str:
 
 
 def _key(command: Average, sender: Member, owner: Member, *, averaged: bool) -> SliceKey:
-    return SliceKey(command.timeline, command.step, command.unit, command.round, averaged, sender.peer, owner.start)
+    return SliceKey(
+        command.timeline,
+        command.step,
+        command.unit,
+        command.round,
+        averaged,
+        sender.peer,
+        sender.incarnation,
+        owner.start,
+    )
 
 
 async def _send(links: PeerLinks, to: Member, letter: Letter, deadline_s: float, *, averaged: bool) -> None:

@@ -63,7 +63,7 @@ class Evaluator:
         self._ready = ready
         self._ids: dict[EvaluationBatch, Ids] = {}
         self._inputs: dict[EvaluationBatch, Tensor] = {}
-        self._early = EarlyInputs[EvaluationBatch, tuple[EvaluationBoundary, memoryview]]()
+        self._early = EarlyInputs[EvaluationBatch, tuple[EvaluationBoundary, memoryview]](lambda batch: batch)
         self._orders: list[
             tuple[EvaluationBatch, int, evaluation.ComputeEvaluation]
         ] = []  # a heap; may hold withdrawn ones

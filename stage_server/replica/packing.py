@@ -9,7 +9,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponen
 from torch import Tensor
 
 from stage_server.ports import ReplicaId
-from swarm.errors import PeerUnavailable
+from swarm.errors import RetryElsewhere
 from swarm.messages import Average
 from swarm.model import codec
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
@@ -86,11 +86,11 @@ def _beyond(me: ReplicaId, direction: Direction) -> int:
 
 
 async def deliver(links: PeerLinks, address: str, letter: Letter) -> None:
-    """Send until the neighbour has it; PeerUnavailable after DELIVERY_S_MAX, Refused at once."""
+    """Send until the neighbour has it; PeerUnavailable or RetryElsewhere after DELIVERY_S_MAX, Refused at once."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + DELIVERY_S_MAX
     retrying = AsyncRetrying(
-        retry=retry_if_exception_type(PeerUnavailable),
+        retry=retry_if_exception_type(RetryElsewhere),
         wait=wait_random_exponential(multiplier=0.05, max=1.0),
         stop=lambda _state: loop.time() >= deadline_s,  # the loop's clock: simulated time counts
         reraise=True,

@@ -28,6 +28,7 @@ from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.admission import Admission
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
+from stage_server.replica.mailbox import Mailbox
 from stage_server.replica.packing import Letter, Packed, boundary, pack, question
 from stage_server.replica.rounds import RoundRunner
 from stage_server.state.donor import Donor
@@ -92,12 +93,13 @@ class Replica:
         self._batches: dict[Microbatch, _Batch] = {}
         self._inputs: dict[tuple[Microbatch, Direction], Tensor] = {}
         self._neighbours = Neighbours(me.stage)
-        self.early = EarlyInputs[tuple[Microbatch, str], tuple[Boundary, memoryview]]()
+        self.early = EarlyInputs[tuple[Microbatch, str], tuple[Boundary, memoryview]](lambda subject: subject)
         self._outputs: HeldOutputs[Packed] = HeldOutputs(ports.budget.hold_bytes)
         self._deliveries = Deliveries(ports)
         self._reports = _Reports(loaded, ports)
         self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
-        self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail)
+        mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness)
+        self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail, mailbox)
         self.admission = Admission(assignment, stage, self._rounds.mailbox, self._neighbours)
         self.donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
         self._saving: asyncio.Task[None] | None = None

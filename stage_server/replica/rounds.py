@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stage_server.ports import ReplicaId, ReplicaPorts
-from stage_server.replica.averaging import Mailbox, Mean, run_round
+from stage_server.replica.averaging import Mean, run_round
+from stage_server.replica.mailbox import Mailbox
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.messages import AbortRound, Average, Averaged, Commit, RoundFailed
 from swarm.model.stage import Stage
@@ -38,8 +39,9 @@ class RoundRunner:
         bits: int | None,
         ports: ReplicaPorts,
         fail: Callable[[SwarmError], None],
+        mailbox: Mailbox,
     ) -> None:
-        self.mailbox = Mailbox()
+        self.mailbox = mailbox
         self._me = me
         self._stage = stage
         self._bits = bits
@@ -59,7 +61,7 @@ class RoundRunner:
         self._rounds[key] = _UnderWay(command)
         # A newer round means that no older one was or will be written into a row.
         self._means = {at: mean for at, mean in self._means.items() if at[:2] != key}
-        self.mailbox.begin(command.step, command.unit, command.round)
+        self.mailbox.begin(command)
         return True
 
     def sealed(self, step: int, digest: str) -> None:

@@ -33,9 +33,9 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.checkpoint_catalog import CheckpointCatalog
 from scheduler.storage.database import Database, JobTokens, _next_epoch, migrate
 from scheduler.storage.stores import Stores
+from stage_server.brain.early_inputs import EARLY_BYTES_MAX
 from stage_server.brain.work_queue import ORDERS_MAX
 from stage_server.metrics import StageServerMetrics
-from stage_server.replica.averaging import MAILBOX_BYTES_MAX
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.checkpoint.reader import fault_of, list_checkpoints
 from swarm.checkpoint.storage import Files, LocalStorage, Storage
@@ -387,7 +387,7 @@ class World(Observer):
                 ("orders", len(replica._queue), min(ORDERS_MAX, open_cells)),
                 ("graphs", len(replica._stage._graphs), open_cells),
                 ("sums", len(replica._stage._sums), 2 + min(1, shape.overlap)),
-                ("mailbox bytes", replica._rounds.mailbox._held_bytes, MAILBOX_BYTES_MAX),
+                ("early slices", replica._rounds.mailbox.early.size_bytes, EARLY_BYTES_MAX),
                 ("means", len(replica._rounds._means), 8 * (2 + min(1, shape.overlap))),
                 ("events waiting", len(server._outgoing), 16 * open_cells),
                 ("tasks", len(server._work._tasks), 16 * open_cells),

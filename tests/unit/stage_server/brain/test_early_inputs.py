@@ -24,7 +24,7 @@ def stranger(number: int, attempt: int = 3) -> Claim:
 
 
 def early() -> EarlyInputs[tuple[Microbatch, str], str]:
-    return EarlyInputs()
+    return EarlyInputs(lambda subject: subject)
 
 
 def test_each_claim_has_a_place_of_its_own_and_the_first_input_of_a_claim_stays() -> None:

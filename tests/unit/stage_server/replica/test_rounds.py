@@ -9,16 +9,14 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from stage_server.ports import ReplicaId
-from stage_server.replica.averaging import MAILBOX_BYTES_MAX, Mailbox, SliceKey
+from stage_server.replica.mailbox import Mailbox
 from stage_server.replica.rounds import RoundRunner
-from swarm.errors import Refused, SetMismatch, StaleMessage, SwarmError
+from swarm.errors import SetMismatch, SwarmError
 from swarm.messages import AbortRound, Average, Averaged, Commit, Member, ParameterNorm, RoundFailed, UnitRound
-from swarm.peer_messages import Slice
 from swarm.types import JobId, PeerId, Round, UnitName
 from tests.support.devices import InlineDevice
 from tests.support.ports import ports_of
@@ -58,7 +56,7 @@ async def table() -> AsyncIterator[Table]:
         network = SimNetwork(Random(0))
         stage: Any = Numbers()
         ports = ports_of(InlineDevice(lambda: 0.0), network.peer_links("at a"), told.append, tasks)
-        rounds = RoundRunner(ME, stage, None, ports, fail)
+        rounds = RoundRunner(ME, stage, None, ports, fail, Mailbox(ME.peer, 0, 2))
         yield Table(rounds, told)
         rounds.abort_all()
         await network.close()
@@ -153,36 +151,3 @@ def test_a_member_that_sends_nothing_is_accused_when_the_time_is_over() -> None:
         assert told.accused == "b"
 
     in_simulation(act)
-
-
-# Slices that wait -------------------------------------------------------------------------------------------------
-
-
-PART = Slice(ME.job, 0, 0, UNIT, Round(1, 1), False, 0, PeerId("b"), 1, "float32", 1, 4)
-ONE = memoryview(torch.ones(1).numpy()).cast("B")
-
-
-async def test_a_slice_is_for_its_own_round_only() -> None:
-    mailbox = Mailbox()
-    mailbox.begin(0, UNIT, Round(1, 2))
-    for number in (1, 3):
-        mailbox.put(replace(PART, round=Round(1, number)), ONE)
-    wanted = asyncio.ensure_future(mailbox.get(SliceKey(0, 0, UNIT, Round(1, 2), False, PeerId("b"), 0)))
-    await asyncio.sleep(0)
-    assert not wanted.done()
-    mailbox.put(replace(PART, round=Round(1, 2)), ONE)
-    assert (await wanted).tolist() == [1.0]
-
-
-async def test_slices_of_committed_steps_and_too_many_bytes_are_refused() -> None:
-    mailbox = Mailbox()
-    mailbox.admit(PART)
-    with pytest.raises(Refused, match="bytes of slices wait"):
-        mailbox.admit(replace(PART, total_bytes=MAILBOX_BYTES_MAX + 1))
-    mailbox.put(PART, ONE)
-    with pytest.raises(Refused, match="4 bytes of slices wait"):
-        mailbox.admit(replace(PART, total_bytes=MAILBOX_BYTES_MAX))
-    mailbox.close(0)
-    with pytest.raises(StaleMessage, match="step 0 is committed"):
-        mailbox.admit(PART)
-    mailbox.admit(replace(PART, step=1, total_bytes=MAILBOX_BYTES_MAX))

@@ -1,0 +1,160 @@
+"""Slices of averaging that arrived, and the members' waits for them.
+
+    slice ──▶ of a round that was announced ──due from this member?──▶ kept for the round
+         └──▶ of a round to come ──room?──▶ early: under the name that its sender claims, until the round is announced
+
+A round (`Average`) names its members by peer and incarnation, and who owns what. So it also names every slice that is
+due, from whom and of which size; nothing else enters it. A slice that comes again is ignored. One that comes again with
+other contents is refused: one of the two is false, and its sender reports that the round has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from stage_server.brain.early_inputs import Claim, EarlyInputs
+from swarm.errors import Refused, RetryElsewhere, StaleMessage
+from swarm.messages import Average
+from swarm.model import codec
+from swarm.peer_messages import Slice
+from swarm.types import PeerId, Round, UnitName
+
+
+@dataclass(frozen=True, slots=True)
+class SliceKey:
+    """Names one slice on its way: `start` is the first element within the unit."""
+
+    timeline: int
+    step: int
+    unit: UnitName
+    round: Round
+    averaged: bool  # a mean, not a part of the sum
+    sender: PeerId
+    incarnation: int
+    start: int
+
+    @classmethod
+    def of(cls, header: Slice) -> SliceKey:
+        of_round = (header.timeline, header.step, header.unit, header.round)
+        return cls(*of_round, header.averaged, header.sender, header.incarnation, header.start)
+
+
+@dataclass(slots=True)
+class _Announced:
+    """The newest round of a unit in one step: which slices are due, with their elements."""
+
+    round: Round
+    due: dict[SliceKey, int] = field(default_factory=dict)
+
+
+class Mailbox:
+    """The slices of one replica, which holds `version`; others may be `steps_ahead_max` steps further."""
+
+    def __init__(self, me: PeerId, version: int, steps_ahead_max: int) -> None:
+        self.early = EarlyInputs[SliceKey, tuple[Slice, memoryview]](lambda _: 0)
+        self._me = me
+        self._closed_step = version - 1
+        self._steps_ahead_max = steps_ahead_max
+        self._announced: dict[tuple[int, UnitName], _Announced] = {}
+        self._members: set[tuple[PeerId, int]] = set()  # of any round so far
+        self._slices: dict[SliceKey, Tensor] = {}
+        self._waiting: dict[SliceKey, asyncio.Future[Tensor]] = {}
+
+    def admit(self, header: Slice) -> None:
+        """Refuse a slice that is too old, too far ahead or not due, before any byte of it is read."""
+        if header.step <= self._closed_step:
+            raise StaleMessage(f"step {header.step} is committed; its slices are no longer needed")
+        if header.step > self._closed_step + 1 + self._steps_ahead_max:
+            raise Refused(f"step {header.step} is far ahead: the newest that was committed is {self._closed_step}")
+        round_ = self._announced.get((header.step, header.unit))
+        if round_ is None or header.round > round_.round:
+            return
+        if header.round < round_.round:
+            raise StaleMessage(f"{header.round} of {header.unit} was given up")
+        if round_.due.get(SliceKey.of(header)) != header.elements:
+            raise Refused(f"no such slice is due from {header.sender} in {header.round} of {header.unit}")
+
+    def put(self, header: Slice, payload: memoryview) -> None:
+        """Keep a slice; RetryElsewhere if it is early and there is no room, Refused if it is not due or differs."""
+        try:
+            self.admit(header)
+        except StaleMessage:
+            return
+        key, round_ = SliceKey.of(header), self._announced.get((header.step, header.unit))
+        if round_ is None or header.round > round_.round:
+            self._keep_early(key, header, payload)
+        elif key in self._slices:
+            _compare(header, self._slices[key].numpy(), payload)
+        else:
+            tensor = self._slices[key] = codec.decode_slice(payload, header.dtype, header.elements)
+            waiting = self._waiting.pop(key, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(tensor)
+
+    async def get(self, key: SliceKey) -> Tensor:
+        if key in self._slices:
+            return self._slices[key]
+        return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
+
+    def begin(self, command: Average) -> None:
+        """A round is announced: take in what came before it from its members, forget all else of older rounds."""
+        step, unit = command.step, command.unit
+        self._announced[step, unit] = _Announced(command.round, self._due(command))
+        self._members |= {(member.peer, member.incarnation) for member in command.members}
+        self._forget(lambda key: (key.step, key.unit) == (step, unit) and key.round < command.round)
+        for key, elements in self._announced[step, unit].due.items():
+            early = self.early.take(key, _claim(key))
+            if early is not None and early[0].elements == elements:
+                self.put(*early)
+        self.early.drop(lambda key, _: (key.step, key.unit) == (step, unit) and key.round <= command.round)
+
+    def close(self, step: int) -> None:
+        """Forget all slices up to and including `step`: it is committed."""
+        self._closed_step = max(self._closed_step, step)
+        self._announced = {key: round_ for key, round_ in self._announced.items() if key[0] > step}
+        self._forget(lambda key: key.step <= step)
+        self.early.drop(lambda key, _: key.step <= step)
+
+    def _due(self, command: Average) -> dict[SliceKey, int]:
+        """Parts of the slice that we own from all others, and means from all others that own one."""
+        of_round = (command.timeline, command.step, command.unit, command.round)
+        mine = [(one.start, one.stop) for one in command.members if one.peer == self._me and one.stop > one.start]
+        due = {}
+        for member in command.members:
+            if member.peer == self._me:
+                continue
+            for start, stop in mine:
+                due[SliceKey(*of_round, False, member.peer, member.incarnation, start)] = stop - start
+            if member.stop > member.start:
+                mean = SliceKey(*of_round, True, member.peer, member.incarnation, member.start)
+                due[mean] = member.stop - member.start
+        return due
+
+    def _keep_early(self, key: SliceKey, header: Slice, payload: memoryview) -> None:
+        held = self.early.get(key, _claim(key))
+        if held is not None:
+            _compare(header, np.frombuffer(held[1], dtype=np.uint8), payload)
+            return
+        known = (header.sender, header.incarnation) in self._members
+        if not self.early.put(key, _claim(key), (header, payload), payload.nbytes, is_known=known):
+            raise RetryElsewhere(f"{self.early.size_bytes} bytes of slices wait for their rounds already")
+
+    def _forget(self, is_over: Callable[[SliceKey], bool]) -> None:
+        for key in [key for key in self._slices if is_over(key)]:
+            del self._slices[key]
+        for key in [key for key in self._waiting if is_over(key)]:
+            self._waiting.pop(key).cancel()
+
+
+def _claim(key: SliceKey) -> Claim:
+    return Claim(key.sender, key.incarnation, 0)
+
+
+def _compare(header: Slice, held: np.ndarray[tuple[int], np.dtype[np.generic]], payload: memoryview) -> None:
+    if not np.array_equal(held.view(np.uint8), np.frombuffer(payload, dtype=np.uint8)):
+        raise Refused(f"two different slices of {header.round} of {header.unit} came in the name of {header.sender}")
