@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-WARM_UP_STEPS = 2  # the pipeline is full, and with staleness 1 steps overlap
+WARM_UP_STEPS = 2  # the pipeline is full, and with an overlap steps flow into each other
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dtype", choices=tuple(LOSS_TOLERANCE), default="float32")
     parser.add_argument("--compression", choices=("none", "bfloat16", "float16", "int8"), default="none")
-    parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
+    parser.add_argument("--overlap", type=int, default=0, help="microbatches of a step that use older weights")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--sequence", type=int, default=128, help="tokens per sequence")

@@ -100,7 +100,7 @@ def main() -> None:
     else:
         console.print(_speeds(rounds))
         console.print(_times(rounds, options.steps))
-    alike = WAYS if options.staleness == 0 else WAYS[:2]
+    alike = WAYS if options.overlap == 0 else WAYS[:2]
     if fault := disagreement(rounds, LOSS_TOLERANCE[options.dtype], alike):
         sys.exit(f"error: {fault}")
 
@@ -116,11 +116,10 @@ def _options() -> argparse.Namespace:
     codecs = ("none", "bfloat16", "float16", "int8")
     parser.add_argument("--compression", choices=codecs, default="none", help="swarm only")
     parser.add_argument(
-        "--staleness",
+        "--overlap",
         type=int,
-        choices=(0, 1),
         default=0,
-        help="1: local and swarm train without flush; 1f1b cannot, so its loss is then not compared",
+        help="microbatches of a step that use weights one step old; 1f1b cannot, so its loss is then not compared",
     )
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=256)
@@ -198,8 +197,9 @@ def job_of(options: argparse.Namespace, folder: Path) -> tuple[JobSpec, TokenMan
                 "microbatch_sequences": options.microbatch,
                 "schedule": "constant",
                 "warmup_steps": 0,
+                "lookahead": 0.0,
             },
-            "pipeline": {"stages": options.stages, "compression": options.compression, "staleness": options.staleness},
+            "pipeline": {"stages": options.stages, "compression": options.compression, "overlap": options.overlap},
             "limits": {"min_replicas": options.replicas},
         }
     )
