@@ -28,6 +28,7 @@ def test_five_jobs_one_after_the_other_leave_no_more_behind_than_one(tmp_path: P
     manifest = tokenise(spec, tmp_path / "tokens")
     held_bytes: list[int] = []
     with Cluster(tmp_path) as cluster:
+        cluster.before_servers = [("env",)]  # started anew: a forked one shares its imports, and memory with them
         (peer,) = cluster.add_servers(1)
         process = psutil.Process(cluster.servers[peer].child.pid)
         for _ in range(JOBS):

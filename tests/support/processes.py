@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
+import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -13,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,17 +35,69 @@ JOB_S_MAX = 180.0
 CHUNK_BYTES = 1 << 20
 
 
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.support.preloaded"])
+
+
+class Forked:
+    """A process that begins with its imports done, behind the part of subprocess.Popen that the tests use."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self.args = arguments
+        reader, writer = FORKS.Pipe(duplex=False)
+        values = (list(arguments), writer, log, dict(os.environ), os.getcwd())
+        self._process = FORKS.Process(target=_run_module, args=values, daemon=True)
+        self._process.start()
+        writer.close()
+        self.stdout = os.fdopen(os.dup(reader.fileno()))
+        reader.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
+        return code
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _run_module(arguments: list[str], stdout: Connection, log: Path, environ: dict[str, str], folder: str) -> None:
+    """As `python -m` runs it: its own session, streams, environment and folder; it dies with its parent."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    os.dup2(stdout.fileno(), 1)
+    with log.open("a") as err:
+        os.dup2(err.fileno(), 2)
+    sys.argv = arguments
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+
+
 @dataclass(slots=True)
 class Process:
     """One process of ours with its log; ended by its id."""
 
-    child: subprocess.Popen[str]
+    child: subprocess.Popen[str] | Forked
     log: Path
     ready: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def start(cls, log: Path, module: str, *flags: str, before: Sequence[str] = ()) -> Process:
         """Run `python -m module`; `before` is a command that runs it. A log that is there is gone on with."""
+        if not before:
+            return cls(Forked([*module.split(), *flags], log), log)
         with log.open("a") as err:
             child = subprocess.Popen(
                 dying_with_parent([*before, sys.executable, "-m", *module.split(), *flags]),
