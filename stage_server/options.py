@@ -10,7 +10,7 @@ from swarm.errors import InvalidConfig, UsageError
 from swarm.job.spec import parse_size
 from swarm.process.lifecycle import check_announce, check_http_host, check_loopback
 from swarm.process.logs import LogFormat
-from swarm.text import counted
+from swarm.text import counted, is_address
 
 DEFAULT_SHARE = "90%"
 THREADS_PER_CORE_MAX = 8
@@ -75,6 +75,10 @@ class StageServerOptions:
             raise InvalidConfig(
                 "give either --broker or --scheduler",
                 hint="for example --scheduler 127.0.0.1:7950, or --broker mqtt://HOST:1883 to find it there",
+            )
+        if self.scheduler and not is_address(self.scheduler):
+            raise InvalidConfig(
+                f'--scheduler is HOST:PORT, not "{self.scheduler}"', hint="for example --scheduler 127.0.0.1:7950"
             )
         cores = os.cpu_count() or 1
         if self.threads > THREADS_PER_CORE_MAX * cores:

@@ -10,6 +10,10 @@ import re
 from collections.abc import Iterable
 
 _CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/@\"'<>]{1,500}@")
+_ADDRESS = re.compile(
+    r"(?P<host>[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?|\[[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9_.-]{1,15})?\]):(?P<port>[0-9]{1,5})"
+)
+_TARGET_KINDS = frozenset({"dns", "google-c2p", "ipv4", "ipv6", "passthrough", "unix", "unix-abstract", "vsock", "xds"})
 
 
 def counted(number: int, noun: str) -> str:
@@ -24,9 +28,12 @@ def listed(names: Iterable[str]) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Whether this is a HOST:PORT that can be dialled."""
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 65536 and not any(map(str.isspace, text))
+    """Whether this is a HOST:PORT that can be dialled: a name, an IPv4 address or an IPv6 address in brackets.
+
+    Names that gRPC takes for the kind of a target, as in unix:80, are none.
+    """
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and 0 < int(found["port"]) < 65536 and found["host"].lower() not in _TARGET_KINDS
 
 
 def first_line(error: BaseException) -> str:

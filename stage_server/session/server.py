@@ -7,8 +7,8 @@ says in Hello what it holds; the scheduler then brings it up to date or releases
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
@@ -33,6 +33,8 @@ from swarm.types import JobId
 REDIAL_S = 0.2  # after a session that was welcomed and ended
 REDIAL_WITH_JOB_S_MAX = 1.0  # others wait for us
 ORPHAN_TIMEOUT_S = 600.0
+REFUSAL = "refused by what this stage server is doing now"  # all that a caller is told
+REFUSED_TOLD_S = 10.0  # between lines of the log about messages that were refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class StageServer:
         self._detached = asyncio.Event()  # from the scheduler
         self._loading: asyncio.Task[None] | None = None
         self._epoch = 0
+        self._refused = 0  # messages of neighbours and strangers
+        self._tell_refused_s = 0.0
 
     @property
     def _job(self) -> JobId:
@@ -367,13 +371,36 @@ class StageServer:
     # Tensors from neighbours --------------------------------------------------------------------------------------
 
     def admit(self, header: TensorHeader) -> None:
-        self._serving(header.job).admission.check(header)
+        with self._tight_lipped(header):
+            self._serving(header.job).admission.check(header)
 
     async def receive(self, header: TensorHeader, payload: memoryview) -> None:
-        await self._serving(header.job).receive(header, payload)
+        with self._tight_lipped(header):
+            await self._serving(header.job).receive(header, payload)
 
     async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
-        return await self._serving(request.job).donor.give(request)
+        with self._tight_lipped(request):
+            return await self._serving(request.job).donor.give(request)
+
+    @contextmanager
+    def _tight_lipped(self, message: TensorHeader | StateRequest) -> Iterator[None]:
+        """Tell a caller, who may be anybody, that it is refused and of which kind that is; the log has the details."""
+        try:
+            yield
+        except SwarmError as error:
+            self._refused += 1
+            now_s = asyncio.get_running_loop().time()
+            if now_s >= self._tell_refused_s:
+                self._tell_refused_s = now_s + REFUSED_TOLD_S
+                self._log.info(
+                    "messages refused",
+                    count=self._refused,
+                    newest=type(message).__name__,
+                    sender=message.sender[:64],
+                    error_code=error.code,
+                    reason=error.message,
+                )
+            raise type(error)(REFUSAL) from None
 
     def _serving(self, job: JobId) -> Replica:
         if self._replica is None:

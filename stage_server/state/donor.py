@@ -1,11 +1,12 @@
 """What a replica gives to joiners of its stage: chunks of its state, and records of past commits.
 
-A chunk is copied between two computations and names its own version, so nothing is frozen and nobody waits. Joiners
+A chunk is copied between two computations and names its own version, so nothing is frozen and nobody waits. Callers
 are turned away while SERVED_MAX are being served.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -101,7 +102,7 @@ class Donor:
         # Two at least: a replica that was admitted in the middle of a step needs them from the others.
         self._log = CommitLog(max(log_bytes, 2 * record_bytes), stage.version)
         self._records: dict[int, Record] = {}
-        self._served = 0
+        self._served = Counter[str]()  # under way, by part: records cost nothing on the device
 
     def committed(self, commit: Commit, means: Mapping[UnitName, Tensor]) -> None:
         """Remember what a commit did; `means` of all units, or nothing if the step was skipped."""
@@ -119,23 +120,25 @@ class Donor:
             raise StaleMessage(f"this replica serves stage {stage} of job {job}, timeline {timeline}")
         if request.chunk >= len(self._chunks):
             raise Refused(f"stage {request.stage} has {len(self._chunks)} chunks, asked for was {request.chunk}")
-        names = names_of(self._chunks[request.chunk])
-        if request.part == "records":
-            return self._give_records(request, names)
-        if self._served >= SERVED_MAX:
-            raise RetryElsewhere(f"{self._served} are being served already")
-        self._served += 1
+        part = "records" if request.part == "records" else "state"
+        if self._served[part] >= SERVED_MAX:
+            raise RetryElsewhere(f"{self._served[part]} are being served already")
+        self._served[part] += 1
         try:
-            version, payload = await self._device.run(lambda: (self._stage.version, self._stage.snapshot(names)))
+            return await self._give(request, names_of(self._chunks[request.chunk]))
         finally:
-            self._served -= 1
-        return state_reply(version, self._log.reach, payload), payload
+            self._served[part] -= 1
 
-    def _give_records(self, request: StateRequest, names: Sequence[str]) -> tuple[StateReply, bytes]:
-        steps = self._log.steps(request.start, request.stop)
-        if steps is None:  # the log begins later: `reach` says so
-            return state_reply(request.start, self._log.reach, b""), b""
-        each_bytes = max(1, self._chunks[request.chunk].record_bytes)
-        steps = steps[: max(1, RECORD_BYTES_MAX // each_bytes)]
-        payload = pack_records([self._records[step] for step in steps], names)
-        return state_reply(request.start + len(steps), self._log.reach, payload), payload
+    async def _give(self, request: StateRequest, names: Sequence[str]) -> tuple[StateReply, bytes]:
+        if request.part == "records":
+            steps = self._log.steps(request.start, request.stop)
+            if steps is None:  # the log begins later: `reach` says so
+                return state_reply(request.start, self._log.reach, b""), b""
+            each_bytes = max(1, self._chunks[request.chunk].record_bytes)
+            records = [self._records[step] for step in steps[: max(1, RECORD_BYTES_MAX // each_bytes)]]
+            version, reach = request.start + len(records), self._log.reach
+            payload = await self._device.aside(lambda: pack_records(records, names))
+        else:
+            version, payload = await self._device.run(lambda: (self._stage.version, self._stage.snapshot(names)))
+            reach = self._log.reach
+        return await self._device.aside(lambda: state_reply(version, reach, payload)), payload

@@ -17,6 +17,7 @@ import grpc.aio
 import structlog
 
 from swarm import errors
+from swarm.text import is_address
 
 Options = list[tuple[str, int | str]]
 
@@ -58,13 +59,27 @@ def server_options() -> Options:
     ]
 
 
+def check_address(address: str) -> str:
+    """The address, if it is HOST:PORT; Refused otherwise.
+
+    gRPC would take it for a target, of which it knows many kinds: files (unix:), name servers (dns://), xds:.
+    """
+    if not is_address(address):
+        raise errors.Refused(
+            f"{address[:64]!r} is no address to dial", hint="an address is HOST:PORT, without a scheme"
+        )
+    return address
+
+
 def connect(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port`; dials on first use and fails fast while nobody listens."""
+    """A channel to `host:port`; dials on first use and fails fast while nobody listens. Refused for anything else."""
+    check_address(address)
     return grpc.aio.insecure_channel(address, options=client_options())
 
 
 def connect_sync(address: str) -> grpc.Channel:
-    """A blocking channel to `host:port`, for command-line tools."""
+    """A blocking channel to `host:port`, for command-line tools. Refused for anything else."""
+    check_address(address)
     return grpc.insecure_channel(address, options=client_options())
 
 

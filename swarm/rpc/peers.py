@@ -11,7 +11,7 @@ A link that breaks fails what is under way and is forgotten; the next `send` dia
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
@@ -20,10 +20,19 @@ import grpc
 import grpc.aio
 import xxhash
 
-from swarm.errors import ERROR_BY_CODE, CorruptFrame, PeerUnavailable, Refused, SwarmError, leaves
+from swarm.errors import (
+    ERROR_BY_CODE,
+    CorruptFrame,
+    DeadlinePassed,
+    PeerUnavailable,
+    Refused,
+    RetryElsewhere,
+    SwarmError,
+    leaves,
+)
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import frames
-from swarm.rpc.channel import answering, connect, public_error, translate
+from swarm.rpc.channel import answering, check_address, connect, public_error, translate
 from swarm.rpc.mapping import from_message, parse, to_message
 from swarm.wire import frame_pb2
 
@@ -32,6 +41,9 @@ METHOD: Final = "Exchange"
 PULL: Final = "Pull"
 MAX_BYTES_IN_FLIGHT: Final = 64 << 20  # per neighbour; a larger tensor goes alone
 MAX_RECEIVING: Final = 64  # tensors of one stream that `receive` works on
+PULLS_MAX: Final = 16  # answers that this process holds at a time
+PULLS_OF_HOST_MAX: Final = 8
+PULL_CHUNK_S_MAX: Final = 30.0  # how long a caller may take to read 1 MiB of an answer
 _LEAST_CHARGE_BYTES: Final = 1 << 10  # so that tensors without payload are bounded too
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -157,6 +169,7 @@ class GrpcPeerLinks:
     def _link(self, address: str) -> _Link:
         if self._closed:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
+        check_address(address)
         link = self._links.get(address)
         if link is None or link.error is not None:
             link = self._links[address] = _Link(address, self._traffic, self._max_bytes_in_flight, self._on_wire)
@@ -336,16 +349,30 @@ class _PeerService:
         self._receiver = receiver
         self._traffic = traffic
         self._donor = donor
+        self._pulls: Counter[str] = Counter()  # under way, by the caller's host
 
-    async def pull(self, data: bytes, context: _Context) -> AsyncIterator[bytes]:
-        """A part of the state, in chunks."""
+    async def pull(self, data: bytes, context: _Context) -> None:
+        """A part of the state, in chunks. A caller that does not read loses its place."""
         async with answering(context):
             request = from_message(StateRequest, parse(frame_pb2.StateRequest, data))
             if self._donor is None:
                 raise Refused("this process has no state to give")
-            reply, payload = await self._donor.give(request)
-            for chunk in state_chunks(reply, payload):
-                yield chunk
+            host = context.peer().rpartition(":")[0]
+            if self._pulls.total() >= PULLS_MAX or self._pulls[host] >= PULLS_OF_HOST_MAX:
+                raise RetryElsewhere("as many as this process serves at a time are being served already")
+            self._pulls[host] += 1
+            try:
+                reply, payload = await self._donor.give(request)
+                for chunk in state_chunks(reply, payload):
+                    try:
+                        async with asyncio.timeout(PULL_CHUNK_S_MAX):
+                            await context.write(chunk)
+                    except TimeoutError:
+                        raise DeadlinePassed(f"the answer was not read for {PULL_CHUNK_S_MAX:g} s") from None
+            finally:
+                self._pulls[host] -= 1
+                if not self._pulls[host]:
+                    del self._pulls[host]
             self._traffic.sent(request.sender, "state", reply.total_bytes, reply.total_bytes)
 
     async def exchange(self, requests: AsyncIterator[bytes], context: _Context) -> None:

@@ -18,8 +18,8 @@ import grpc.aio
 
 from swarm.errors import CorruptFrame, PeerUnavailable, Refused
 from swarm.limits import MESSAGE_ASIDE_BYTES
-from swarm.messages import Command, Event, FetchRequest, StoreHeader
-from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, connect, public_error, translate
+from swarm.messages import Command, Event, FetchRequest, Hello, StoreHeader
+from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, check_address, connect, public_error, translate
 from swarm.rpc.frames import CHUNK_BYTES
 from swarm.rpc.mapping import from_command, from_event, from_message, parse, to_command, to_event, to_message
 from swarm.wire import session_pb2
@@ -304,7 +304,13 @@ async def _read_events(requests: AsyncIterator[bytes], events: Pipe[Event]) -> N
 
 
 def _event(data: bytes) -> Event:
-    return from_event(parse(session_pb2.Event, data))
+    event = from_event(parse(session_pb2.Event, data))
+    if isinstance(event, Hello):
+        # Other stage servers will dial it, because the scheduler tells them to.
+        check_address(event.address)
+        if event.http_address:
+            check_address(event.http_address)
+    return event
 
 
 def _broken() -> PeerUnavailable:

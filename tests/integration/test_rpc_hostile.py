@@ -7,19 +7,20 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import grpc.aio
 import pytest
 import xxhash
 
-from swarm.errors import CorruptFrame, PeerUnavailable, Refused, SchedulerUnreachable, SwarmError
-from swarm.messages import Command, Event, FetchRequest, Heartbeat, StoreHeader, Void
-from swarm.peer_messages import Boundary
-from swarm.rpc.channel import answering, bind, connect, new_server, translate
+from swarm.errors import CorruptFrame, PeerUnavailable, Refused, RetryElsewhere, SchedulerUnreachable, SwarmError
+from swarm.messages import Command, Event, FetchRequest, Heartbeat, Hello, StoreHeader, Void
+from swarm.peer_messages import Boundary, StateReply, StateRequest
+from swarm.rpc.channel import answering, bind, connect, connect_sync, new_server, translate
 from swarm.rpc.frames import decode, split
 from swarm.rpc.mapping import to_event, to_header, to_message
-from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
+from swarm.rpc.peers import PULLS_OF_HOST_MAX, GrpcPeerLinks, add_peer_service, state_reply
 from swarm.rpc.session import GrpcSchedulerLink, add_session_service
 from swarm.types import JobId, PeerId
 from swarm.wire import frame_pb2, frame_pb2_grpc, session_pb2
@@ -184,6 +185,105 @@ async def test_a_generated_client_can_send_tensors() -> None:
         await call.write(broken)
         assert (await call.read()).error_code == CorruptFrame.code
     assert receiver.got == [0]
+
+
+class Donor(Receiver):
+    """Gives 64 MiB to whoever asks."""
+
+    async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
+        payload = bytes(64 << 20)
+        return state_reply(1, 0, payload), payload
+
+
+async def test_callers_that_do_not_read_what_they_pulled_are_few_and_lose_their_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each unread stream held an answer of up to 64 MiB for ever, and there was no limit of streams."""
+    monkeypatch.setattr("swarm.rpc.peers.PULL_CHUNK_S_MAX", 1.0)
+    request = StateRequest(JobId("job-1"), 0, 0, "records", 0, 0, 1, PeerId("x"), 1)
+    server = new_server()
+    add_peer_service(server, Donor(), None, Donor())
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    async with connect(address) as channel:
+        unread = [
+            channel.unary_stream("/swarm.wire.Peer/Pull")(to_message(request).SerializeToString())
+            for _ in range(3 * PULLS_OF_HOST_MAX)
+        ]
+        await asyncio.sleep(0.5)
+        links = GrpcPeerLinks()
+        with pytest.raises(RetryElsewhere, match="served already"):
+            await links.pull(address, request, 64 << 20)
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    reply, _ = await links.pull(address, request, 64 << 20)
+                    break
+                except RetryElsewhere:
+                    await asyncio.sleep(0.1)
+        assert reply.total_bytes == 64 << 20
+        codes = []
+        for call in unread:
+            call.cancel()
+            codes.append(call.cancelled())
+        assert len(codes) == 3 * PULLS_OF_HOST_MAX
+        await links.close()
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("address", ["unix:/run/x", "unix:80", "dns://192.0.2.1/h:80", "xds:h:80", "h"])
+async def test_what_is_no_host_and_port_is_dialled_by_nobody(address: str) -> None:
+    """The address of a Hello went to all neighbours, and gRPC took it for a target of any kind."""
+    links = GrpcPeerLinks()
+    with pytest.raises(Refused, match="is no address to dial"):
+        await links.send(address, header_of(4), b"abcd")
+    with pytest.raises(Refused, match="is no address to dial"):
+        await links.pull(address, StateRequest(JobId("j"), 0, 0, "state", 0, 0, 0, PeerId("x"), 1), 1)
+    for dial in (connect, connect_sync):
+        with pytest.raises(Refused, match="is no address to dial"):
+            dial(address)
+    await links.close()
+
+
+class Attached:
+    """A scheduler that notes who attaches."""
+
+    def __init__(self) -> None:
+        self.heard: list[Event] = []
+
+    async def attach(self, events: AsyncIterator[Event]) -> AsyncGenerator[tuple[int, Command], None]:
+        self.heard.append(await anext(events))
+        yield 1, Void(0, 0, 0)
+
+
+@pytest.mark.parametrize("field", ["address", "http_address"])
+async def test_a_stage_server_that_says_it_is_somewhere_else_than_at_a_host_and_port_is_refused(field: str) -> None:
+    hello = Hello(PeerId("p"), 1, 2, "0", "127.0.0.1:1", "", "cpu", 1, 1, -1)
+    scheduler, server = Attached(), new_server()
+    add_session_service(server, scheduler)  # type: ignore[arg-type]  # only attach is called
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+
+    async def events(one: Hello) -> AsyncGenerator[Event, None]:
+        yield one
+        await asyncio.sleep(10)
+
+    async def first(one: Hello) -> object:
+        link = GrpcSchedulerLink(address)
+        try:
+            async for command in link.attach(events(one)):
+                return command
+        finally:
+            await link.close()
+        return None
+
+    started_s = time.monotonic()
+    with pytest.raises(Refused, match="is no address to dial"):
+        await first(replace(hello, **{field: "unix:/run/docker.sock"}))
+    assert time.monotonic() - started_s < 1.0
+    assert scheduler.heard == []
+    assert await first(hello) == (1, Void(0, 0, 0))
+    await server.stop(None)
 
 
 class DamagingServer:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from swarm.text import counted, duration, listed, size, spoken_duration, without_passwords
+from swarm.text import counted, duration, is_address, listed, size, spoken_duration, without_passwords
 
 
 def test_one_is_singular_and_all_else_plural() -> None:
@@ -57,3 +57,26 @@ def test_a_time_span_that_is_not_known_is_a_dash() -> None:
 )
 def test_what_stands_before_the_host_of_a_url_is_left_out(text: str, shown: str | None) -> None:
     assert without_passwords(text) == (shown or text.replace("a:SECRET", "…").replace("SECRET", "…"))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        *[
+            (text, True)
+            for text in ("127.0.0.1:7950", "gpu-3.example.org:1", "[::1]:65535", "[fe80::1%eth0]:80", "a:1")
+        ],
+        *[(text, True) for text in ("unix.example.org:80", "stage_server-1:7951")],
+        *[
+            (text, False)
+            for text in ("unix:/run/x:1", "unix:80", "XDS:80", "dns://1.1.1.1/h:80", "dns:h:80", "ipv4:1.2.3.4:80")
+        ],
+        *[
+            (text, False)
+            for text in ("http://h:80", "h", "h:", ":80", "h:0", "h:65536", "h:\u0661", "h h:80", "h/x:80", "")
+        ],
+        *[(text, False) for text in ("::1:80", "u@h:80", "h\n:80", "-h:80", "h" * 255 + ":80")],
+    ],
+)
+def test_an_address_is_a_host_and_a_port_and_no_other_target_of_grpc(text: str, is_one: bool) -> None:
+    assert is_address(text) is is_one

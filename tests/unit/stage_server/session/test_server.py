@@ -6,13 +6,16 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+import pytest
+
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage
-from stage_server.session.server import ServerPorts, ServerSettings, StageServer
+from stage_server.session.server import REFUSAL, ServerPorts, ServerSettings, StageServer
+from swarm.errors import SwarmError
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
 from swarm.messages import (
@@ -37,8 +40,9 @@ from swarm.messages import (
     Welcome,
 )
 from swarm.model.stage import Stage
+from swarm.peer_messages import Boundary, Slice, StateRequest
 from swarm.process.logs import get_logger
-from swarm.types import Hop, JobId, Microbatch, PeerId, Round, set_digest
+from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, UnitName, set_digest
 from tests.support.devices import InlineDevice
 from tests.support.sim import loop as sim
 from tests.support.sim.network import SimNetwork
@@ -289,3 +293,39 @@ def test_an_ended_job_is_freed_at_once_without_the_garbage_collector() -> None:
         assert [hello.job for hello in play(trains, released, build=build)] == ["", JOB, ""]
     finally:
         gc.enable()
+
+
+def test_strangers_learn_neither_the_job_nor_its_timeline_and_shape_from_refusals() -> None:
+    """A refusal told the job, the timeline and the shape of a boundary tensor: all that a false one has to know."""
+    told: list[SwarmError] = []
+    at = Microbatch(0, 0, 0)
+    right = Boundary(JOB, at, Direction.FORWARD, 1, 1, PeerId("x"), 1, "bfloat16", (2, 16, 24), "int8", 780)
+    wrong = [
+        replace(right, job=JobId("other")),
+        replace(right, microbatch=replace(at, timeline=1)),
+        replace(right, stage=0),
+        replace(right, shape=(1,)),
+        replace(right, codec="none"),
+        replace(right, total_bytes=1),
+        Slice(JOB, 0, 0, UnitName("x"), Round(1, 1), False, 0, PeerId("x"), 1, "float32", 1, 4),
+    ]
+
+    async def script(session: Session) -> None:
+        await loads(session)
+        for header in wrong:
+            with pytest.raises(SwarmError) as refused:
+                servers[0].admit(header)
+            told.append(refused.value)
+        with pytest.raises(SwarmError) as refused:
+            await servers[0].give(StateRequest(JOB, 5, 0, "state", 0, 0, 0, PeerId("x"), 1))
+        told.append(refused.value)
+
+    servers: list[StageServer] = []
+
+    async def beside(server: StageServer) -> None:
+        servers.append(server)
+
+    play(script, beside=beside)
+    assert len(told) == len(wrong) + 1
+    assert {(error.message, error.hint) for error in told} == {(REFUSAL, "")}
+    assert not any(character.isdigit() for character in REFUSAL)

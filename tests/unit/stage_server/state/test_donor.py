@@ -138,10 +138,13 @@ async def test_a_log_is_bounded_in_bytes_and_says_where_it_begins(tmp_path: Path
 async def test_joiners_beyond_a_number_are_turned_away(tmp_path: Path) -> None:
     stage = Stage(spec_of(tmp_path), 0, CPU)
     donor = donor_of(stage)
-    donor._served = SERVED_MAX
-    with pytest.raises(RetryElsewhere):
-        await donor.give(request("state"))
-    await donor.give(request("records"))  # those cost nothing on the device
+    for part, other in (("state", "records"), ("records", "state")):
+        donor._served[part] = SERVED_MAX
+        with pytest.raises(RetryElsewhere):
+            await donor.give(request(part))
+        await donor.give(request(other))
+        del donor._served[part]
+    assert donor._served.total() == 0
 
 
 def test_damaged_records_are_refused() -> None:
