@@ -70,6 +70,17 @@ def stage_server(
     allow_chaos: Annotated[
         bool, typer.Option("--allow-chaos", help="Obey swarm chaos: be killed, frozen, slow, cut off, corrupt.")
     ] = False,
+    allow_hub: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Load models of the hub for jobs, such as 'meta-llama/*'; may be repeated.",
+            show_default="none",
+        ),
+    ] = None,
+    hub_token: Annotated[
+        bool, typer.Option("--hub-token", help="Ask the hub as yourself (HF_TOKEN, login): jobs get what you may see.")
+    ] = False,
     insecure: lifecycle.Insecure = False,
     log_level: lifecycle.LogLevel = "info",
     log_format: lifecycle.LogFormatName = "auto",
@@ -104,6 +115,8 @@ def stage_server(
         drain_timeout_s=drain_timeout,
         insecure=insecure,
         allow_chaos=allow_chaos,
+        allow_hub=tuple(allow_hub or ()),
+        hub_token=hub_token,
         log_level=log_level,
         log_format=form,
     )

@@ -21,7 +21,7 @@ from stage_server.device import Device, ThreadDevice
 from stage_server.memory_watch import watch_memory
 from stage_server.metrics import StageServerMetrics
 from stage_server.options import StageServerOptions
-from stage_server.ports import MemoryBudget
+from stage_server.ports import HubPolicy, MemoryBudget
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.errors import InvalidConfig
 from swarm.messages import PROTOCOL_VERSION, Hello
@@ -133,7 +133,8 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             obey_chaos=None if harm is None else harm.begin,
         )
         budget = MemoryBudget.of(memory_bytes)
-        settings = ServerSettings(options.connect_retry_s_max, options.orphan_timeout_s, budget)
+        hub = HubPolicy(options.allow_hub, options.hub_token)
+        settings = ServerSettings(options.connect_retry_s_max, options.orphan_timeout_s, budget, hub=hub)
         stage_server = StageServer(identity, ports, settings)
         forward_log = stage_server.forward_log
 

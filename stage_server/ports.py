@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Protocol, TypeAlias
 
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
+from swarm.errors import NotAllowed
 from swarm.job.footprint import stage_footprint
 from swarm.job.spec import JobSpec
 from swarm.messages import Event, FetchRequest, LoadStage, StoreHeader
@@ -94,6 +96,28 @@ class MemoryBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class HubPolicy:
+    """Which models of the hub this stage server loads for jobs, and whether as its owner.
+
+    Whoever submits a job names the model, and whoever may ask for the weights gets them. So the owner says what is
+    downloaded to this machine, and with which rights.
+    """
+
+    allowed: tuple[str, ...] = ()  # patterns of ids, such as "meta-llama/*"
+    with_token: bool = False  # the owner's HF_TOKEN, or login
+
+    def check(self, model: str) -> None:
+        """NotAllowed if the owner does not want this model here."""
+        if not any(fnmatchcase(model, pattern) for pattern in self.allowed):
+            owner, slash, _ = model.partition("/")
+            pattern = f"{owner}/*" if slash else model
+            raise NotAllowed(
+                f'this stage server does not load model.id = "{model}" from the hub',
+                hint=f"start it with --allow-hub '{pattern}', or submit from a local folder of the model",
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaPorts:
     """What one job's replica works through."""
 
@@ -107,6 +131,7 @@ class ReplicaPorts:
     log: Logger
     budget: MemoryBudget = field(default_factory=MemoryBudget)
     build: BuildStage = Stage
+    hub: HubPolicy = field(default_factory=HubPolicy)
 
 
 class Work:

@@ -218,6 +218,7 @@ def _stage_server_flags(device: str, count: int, folder: Path) -> list[str]:
         # All start at once and see the same free memory: each may have its share.
         *("--max-memory", f"{90 / count:.2f}%"),
         *("--data-dir", str(folder)),
+        *("--allow-hub", "*", "--hub-token"),  # the jobs are yours
         *("--drain-timeout", "0"),  # all end together, so nobody could take over
     ]
 

@@ -15,7 +15,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
-from stage_server.ports import Assignment, BuildStage, MemoryBudget, ReplicaId, ReplicaPorts, Work
+from stage_server.ports import Assignment, BuildStage, HubPolicy, MemoryBudget, ReplicaId, ReplicaPorts, Work
 from stage_server.replica.replica import Replica
 from stage_server.session.event_queue import EventQueue
 from stage_server.state.joiner import JoinClient
@@ -59,6 +59,7 @@ class ServerSettings:
     orphan_timeout_s: float = ORPHAN_TIMEOUT_S
     budget: MemoryBudget = field(default_factory=MemoryBudget)
     build: BuildStage = Stage
+    hub: HubPolicy = field(default_factory=HubPolicy)
 
 
 class StageServer:
@@ -339,6 +340,7 @@ class StageServer:
             log=self._log.bind(job_id=command.job, stage=command.stage),
             budget=settings.budget,
             build=settings.build,
+            hub=settings.hub,
         )
 
     async def _store(self, header: messages.StoreHeader, payload: bytes) -> str:

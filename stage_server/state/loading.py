@@ -31,7 +31,7 @@ SIGN_OF_LIFE = 1 / 3
 async def build_stage(assignment: Assignment, ports: ReplicaPorts) -> tuple[Stage, Loaded]:
     """Build the stage on the device; gives it and what to report. Raises OutOfMemory, InvalidModel."""
     command, spec, device, log = assignment.command, assignment.spec, ports.device, ports.log
-    initial = await load_initial(command, spec, device, ports.fetch, log)
+    initial = await load_initial(command, spec, ports)
     stage, probe = await build_and_probe(assignment, ports, initial)
     digest = await device.run(stage.digest)
     if spec.model.dtype == "bfloat16" and is_slow_at_bfloat16(device.name):
@@ -63,17 +63,17 @@ def unit_sizes(stage: Stage) -> tuple[UnitSize, ...]:
     return tuple(UnitSize(name, layout.elements) for name, layout in stage.units.items())
 
 
-async def load_initial(
-    command: LoadStage, spec: JobSpec, device: Device, fetch: FetchCall, log: Logger
-) -> InitialState | None:
+async def load_initial(command: LoadStage, spec: JobSpec, ports: ReplicaPorts) -> InitialState | None:
     """The state that `command` asks to start from; None: weights are drawn from the seed.
 
-    InvalidModel names file and tensor; SchedulerUnreachable if the session breaks meanwhile.
+    InvalidModel names file and tensor; NotAllowed if this stage server does not load that model from the hub;
+    SchedulerUnreachable if the session breaks meanwhile.
     """
     if command.files:
-        return await _from_scheduler(command, spec, device, fetch, log)
+        return await _from_scheduler(command, spec, ports.device, ports.fetch, ports.log)
     if spec.model.id and spec.model.init == "pretrained":
-        return await _from_hub(command, spec, device, log)
+        ports.hub.check(spec.model.id)
+        return await _from_hub(command, spec, ports)
     return None
 
 
@@ -90,12 +90,12 @@ async def _from_scheduler(
     return reading.state()
 
 
-async def _from_hub(command: LoadStage, spec: JobSpec, device: Device, log: Logger) -> InitialState:
-    model = spec.model
+async def _from_hub(command: LoadStage, spec: JobSpec, ports: ReplicaPorts) -> InitialState:
+    model, device, log, token = spec.model, ports.device, ports.log, ports.hub.with_token
     log.info("reading the hub", model=model.id, revision=model.revision)
     wanted = await device.run(lambda: wanted_names(spec, command.stage))
     every_s = spec.limits.no_progress_s * SIGN_OF_LIFE
-    files = await _announced(device.run(lambda: hub_files(spec, wanted)), every_s, log)
+    files = await _announced(device.run(lambda: hub_files(spec, wanted, with_token=token)), every_s, log)
     state = await device.run(lambda: read_files(spec, command.stage, files, command.version))
     log.info("weights read", files=len(files), total_bytes=sum(file.size_bytes for file in files))
     return state

@@ -39,7 +39,7 @@ from swarm.messages import ParameterHash, StateFile
 from swarm.types import JobId
 
 FORMAT_VERSION = 1
-INDEX_BYTES_MAX = 64 << 20
+INDEX_BYTES_MAX = 8 << 20
 FILES_MAX = 100_000
 READ_BYTES = 1 << 20
 STATE_MARK = "@"

@@ -34,8 +34,9 @@ from swarm.text import first_line
 
 READ_BYTES = 4 << 20
 CUT_BYTES = 8 << 20  # a larger text is cut; tokenizers need 150 bytes of memory per byte of a text
-LINE_BYTES_MAX = 256 << 20  # of a JSON line, and so of a file that is none
+LINE_BYTES_MAX = 16 << 20  # of a JSON line, and so of a file that is none, however well it was compressed
 ROWS = 1024  # rows of a table that are looked at together
+TABLE_BYTES_MAX = 64 << 20  # and the bytes of their texts
 HUB_PREFIX = "hf:"
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".bin": "bin"}
 _COMPRESSED = (".gz", ".zst")
@@ -276,7 +277,7 @@ def _parquet(source: Source, text_field: str) -> Iterator[TextPiece]:
         with parquet.ParquetFile(source.path) as file:
             _check_column(arrow, str(source.path), file.schema_arrow, text_field)
             rows, row = max(1, file.metadata.num_rows), 0
-            for batch in file.iter_batches(batch_size=ROWS, columns=[text_field]):
+            for batch in file.iter_batches(batch_size=_rows_at_once(file.metadata, text_field), columns=[text_field]):
                 done_bytes = source.size_bytes * (row + batch.num_rows) // rows
                 yield from _column(batch.column(0), str(source.path), text_field, row, done_bytes)
                 row += batch.num_rows
@@ -285,6 +286,17 @@ def _parquet(source: Source, text_field: str) -> Iterator[TextPiece]:
             f"{source.path} is no Parquet file, or damaged: {first_line(error)[:300]}",
             hint="write it again, or choose data.source so that it is left out; for another kind of file: data.format",
         ) from error
+
+
+def _rows_at_once(metadata: Any, text_field: str) -> int:
+    """How many rows of a Parquet file to hold at a time: no more than hold TABLE_BYTES_MAX, as its row groups say."""
+    rows = ROWS
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = [group.column(at) for at in range(group.num_columns)]
+        size_bytes = sum(one.total_uncompressed_size for one in columns if one.path_in_schema == text_field)
+        rows = min(rows, TABLE_BYTES_MAX * max(1, group.num_rows) // max(1, size_bytes))
+    return max(1, rows)
 
 
 # Hugging Face data sets ----------------------------------------------------------------------------------------------

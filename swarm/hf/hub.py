@@ -20,14 +20,15 @@ from swarm.text import first_line
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 
 
-def fetch(repository: str, revision: str, name: str) -> Path:
+def fetch(repository: str, revision: str, name: str, *, with_token: bool = True) -> Path:
     """The file `name` of a model repository, downloaded if the cache lacks it.
 
-    NotFound if there is no such file, NotCached without a network; InvalidModel with the cause otherwise: no such
-    repository or revision, no access.
+    `with_token`: ask as the user of this machine (HF_TOKEN, login), else as nobody. NotFound if there is no such file,
+    NotCached without a network; InvalidModel with the cause otherwise: no such repository or revision, no access.
     """
+    token = None if with_token else False
     with _translated(repository, revision, name):
-        return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))
+        return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision, token=token))
 
 
 def commit_of(path: Path) -> str:

@@ -23,7 +23,7 @@ from swarm.job.model_config import check_overrides
 from swarm.job.spec import JobSpec
 
 CONFIG_BYTES_MAX = 256 << 10  # it travels within the job
-INDEX_BYTES_MAX = 64 << 20
+INDEX_BYTES_MAX = 8 << 20
 SINGLE_NAME = "model.safetensors"
 MODEL_FOLDER = "model"  # of a starting state, as in a checkpoint
 # What config.json says of files and of other programs, not of the architecture.
@@ -119,22 +119,29 @@ def weight_files(spec: JobSpec) -> tuple[WeightFile, ...]:
     return tuple(files)
 
 
-def hub_files(spec: JobSpec, wanted: frozenset[str]) -> tuple[WeightFile, ...]:
-    """The hub's weights that hold one of the tensors `wanted`, downloaded if needed, which may take long."""
+def hub_files(spec: JobSpec, wanted: frozenset[str], *, with_token: bool = True) -> tuple[WeightFile, ...]:
+    """The hub's weights that hold one of the tensors `wanted`, downloaded if needed, which may take long.
+
+    Without `with_token` the hub is asked as nobody: HF_TOKEN and logins of this machine are not used.
+    """
     from swarm.hf import hub  # noqa: PLC0415 - slow to import, and few commands need it
 
     model = spec.model
+
+    def fetch(name: str) -> Path:
+        return hub.fetch(model.id, model.revision, name, with_token=with_token)
+
     try:
-        paths = {SINGLE_NAME: hub.fetch(model.id, model.revision, SINGLE_NAME)}
+        paths = {SINGLE_NAME: fetch(SINGLE_NAME)}
     except (NotFound, NotCached):
         try:
-            index = hub.fetch(model.id, model.revision, INDEX_NAME)
+            index = fetch(INDEX_NAME)
         except NotFound as error:
             raise _no_weights(f'model.id = "{model.id}"', []) from error
         weight_map = _weight_map(_read(index, INDEX_BYTES_MAX), f'{INDEX_NAME} of model.id = "{model.id}"')
         names = sorted({file for tensor, file in weight_map.items() if tensor in wanted})
         try:
-            paths = {name: hub.fetch(model.id, model.revision, name) for name in names}
+            paths = {name: fetch(name) for name in names}
         except NotFound as error:
             raise InvalidModel(f"{error.message}, which its {INDEX_NAME} names") from error
     return tuple(

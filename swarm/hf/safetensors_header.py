@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm.errors import InvalidModel
+from swarm.limits import PARAMETERS_MAX
 
 LENGTH_BYTES: Final = 8
-HEADER_BYTES_MAX: Final = 64 << 20  # about half a million tensors
+HEADER_BYTES_MAX: Final = 8 << 20  # of JSON, which takes many times as much memory; files of today have 0.3 MiB
+ENTRIES_MAX: Final = PARAMETERS_MAX
 DIMENSIONS_MAX: Final = 16
 NAME_CHARACTERS_MAX: Final = 500
 ITEM_BYTES: Final = {
@@ -68,6 +70,9 @@ def parse_header(path: str, size_bytes: int, header: bytes) -> dict[str, StoredT
         raise InvalidModel(f"{path} is no safetensors file: its header is no JSON", hint=CONVERT) from error
     if not isinstance(entries, dict):
         raise InvalidModel(f"{path} is no safetensors file: its header is no table of tensors", hint=CONVERT)
+    if len(entries) > ENTRIES_MAX:
+        what = f"{path} names {len(entries)} tensors, more than {ENTRIES_MAX}"
+        raise InvalidModel(what, hint="split it into several files")
     begin = LENGTH_BYTES + len(header)
     found = [_tensor(path, name, entry, begin) for name, entry in entries.items() if name != "__metadata__"]
     found.sort(key=lambda tensor: (tensor.start, tensor.stop))

@@ -12,9 +12,16 @@ from typing import Any
 from swarm.errors import InvalidConfig
 from swarm.job.families import DROPOUTS, FAMILIES, Family, Fields
 from swarm.job.spec import JobSpec
+from swarm.limits import COUNTS_MAX
 
 _ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 _SEE = "see: swarm submit --example"
+
+
+NUMBER_MAX = (1 << 31) - 1  # of a whole number in a config
+ENTRIES_MAX = 10_000  # of a list or table in a config
+_LAYERS_MAX = COUNTS_MAX["LoadStage.split"]
+_SIZES_MAX = {"num_labels": ENTRIES_MAX} | dict.fromkeys(("num_hidden_layers", "n_layer"), _LAYERS_MAX)
 
 
 def hugging_face_config(spec: JobSpec) -> dict[str, Any]:
@@ -29,6 +36,22 @@ def hugging_face_config(spec: JobSpec) -> dict[str, Any]:
     return config if spec.model.id else unknown | config
 
 
+def check_sizes(config: dict[str, Any]) -> None:
+    """InvalidConfig if a number in a model's config could make the library build something of an absurd size.
+
+    A config.json decides the whole architecture, so fields that we do not know reach the library. Whoever submits a job
+    chooses it: a million labels are a million names in every stage server.
+    """
+    for key, value in config.items():
+        most = _SIZES_MAX.get(key, NUMBER_MAX)
+        if isinstance(value, int) and not -NUMBER_MAX <= value <= most:
+            raise InvalidConfig(f"model.config.{key} = {value} is more than {most}", hint="is the config.json damaged?")
+        if isinstance(value, dict):
+            check_sizes(value)
+        if isinstance(value, list | dict) and len(value) > ENTRIES_MAX:
+            raise InvalidConfig(f"model.config.{key} has {len(value)} entries, more than {ENTRIES_MAX}")
+
+
 def common_name(family: str, field_name: str) -> str:
     """The name that a field of model.config has in a resolved spec: hidden_size for GPT-2's n_embd."""
     own_names = FAMILIES[family].own_names
@@ -38,6 +61,7 @@ def common_name(family: str, field_name: str) -> str:
 def filled_config(spec: JobSpec, vocabulary_size: int, end_of_text: int) -> dict[str, Any]:
     """The family's config, complete; InvalidConfig names the field."""
     family = FAMILIES[spec.model.family]
+    check_sizes(spec.model.config)
     given = _common_names(family, spec.model.config)
     if spec.model.id:
         return _pretrained_config(spec, family, given, vocabulary_size)

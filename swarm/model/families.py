@@ -24,7 +24,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 
 from swarm.errors import InvalidConfig, InvalidModel
 from swarm.job.families import DEFAULT, DROPOUTS, FAMILIES, HEAD, Family
-from swarm.job.model_config import hugging_face_config
+from swarm.job.model_config import check_sizes, hugging_face_config
 from swarm.job.spec import JobSpec
 
 EMBEDDING = FAMILIES[DEFAULT].embedding_name
@@ -295,6 +295,7 @@ def _described(spec: JobSpec) -> Iterator[None]:
 
 def _config(classes: Classes, family: Family, spec: JobSpec) -> Any:
     """The library's config, if it reads the fields by which the job was cut as the job does; else InvalidConfig."""
+    check_sizes(spec.model.config)
     config = classes.config(**hugging_face_config(spec))
     config._attn_implementation = family.attention
     ours = {key: spec.model.config[key] for key in ("hidden_size", "num_attention_heads", "vocab_size")}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
+from threading import Thread
 from typing import Any
 
 import huggingface_hub
@@ -13,13 +15,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from stage_server.ports import HubPolicy
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import InvalidModel
 from swarm.hf.pretrained import ground, hub_files, weight_files
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import build_stages, sha256_of, train_local
-from swarm.types import JobState
+from swarm.types import JobState, PeerId
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
@@ -158,3 +161,68 @@ def test_every_stage_server_reads_the_hub_itself(offline: Path, tmp_path: Path) 
     state, _, reason = sim.run(main(), seed=1, limit_s=3600.0)
     assert state is JobState.FAILED
     assert "is not in the local cache" in reason
+
+
+def test_a_stage_server_loads_only_the_models_that_its_owner_allows(offline: Path, tmp_path: Path) -> None:
+    """Whoever submitted a job could have any model downloaded by all stage servers, and pull its weights."""
+    publish(offline, "acme/tiny")
+    spec = spec_of(write_text(tmp_path), "acme/tiny", pipeline__stages=1)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def main(policy: HubPolicy) -> tuple[JobState, str]:
+        ended = (JobState.QUEUED, "")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 0, tasks, Random(1))
+                rig.hub = policy
+                rig.add_peer(PeerId("peer-0"), tasks, Random(1))
+                while not rig.membership.idle_peers():
+                    await asyncio.sleep(0.1)
+                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+                await rig.finished(job)
+                ended = job.record.state, f"{job.record.reason} {job.record}"
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+        return ended
+
+    for allowed in ((), ("other/*", "acme-2/*")):
+        state, reason = sim.run(main(HubPolicy(allowed)), seed=1, limit_s=3600.0)
+        assert state is JobState.FAILED
+        assert 'does not load model.id = "acme/tiny" from the hub' in reason
+    assert sim.run(main(HubPolicy(("acme/*",))), seed=1, limit_s=3600.0)[0] is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize("with_token", [False, True])
+def test_the_owners_token_goes_to_the_hub_only_if_the_owner_says_so(
+    with_token: bool, offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stage servers asked the hub as their owner: gated and private weights left by `swarm pull`."""
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.headers.get("Authorization", ""))
+            self.send_error(404)
+
+        do_GET = do_HEAD
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    publish(offline, "acme/tiny")
+    spec = spec_of(tmp_path, "acme/tiny", model__revision="main", pipeline__stages=2)
+    shutil.rmtree(offline)
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        template = f"http://127.0.0.1:{server.server_port}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", template.partition("/{")[0])
+        with pytest.raises(InvalidModel):
+            hub_files(spec, frozenset({"lm_head.weight"}), with_token=with_token)
+        server.shutdown()
+    assert asked
+    assert set(asked) == {"Bearer hf_canary" if with_token else ""}

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from swarm.errors import InvalidModel
-from swarm.hf.safetensors_header import read_header
+from swarm.hf.safetensors_header import ENTRIES_MAX, HEADER_BYTES_MAX, header_bytes, parse_header, read_header
 
 DTYPES = st.sampled_from(["float32", "float16", "int64", "uint8", "bool"])
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
@@ -79,3 +79,23 @@ def test_any_json_is_a_header_or_refused(tmp_path: Path, value: Any) -> None:
     else:
         with pytest.raises(InvalidModel):
             read_header(path, "x")
+
+
+def test_a_header_that_announces_more_than_8_mib_is_not_read() -> None:
+    assert HEADER_BYTES_MAX == 8 << 20
+    size_bytes = 1 << 30
+    assert header_bytes("f", size_bytes, HEADER_BYTES_MAX.to_bytes(8, "little")) == HEADER_BYTES_MAX
+    with pytest.raises(InvalidModel, match="its header would have"):
+        header_bytes("f", size_bytes, (HEADER_BYTES_MAX + 1).to_bytes(8, "little"))
+
+
+def test_a_header_of_too_many_tensors_is_refused() -> None:
+    """Half a million empty tensors took most of a gigabyte."""
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    for count in (ENTRIES_MAX, ENTRIES_MAX + 1):
+        header = json.dumps({str(number): entry for number in range(count)}).encode()
+        if count <= ENTRIES_MAX:
+            assert len(parse_header("f", 8 + len(header), header)) == count
+        else:
+            with pytest.raises(InvalidModel, match=f"names {count} tensors, more than {ENTRIES_MAX}"):
+                parse_header("f", 8 + len(header), header)

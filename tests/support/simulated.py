@@ -19,7 +19,7 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, JobTokens
 from scheduler.storage.stores import Stores
 from stage_server.metrics import StageServerMetrics
-from stage_server.ports import BuildStage, MemoryBudget
+from stage_server.ports import BuildStage, HubPolicy, MemoryBudget
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.data.batches import Batches, TokenData
 from swarm.data.shards import TokenManifest, tokenise
@@ -131,6 +131,7 @@ class Rig:
     servers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
     server_metrics: list[StageServerMetrics] = field(default_factory=list)
     build: BuildStage = Stage
+    hub: HubPolicy = field(default_factory=lambda: HubPolicy(("*",)))
     record: bool = False  # what happens to the brains of jobs
     slowness: dict[PeerId, float] = field(default_factory=dict)  # how many times as long a peer computes
 
@@ -220,7 +221,7 @@ class Rig:
             get_logger("rig"),
         )
         budget = MemoryBudget(self.hold_bytes, memory_bytes)
-        server = StageServer(identity, ports, ServerSettings(budget=budget, build=self.build))
+        server = StageServer(identity, ports, ServerSettings(budget=budget, build=self.build, hub=self.hub))
         self.network.add_receiver(identity.address, server, donor=server)
         self.servers[peer] = tasks.create_task(server.serve())
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from stage_server.ports import LOG_BYTES_MAX, LOG_SHARE, Assignment, MemoryBudget, ReplicaId
+import pytest
+
+from stage_server.ports import LOG_BYTES_MAX, LOG_SHARE, Assignment, HubPolicy, MemoryBudget, ReplicaId
+from swarm.errors import NotAllowed
 from swarm.job.footprint import stage_footprint
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
@@ -37,3 +40,26 @@ def test_the_log_of_commits_takes_a_share_of_what_the_stage_leaves_on_offer() ->
 def test_held_outputs_have_room_even_where_little_is_on_offer() -> None:
     assert MemoryBudget.of(1).hold_bytes > 32 * MIB
     assert MemoryBudget.of(64 << 30).hold_bytes == 16 << 30
+
+
+@pytest.mark.parametrize(
+    ("allowed", "model", "is_allowed"),
+    [
+        ((), "acme/tiny", False),
+        (("acme/*",), "acme/tiny", True),
+        (("acme/*",), "acme-2/tiny", False),
+        (("acme/*",), "ACME/tiny", False),
+        (("acme/*", "gpt2"), "gpt2", True),
+        (("gpt2",), "gpt2-large", False),
+        (("*",), "any/thing", True),
+    ],
+)
+def test_the_owner_says_which_models_of_the_hub_are_loaded(
+    allowed: tuple[str, ...], model: str, is_allowed: bool
+) -> None:
+    if is_allowed:
+        HubPolicy(allowed).check(model)
+        return
+    with pytest.raises(NotAllowed, match="does not load") as refused:
+        HubPolicy(allowed).check(model)
+    assert "--allow-hub" in refused.value.hint

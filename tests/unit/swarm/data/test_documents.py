@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,36 @@ def test_a_file_without_lines_does_not_fill_the_memory(tmp_path: Path, monkeypat
     (tmp_path / "a.jsonl").write_bytes(b"x" * 5000)
     with pytest.raises(InvalidData, match="a line of more than 1000 bytes"):
         texts_of(tmp_path / "a.jsonl")
+
+
+def test_a_small_file_that_unpacks_to_one_huge_line_is_refused(tmp_path: Path) -> None:
+    """A gzip of one letter, a thousandth of its size, took six times its size as JSON."""
+    with gzip.open(tmp_path / "a.jsonl.gz", "wb", compresslevel=1) as file:
+        file.write(b'{"text": "')
+        for _ in range(20):
+            file.write(b"a" * (1 << 20))
+        file.write(b'"}\n')
+    assert (tmp_path / "a.jsonl.gz").stat().st_size < 1 << 20
+    with pytest.raises(InvalidData, match="a line of more than 16777216 bytes"):
+        texts_of(tmp_path / "a.jsonl.gz")
+
+
+def test_rows_of_a_parquet_file_are_held_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{number}" * 1000 for number in range(100)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    held: list[int] = []
+    whole = pq.ParquetFile.iter_batches
+
+    def iter_batches(self: pq.ParquetFile, batch_size: int, **more: Any) -> Iterator[Any]:
+        held.append(batch_size)
+        return whole(self, batch_size, **more)  # type: ignore[no-any-return]  # of the library
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
+    assert texts_of(tmp_path / "a.parquet") == texts
+    monkeypatch.setattr("swarm.data.documents.TABLE_BYTES_MAX", 10_000)
+    assert texts_of(tmp_path / "a.parquet") == texts
+    assert held[0] == 1024
+    assert 1 <= held[1] <= 10
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])

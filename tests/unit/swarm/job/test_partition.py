@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from swarm.errors import InvalidConfig
-from swarm.job.model_config import hugging_face_config
+from swarm.job.model_config import ENTRIES_MAX, check_sizes, hugging_face_config
 from swarm.job.partition import (
     auto_microbatch,
     balanced_split,
@@ -178,3 +179,39 @@ def test_what_was_chosen_is_said_in_one_line() -> None:
     assert said.startswith("2 stages of 4 + 4 layers; 2 of 16 microbatches overlap the step before"), said
     assert said.endswith("after 5 steps without"), said
     assert shape_text(resolved(job(pipeline={"overlap": 0}))) == "1 stage of 8 layers; steps do not overlap"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_labels": 10**9},
+        {"num_hidden_layers": 10_001},
+        {"whatever": 1 << 31},
+        {"whatever": -(1 << 40)},
+        {"rope_scaling": {"factor": 10**30}},
+        {"id2label": {str(number): "x" for number in range(ENTRIES_MAX + 1)}},
+        {"layer_types": ["full_attention"] * (ENTRIES_MAX + 1)},
+    ],
+    ids=lambda config: next(iter(config)),
+)
+def test_absurd_sizes_are_refused_at_once(config: dict[str, Any]) -> None:
+    """num_labels = 10^9 made a table of a billion names in each replica: killed, again and again."""
+    started_s = time.perf_counter()
+    with pytest.raises(InvalidConfig, match=r"model\.config\.\w+ (=|has) "):
+        check_sizes(config)
+    assert time.perf_counter() - started_s < 0.1
+
+
+def test_what_models_really_say_passes() -> None:
+    check_sizes(
+        {
+            "max_position_embeddings": 10_485_760,
+            "num_hidden_layers": 126,
+            "num_labels": 2,
+            "pad_token_id": -1,
+            "rope_theta": 500_000_000,
+            "rope_scaling": {"factor": 8.0, "original_max_position_embeddings": 8192},
+            "tie_word_embeddings": False,
+            "architectures": ["LlamaForCausalLM"],
+        }
+    )
