@@ -53,6 +53,11 @@ def pack(tensor: Tensor, codec_name: str) -> Packed:
     return Packed(payload, dtype, shape, codec_name)
 
 
+def pack_encoded(payload: Tensor, shape: tuple[int, ...], codec_name: str) -> Packed:
+    """A tensor of `shape` that was encoded on its device and brought to the CPU."""
+    return Packed(codec.readable(payload), codec.dtype_of(codec_name), shape, codec_name)
+
+
 def boundary(me: ReplicaId, microbatch: Microbatch, direction: Direction, attempt: int, packed: Packed) -> Letter:
     """An activation for the next stage, or a gradient for the one before."""
     stage = _beyond(me, direction)

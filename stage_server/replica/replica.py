@@ -29,7 +29,7 @@ from stage_server.replica.admission import Admission
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
 from stage_server.replica.mailbox import Mailbox
-from stage_server.replica.packing import Letter, Packed, boundary, pack, question
+from stage_server.replica.packing import Letter, Packed, boundary, pack, pack_encoded, question
 from stage_server.replica.rounds import RoundRunner
 from stage_server.state.donor import Donor
 from stage_server.state.joiner import missed_record
@@ -382,8 +382,11 @@ class Replica:
         g = self._inputs.pop((microbatch, Direction.BACKWARD), None)
 
         def backward() -> tuple[Packed | None, bool]:
-            dx, finite = self._stage.backward(microbatch, g, accumulate=work.accumulate)
-            return (None if dx is None else pack(dx, self._codec)), finite
+            encoded, finite = self._stage.backward(
+                microbatch, g, accumulate=work.accumulate, encode=lambda dx: codec.encode_there(dx, self._codec)
+            )
+            shape = self._stage.boundary_shape()
+            return (None if encoded is None else pack_encoded(encoded, shape, self._codec)), finite
 
         done = await self._device.timed(backward)
         dx, finite = done.result

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from swarm.errors import CorruptFrame
+from swarm.model.runtime import to_host
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 Shape: TypeAlias = tuple[int, ...]
@@ -53,8 +54,9 @@ INT8_TILE = 1 << 20
 class Codec:
     """How a float32 tensor becomes bytes, and back.
 
-    `dtype` is what the header says, `payload_bytes` the exact length by elements. `encode` gives flat uint8 on
-    the CPU, which may share the tensor's memory; `decode` gets bytes of the right length and gives memory of its own.
+    `dtype` is what the header says, `payload_bytes` the exact length by elements. `encode` gives flat uint8
+    where the tensor lies, which may share its memory; `decode` gets bytes of the right length and gives memory of its
+    own on the CPU.
     """
 
     dtype: str
@@ -65,7 +67,9 @@ class Codec:
 
 def _cast(dtype: str) -> Codec:
     def decode(payload: memoryview, shape: Shape) -> Tensor:
-        return _tensor_of(payload, dtype, shape).to(torch.float32)
+        if dtype == "float32":
+            return _filled(_landing(shape), payload)
+        return _landing(shape).copy_(_tensor_of(payload, dtype, shape))
 
     return Codec(
         dtype,
@@ -82,7 +86,7 @@ def _int8_bytes(elements: int) -> int:
 def _int8_encode(tensor: Tensor) -> Tensor:
     flat = tensor.contiguous().view(-1)
     elements = flat.numel()
-    payload = torch.empty(_int8_bytes(elements), dtype=torch.uint8)
+    payload = torch.empty(_int8_bytes(elements), dtype=torch.uint8, device=flat.device)
     values, scales = payload[:elements].view(torch.int8), []
     for start in range(0, elements, INT8_TILE):
         tile = flat[start : start + INT8_TILE]
@@ -92,13 +96,12 @@ def _int8_encode(tensor: Tensor) -> Tensor:
         blocks = tile.view(-1, INT8_BLOCK)
         scale = torch.linalg.vector_norm(blocks, math.inf, dim=1, keepdim=True)  # NaN if the block has one
         # Divided by the scale first: 127 / scale would overflow for the smallest numbers. Rounds half to even.
-        ratio = (blocks / torch.where(scale > 0, scale, 1.0)).mul_(INT8_TOP).round_()
-        if not bool(scale.isfinite().all()):
-            ratio = torch.where(scale.isfinite(), ratio, 0.0)
+        ratio = (blocks / torch.where(scale == 0, 1.0, scale)).mul_(INT8_TOP).round_()
+        ratio.nan_to_num_(0.0)  # where the scale is not finite, which alone says so
         values[start : start + used].copy_(ratio.view(-1)[:used])
         scales.append(scale.view(-1))
     # The scales may begin at any byte.
-    payload[elements:].copy_(_raw(torch.cat(scales)))
+    payload[elements:].copy_(torch.cat(scales).view(torch.uint8))
     return payload
 
 
@@ -106,7 +109,7 @@ def _int8_decode(payload: memoryview, shape: Shape) -> Tensor:
     elements = math.prod(shape)
     values = _tensor_of(payload[:elements], "int8", (elements,))
     scales = _tensor_of(payload[elements:], "float32", (math.ceil(elements / INT8_BLOCK), 1))
-    tensor = torch.empty(elements, dtype=torch.float32)
+    tensor = _landing((elements,))
     for start in range(0, elements, INT8_TILE):
         tile = tensor[start : start + INT8_TILE]
         torch.div(values[start : start + INT8_TILE], INT8_TOP, out=tile)
@@ -133,8 +136,23 @@ def encode(tensor: Tensor, codec: str) -> tuple[memoryview, str, Shape]:
     The payload is read-only and may share the tensor's memory: do not write to the tensor while it is held. A value out
     of float16's range becomes infinite; the step is then reported as not finite.
     """
-    known = _known(codec)
-    return known.encode(tensor.detach()).numpy().data.toreadonly(), known.dtype, tuple(tensor.shape)
+    (payload,) = to_host(encode_there(tensor, codec))
+    return readable(payload), dtype_of(codec), tuple(tensor.shape)
+
+
+def encode_there(tensor: Tensor, codec: str) -> Tensor:
+    """The payload of a float32 boundary tensor as flat uint8 where the tensor lies; it may share its memory."""
+    return _known(codec).encode(tensor.detach())
+
+
+def dtype_of(codec: str) -> str:
+    """What a header calls the payload's elements."""
+    return _known(codec).dtype
+
+
+def readable(payload: Tensor) -> memoryview:
+    """The bytes of a payload on the CPU."""
+    return payload.numpy().data.toreadonly()
 
 
 def decode(payload: Payload, dtype: str, shape: Sequence[int], codec: str) -> Tensor:
@@ -160,7 +178,7 @@ def encode_slice(tensor: Tensor) -> tuple[memoryview, str]:
     """Payload and dtype of a 1-D float32 or float64 slice of a unit; the payload may share the tensor's memory."""
     assert tensor.dim() == 1, "slices are flat"
     assert tensor.dtype in SLICE_DTYPES.values(), "slices are float32 or float64"
-    return _raw(tensor.detach()).numpy().data.toreadonly(), str(tensor.dtype).removeprefix("torch.")
+    return readable(_raw(tensor.detach().cpu())), str(tensor.dtype).removeprefix("torch.")
 
 
 def decode_slice(payload: Payload, dtype: str, elements: int) -> Tensor:
@@ -202,11 +220,20 @@ def _sized(payload: Payload, expected: int, what: str, shape: Sequence[int]) -> 
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """The tensor's bytes as flat uint8 on the CPU, without a copy where they lie there in order."""
-    return tensor.contiguous().cpu().view(-1).view(torch.uint8)
+    """The tensor's bytes as flat uint8, without a copy where they lie in order."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _tensor_of(payload: memoryview, dtype: str, shape: Shape) -> Tensor:
-    tensor = torch.empty(shape, dtype=DTYPES[dtype])
+    return _filled(torch.empty(shape, dtype=DTYPES[dtype]), payload)
+
+
+def _landing(shape: Shape) -> Tensor:
+    """Memory for a boundary tensor; pinned if this process uses a GPU, which can then fetch it in the background."""
+    uses_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch gives it no types
+    return torch.empty(shape, dtype=torch.float32, pin_memory=uses_gpu)
+
+
+def _filled(tensor: Tensor, payload: memoryview) -> Tensor:
     tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(payload, dtype=np.uint8)
     return tensor

@@ -15,10 +15,15 @@ device.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from itertools import islice
+from operator import add
 
 import torch
 from torch import Tensor
+
+from swarm.model.runtime import read
 
 EXACT_LIMIT = 2**53
 TILE_ELEMENTS = 1 << 16  # 512 KiB of float64: a tile stays in cache between its passes (measured: 2x over 1 MiB)
@@ -30,16 +35,19 @@ def contribution_limit(contributions: int) -> int:
     return EXACT_LIMIT // contributions
 
 
-def in_range(gradient: Tensor, bits: int | None, limit: int) -> bool:
-    """Whether every element is finite and, on a grid, at most `limit` multiples of 2^-bits in magnitude."""
-    if gradient.numel() == 0:
-        return True
-    low, high = torch.aminmax(gradient)  # a NaN anywhere makes both NaN
-    largest = max(abs(float(low)), abs(float(high)))
-    if math.isnan(largest) or math.isinf(largest):
-        return False
-    # Rounding is monotone, so the largest element decides for all.
-    return bits is None or round(math.ldexp(largest, bits)) <= limit
+def in_range(gradients: Sequence[Tensor], bits: int | None, limit: int) -> Tensor:
+    """Whether every element of all is finite and, on a grid, at most `limit` multiples of 2^-bits in magnitude.
+
+    A 0-dim bool tensor on the gradients' device; nobody waits for it here.
+    """
+    # A NaN anywhere makes both ends NaN. Rounding is monotone, so the largest element decides for all.
+    ends = [end for gradient in gradients if gradient.numel() for end in torch.aminmax(gradient)]
+    if not ends:
+        return torch.tensor(True)
+    largest = torch.stack(ends).abs().amax()
+    if bits is None:
+        return largest.isfinite()
+    return (largest.to(torch.float64) * math.ldexp(1.0, bits)).round() <= limit
 
 
 def accumulate(total: Tensor, gradient: Tensor, bits: int | None) -> None:
@@ -70,24 +78,34 @@ def mean_of_parts(parts: Sequence[Tensor], tokens: int, bits: int | None) -> Ten
     return total.div_(math.ldexp(float(tokens), bits or 0)).to(torch.float32)
 
 
-def squared_norm(tensor: Tensor) -> float:
-    """Sum of squares in float64, added in fixed blocks along a fixed tree.
+def squared_norms(tensors: Iterable[Tensor]) -> list[float]:
+    """Sums of squares in float64, added in fixed blocks along a fixed tree; the host waits once for all of them.
 
     A library's reduction depends on the number of threads; halving a block and adding its halves element by element
-    does not.
+    does not. The tensors are taken one at a time.
     """
-    flat = tensor.detach().reshape(-1)
-    if flat.device.type == "mps":  # has no float64
-        flat = flat.cpu()
-    total = 0.0
-    for start in range(0, flat.numel(), NORM_BLOCK_ELEMENTS):
-        block = flat[start : start + NORM_BLOCK_ELEMENTS].to(torch.float64)
-        block = block * block
-        while block.numel() > 1:
-            half = block.numel() // 2
-            folded = block[:half] + block[half : 2 * half]
-            if block.numel() % 2:
-                folded[0] += block[-1]
-            block = folded
-        total += float(block)
-    return total
+    blocks: list[Tensor] = []
+    counts = []
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        if flat.device.type == "mps":  # has no float64
+            flat = flat.cpu()
+        starts = range(0, flat.numel(), NORM_BLOCK_ELEMENTS)
+        blocks += [_folded(flat[start : start + NORM_BLOCK_ELEMENTS]) for start in starts]
+        counts.append(len(starts))
+    totals = iter(read(blocks))
+    # Not with sum(), which rounds otherwise from Python 3.12 on.
+    return [reduce(add, islice(totals, count), 0.0) for count in counts]
+
+
+def _folded(block: Tensor) -> Tensor:
+    """The sum of squares of one block, 0-dim on its device."""
+    wide = block.to(torch.float64)
+    wide = wide * wide
+    while wide.numel() > 1:
+        half = wide.numel() // 2
+        folded = wide[:half] + wide[half : 2 * half]
+        if wide.numel() % 2:
+            folded[0] += wide[-1]
+        wide = folded
+    return wide.view(())

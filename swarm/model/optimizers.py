@@ -1,4 +1,4 @@
-"""The optimizers: which state each keeps for a parameter, and how one parameter tensor takes one step.
+"""The optimizers: which state each keeps for a parameter, and how parameters take one step.
 
 One tensor at a time, never grouped or fused: what happens to a parameter must not depend on its neighbours, because
 they depend on the cut into stages. AdamW, SGD, NAdamW and Muon are torch's own functional forms and give the bits of
@@ -11,6 +11,8 @@ the classes in torch.optim; torch has no LAMB.
     muon        momentum, of the matrices of decoder layers; all other parameters step as with adamw
     sgd         momentum buffer; nothing if training.momentum is 0
 
+The host never waits for the device: counters lie on the CPU. Only LAMB's norms are read, all at once.
+
 Adding one means one entry in OPTIMIZERS.
 """
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,7 +33,7 @@ from torch.optim.sgd import sgd
 
 from swarm.errors import InvalidModel
 from swarm.job.spec import TrainingSection
-from swarm.model.exact_sums import squared_norm
+from swarm.model.exact_sums import squared_norms
 
 State: TypeAlias = dict[str, Tensor]
 """The optimizer's tensors for one parameter, by name, in a fixed order."""
@@ -48,11 +50,20 @@ _OF_A_LAYER = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A parameter with its gradient and its state."""
+
+    parameter: Tensor
+    gradient: Tensor
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
-    """One optimizer: `start` makes a parameter's state, `step` changes parameter and state in place."""
+    """One optimizer: `start` makes a parameter's state, `step` changes parameters and states in place."""
 
     start: Callable[[Tensor, TrainingSection], State]
-    step: Callable[[Tensor, Tensor, State, TrainingSection, float], None]
+    step: Callable[[Sequence[Held], TrainingSection, float], None]
 
 
 class Optimizer:
@@ -91,8 +102,11 @@ class Optimizer:
         self, parameters: Iterable[tuple[str, Tensor]], gradients: Mapping[str, Tensor], learning_rate: float
     ) -> None:
         """Update the parameters and their state in place, each with the gradient of its name."""
+        by_rule: dict[Rule, list[Held]] = {}
         for name, parameter in parameters:
-            self._rules[name].step(parameter, gradients[name], self._state[name], self._training, learning_rate)
+            by_rule.setdefault(self._rules[name], []).append(Held(parameter, gradients[name], self._state[name]))
+        for rule, held in by_rule.items():
+            rule.step(held, self._training, learning_rate)
 
 
 # State -----------------------------------------------------------------------------------------------------------
@@ -123,6 +137,16 @@ def _buffer(parameter: Tensor, _training: TrainingSection) -> State:
 
 
 # Steps -----------------------------------------------------------------------------------------------------------
+
+_StepOne: TypeAlias = Callable[[Tensor, Tensor, State, TrainingSection, float], None]
+
+
+def _each(step: _StepOne) -> Callable[[Sequence[Held], TrainingSection, float], None]:
+    def step_all(held: Sequence[Held], training: TrainingSection, learning_rate: float) -> None:
+        for one in held:
+            step(one.parameter, one.gradient, one.state, training, learning_rate)
+
+    return step_all
 
 
 def _adamw(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:
@@ -207,27 +231,34 @@ def _sgd(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSe
     )
 
 
-def _lamb(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:
+def _lamb(held: Sequence[Held], training: TrainingSection, learning_rate: float) -> None:
     """Adam's direction and decoupled decay, scaled so that the step is `learning_rate` times the parameter's own norm.
 
     With bias correction and without normalising the gradient first (the step's clip does that). The ratio is 1 where
-    either norm is 0: a parameter that starts at zero could never leave it otherwise.
+    either norm is 0: a parameter that starts at zero could never leave it otherwise. The norms of all parameters are
+    read at once; directions are made twice rather than kept for that long.
 
     Source: LAMB (arXiv 1904.00962), algorithm 2, identity scaling function.
     """
     beta1, beta2 = training.betas
-    first, second = state["first_moment"], state["second_moment"]
-    state["updates"] += 1
-    updates = float(state["updates"])
-    first.lerp_(gradient, 1.0 - beta1)
-    second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-    spread = (second / (1.0 - beta2**updates)).sqrt_().add_(training.eps)
-    direction = (first / (1.0 - beta1**updates)).div_(spread)
-    direction.add_(parameter, alpha=training.weight_decay)
+    for one in held:
+        one.state["updates"] += 1
+        one.state["first_moment"].lerp_(one.gradient, 1.0 - beta1)
+        one.state["second_moment"].mul_(beta2).addcmul_(one.gradient, one.gradient, value=1.0 - beta2)
     # The library's norm depends on the number of threads; ours does not.
-    held, wanted = math.sqrt(squared_norm(parameter)), math.sqrt(squared_norm(direction))
-    ratio = held / wanted if held > 0.0 and wanted > 0.0 else 1.0
-    parameter.add_(direction, alpha=-learning_rate * ratio)
+    norms = squared_norms(tensor for one in held for tensor in (one.parameter, _lamb_direction(one, training)))
+    for one, size, wanted in zip(held, map(math.sqrt, norms[::2]), map(math.sqrt, norms[1::2]), strict=True):
+        ratio = size / wanted if size > 0.0 and wanted > 0.0 else 1.0
+        one.parameter.add_(_lamb_direction(one, training), alpha=-learning_rate * ratio)
+
+
+def _lamb_direction(one: Held, training: TrainingSection) -> Tensor:
+    beta1, beta2 = training.betas
+    updates = float(one.state["updates"])
+    spread = (one.state["second_moment"] / (1.0 - beta2**updates)).sqrt_().add_(training.eps)
+    direction: Tensor = (one.state["first_moment"] / (1.0 - beta1**updates)).div_(spread)
+    direction.add_(one.parameter, alpha=training.weight_decay)
+    return direction
 
 
 def _muon(parameter: Tensor, gradient: Tensor, state: State, training: TrainingSection, learning_rate: float) -> None:
@@ -257,9 +288,9 @@ def rule_of(optimizer: str, name: str, parameter: Tensor) -> Rule:
 
 
 OPTIMIZERS: dict[str, Rule] = {
-    "adamw": Rule(_moments, _adamw),
-    "sgd": Rule(_momentum, _sgd),
-    "nadamw": Rule(_moments_and_product, _nadamw),
+    "adamw": Rule(_moments, _each(_adamw)),
+    "sgd": Rule(_momentum, _each(_sgd)),
+    "nadamw": Rule(_moments_and_product, _each(_nadamw)),
     "lamb": Rule(_moments, _lamb),
-    "muon": Rule(_buffer, _muon),
+    "muon": Rule(_buffer, _each(_muon)),
 }

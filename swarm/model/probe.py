@@ -9,12 +9,11 @@ weights after every commit, but before any of it is lost).
 from __future__ import annotations
 
 import torch
-import xxhash
 from torch import Tensor
 
 from swarm.job.spec import TrainingSection
+from swarm.model.digests import digest_of
 from swarm.model.optimizers import Optimizer
-from swarm.model.state import raw_bytes
 
 ELEMENTS = 4099  # odd: the last elements are not a whole vector
 SIDE = 64  # of the matrix
@@ -25,13 +24,13 @@ EDGES = (0.0, -0.0, 1e-45, -3e-42, 1.1e-38, 1.18e-38, -1e-30, 1e-8, 0.1, 1.0, -6
 
 
 def probe_digest(training: TrainingSection, device: torch.device) -> str:
-    """xxh3-128 of parameters and state after each of a few steps of the job's optimizer on `device`."""
+    """The digest of parameters and state after each of a few steps of the job's optimizer on `device`."""
     generator = torch.Generator().manual_seed(SEED)
     matrix = _values(generator, 0.02)[: SIDE * SIDE].view(SIDE, SIDE)
     start = {"layers.0.weight": matrix, "vector": _values(generator, 1.0)}
     parameters = {name: tensor.to(device, copy=True) for name, tensor in start.items()}
     optimizer = Optimizer(training, parameters.items())
-    digest = xxhash.xxh3_128()
+    seen: list[tuple[str, Tensor]] = []
     for step in range(STEPS):
         gradients = {}
         for name, parameter in parameters.items():
@@ -39,9 +38,9 @@ def probe_digest(training: TrainingSection, device: torch.device) -> str:
             gradients[name] = gradient.to(device) * 0.7316227766016838  # clipped, as gradients are
         optimizer.step(parameters.items(), gradients, training.learning_rate * (1.0 + 0.1 * step))
         for name, parameter in parameters.items():
-            for tensor in (parameter, *optimizer.state_of(name).values()):
-                digest.update(raw_bytes(tensor))
-    return digest.hexdigest()
+            for key, tensor in (("", parameter), *optimizer.state_of(name).items()):
+                seen.append((f"{step} {name}@{key}", tensor.clone()))
+    return digest_of(seen)
 
 
 def _values(generator: torch.Generator, scale: float) -> Tensor:

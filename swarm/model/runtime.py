@@ -9,9 +9,12 @@ MPS has no float64. Sums and norms in float64 are made on the CPU there (`sum_de
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
+from functools import lru_cache
 
 import psutil
 import torch
+from torch import Tensor
 
 from swarm.errors import InvalidConfig
 from swarm.process.malloc import trim_malloc
@@ -75,10 +78,58 @@ def step_device(device: torch.device, step_on: str) -> torch.device:
     return torch.device("cpu") if step_on == "cpu" else device
 
 
+# Between the host and the device -------------------------------------------------------------------------------------
+#
+# A device works through a queue while the host goes on. Whoever reads a value of it waits for all that was queued
+# before, and then the device waits for the host: so values are read together, as few times as possible.
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device, for which the host does not wait; do not write to `tensor` afterwards.
+
+    A GPU copies on a stream of its own, beside what it computes; in the background only if the memory is pinned.
+    """
+    if device.type != "cuda" or tensor.device == device:
+        return tensor.to(device, non_blocking=device.type not in ("cpu", "mps"))
+    copies, computations = _copy_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(copies):
+        there = tensor.to(device, non_blocking=True)
+    computations.wait_stream(copies)
+    there.record_stream(computations)
+    return there
+
+
+def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors on the CPU; the host waits once for all. They share memory with what lies there already."""
+    # torch takes pinned memory for a copy that does not block.
+    there = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
+    for device in {tensor.device for tensor in tensors if tensor.device.type != "cpu"}:
+        synchronise(device)
+    return there
+
+
+def read(numbers: Sequence[Tensor]) -> list[float]:
+    """The values of 0-dim tensors, in order; the host waits once for each device that holds some."""
+    places: dict[torch.device, list[int]] = {}
+    for place, number in enumerate(numbers):
+        places.setdefault(number.device, []).append(place)
+    values = [0.0] * len(numbers)
+    for held in places.values():
+        (together,) = to_host(torch.stack([numbers[place] for place in held]))
+        for place, value in zip(held, together.tolist(), strict=True):
+            values[place] = value
+    return values
+
+
+@lru_cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
+
+
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has finished its queue; times measured before that mean nothing."""
+    """Wait until the device has done what this thread has queued."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
     elif device.type == "mps":
         torch.mps.synchronize()
 

@@ -23,11 +23,10 @@ Legend: B sequences, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-import xxhash
 from torch import Tensor, nn
 
 from swarm.errors import NotFound, StaleMessage
@@ -36,9 +35,10 @@ from swarm.job.partition import TIED_UNIT
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterNorm
 from swarm.model import exact_sums
+from swarm.model.digests import digest_of
 from swarm.model.families import Draw, StageModule, build, stored_name
 from swarm.model.optimizers import Optimizer
-from swarm.model.runtime import step_device, sum_device
+from swarm.model.runtime import step_device, sum_device, to_device, to_host
 from swarm.model.state import InitialState, raw_bytes
 from swarm.model.units import UnitUse, module_names, places_of, tied_name, views
 from swarm.types import Microbatch, UnitName
@@ -143,12 +143,12 @@ class Stage:
         self._buffer(version)
         if self._first:
             assert tokens is not None, "the first stage computes from tokens"
-            source = tokens.to(self.device, torch.int64)
+            source = to_device(tokens, self.device).long()
         else:
             assert x is not None, "a later stage computes from a boundary tensor"
-            source = x.detach().to(self.device).requires_grad_()
+            source = to_device(x.detach(), self.device).requires_grad_()
         draw = Draw(self._spec.training.seed, microbatch.step, microbatch.index)
-        graph = _Graph(version, draw, source, None if targets is None else targets.to(self.device, torch.int64))
+        graph = _Graph(version, draw, source, None if targets is None else to_device(targets, self.device).long())
         output = self._output(graph)
         if not self._spec.model.recompute:
             graph.output = output
@@ -156,13 +156,19 @@ class Stage:
         return (None, float(output.detach())) if self._last else (output.detach(), 0.0)
 
     def backward(
-        self, microbatch: Microbatch, g: Tensor | None = None, *, accumulate: bool = True
+        self,
+        microbatch: Microbatch,
+        g: Tensor | None = None,
+        *,
+        accumulate: bool = True,
+        encode: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor | None, bool]:
         """Use up the graph: (dx [B, T, D] or None on the first stage, whether the gradient was finite).
 
         `g` is the gradient [B, T, D] of y; the last stage starts from its loss. The parameters' gradients are added to
         the sums of the microbatch's step, all of them, or none if one value is not finite or out of the fixed-point
-        range; with `accumulate=False` never. NotFound if there was no forward.
+        range; with `accumulate=False` never. With `encode`, what that makes of dx is given instead of dx, on the CPU:
+        the host waits once for both results. NotFound if there was no forward.
         """
         graph = self._graphs.pop(microbatch, None)
         if graph is None:
@@ -172,14 +178,17 @@ class Stage:
         names, parameters = zip(*module.named_parameters(), strict=True)
         wanted = parameters if self._first else (graph.source, *parameters)
         assert self._last or g is not None, "the gradient of a boundary tensor is needed"
-        start = None if self._last or g is None else g.to(self.device)
+        start = None if self._last or g is None else to_device(g, self.device)
         gradients = torch.autograd.grad(output, wanted, start)
         dx = None
         if not self._first:
             dx, *rest = gradients
             gradients = tuple(rest)
         by_name = {name: each.to(self._sum_device) for name, each in zip(names, gradients, strict=True)}
-        finite = self._acceptable(by_name)
+        acceptable = self._acceptable(by_name)
+        if dx is not None and encode is not None:
+            dx, acceptable = to_host(encode(dx), acceptable)
+        finite = bool(acceptable)
         if finite and accumulate:
             self._add(microbatch.step, by_name)
         return dx, finite
@@ -190,9 +199,10 @@ class Stage:
         """Compute forward for an evaluation: as `forward`, but without a graph, and nothing is kept."""
         source = tokens if self._first else x
         assert source is not None, "the first stage computes from tokens, a later one from a boundary tensor"
-        wanted = source.to(self.device, torch.int64) if self._first else source.to(self.device)
+        there = to_device(source, self.device)
+        wanted = there.long() if self._first else there
         output = self._output(
-            _Graph(version, None, wanted, None if targets is None else targets.to(self.device, torch.int64)),
+            _Graph(version, None, wanted, None if targets is None else to_device(targets, self.device).long()),
             graph=False,
         )
         return (None, float(output)) if self._last else (output, 0.0)
@@ -221,7 +231,8 @@ class Stage:
         return (held[0] if len(held) == 1 else held[0] + held[1]).cpu()
 
     def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
-        return tuple(ParameterNorm(name, exact_sums.squared_norm(view)) for name, view in views(self.units[unit], mean))
+        names, parts = zip(*views(self.units[unit], mean), strict=True)
+        return tuple(ParameterNorm(*one) for one in zip(names, exact_sums.squared_norms(parts), strict=True))
 
     def apply(
         self, step: int, means: Mapping[UnitName, Tensor], *, learning_rate: float, scale: float, skip: bool
@@ -249,13 +260,12 @@ class Stage:
         return self.digest()
 
     def digest(self) -> str:
-        """xxh3-128 over the newest parameters and the optimizer's state, in order of name."""
-        state = xxhash.xxh3_128()
-        for name, parameter in sorted(self.module.named_parameters()):
-            state.update(name.encode())
-            for tensor in (parameter, *self._optimizer.state_of(name).values()):
-                state.update(raw_bytes(tensor))
-        return state.hexdigest()
+        """The digest of the newest parameters and the optimizer's state, in order of name."""
+        return digest_of(
+            (f"{name}@{key}", tensor)
+            for name, parameter in sorted(self.module.named_parameters())
+            for key, tensor in (("", parameter), *self._optimizer.state_of(name).items())
+        )
 
     # Joining ---------------------------------------------------------------------------------------------------------
 
@@ -270,7 +280,8 @@ class Stage:
     def snapshot(self, names: Iterable[str]) -> bytes:
         """All that a commit changes of these parameters, as it is now: for each the newest weights, with staleness 1
         those of the version before, then the optimizer's tensors."""
-        return b"".join(raw_bytes(tensor) for name in names for tensor in self._state_at(name, self.version))
+        tensors = to_host(*(tensor for name in names for tensor in self._state_at(name, self.version)))
+        return b"".join(map(raw_bytes, tensors))
 
     @torch.no_grad()
     def absorb(self, names: Iterable[str], version: int, snapshot: memoryview) -> None:
@@ -306,7 +317,7 @@ class Stage:
             parameter = new.module.get_parameter(name)
             parameter.copy_(old.module.get_parameter(name))
             if not skip:
-                clipped = {name: gradients[name].view(parameter.shape).to(self._step_device) * scale}
+                clipped = {name: to_device(gradients[name].view(parameter.shape), self._step_device) * scale}
                 self._step([(name, parameter)], clipped, learning_rate)
 
     def settle(self, version: int) -> str:
@@ -394,17 +405,18 @@ class Stage:
             logits_NV = output.float().flatten(0, 1)
             return nn.functional.cross_entropy(logits_NV, work.targets.flatten(), ignore_index=-100, reduction="sum")
 
-    def _acceptable(self, gradients: Mapping[str, Tensor]) -> bool:
+    def _acceptable(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Whether all gradients may be added: a 0-dim bool tensor where they lie."""
         contributions = self._spec.training.microbatches
-        return all(
+        found = [
             exact_sums.in_range(
-                gradients[name],
+                [gradients[name] for name, _, _ in module_names(use, layout)],
                 self._bits,
                 exact_sums.contribution_limit(contributions * (2 if use.unit == TIED_UNIT else 1)),
             )
             for use, layout in self._places.items()
-            for name, _, _ in module_names(use, layout)
-        )
+        ]
+        return torch.stack(found).all()
 
     def _add(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         sums = self._sums.setdefault(step, {})
@@ -421,18 +433,20 @@ class Stage:
     def _step(
         self, parameters: Iterable[tuple[str, Tensor]], gradients: Mapping[str, Tensor], learning_rate: float
     ) -> None:
-        """Run the optimizer on its device, one parameter after the other."""
+        """Run the optimizer on its device; parameters that lie elsewhere visit it one after the other."""
+        if self._step_device == self.device:
+            self._optimizer.step(parameters, gradients, learning_rate)
+            return
         for name, parameter in parameters:
-            there = parameter.detach().to(self._step_device)  # the parameter itself if it is there
+            there = parameter.detach().to(self._step_device)
             self._optimizer.step([(name, there)], gradients, learning_rate)
-            if self._step_device != self.device:
-                parameter.copy_(there)
+            parameter.copy_(there)
 
     def _gradients(self, means: Mapping[UnitName, Tensor], scale: float) -> dict[str, Tensor]:
         """The clipped gradient of every parameter of the module; both uses of a tied weight get the same."""
         gradients = {}
         for use, layout in self._places.items():
-            mean = means[use.unit].to(self._step_device)
+            mean = to_device(means[use.unit], self._step_device)
             for (name, _, _), (_, view) in zip(module_names(use, layout), views(layout, mean), strict=True):
                 gradients[name] = view * scale
         return gradients

@@ -21,7 +21,7 @@ def test_order_and_replicas_do_not_change_the_mean(
 ) -> None:
     gradients = [torch.tensor(row, dtype=torch.float32) for row in rows]
     limit = contribution_limit(len(rows))
-    gradients = [gradient for gradient in gradients if in_range(gradient, bits, limit)]
+    gradients = [gradient for gradient in gradients if in_range([gradient], bits, limit)]
 
     one = torch.zeros(3, dtype=torch.float64)
     for gradient in gradients:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarm.model import exact_sums
-from swarm.model.exact_sums import accumulate, contribution_limit, in_range, mean_of_parts, squared_norm
+from swarm.model.exact_sums import accumulate, contribution_limit, in_range, mean_of_parts, squared_norms
 
 
 def test_a_sum_holds_the_rounded_multiples() -> None:
@@ -31,18 +31,18 @@ def test_range_is_the_share_that_no_sum_of_all_contributions_can_leave() -> None
     assert limit * 8 <= 2**53 < (limit + 1) * 8
     edge = torch.tensor([limit / 2**16])
     assert float(edge) * 2**16 == limit
-    assert in_range(edge, 16, limit)
-    assert in_range(-edge, 16, limit)
-    assert not in_range(torch.nextafter(edge, torch.tensor(torch.inf)), 16, limit)
+    assert in_range([edge], 16, limit)
+    assert in_range([-edge], 16, limit)
+    assert not in_range([torch.nextafter(edge, torch.tensor(torch.inf))], 16, limit)
 
 
 @pytest.mark.parametrize("bits", [None, 30])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_is_out_of_range(bits: int | None, bad: float) -> None:
     gradient = torch.zeros(100)
-    assert in_range(gradient, bits, 1)
+    assert in_range([gradient], bits, 1)
     gradient[57] = bad
-    assert not in_range(gradient, bits, 2**53)
+    assert not in_range([gradient], bits, 2**53)
 
 
 def test_sums_stay_exact_up_to_the_limit_of_float64() -> None:
@@ -78,7 +78,7 @@ def test_squared_norm_is_right_and_ignores_the_number_of_threads(elements: int) 
         norms = set()
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            norms.add(squared_norm(tensor))
+            norms.update(squared_norms([tensor]))
     finally:
         torch.set_num_threads(before)
     assert len(norms) == 1

@@ -57,9 +57,9 @@ def test_nothing_in_the_probe_leaves_the_numbers() -> None:
         seen = []
         step = OPTIMIZERS[name].step
 
-        def watched(parameter, gradient, state, section, rate, step=step, seen=seen) -> None:  # type: ignore[no-untyped-def]
-            step(parameter, gradient, state, section, rate)
-            seen += [parameter.clone(), *(tensor.clone() for tensor in state.values())]
+        def watched(held, section, rate, step=step, seen=seen) -> None:  # type: ignore[no-untyped-def]
+            step(held, section, rate)
+            seen += [tensor.clone() for one in held for tensor in (one.parameter, *one.state.values())]
 
         rule = OPTIMIZERS[name]
         OPTIMIZERS[name] = type(rule)(rule.start, watched)
