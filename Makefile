@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim chaos chaos-short mutants check lint fmt types imports protos protos-check bench clean
+.PHONY: help setup demo test sim chaos chaos-short mutants check lint fmt types imports protos protos-check bench bench-gpu clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ mutants: setup ## switch safety mechanisms off one at a time: the tests must not
 
 bench: setup ## tokens/s beside one process and torch.distributed.pipelining
 	$(BIN)/python -m benchmarks.measured.throughput
+
+bench-gpu: setup ## on a CUDA GPU: the bits of one process, tokens/s and utilisation beside plain torch
+	$(BIN)/python -m benchmarks.measured.gpu
 
 check: lint types imports protos-check ## lint, types, import contracts, generated code
 

@@ -31,8 +31,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -64,6 +64,7 @@ class Timed:
     step_s: float  # median of the measured steps
     cpu_s_per_step: float  # of all processes together
     loss: float
+    weights_sha256: str = ""  # of the swarm's end
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +171,17 @@ def _tokens_per_step(spec: JobSpec) -> int:
     return spec.training.global_batch_sequences * spec.data.sequence_length
 
 
-def job_of(options: argparse.Namespace, folder: Path) -> tuple[JobSpec, TokenManifest]:
-    """The resolved job and its tokens: random words, as much text as the steps need."""
+def job_of(
+    options: argparse.Namespace,
+    folder: Path,
+    *,
+    config: Mapping[str, object] | None = None,
+    training: Mapping[str, object] | None = None,
+) -> tuple[JobSpec, TokenManifest]:
+    """The resolved job and its tokens: random words, as much text as the steps need.
+
+    `config` and `training` are laid over the keys of these names.
+    """
     steps, sequences = options.warmup + options.steps, options.microbatch * options.microbatches
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(500)]
@@ -188,7 +198,8 @@ def job_of(options: argparse.Namespace, folder: Path) -> tuple[JobSpec, TokenMan
                     "intermediate_size": 4 * options.width,
                     "num_hidden_layers": options.layers,
                     "num_attention_heads": 4,
-                },
+                }
+                | dict(config or {}),
             },
             "data": {"source": str(folder / "corpus.txt"), "sequence_length": options.sequence},
             "training": {
@@ -198,7 +209,8 @@ def job_of(options: argparse.Namespace, folder: Path) -> tuple[JobSpec, TokenMan
                 "schedule": "constant",
                 "warmup_steps": 0,
                 "lookahead": 0.0,
-            },
+            }
+            | dict(training or {}),
             "pipeline": {"stages": options.stages, "compression": options.compression, "overlap": options.overlap},
             "limits": {"min_replicas": options.replicas},
         }
@@ -307,7 +319,7 @@ class _Rival:
 class Swarm:
     """A scheduler and its stage servers."""
 
-    def __init__(self, fleet: Fleet, folder: Path, options: argparse.Namespace) -> None:
+    def __init__(self, fleet: Fleet, folder: Path, options: argparse.Namespace, device: str = "cpu") -> None:
         self._data_dir = folder / "scheduler"
         self._scheduler = fleet.start(
             "scheduler",
@@ -321,7 +333,7 @@ class Swarm:
                 f"server-{number}",
                 "stage_server",
                 *("--scheduler", self._address, "--listen", "127.0.0.1:0", "--http-port", "0"),
-                *("--threads", str(options.threads), "--device", "cpu"),
+                *("--threads", str(options.threads), "--device", device),
                 *("--stage", str(number % options.stages)),
                 *("--data-dir", str(folder / f"server-{number}")),
             )
@@ -372,7 +384,8 @@ class Swarm:
         # Old weights are not needed, and a run on a small disk should not fail for them.
         shutil.rmtree(self._data_dir / "jobs" / job / "checkpoints", ignore_errors=True)
         cpu_s = sum(one.cpu_s for one in spent)
-        return timed(self._commit_times(job), warmup, self._tokens_per_step, cpu_s, view.loss), spent
+        found = timed(self._commit_times(job), warmup, self._tokens_per_step, cpu_s, view.loss)
+        return replace(found, weights_sha256=view.weights_sha256), spent
 
     def _commit_times(self, job: str) -> list[float]:
         """From the scheduler's database: what a watcher sees comes later, and may skip a step."""

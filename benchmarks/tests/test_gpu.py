@@ -1,0 +1,85 @@
+"""The GPU benchmark where there is no GPU: what it counts, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.measured.gpu import (
+    CONFIG,
+    SMALL,
+    Speed,
+    _bits,
+    _plain_torch,
+    _whole,
+    main,
+    model_flops,
+    parameters,
+    table,
+)
+from benchmarks.measured.throughput import Timed, job_of
+from swarm.model.families import build
+
+CPU = torch.device("cpu")
+OPTIONS = Namespace(**SMALL, stages=2, replicas=1, warmup=1, threads=1, compression="none", overlap=0)
+
+
+def test_the_operations_are_those_that_torch_counts(tmp_path: Path) -> None:
+    """Attention counts half of its scores here, because they are causal; torch counts all."""
+    spec, _ = job_of(OPTIONS, tmp_path)
+    module = build(_whole(spec), 0, CPU)
+    tokens = torch.zeros((1, OPTIONS.sequence), dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        module(tokens).sum().backward()
+    scores = 6.0 * OPTIONS.layers * OPTIONS.width * OPTIONS.sequence
+    assert counter.get_total_flops() / OPTIONS.sequence == pytest.approx(model_flops(spec) + scores, rel=0.1)
+
+
+def test_the_large_model_has_about_a_billion_parameters(tmp_path: Path) -> None:
+    options = Namespace(**vars(OPTIONS) | {"layers": 16, "width": 2048})
+    spec, _ = job_of(options, tmp_path, config=CONFIG)
+    assert parameters(spec) == pytest.approx(0.95e9, rel=0.01)
+    assert model_flops(spec) == pytest.approx(6 * (parameters(spec) - 32_000 * 2048), rel=0.01)
+
+
+def test_speeds_are_shares_of_the_peak_and_of_the_first_way(tmp_path: Path) -> None:
+    spec, _ = job_of(OPTIONS, tmp_path)
+    ways = [Speed.of("torch", Timed(200.0, 1.0, 0.0, 1.0), spec), Speed("swarm", 150.0, 1e12)]
+    assert ways[0].flops_per_s == 200.0 * model_flops(spec)
+    console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
+    console.print(table(ways, 4e12, 950_000_000))
+    console.file.close()
+    (row,) = [line for line in console.export_text().splitlines() if "swarm" in line]
+    assert row.replace("│", " ").split() == ["swarm", "150", "1.0", "25.0%", "75.0%"]
+
+
+def test_the_same_layers_learn_without_a_swarm(tmp_path: Path) -> None:
+    spec, manifest = job_of(OPTIONS, tmp_path)
+    found = _plain_torch(spec, manifest, CPU, 1)
+    assert found.tokens_per_s > 0.0
+    assert 4.0 < found.loss < 7.0  # ln 512 = 6.2 before anything was learnt
+
+
+def test_stage_servers_that_share_a_device_give_the_bits_of_one_process() -> None:
+    ours, theirs = _bits(OPTIONS, CPU, "float32")
+    assert ours == theirs != ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize(
+    ("flags", "words"), [((), '"cuda" is not on this machine'), (("--device", "cpu"), "no CUDA GPU")]
+)
+def test_without_a_gpu_it_says_so_and_ends_with_3(
+    flags: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu", *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 3
+    assert words in capsys.readouterr().err

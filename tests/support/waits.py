@@ -1,0 +1,140 @@
+"""Counts how often the host waits for a far device, and prints it as JSON: `python -m tests.support.waits`.
+
+In a process of its own, because torch takes in a device only before it first computes a gradient.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stage_server.replica.packing import pack
+from swarm.model import codec
+from swarm.model.digests import digest_of
+from swarm.model.exact_sums import mean_of_parts
+from swarm.model.optimizers import OPTIMIZERS
+from swarm.model.probe import probe_digest
+from swarm.model.stage import Stage
+from swarm.types import Microbatch
+from tests.support.far_device import Far, far_device
+from tests.unit.swarm.model.test_optimizers import training
+from tests.unit.swarm.model.test_stage import CPU, spec_of, text
+
+MICROBATCH = Microbatch(0, 0, 0)
+OPTIMIZERS_COUNTED: dict[str, dict[str, Any]] = {name: {"optimizer": name} for name in OPTIMIZERS} | {
+    "adamw without lookahead": {"optimizer": "adamw", "lookahead": 0.0},
+    "sgd with momentum": {"optimizer": "sgd", "momentum": 0.9},
+    "float32 sums": {"optimizer": "adamw", "reproducible": False},
+}
+
+
+def main() -> None:
+    far_device()
+    with Far() as far:
+        counted = {
+            "the device itself": _device(far),
+            "microbatches": {
+                f"{place}, {name}": _microbatch(far, _stage(stage, stages=3), name)
+                for stage, place in enumerate(("first", "middle", "last"))
+                for name in codec.CODECS
+            },
+            "recomputation and dropout": _microbatch(far, _stage(recompute=True, config={"attention_dropout": 0.1})),
+            "steps": {
+                name: [_step(far, layers, values) for layers in (2, 4)] for name, values in OPTIMIZERS_COUNTED.items()
+            },
+            "not finite": _not_finite(far),
+            "snapshot": _snapshot(far),
+            "digests": _digests(far),
+        }
+    print(json.dumps(counted))
+
+
+def _stage(stage: int = 0, *, stages: int = 2, layers: int = 3, **values: Any) -> Stage:
+    config = {"num_hidden_layers": layers} | values.pop("config", {})
+    return Stage(spec_of(stages, config=config, **values), stage, far_device())
+
+
+def _boundary(stage: Stage, seed: int) -> Tensor:
+    return torch.randn(stage.boundary_shape(), generator=torch.Generator().manual_seed(seed))
+
+
+def _device(far: Far) -> list[list[str]]:
+    """What reading a sum, fetching a tensor, copying one back and forth are counted as."""
+    far.taken()
+    there = torch.ones(3).to(far_device())
+    taken = [far.taken()]
+    float(there.sum())
+    taken.append(far.taken())
+    there.cpu()
+    taken.append(far.taken())
+    torch.zeros(3).copy_(there)
+    taken.append(far.taken())
+    there.to("cpu", non_blocking=True)
+    taken.append(far.taken())
+    try:
+        there.add(torch.ones(3))
+    except AssertionError as error:
+        taken.append([str(error)])
+    return taken
+
+
+def _microbatch(far: Far, stage: Stage, codec_name: str = "none") -> list[str]:
+    """The waits of one microbatch, computed and packed as a replica does it."""
+    far.taken()
+    tokens, targets = text(0)
+    y, _ = stage.forward(MICROBATCH, 0, x=_boundary(stage, 1), tokens=tokens, targets=targets)
+    if y is not None:
+        pack(y, codec_name)
+    g = None if y is None else _boundary(stage, 2)
+    _, finite = stage.backward(MICROBATCH, g, encode=lambda dx: codec.encode_there(dx, codec_name))
+    assert finite
+    return far.taken()
+
+
+def _step(far: Far, layers: int, values: dict[str, Any]) -> list[str]:
+    """The waits of averaging and committing a step of a stage with two units."""
+    stage = _stage(layers=layers, training=values, config={"tie_word_embeddings": True})
+    _microbatch(far, stage)
+    bits = 30 if values.get("reproducible", True) else None
+    means = {unit: mean_of_parts([stage.part(0, unit)], 64, bits) for unit in stage.units}
+    for unit, mean in means.items():
+        stage.squared_norms(unit, mean)
+    stage.apply(0, means, learning_rate=1e-2, scale=0.9, skip=False)
+    return far.taken()
+
+
+def _not_finite(far: Far) -> dict[str, Any]:
+    """A gradient that is not finite: what backward says, how often it waits, and whether anything was added."""
+    stage = _stage()
+    stage.forward(MICROBATCH, 0, tokens=text(0)[0])
+    far.taken()
+    _, finite = stage.backward(MICROBATCH, torch.full(stage.boundary_shape(), torch.inf))
+    waits = far.taken()
+    return {"finite": finite, "waits": waits, "added": any(bool(stage.part(0, unit).any()) for unit in stage.units)}
+
+
+def _snapshot(far: Far) -> list[str]:
+    """The waits of handing a stage's state to a joiner."""
+    stage = _stage()
+    names = [name for name, _ in stage.parameter_sizes()]
+    far.taken()
+    assert len(stage.snapshot(names)) == stage.state_bytes(names)
+    return far.taken()
+
+
+def _digests(far: Far) -> dict[str, Any]:
+    """Digests on the CPU and on the far device, which works on other groups of rows."""
+    near = {"a": torch.arange(70_000.0), "b": torch.ones(3, 5), "number": torch.tensor(3.0)}
+    there = {name: tensor.to(far_device()) for name, tensor in near.items()}
+    far.taken()
+    digests = [digest_of(near.items()), digest_of(there.items())]
+    waits = far.taken()
+    probes = {name: [probe_digest(training(name), device) for device in (CPU, far_device())] for name in OPTIMIZERS}
+    return {"digests": digests, "waits": waits, "probes": probes}
+
+
+if __name__ == "__main__":
+    main()
