@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from stage_server.replica.packing import pack
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec, parse_job
 from swarm.model import codec
 from swarm.model.digests import digest_of
 from swarm.model.exact_sums import mean_of_parts
@@ -20,10 +22,10 @@ from swarm.model.probe import probe_digest
 from swarm.model.stage import Stage
 from swarm.types import Microbatch
 from tests.support.far_device import Far, far_device
-from tests.unit.swarm.model.test_optimizers import training
-from tests.unit.swarm.model.test_stage import CPU, spec_of, text
 
+CPU = torch.device("cpu")
 MICROBATCH = Microbatch(0, 0, 0)
+TOKENS = torch.arange(32, dtype=torch.int32).view(2, 16)
 OPTIMIZERS_COUNTED: dict[str, dict[str, Any]] = {name: {"optimizer": name} for name in OPTIMIZERS} | {
     "adamw without lookahead": {"optimizer": "adamw", "lookahead": 0.0},
     "sgd with momentum": {"optimizer": "sgd", "momentum": 0.9},
@@ -37,7 +39,7 @@ def main() -> None:
         counted = {
             "the device itself": _device(far),
             "microbatches": {
-                f"{place}, {name}": _microbatch(far, _stage(stage, stages=3), name)
+                f"{place}, {name}": _microbatch(far, _stage(stage, 3), name)
                 for stage, place in enumerate(("first", "middle", "last"))
                 for name in codec.CODECS
             },
@@ -52,9 +54,28 @@ def main() -> None:
     print(json.dumps(counted))
 
 
-def _stage(stage: int = 0, *, stages: int = 2, layers: int = 3, **values: Any) -> Stage:
-    config = {"num_hidden_layers": layers} | values.pop("config", {})
-    return Stage(spec_of(stages, config=config, **values), stage, far_device())
+def _stage(stage: int = 0, stages: int = 2, **values: Any) -> Stage:
+    return Stage(_spec(stages, **values), stage, far_device())
+
+
+def _spec(
+    stages: int = 2,
+    *,
+    layers: int = 3,
+    training: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    recompute: bool = False,
+) -> JobSpec:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": layers}
+    batch = {"global_batch_sequences": 4, "microbatch_sequences": 2, "steps": 10, "warmup_steps": 0}
+    values = {
+        "name": "t",
+        "model": {"dtype": "float32", "config": sizes | (config or {}), "recompute": recompute},
+        "data": {"source": "x", "sequence_length": 16},
+        "training": batch | {"reproducible": True} | (training or {}),
+        "pipeline": {"stages": stages, "overlap": 0},
+    }
+    return resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
 
 
 def _boundary(stage: Stage, seed: int) -> Tensor:
@@ -84,8 +105,7 @@ def _device(far: Far) -> list[list[str]]:
 def _microbatch(far: Far, stage: Stage, codec_name: str = "none") -> list[str]:
     """The waits of one microbatch, computed and packed as a replica does it."""
     far.taken()
-    tokens, targets = text(0)
-    y, _ = stage.forward(MICROBATCH, 0, x=_boundary(stage, 1), tokens=tokens, targets=targets)
+    y, _ = stage.forward(MICROBATCH, 0, x=_boundary(stage, 1), tokens=TOKENS, targets=TOKENS)
     if y is not None:
         pack(y, codec_name)
     g = None if y is None else _boundary(stage, 2)
@@ -109,7 +129,7 @@ def _step(far: Far, layers: int, values: dict[str, Any]) -> list[str]:
 def _not_finite(far: Far) -> dict[str, Any]:
     """A gradient that is not finite: what backward says, how often it waits, and whether anything was added."""
     stage = _stage()
-    stage.forward(MICROBATCH, 0, tokens=text(0)[0])
+    stage.forward(MICROBATCH, 0, tokens=TOKENS)
     far.taken()
     _, finite = stage.backward(MICROBATCH, torch.full(stage.boundary_shape(), torch.inf))
     waits = far.taken()
@@ -132,7 +152,10 @@ def _digests(far: Far) -> dict[str, Any]:
     far.taken()
     digests = [digest_of(near.items()), digest_of(there.items())]
     waits = far.taken()
-    probes = {name: [probe_digest(training(name), device) for device in (CPU, far_device())] for name in OPTIMIZERS}
+    probes = {}
+    for name in OPTIMIZERS:
+        training = _spec(training={"optimizer": name}).training
+        probes[name] = [probe_digest(training, device) for device in (CPU, far_device())]
     return {"digests": digests, "waits": waits, "probes": probes}
 
 
