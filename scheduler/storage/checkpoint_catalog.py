@@ -85,7 +85,7 @@ class CheckpointCatalog:
         """Where a job's checkpoints are; InvalidConfig if the scheduler keeps none there. Not for the event loop."""
         where = spec.checkpoint.dir
         if not where:
-            return LocalStorage(self._root / "jobs" / job / "checkpoints")
+            return LocalStorage(self._root / "jobs" / job / "checkpoints", chosen=self._root)
         folder = local_folder(where, self._schemes)
         if folder is None:
             return open_storage(f"{where.rstrip('/')}/{job}", self._schemes)
@@ -94,7 +94,8 @@ class CheckpointCatalog:
                 f'checkpoint.dir = "{where}" is relative, and the scheduler has no folder of yours',
                 hint="give an absolute folder that the scheduler can write, a URL, or leave it out",
             )
-        return LocalStorage(self._allowed(folder) / job)
+        allowed = self._allowed(folder)
+        return LocalStorage(allowed / job, chosen=allowed)
 
     def _allowed(self, folder: Path) -> Path:
         """The folder without links and `..`, if it is below one of ours; InvalidConfig."""

@@ -21,7 +21,7 @@ from stage_server.session.event_queue import EventQueue
 from stage_server.state.joiner import JoinClient
 from stage_server.state.loading import build_stage
 from swarm import messages
-from swarm.errors import IncompatibleVersion, OutOfMemory, SchedulerUnreachable, StaleMessage, SwarmError
+from swarm.errors import IncompatibleVersion, OutOfMemory, Refused, SchedulerUnreachable, StaleMessage, SwarmError
 from swarm.job.spec import spec_from_json
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
@@ -33,6 +33,9 @@ from swarm.types import JobId
 REDIAL_S = 0.2  # after a session that was welcomed and ended
 REDIAL_WITH_JOB_S_MAX = 1.0  # others wait for us
 ORPHAN_TIMEOUT_S = 600.0
+# A scheduler's epoch counts its starts. One that is far greater would shut out the true scheduler for ever.
+EPOCH_FIRST_MAX = 1 << 24
+EPOCHS_AHEAD_MAX = 1 << 16
 REFUSAL = "refused by what this stage server is doing now"  # all that a caller is told
 REFUSED_TOLD_S = 10.0  # between lines of the log about messages that were refused
 
@@ -170,6 +173,8 @@ class StageServer:
                         if welcomed:
                             continue
                         raise StaleMessage(f"the scheduler at {address} was superseded by epoch {self._epoch}")
+                    if epoch > (self._epoch or EPOCH_FIRST_MAX) + EPOCHS_AHEAD_MAX:
+                        raise Refused(f"the scheduler at {address} calls itself the {epoch}th: that is none")
                     self._epoch = epoch
                     if isinstance(command, messages.Welcome):
                         if self._job != self._reported:

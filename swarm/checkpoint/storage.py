@@ -146,7 +146,8 @@ class Files:
         path.mkdir(parents=True, exist_ok=True)
 
     def create(self, path: Path) -> BinaryIO:
-        return path.open("wb", buffering=0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        return open(os.open(path, flags, 0o666), "wb", buffering=0)
 
     def write(self, file: BinaryIO, content: bytes | memoryview) -> None:
         left = memoryview(content)
@@ -174,10 +175,25 @@ class Files:
 
 
 class LocalStorage:
-    def __init__(self, root: Path, files: Files | None = None) -> None:
+    """Folders below `root`. `chosen` is the part of `root` that a person named, by default all of it.
+
+    What is below `chosen` was made by this class. Where others may write too, as in /scratch, somebody could plant a
+    link there first: nothing is written or removed behind one.
+    """
+
+    def __init__(self, root: Path, files: Files | None = None, *, chosen: Path | None = None) -> None:
         self.root = root
         self.where = str(root)
         self.files = files or Files()
+        self._chosen = root if chosen is None else chosen
+
+    def check_made(self, folder: Path) -> None:
+        """StorageError if a folder between `chosen` and this one is a symbolic link."""
+        place = self._chosen
+        for part in folder.relative_to(self._chosen).parts:
+            place = place / part
+            if place.is_symlink():
+                raise StorageError(f"{place} is a symbolic link", hint="only real folders are written; remove the link")
 
     def names(self) -> list[str]:
         with _local(self.where):
@@ -203,6 +219,7 @@ class LocalStorage:
 
     def begin(self, name: str, tag: str) -> Draft:
         with _local(self.where):
+            self.check_made(self.root)
             missing: list[Path] = []
             while not (place := missing[-1].parent if missing else self.root).is_dir():
                 missing.append(place)
@@ -214,6 +231,7 @@ class LocalStorage:
     def remove(self, name: str) -> None:
         trash = self.root / f"{TRASH}{name}"
         with _local(name):
+            self.check_made(self.root)
             self._remove_tree(trash)
             self.files.rename(self.root / name, trash)
             self.files.sync_folder(self.root)
@@ -222,6 +240,7 @@ class LocalStorage:
     def point(self, name: str) -> None:
         temporary = self.root / f"{LATEST}{TEMPORARY}0"
         with _local(LATEST):
+            self.check_made(self.root)
             with self.files.create(temporary) as file:
                 self.files.write(file, f"{name}\n".encode())
                 self.files.sync(file)
@@ -230,6 +249,7 @@ class LocalStorage:
 
     def clean(self) -> None:
         with _local(self.where):
+            self.check_made(self.root)
             with suppress(FileNotFoundError):
                 for name in os.listdir(self.root):
                     if TEMPORARY in name or name.startswith(TRASH):
@@ -259,6 +279,7 @@ class _LocalDraft:
     def create(self, path: str) -> Sink:
         place = self._folder / path
         with _local(path):
+            self._storage.check_made(place.parent)
             self._files.make_folder(place.parent)
             self._folders |= {place.parent, self._folder}
             return _LocalSink(self._files, self._files.create(place), path)

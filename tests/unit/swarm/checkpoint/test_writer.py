@@ -364,6 +364,45 @@ def test_a_manifest_that_is_no_manifest_makes_no_checkpoint(tmp_path: Path, cont
         open_folder(tmp_path / made.name)
 
 
+def test_nothing_is_written_or_removed_behind_a_link_that_was_planted_first(tmp_path: Path) -> None:
+    """In a shared folder, a link with the name of a job was followed when writing, and what is temporary behind it
+    was removed."""
+    victim, shared = tmp_path / "victim", tmp_path / "shared"
+    (victim / "work.tmp-1").mkdir(parents=True)
+    (victim / "latest.tmp-0").write_text("mine")
+    shared.mkdir()
+    (shared / "job").symlink_to(victim)
+    storage = LocalStorage(shared / "job", chosen=shared)
+    for attempt in (
+        lambda: storage.begin("step-1", "x"),
+        storage.clean,
+        lambda: storage.point("step-1"),
+        lambda: storage.remove("work.tmp-1"),
+    ):
+        with pytest.raises(StorageError, match="job is a symbolic link"):
+            attempt()
+    assert sorted(path.name for path in victim.iterdir()) == ["latest.tmp-0", "work.tmp-1"]
+    (shared / "job").unlink()
+    draft = storage.begin("step-1", "x")
+    (shared / "job" / "step-1.tmp-x").symlink_to(victim)
+    with pytest.raises(StorageError, match="is a symbolic link"):
+        draft.create("optimizer/a")
+    storage.clean()
+    (shared / "job" / "latest.tmp-0").symlink_to(victim / "latest.tmp-0")
+    with pytest.raises(StorageError):
+        storage.point("step-1")
+    assert (victim / "latest.tmp-0").read_text() == "mine"
+    assert (victim / "work.tmp-1").is_dir()
+
+
+def test_a_folder_that_a_person_chose_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "disk")
+    storage = LocalStorage(tmp_path / "checkpoints" / "job", chosen=tmp_path / "checkpoints")
+    storage.begin("step-1", "x").publish(b"{}")
+    assert storage.names() == ["step-1"]
+
+
 def test_links_pipes_and_folders_in_the_place_of_files_are_refused(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path / "kept")
     made = write(storage, 8)
