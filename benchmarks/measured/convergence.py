@@ -43,13 +43,14 @@ class Way:
     lookahead: float = 0.3
 
 
+AUTO = "half late (auto)"
 SYNCHRONOUS = Way("synchronous AdamW", (("overlap", 0),), lookahead=0.0)
 WAYS = (
     SYNCHRONOUS,
     Way("AdamW, all late", (("overlap", "all"), ("sync_steps", 0)), lookahead=0.0),
     Way("synchronous, lookahead", (("overlap", 0),)),
     Way("a quarter late", (("overlap", MICROBATCHES // 4),)),
-    Way("half late (auto)"),
+    Way(AUTO),
     Way("all late, lookahead", (("overlap", "all"),)),
 )
 CODECS = (Way("float32"), Way("bfloat16", (("compression", "bfloat16"),)), Way("int8", (("compression", "int8"),)))
@@ -154,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", type=Path, help="a Markdown file whose measured part is replaced")
     arguments = parser.parse_args()
@@ -169,15 +171,17 @@ def main() -> None:
         console.print(f"{way.name:24} {rate:g}  {losses}  {time.perf_counter() - started_s:.0f} s", highlight=False)
         return made
 
-    by_rate = {(way, rate): runs_of(way, rate) for way in WAYS for rate in RATES}
-    by_codec = {way: runs_of(way, RATES[-1]) for way in CODECS}
+    by_rate = {(way, rate): runs_of(way, rate) for way in WAYS for rate in arguments.rates}
+    auto = next(way for way in WAYS if way.name == AUTO)
+    by_codec = {CODECS[0]: by_rate[auto, arguments.rates[-1]]}
+    by_codec |= {way: runs_of(way, arguments.rates[-1]) for way in CODECS[1:]}
     ways = ["way", "best rate", "loss", "against synchronous AdamW", "reaches its 75 %", "reaches its 100 %"]
     codecs = ["seed", *(way.name for way in CODECS), "most from float32"]
     text = (
         f"Overlap and lookahead:\n\n{_markdown(ways, overlap_rows(by_rate))}\n\n"
         f"Boundary codecs, with the defaults:\n\n{_markdown(codecs, codec_rows(by_codec, seeds))}\n\n"
         f"{arguments.steps} steps of {SEQUENCES * LENGTH} bytes in {MICROBATCHES} microbatches, {STAGES} stages, "
-        f"{arguments.seeds} seeds."
+        f"{arguments.seeds} seeds, learning rates {', '.join(f'{rate:g}' for rate in arguments.rates)}."
     )
     console.print(text, highlight=False)
     if arguments.table is not None:
