@@ -25,6 +25,7 @@ from swarm.rpc.channel import (
     MAX_MESSAGE_BYTES,
     answering,
     bind,
+    check_address,
     client_options,
     connect,
     connect_sync,
@@ -222,3 +223,10 @@ def test_both_sides_notice_a_frozen_peer() -> None:
 def test_every_error_class_has_a_status() -> None:
     for error in ERROR_BY_CODE.values():
         assert status_of(error("x")) not in (grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN)
+
+
+@pytest.mark.parametrize("address", ["unix:/run/x", "unix:80", "dns://192.0.2.1/h:80", "xds:h:80", "h", ""])
+def test_what_is_no_host_and_port_is_no_address(address: str) -> None:
+    with pytest.raises(Refused, match="is no address to dial"):
+        check_address(address)
+    assert check_address("gpu-1:7951") == "gpu-1:7951"
