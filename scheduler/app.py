@@ -73,7 +73,7 @@ async def serve(options: SchedulerOptions) -> None:
         # Each has its own threads, so no commit waits behind the files of a checkpoint or a reader of logs.
         commits = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="database"))
         files = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="files"))
-        log_readers = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="logs"))
+        log_readers = stack.enter_context(ThreadPoolExecutor(max_workers=2, thread_name_prefix="logs"))
         url = f"sqlite:///{options.data_dir / 'scheduler.db'}" if options.db == "sqlite" else options.db
         database = await Database.open(url, commits, options.data_dir)
         stack.push_async_callback(database.close)
@@ -120,6 +120,7 @@ async def serve(options: SchedulerOptions) -> None:
             product,
         )
         membership = Membership(grace_s=options.grace_s)
+        stack.callback(ports.stores.logs.flush)
         scheduler = assemble(ports, tasks, membership, allow_chaos=options.allow_chaos)
         await scheduler.load()
 

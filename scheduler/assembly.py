@@ -72,7 +72,7 @@ def assemble(
     chaos = ChaosDesk(listener, jobs, membership, connections) if allow_chaos else None
     transfer = JobTransfer(ports.stores, registry)
     epoch = ports.stores.database.epoch
-    sessions = Sessions(epoch, membership, connections, chaos or listener, transfer, tasks, ports.log)
+    sessions = Sessions(epoch, membership, connections, chaos or listener, transfer, tasks, ports.log, ports.wall_s)
     return Scheduler(
         jobs, membership, connections, sessions, listener, transfer, chaos, peers, allocator, restart, drains, tasks
     )

@@ -7,6 +7,7 @@ far above what an honest job needs and far below what would stop a process. docs
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 PEERS_MAX = 4096  # that one scheduler knows at a time
 STAGES_MAX = 512  # of a job
@@ -22,6 +23,14 @@ SUBMITS_MAX = 2  # that are worked on at a time; others wait
 MANIFEST_BYTES_MAX = 8 << 20  # of a checkpoint
 PARAMETERS_MAX = 1 << 16  # tensors of one stage
 MESSAGE_ASIDE_BYTES = 64 << 10  # a message from here on is read on a thread, while the event loop turns
+
+SESSIONS_PER_S, SESSIONS_AT_ONCE = 64.0, 512  # that begin; a scheduler that starts again is dialled by all at once
+INCARNATION_AHEAD_S = 3600.0  # of the scheduler's clock; a process takes its start as its incarnation
+LOG_LINES_PER_S, LOG_LINES_AT_ONCE = 100.0, 2000  # of one stage server
+LOG_LINE_CHARACTERS_MAX = 4096
+LOG_KEPT_CHARACTERS_MAX = 8 << 20  # of a job's lines in memory
+FOLLOWERS_MAX = 256  # of jobs, logs and drains together
+RPCS_MAX = 16_384  # calls that one process answers at a time
 
 # Elements of a repeated field of a message between scheduler and stage servers (swarm/rpc/mapping.py). A field that is
 # not named here cannot be sent at all.
@@ -42,3 +51,23 @@ COUNTS_MAX: Mapping[str, int] = {
     "Boundary.shape": 16,
     "EvaluationBoundary.shape": 16,
 }
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Lets `per_s` things a second pass, and `at_once` after a pause."""
+
+    per_s: float
+    at_once: float
+    _held: float = -1.0  # nothing was ever taken
+    _filled_s: float = 0.0
+
+    def take(self, now_s: float) -> bool:
+        """Whether one more may pass now."""
+        gained = (now_s - self._filled_s) * self.per_s
+        self._held = self.at_once if self._held < 0 else min(self.at_once, self._held + gained)
+        self._filled_s = now_s
+        if self._held < 1:
+            return False
+        self._held -= 1
+        return True

@@ -7,14 +7,18 @@ nothing of jobs, so jobs can send before anybody has dialled; `Sessions` reads e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from scheduler.brain.fleet.membership import Membership, Transition
-from swarm.errors import IncompatibleVersion, Refused, StaleMessage, SwarmError
+from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, StaleMessage, SwarmError
+from swarm.limits import INCARNATION_AHEAD_S, PEERS_MAX, SESSIONS_AT_ONCE, SESSIONS_PER_S, Bucket
 from swarm.messages import PROTOCOL_VERSION, Command, Event, FetchRequest, Hello, StoreHeader, Welcome
 from swarm.process.logs import Logger
+from swarm.rpc.session import CONNECTION
 from swarm.types import PeerId, PeerState
 
 # A peer that leaves this many commands unread has stopped reading.
@@ -48,6 +52,7 @@ class Session:
     """One connection of a stage server, and the commands that wait to go down it; None ends it."""
 
     incarnation: int
+    connection: str = ""  # on which it was dialled, "" in simulation
     commands: asyncio.Queue[Command | None] = field(default_factory=lambda: asyncio.Queue(COMMANDS_WAITING_MAX))
 
     def end(self) -> None:
@@ -63,6 +68,7 @@ class Connections:
     def __init__(self, log: Logger) -> None:
         self._log = log
         self._sessions: dict[PeerId, Session] = {}
+        self._peers: dict[str, PeerId] = {}  # by connection
 
     def get(self, peer: PeerId) -> Session | None:
         return self._sessions.get(peer)
@@ -70,16 +76,27 @@ class Connections:
     def all(self) -> list[tuple[PeerId, Session]]:
         return list(self._sessions.items())
 
-    def open(self, peer: PeerId, incarnation: int) -> Session:
+    def open(self, peer: PeerId, incarnation: int, connection: str = "") -> Session:
         """Begin a session, which ends the peer's previous one."""
         if (previous := self._sessions.get(peer)) is not None:
             previous.end()
-        session = self._sessions[peer] = Session(incarnation)
+        session = self._sessions[peer] = Session(incarnation, connection)
+        self._peers[connection] = peer
         return session
+
+    def at(self, connection: str) -> PeerId | None:
+        """Whose session is on this connection."""
+        peer = self._peers.get(connection)
+        session = self._sessions.get(peer) if peer is not None else None
+        return peer if session is not None and session.connection == connection else None
 
     def close(self, peer: PeerId, session: Session) -> bool:
         """Forget a session; False if the peer has begun another one meanwhile."""
-        if self._sessions.get(peer) is not session:
+        if self._peers.get(session.connection) == peer:
+            del self._peers[session.connection]
+        if (newer := self._sessions.get(peer)) is not session:
+            if newer is not None:
+                self._peers[newer.connection] = peer
             return False
         del self._sessions[peer]
         return True
@@ -107,14 +124,18 @@ class Sessions:
     _transfer: StateTransfer
     _tasks: asyncio.TaskGroup
     _log: Logger
+    _wall_s: Callable[[], float] = time.time
+    _beginning: Bucket = field(default_factory=lambda: Bucket(SESSIONS_PER_S, SESSIONS_AT_ONCE))
 
     async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
         """Serve one session: the first event is a Hello, then events go to the listener and commands come out."""
         hello = await self._hello(events)
         loop = asyncio.get_running_loop()
+        connection = CONNECTION.get()
+        self._check(hello, connection, loop.time())
         for transition in self._membership.hello(hello, loop.time()):
             self._listener.on_transition(transition)
-        session = self._sessions.open(hello.peer, hello.incarnation)
+        session = self._sessions.open(hello.peer, hello.incarnation, connection)
         session.commands.put_nowait(Welcome(hello.peer, HEARTBEAT_S))
         self._log.info("peer attached", peer=hello.peer, address=hello.address, device=hello.device)
         self._listener.on_event(hello.peer, hello)
@@ -129,15 +150,26 @@ class Sessions:
                     self._listener.on_transition(transition)
 
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
-        """Take a stage's weights from a peer that has a session."""
+        """Take a stage's weights from a peer that has a session and serves that stage."""
         session = self._sessions.get(header.peer)
-        if session is None or session.incarnation != header.incarnation:
+        connection = CONNECTION.get()
+        if session is None or (session.incarnation, session.connection) != (header.incarnation, connection):
             raise StaleMessage(f"{header.peer} has no session; attach before storing")
+        known = self._membership.get(header.peer)
+        if known is None or (known.job, known.stage) != (header.job, header.stage):
+            raise Refused(f"{header.peer} does not serve stage {header.stage} of job {header.job}")
         return await self._transfer.store(header, chunks)
 
-    def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
-        """Give a stage server a part of a file that its job starts from."""
-        return self._transfer.fetch(request)
+    async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        """Give a stage server that has a session a part of a file that its job starts from."""
+        if connection := CONNECTION.get():
+            peer = self._sessions.at(connection)
+            known = self._membership.get(peer) if peer is not None else None
+            if known is None or known.job != request.job:
+                raise Refused(f"whoever asks has no session, or does not serve job {request.job}")
+        async with aclosing(self._transfer.fetch(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def watch(self) -> None:
         """Let membership notice silence, forever."""
@@ -164,6 +196,31 @@ class Sessions:
         """End every session, as the scheduler stops."""
         for _, session in self._sessions.all():
             session.end()
+
+    def _check(self, hello: Hello, connection: str, now_s: float) -> None:
+        """Refuse a session that would harm others: nobody proves who he is yet.
+
+        A process that was started again, or that dials again after its connection broke, is not held up: its older
+        session has ended by then, is on the same machine, or falls silent within seconds.
+        """
+        if hello.incarnation > (self._wall_s() + INCARNATION_AHEAD_S) * 1e9:
+            raise Refused(
+                f"{hello.peer} says that it was started in the future (incarnation {hello.incarnation})",
+                hint="set the clock of its machine",
+            )
+        known, session = self._membership.get(hello.peer), self._sessions.get(hello.peer)
+        is_heard = known is not None and known.state not in (PeerState.SUSPECT, PeerState.GONE)
+        if session is not None and is_heard:
+            same_machine = _host(session.connection) == _host(connection)
+            if session.incarnation != hello.incarnation or not same_machine:
+                raise StaleMessage(
+                    f"{hello.peer} is attached already, and its process answers",
+                    hint="two processes run under one identity: give each its own --data-dir",
+                )
+        if known is None and self._membership.count >= PEERS_MAX:
+            raise Refused(f"{PEERS_MAX} stage servers are known already", hint="stop some, or use another scheduler")
+        if not self._beginning.take(now_s):
+            raise RetryElsewhere("too many sessions begin at once", hint="the stage server dials again by itself")
 
     async def _hello(self, events: AsyncIterator[Event]) -> Hello:
         try:
@@ -196,3 +253,8 @@ class Sessions:
             self._log.warning("session broken", peer=peer, reason=error.message)
         finally:
             session.end()
+
+
+def _host(connection: str) -> str:
+    """Whence a connection was dialled, without the port."""
+    return connection.rpartition(":")[0]

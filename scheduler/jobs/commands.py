@@ -203,7 +203,7 @@ class Jobs:
         beginning = await self._timelines.beginning(job, found, anew=anew)
         check_steps(changed, beginning.step)
         await self._timelines.switch_to(job, record, beginning, changed)
-        self.stores.logs.open(record.id)
+        await self.stores.logs.reopen(record.id)
         if beginning.skipped:
             self.registry.say(job, "warning", beginning.skipped)
         job.stalls = Stalls()

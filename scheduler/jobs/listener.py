@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from scheduler.brain.fleet.membership import Membership, Peer, Transition
+from scheduler.jobs.job import now_s
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -14,8 +15,9 @@ from scheduler.storage.drains import Drains
 from scheduler.storage.job_log import LogLine
 from scheduler.storage.stores import Stores
 from swarm.errors import CheckpointFailed, Refused
+from swarm.limits import LOG_LINE_CHARACTERS_MAX, LOG_LINES_AT_ONCE, LOG_LINES_PER_S, Bucket
 from swarm.messages import Event, FetchRequest, Hello, Leaving, Loaded, Logged, Release, StoreHeader
-from swarm.types import JobState, PeerId
+from swarm.types import JobId, JobState, PeerId, PeerState
 
 
 class PeerListener:
@@ -38,8 +40,15 @@ class PeerListener:
         self._runner = runner
         self._drains = drains
         self._tasks = tasks
+        self._served: dict[PeerId, JobId] = {}  # the job that each serves, or served last
+        self._lines: dict[PeerId, Bucket] = {}
+        self._muted: set[PeerId] = set()
 
     def on_transition(self, transition: Transition) -> None:
+        if transition.after is PeerState.GONE:
+            for held in (self._served, self._lines):
+                held.pop(transition.peer, None)
+            self._muted.discard(transition.peer)
         self._peers.on_transition(transition)
 
     def on_event(self, peer: PeerId, event: Event) -> None:
@@ -47,6 +56,8 @@ class PeerListener:
         if known is None or self._peers.is_stopping:
             return
         self._metrics.peer_heard(peer, self._wall_s())
+        if known.job:
+            self._served[peer] = known.job
         match event:
             case Hello():
                 self._attached(known, event)
@@ -78,13 +89,30 @@ class PeerListener:
             self._peers.send(hello.peer, Release(hello.job, "the job has ended, or went on without this peer"))
 
     def _logged(self, known: Peer, line: Logged) -> None:
-        """A line for the log of the job that it names; while a job loads, it shows that a download goes on."""
-        if self._registry.get(line.job) is not None:
-            told = LogLine(line.time_unix_s, line.level, known.hello.peer, known.stage, line.message)
-            self._logs.append(line.job, told)
+        """A line for the log of the job that the peer serves, or served last; while that loads, a download goes on."""
+        if line.job != self._served.get(known.hello.peer) or self._registry.get(line.job) is None:
+            return
+        if not self._may_log(known):
+            return
+        told = LogLine(
+            line.time_unix_s, line.level, known.hello.peer, known.stage, line.message[:LOG_LINE_CHARACTERS_MAX]
+        )
+        self._logs.append(line.job, told)
         job = self._registry.get(known.job)
         if job is not None and job.run is not None and job.record.state is JobState.LOADING:
             job.run.driver.made_progress()
+
+    def _may_log(self, known: Peer) -> bool:
+        """Whether the peer may say one more line now; one line tells of those that are left out."""
+        peer, at_s = known.hello.peer, now_s()
+        if self._lines.setdefault(peer, Bucket(LOG_LINES_PER_S, LOG_LINES_AT_ONCE)).take(at_s):
+            self._muted.discard(peer)
+            return True
+        if peer not in self._muted:
+            self._muted.add(peer)
+            text = f"says more than {LOG_LINES_PER_S:.0f} lines a second: some are left out"
+            self._logs.append(self._served[peer], LogLine(self._wall_s(), "warning", peer, known.stage, text))
+        return False
 
     def _at_work(self, known: Peer, event: Event) -> None:
         """An event for the brain of the peer's job."""

@@ -46,6 +46,8 @@ class Peers:
         self.wake = asyncio.Event()  # there may be something to allocate
         self.changed_s = -math.inf  # when a peer last changed
         self.reservations = Reservations()
+        self._counted: dict[PeerId, tuple[str, int | None, str]] = {}  # job, stage and state of each
+        self._counts = Counter[tuple[str, int | None, str]]()
         self.is_stopping = False  # the scheduler ends: changes of peers mean nothing from then on
 
     def assign(self, job: Job, peer: PeerId, stage: int) -> None:
@@ -72,6 +74,7 @@ class Peers:
         if known is None or known.job != job.record.id:
             return
         self._tell(self._membership.release(peer, now_s(), reason))
+        self._recount(peer)  # a suspect gives its job up without a transition
         if job.brain is not None and not job.brain.is_over:
             self.has(job, peer, None)
 
@@ -95,7 +98,7 @@ class Peers:
         self._log.info(
             "peer changed state", peer=transition.peer, state=transition.after.value, reason=transition.reason
         )
-        self._count_peers()
+        self._count(transition.peer)
         job = self._registry.get(transition.job)
         if job is not None and job.run is not None:
             job.run.driver.on_transition(transition)
@@ -107,13 +110,24 @@ class Peers:
     def send(self, peer: PeerId, command: Command) -> None:
         self._commands.send(peer, command)
 
-    def _count_peers(self) -> None:
-        here = self._membership.peers()
-        counts = Counter[tuple[str, int | None, str]](
-            (peer.job, peer.stage if peer.job else None, peer.state.value) for peer in here
-        )
+    def _count(self, changed: PeerId) -> None:
+        """Show how many peers are in which state; only the one that changed is looked at."""
+        self._recount(changed)
+        if len(self._counted) > self._membership.count:  # some were forgotten meanwhile
+            for peer in [peer for peer in self._counted if self._membership.get(peer) is None]:
+                self._recount(peer)
         stages = {str(job.record.id): len(split_of(job.spec)) for job in self._registry.all() if job.run is not None}
-        self._metrics.peers(counts, stages)
+        self._metrics.peers(self._counts, stages)
+
+    def _recount(self, peer: PeerId) -> None:
+        if (before := self._counted.pop(peer, None)) is not None:
+            self._counts[before] -= 1
+            if not self._counts[before]:
+                del self._counts[before]
+        if (known := self._membership.get(peer)) is not None:
+            now = (str(known.job), known.stage if known.job else None, known.state.value)
+            self._counted[peer] = now
+            self._counts[now] += 1
 
     def _tell(self, transitions: Iterable[Transition]) -> None:
         for transition in transitions:

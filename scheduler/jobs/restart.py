@@ -54,7 +54,7 @@ class Restart:
         self._metrics.job_opened(record.id, job.spec.model.family, job.progress.steps_done)
         self._metrics.job_state(record.id, record.state)
         if not record.state.is_final:
-            self._stores.logs.open(record.id)
+            await self._stores.logs.reopen(record.id)
         if job.progress.evaluation_step:
             self._metrics.evaluated(record.id, step=job.progress.evaluation_step, loss=job.progress.evaluation_loss)
         return job

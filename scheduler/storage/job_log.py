@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -13,10 +14,12 @@ from pathlib import Path
 
 from scheduler.storage.executor import run_blocking
 from swarm.errors import NotAllowed
+from swarm.limits import LOG_KEPT_CHARACTERS_MAX
 from swarm.types import JobId
 
 LINES_KEPT = 10_000
 FILE_BYTES_MAX = 16 << 20
+WAITING_MAX = 10_000  # lines that wait for the disk
 READS_MAX = 64  # logs of ended jobs that are being read, or wait for that
 
 
@@ -34,18 +37,22 @@ class LogLine:
 class JobLog:
     """The log of one job: its file at `path`, and its newest lines in memory. `closed`: the job has ended."""
 
-    def __init__(self, path: Path, *, closed: bool = False) -> None:
+    def __init__(self, path: Path, writer: LineWriter | None = None, *, closed: bool = False) -> None:
         self._path = path
-        self._lines: deque[LogLine] = deque(_read(path), maxlen=LINES_KEPT)
+        self._writer = writer or LineWriter(None)
+        self._lines: deque[LogLine] = deque()
+        self._characters = 0
+        for line in _read(path):
+            self._keep(line)
         self._total = len(self._lines)
         self._changed = asyncio.Event()
         self._closed = closed
 
     def append(self, line: LogLine) -> None:
-        self._lines.append(line)
+        self._keep(line)
         self._total += 1
         self._wake()
-        _write(self._path, line)
+        self._writer.add(self._path, line)
 
     def close(self) -> None:
         """The job has ended: followers reach the end."""
@@ -61,16 +68,61 @@ class JobLog:
         while True:
             fresh = min(self._total - position, len(self._lines))
             position = self._total
-            for line in list(self._lines)[len(self._lines) - fresh :]:
+            for line in [self._lines[place] for place in range(-fresh, 0)]:  # few: not the whole row for each line
                 yield line
             if position == self._total:
                 if self._closed:
                     return
                 await self._changed.wait()
 
+    def _keep(self, line: LogLine) -> None:
+        """In memory, where the oldest make room."""
+        self._lines.append(line)
+        self._characters += len(line.message)
+        while len(self._lines) > LINES_KEPT or self._characters > LOG_KEPT_CHARACTERS_MAX:
+            self._characters -= len(self._lines.popleft().message)
+
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+class LineWriter:
+    """Appends lines to files on the thread of `executor`, many at a time; at once if there is none."""
+
+    def __init__(self, executor: ThreadPoolExecutor | None) -> None:
+        self._executor = executor
+        self._waiting: dict[Path, list[LogLine]] = {}
+        self._count = 0
+        self._is_writing = False
+        self._lock = threading.Lock()  # of the three above; never held while a disk is waited for
+        self._order = threading.Lock()  # held while lines are written
+
+    def add(self, path: Path, line: LogLine) -> None:
+        """Write the line soon, in order. A disk that does not keep up costs lines, not memory."""
+        with self._lock:
+            if self._count >= WAITING_MAX:
+                return
+            self._waiting.setdefault(path, []).append(line)
+            self._count += 1
+            begins, self._is_writing = not self._is_writing, True
+        if self._executor is None:
+            self.drain()
+        elif begins:
+            with suppress(RuntimeError):  # the executor has ended: whoever ended it drains
+                self._executor.submit(self.drain)
+
+    def drain(self) -> None:
+        """Write until nothing waits."""
+        with self._order:
+            while True:
+                with self._lock:
+                    waiting, self._waiting, self._count = self._waiting, {}, 0
+                    self._is_writing = bool(waiting)
+                if not waiting:
+                    return
+                for path, lines in waiting.items():
+                    _write(path, lines)
 
 
 class JobLogs:
@@ -80,13 +132,32 @@ class JobLogs:
         self._root = root
         self._readers = readers
         self._reading = 0
+        self._one_by_one = asyncio.Semaphore(1)
         self._open: dict[JobId, JobLog] = {}
+        self._writer = LineWriter(readers)
 
     def open(self, job: JobId) -> None:
-        """The job begins, or goes on after a restart."""
+        """The job begins."""
         path = self._path(job)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._open[job] = JobLog(path)
+        self._open[job] = JobLog(path, self._writer)
+
+    async def reopen(self, job: JobId) -> None:
+        """The job goes on: its file is read on a thread."""
+        if job in self._open:
+            return
+
+        def read() -> JobLog:
+            self._writer.drain()
+            self._path(job).parent.mkdir(parents=True, exist_ok=True)
+            return JobLog(self._path(job), self._writer)
+
+        log = await run_blocking(self._readers, read)
+        self._open.setdefault(job, log)
+
+    def flush(self) -> None:
+        """Write what waits; the scheduler ends."""
+        self._writer.drain()
 
     def append(self, job: JobId, line: LogLine) -> None:
         """Add a line; one that comes after the job's end goes to its file only."""
@@ -94,11 +165,14 @@ class JobLogs:
         if log is not None:
             log.append(line)
         else:
-            _write(self._path(job), line)
+            self._writer.add(self._path(job), line)
 
     def of(self, job: JobId) -> JobLog:
         """The job's log; that of an ended job is read from its file, which takes a moment."""
-        return self._open.get(job) or JobLog(self._path(job), closed=True)
+        if (known := self._open.get(job)) is not None:
+            return known
+        self._writer.drain()
+        return JobLog(self._path(job), closed=True)
 
     async def read(self, job: JobId) -> JobLog:
         """The same, without blocking the event loop or the database; NotAllowed if too many are being read."""
@@ -108,7 +182,8 @@ class JobLogs:
         try:
             if job in self._open:
                 return self._open[job]
-            return await run_blocking(self._readers, lambda: self.of(job))
+            async with self._one_by_one:  # so that a thread is left for writing
+                return await run_blocking(self._readers, lambda: self.of(job))
         finally:
             self._reading -= 1
 
@@ -122,13 +197,13 @@ class JobLogs:
         return self._root / job / "log.jsonl"
 
 
-def _write(path: Path, line: LogLine) -> None:
-    """Append to a file that is rotated once at FILE_BYTES_MAX. A full disk costs the line: training must go on."""
+def _write(path: Path, lines: Sequence[LogLine]) -> None:
+    """Append to a file that is rotated once at FILE_BYTES_MAX. A full disk costs the lines: training must go on."""
     with suppress(OSError):
         if path.exists() and path.stat().st_size > FILE_BYTES_MAX:
             path.replace(_turned_over(path))
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(line)) + "\n")
+            file.writelines(json.dumps(asdict(line)) + "\n" for line in lines)
 
 
 def _read(path: Path) -> list[LogLine]:

@@ -17,6 +17,7 @@ import grpc.aio
 import structlog
 
 from swarm import errors
+from swarm.limits import RPCS_MAX
 from swarm.text import is_address
 
 Options = list[tuple[str, int | str]]
@@ -84,7 +85,7 @@ def connect_sync(address: str) -> grpc.Channel:
 
 
 def new_server() -> grpc.aio.Server:
-    return grpc.aio.server(options=server_options())
+    return grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=RPCS_MAX)
 
 
 def bind(server: grpc.aio.Server, address: str) -> int:

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import grpc
@@ -34,6 +35,9 @@ _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 _Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
 T = TypeVar("T")
+
+# The connection whose call is being answered, such as "ipv4:10.0.0.5:53214"; a stage server makes all its calls on one.
+CONNECTION: ContextVar[str] = ContextVar("connection", default="")
 
 
 class SchedulerLink(Protocol):
@@ -202,6 +206,7 @@ class _SessionService:
                     raise
                 events.fail(_broken())
 
+        CONNECTION.set(context.peer())
         async with answering(context):
             events: Pipe[Event] = Pipe(INBOX_LIMIT)
             reading = asyncio.create_task(_read_events(requests, events), name="session events")
@@ -213,6 +218,7 @@ class _SessionService:
                 await asyncio.wait({reading})
 
     async def store(self, requests: AsyncIterator[bytes], context: _Context) -> bytes:
+        CONNECTION.set(context.peer())
         async with answering(context):
             chunks = aiter(requests)
             first = parse(session_pb2.StoreChunk, await anext(chunks, b""))
@@ -225,6 +231,7 @@ class _SessionService:
         raise AssertionError("answering returned after an error")
 
     async def fetch(self, data: bytes, context: _Context) -> AsyncIterator[bytes]:
+        CONNECTION.set(context.peer())
         async with answering(context):
             request = from_message(FetchRequest, parse(session_pb2.FetchRequest, data))
             async with aclosing(self._handler.fetch(request)) as chunks:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,12 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.data.shards import tokenise
+from swarm.errors import Refused, StaleMessage
 from swarm.job.spec import JobSpec
 from swarm.limits import FILES_MAX, HASHES_ASKED_MAX, MANIFEST_BYTES_MAX, SHARDS_MAX, SPEC_BYTES_MAX, STAGES_MAX
+from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, Hello, Logged, StoreHeader
+from swarm.rpc.session import GrpcSchedulerLink
+from swarm.types import JobId, PeerId
 from swarm.wire import jobs_pb2 as pb
 from tests.support.processes import Cluster
 from tests.support.simulated import small_spec, write_text
@@ -157,3 +163,53 @@ def test_a_manifest_of_many_megabytes_holds_nobody_up(cluster: Cluster, size_byt
     assert (code, "the manifest cannot be used" in text) == ("E1502", True)
     assert ("its manifest has" in text) is not is_read
     assert late_s < TURN_S_MAX
+
+
+def test_log_lines_for_jobs_of_others_are_dropped_and_a_flood_holds_nobody_up(cluster: Cluster) -> None:
+    job = cluster.jobs.Submit(request(cluster, limits__min_replicas=4), timeout=20)
+    flood = [Logged(JobId(job.id), 0.0, "error", f"forged {number} " + "x" * 1000) for number in range(4_000)]
+    hello = Hello(PeerId("forger"), time.time_ns(), PROTOCOL_VERSION, "0", "127.0.0.1:1", "", "cpu", 1, 0, -1)
+
+    async def attack() -> None:
+        link = GrpcSchedulerLink(cluster.address)
+
+        async def events() -> AsyncIterator[Event]:
+            for event in (hello, *flood):
+                yield event
+
+        async for _ in link.attach(events()):
+            pass
+        await link.close()
+
+    try:
+        done = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(slowest, cluster, lambda: not done.is_set())
+            try:
+                asyncio.run(attack())
+            finally:
+                done.set()
+            late_s = asking.result()
+        lines = list(cluster.jobs.Logs(pb.LogsRequest(job=job.id, stage=-1), timeout=10))
+        assert [line.message for line in lines if "forged" in line.message] == []
+        assert late_s < TURN_S_MAX
+    finally:
+        cluster.jobs.Cancel(pb.CancelRequest(job=job.id, no_checkpoint=True), timeout=10)
+
+
+def test_files_of_a_job_are_not_for_those_without_a_session(cluster: Cluster) -> None:
+    job = cluster.jobs.Submit(request(cluster), timeout=20)
+    store = StoreHeader(JobId(job.id), PeerId("nobody"), 1, 0, 0, 0, 1, "model/model-00001-of-00001.safetensors")
+
+    async def attack() -> None:
+        link = GrpcSchedulerLink(cluster.address)
+        with pytest.raises(StaleMessage, match="has no session"):
+            await link.store(store, b"x")
+        with pytest.raises(Refused, match="has no session"):
+            await anext(link.fetch(FetchRequest(JobId(job.id), 0, "model/config.json", 0, 1)))
+        await link.close()
+
+    try:
+        asyncio.run(attack())
+    finally:
+        cluster.jobs.Cancel(pb.CancelRequest(job=job.id, no_checkpoint=True), timeout=10)

@@ -216,6 +216,11 @@ class Membership:
 
     # What is known -----------------------------------------------------------------------------------------------
 
+    @property
+    def count(self) -> int:
+        """How many peers are known."""
+        return len(self._peers)
+
     def get(self, peer: PeerId) -> Peer | None:
         return self._peers.get(peer)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from scheduler.api.sessions import COMMANDS_WAITING_MAX, Connections, Sessions
 from scheduler.brain.fleet.membership import Membership, Transition
-from swarm.errors import IncompatibleVersion, Refused, StaleMessage
+from swarm import limits
+from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, StaleMessage
 from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, Heartbeat, Hello, Release, StoreHeader, Welcome
 from swarm.process.logs import get_logger
+from swarm.rpc.session import CONNECTION
 from swarm.types import JobId, PeerId
 
 PEER = PeerId("p")
@@ -35,20 +38,30 @@ class Heard:
 
 
 class Transfer:
-    """Takes what is stored, and expects nobody to fetch."""
+    """Takes what is stored, and gives the same to everybody."""
 
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         return "stored"
 
-    def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
-        raise AssertionError("nothing is fetched here")
+    async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        yield b"fetched"
 
 
 @asynccontextmanager
-async def sessions(heard: Heard, connections: Connections | None = None) -> AsyncIterator[Sessions]:
+async def sessions(
+    heard: Heard, connections: Connections | None = None, membership: Membership | None = None
+) -> AsyncIterator[Sessions]:
     log = get_logger("test")
     async with asyncio.TaskGroup() as tasks:
-        yield Sessions(7, Membership(), connections or Connections(log), heard, Transfer(), tasks, log)
+        yield Sessions(7, membership or Membership(), connections or Connections(log), heard, Transfer(), tasks, log)
+
+
+@contextmanager
+def on_connection(name: str) -> Iterator[None]:
+    """What is called within is called on this connection."""
+    token = CONNECTION.set(name)
+    yield
+    CONNECTION.reset(token)
 
 
 async def nothing() -> AsyncIterator[bytes]:
@@ -88,10 +101,17 @@ async def test_a_session_begins_with_a_hello_of_this_protocol() -> None:
 
 
 async def test_commands_carry_the_epoch_and_state_comes_from_those_that_are_attached() -> None:
-    async with sessions(Heard()) as made:
+    membership = Membership()
+    async with sessions(Heard(), membership=membership) as made:
         session = aiter(made.attach(aiter(Line(HELLO))))
         assert await anext(session) == (7, Welcome(PEER, 1.0))
+        with pytest.raises(Refused, match="does not serve stage 0"):
+            await made.store(STATE, nothing())
+        membership.assign(PEER, STATE.job, 0, 0.0)
         assert await made.store(STATE, nothing()) == "stored"
+        for other in (replace(STATE, stage=1), replace(STATE, job=JobId("another"))):
+            with pytest.raises(Refused, match="does not serve stage"):
+                await made.store(other, nothing())
         for other in (replace(STATE, incarnation=1), replace(STATE, peer=PeerId("q"))):
             with pytest.raises(StaleMessage, match="has no session"):
                 await made.store(other, nothing())
@@ -129,3 +149,88 @@ async def test_a_peer_that_does_not_read_its_commands_loses_its_session() -> Non
             connections.send(PEER, Release(JobId("job"), ""))
         async with asyncio.timeout(30):
             assert len([command async for command in session]) < COMMANDS_WAITING_MAX
+
+
+@pytest.mark.parametrize("thief", [replace(HELLO, incarnation=3), HELLO], ids=["newer", "same"])
+async def test_nobody_takes_over_the_name_of_a_peer_that_answers(thief: Hello) -> None:
+    """Hello with another peer's name ended its session, and locked its process out."""
+    membership, now = Membership(), asyncio.get_running_loop().time
+    async with sessions(Heard(), membership=membership) as made:
+        with on_connection("ipv4:10.0.0.1:5000"):
+            victim = aiter(made.attach(aiter(Line(HELLO))))
+            await anext(victim)
+        with on_connection("ipv4:10.6.6.6:5000"):
+            with pytest.raises(StaleMessage, match="attached already, and its process answers"):
+                await anext(aiter(made.attach(aiter(Line(thief)))))
+            assert not (await asyncio.wait({asyncio.ensure_future(_next(victim))}, timeout=0.05))[0]
+            membership.tick(now() + 3.0)  # it has been silent
+            assert await anext(aiter(made.attach(aiter(Line(thief)))))
+        made.close()
+
+
+async def _next(session: AsyncIterator[object]) -> object:
+    return await anext(session, None)
+
+
+async def test_a_process_that_dials_again_is_welcome_at_once() -> None:
+    async with sessions(Heard()) as made:
+        with on_connection("ipv4:10.0.0.1:5000"):
+            await anext(aiter(made.attach(aiter(Line(HELLO)))))
+        with on_connection("ipv4:10.0.0.1:5001"):
+            assert await anext(aiter(made.attach(aiter(Line(HELLO)))))
+        made.close()
+
+
+async def test_a_start_in_the_future_is_refused() -> None:
+    ahead_s = time.time() + 2 * limits.INCARNATION_AHEAD_S
+    async with sessions(Heard()) as made:
+        for incarnation in (2**63 - 1, int(ahead_s * 1e9)):
+            with pytest.raises(Refused, match="started in the future") as caught:
+                await anext(aiter(made.attach(aiter(Line(replace(HELLO, incarnation=incarnation))))))
+            assert "clock" in caught.value.hint
+        assert await anext(aiter(made.attach(aiter(Line(replace(HELLO, incarnation=time.time_ns()))))))
+        made.close()
+
+
+async def test_files_go_to_and_come_from_the_connection_of_the_session_only() -> None:
+    membership, request = Membership(), FetchRequest(STATE.job, 0, "model/config.json", 0, 1)
+
+    async def fetched(made: Sessions, job: JobId = STATE.job) -> list[bytes]:
+        return [chunk async for chunk in made.fetch(replace(request, job=job))]
+
+    async with sessions(Heard(), membership=membership) as made:
+        with on_connection("ipv4:10.0.0.1:5000"):
+            await anext(aiter(made.attach(aiter(Line(HELLO)))))
+            with pytest.raises(Refused, match="does not serve job"):
+                await fetched(made)
+            membership.assign(PEER, STATE.job, 0, 0.0)
+            assert await made.store(STATE, nothing()) == "stored"
+            assert await fetched(made) == [b"fetched"]
+            with pytest.raises(Refused, match="does not serve job"):
+                await fetched(made, JobId("another"))
+        with on_connection("ipv4:10.6.6.6:5000"):
+            with pytest.raises(StaleMessage, match="has no session"):
+                await made.store(STATE, nothing())
+            with pytest.raises(Refused, match="has no session"):
+                await fetched(made)
+        made.close()
+
+
+async def _dial(made: Sessions, hello: Hello, times: int) -> None:
+    for _ in range(times):
+        await anext(aiter(made.attach(aiter(Line(hello)))))
+
+
+async def test_peers_and_their_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.api.sessions.PEERS_MAX", 3)
+    async with sessions(Heard()) as made:
+        for number in range(3):
+            await anext(aiter(made.attach(aiter(Line(replace(HELLO, peer=PeerId(f"p-{number}")))))))
+        with pytest.raises(Refused, match="3 stage servers are known"):
+            await anext(aiter(made.attach(aiter(Line(HELLO)))))
+        again = replace(HELLO, peer=PeerId("p-1"))
+        with pytest.raises(RetryElsewhere, match="at once"):
+            await _dial(made, again, limits.SESSIONS_AT_ONCE + 200)
+        await asyncio.sleep(0.05)
+        assert await anext(aiter(made.attach(aiter(Line(again)))))
+        made.close()

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import time
 import weakref
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -124,3 +128,69 @@ async def test_only_so_many_readers_wait_for_logs(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(job_log, "READS_MAX", 0)
     with pytest.raises(NotAllowed, match="are being read already"):
         await JobLogs(tmp_path).read(JOB)
+
+
+async def test_lines_in_memory_are_bounded_in_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_log, "LOG_KEPT_CHARACTERS_MAX", 1000)
+    log = _open(tmp_path)
+    for number in range(100):
+        log.append(LogLine(float(number), "info", "p", 0, "x" * 100))
+    assert [kept.time_unix_s for kept in log.kept()[0]] == list(range(90, 100))
+    assert len(JobLogs(tmp_path).of(JOB).kept()[0]) == 10
+
+
+async def test_a_disk_that_hangs_holds_up_nobody_and_costs_lines_not_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line was opened, written and closed on the event loop."""
+    monkeypatch.setattr(job_log, "WAITING_MAX", 50)
+    folder = tmp_path / JOB
+    folder.mkdir()
+    with ThreadPoolExecutor(1) as threads:
+        logs = JobLogs(tmp_path, threads)
+        logs.open(JOB)
+        os.mkfifo(folder / "log.jsonl")  # whoever opens it waits for a reader
+        began_s = time.monotonic()
+        for number in range(200):
+            logs.append(JOB, line(number))
+            await asyncio.sleep(0)
+        assert time.monotonic() - began_s < 2
+        assert logs.of(JOB).kept()[0][-1] == line(199)
+        written = (folder / "log.jsonl").read_text().splitlines()  # the reader has come
+        logs.close(JOB)
+    assert 50 <= len(written) <= 101
+    assert json.loads(written[0])["message"] == "line 0"
+
+
+async def test_lines_are_written_in_order_and_all_at_the_end(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        logs = JobLogs(tmp_path, threads)
+        logs.open(JOB)
+        for number in range(5000):
+            logs.append(JOB, line(number))
+    logs.append(JOB, line(5000))  # its threads have ended already
+    logs.flush()
+    assert JobLogs(tmp_path).of(JOB).kept()[0] == [line(number) for number in range(5001)]
+
+
+async def test_a_follower_looks_at_new_lines_only(tmp_path: Path) -> None:
+    """Each new line made every follower copy ten thousand."""
+    log = _open(tmp_path)
+    for number in range(3000):
+        log._keep(line(number))
+        log._total += 1
+    copied = 0
+
+    class Counting(deque[LogLine]):
+        def __iter__(self) -> Iterator[LogLine]:
+            nonlocal copied
+            copied += len(self)
+            return super().__iter__()
+
+    log._lines = Counting(log._lines)
+    copied = 0
+    following = log.after(log._total - 1)
+    assert await anext(following) == line(2999)
+    log.append(line(3000))
+    assert await anext(following) == line(3000)
+    assert copied == 0
