@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import grpc
+from google.protobuf.message import Message
 
 from swarm.errors import IncompatibleVersion, SchedulerUnreachable
 from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc.channel import connect_sync, translate
+from swarm.text import printable
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc
 
@@ -23,6 +25,25 @@ CHUNK_BYTES = 1 << 20
 SECONDS_PER_MIB = 128.0
 # Calls for which the scheduler reads whole checkpoints may take this long.
 READING_S_MAX = 3600.0
+
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+def printed(reply: Reply) -> Reply:
+    """The reply with each text in it as it may be shown: whoever named a job or a stage server chose its words."""
+    for field, value in reply.ListFields():
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            continue
+        if field.message_type is not None:
+            for part in value if field.is_repeated else (value,):
+                printed(part)
+        elif field.type == field.TYPE_STRING and field.name != "spec_json":  # JSON, which nobody prints as it is
+            if field.is_repeated:
+                value[:] = map(printable, value)
+            else:
+                setattr(reply, field.name, printable(value))
+    return reply
 
 
 class Scheduler:
@@ -92,7 +113,7 @@ class Scheduler:
     def watch(self, job: str) -> Iterator[pb.JobView]:
         """The job now and after every change, until it ends."""
         with self._translated():
-            yield from self._stub.Watch(pb.JobRequest(job=job))
+            yield from map(printed, self._stub.Watch(pb.JobRequest(job=job)))
 
     def cancel(self, job: str, reason: str, *, no_checkpoint: bool = False) -> pb.JobView:
         request = pb.CancelRequest(job=job, reason=reason, no_checkpoint=no_checkpoint)
@@ -120,7 +141,7 @@ class Scheduler:
     def drain(self, peer: str, reason: str, timeout_s: float) -> Iterator[pb.DrainView]:
         """Ask a stage server to hand its work over, and report progress until it serves no job."""
         with self._translated():
-            yield from self._stub.Drain(pb.DrainRequest(peer=peer, reason=reason), timeout=timeout_s)
+            yield from map(printed, self._stub.Drain(pb.DrainRequest(peer=peer, reason=reason), timeout=timeout_s))
 
     def explain(self, request: pb.ExplainRequest) -> pb.Explanation:
         return cast(pb.Explanation, self._call(self._stub.Explain, request))
@@ -131,7 +152,7 @@ class Scheduler:
 
     def logs(self, request: pb.LogsRequest) -> Iterator[pb.LogEntry]:
         with self._translated():
-            yield from self._stub.Logs(request, timeout=None if request.follow else self.timeout_s)
+            yield from map(printed, self._stub.Logs(request, timeout=None if request.follow else self.timeout_s))
 
     def pull(self, job: str, step: str = "latest") -> Iterator[pb.FileChunk]:
         with self._translated():
@@ -139,7 +160,7 @@ class Scheduler:
 
     def _call(self, method: Any, request: Any, timeout_s: float = 0.0) -> Any:
         with self._translated():
-            return method(request, timeout=timeout_s or self.timeout_s)
+            return printed(method(request, timeout=timeout_s or self.timeout_s))
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -147,6 +168,7 @@ class Scheduler:
             yield
         except grpc.RpcError as error:
             found = translate(error, self.address)
+            found.message, found.hint = printable(found.message), printable(found.hint)
             if isinstance(found, SchedulerUnreachable) and not found.hint:
                 found = SchedulerUnreachable(
                     f"no scheduler answers at {self.address}",

@@ -41,6 +41,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def printable(text: str) -> str:
+    """The text of others as it may be printed: nothing in it moves the cursor, hides, or runs from right to left."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
+
+
 def without_passwords(text: str) -> str:
     """The text with what stands before the @ of each URL left out: mqtt://…@host."""
     return _CREDENTIALS.sub(r"\1…@", text) if "@" in text else text

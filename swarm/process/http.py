@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import socketserver
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -132,7 +134,9 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 16
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._lock = threading.Lock()
+        self._held: dict[Any, None] = {}  # connections, the oldest first
+        self._deadlines: dict[Any, threading.Timer] = {}
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
@@ -141,16 +145,32 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        """Answer on a thread; when all places are taken, the oldest connection makes room: a probe must get through."""
+        with self._lock:
+            oldest = next(iter(self._held)) if len(self._held) >= CONNECTIONS_MAX else None
+            if oldest is not None:
+                del self._held[oldest]
+            self._held[request] = None
+        if oldest is not None:
+            self._cut(oldest)
+        deadline = threading.Timer(REQUEST_S_MAX, self._cut, (request,))
+        deadline.daemon = True
+        self._deadlines[request] = deadline
+        deadline.start()
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._deadlines.pop(request).cancel()
+            with self._lock:
+                self._held.pop(request, None)
+
+    def _cut(self, request: Any) -> None:
+        """End a connection; its thread meets the end of the stream."""
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that went away."""

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -128,6 +129,7 @@ def lock_folder(folder: Path) -> IO[str]:
     hint = "choose another --data-dir"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _keep_to_owner(folder)
         lock = (folder / "lock").open("a+")
     except OSError as error:
         raise InvalidConfig(f"{folder} cannot be used: {error.strerror or error}", hint=hint) from None
@@ -148,6 +150,13 @@ def lock_folder(folder: Path) -> IO[str]:
         lock.close()
         raise InvalidConfig(f"{folder} cannot be locked: {error.strerror or error}", hint=hint) from None
     return lock
+
+
+def _keep_to_owner(folder: Path) -> None:
+    """A data folder of an earlier version was open to every user of the machine."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & 0o077 and folder.stat().st_uid == os.geteuid():
+        folder.chmod(mode & ~0o077)
 
 
 def lock_first(folders: Sequence[Path]) -> tuple[Path, IO[str]]:

@@ -18,7 +18,7 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from swarm.errors import UsageError
-from swarm.text import without_passwords
+from swarm.text import printable, without_passwords
 
 Logger: TypeAlias = FilteringBoundLogger
 LogFormat: TypeAlias = Literal["auto", "json", "text"]
@@ -154,7 +154,8 @@ def _console(out: TextIO) -> list[Processor]:
     def short_time(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         moment = event.pop("_time")
         event.pop("ts")
-        return {"timestamp": moment.astimezone().strftime("%H:%M:%S"), **event}
+        facts = {name: printable(fact) if isinstance(fact, str) else fact for name, fact in event.items()}
+        return {"timestamp": moment.astimezone().strftime("%H:%M:%S"), **facts}
 
     return [short_time, structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=28)]
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 from swarm.errors import INTERRUPTED
 
+PRIVATE_UMASK = 0o077  # texts, weights and logs are for their owner alone: folders 0700, files 0600
+
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
@@ -17,12 +19,13 @@ def quiet_start() -> Iterator[None]:
 
     gRPC's own messages on stderr are switched off unless GRPC_VERBOSITY asks for them: our errors already say what
     they say about a busy port. This must happen before gRPC is loaded. A closed stream (`>&-`) is replaced by the null
-    device.
+    device. Whatever the process writes is for its owner alone.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115  # as long as we live
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.umask(PRIVATE_UMASK)
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else somebody wants it to be ignored: nohup, a script's "&"
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

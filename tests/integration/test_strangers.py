@@ -213,3 +213,11 @@ def test_files_of_a_job_are_not_for_those_without_a_session(cluster: Cluster) ->
         asyncio.run(attack())
     finally:
         cluster.jobs.Cancel(pb.CancelRequest(job=job.id, no_checkpoint=True), timeout=10)
+
+
+def test_what_the_scheduler_writes_is_for_its_owner_alone(cluster: Cluster) -> None:
+    cluster.jobs.Cancel(pb.CancelRequest(job=cluster.jobs.Submit(request(cluster), timeout=20).id), timeout=10)
+    folder = cluster.folder / "scheduler"
+    found = [folder, *folder.rglob("*")]
+    assert len(found) > 5
+    assert [path for path in found if path.stat().st_mode & 0o077] == []

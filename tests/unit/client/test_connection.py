@@ -1,39 +1,34 @@
-"""What a call of the client ends with."""
+"""What the scheduler answers is the words of others: it is shown as text."""
 
 from __future__ import annotations
 
-import threading
-from types import SimpleNamespace
-from typing import Any
+import io
 
-import pytest
+from rich.console import Console
 
-from client.connection import Scheduler
+from client.connection import printed
+from client.views import job_table, jobs_table, peers_table
+from swarm.wire import jobs_pb2 as pb
 
-
-def taken_back_too_late(error: BaseException) -> Any:
-    """A call that waits in a condition, as gRPC's do; the signal comes before its lock is taken back."""
-
-    def call(request: object, **options: object) -> object:
-        condition = threading.Condition()
-        with condition:
-            condition.release()
-            raise error
-
-    return call
+EVIL = "\x1b]0;owned\x07\x1b[2J[/x][bold]\u202e"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
-def test_a_signal_that_hides_behind_a_lock_is_what_the_call_ends_with(error: BaseException) -> None:
-    with Scheduler("127.0.0.1:1", timeout_s=1.0) as scheduler:
-        scheduler._stub = SimpleNamespace(Get=taken_back_too_late(error))
-        with pytest.raises(type(error)) as caught:
-            scheduler.get("job")
-    assert caught.value is error
+def test_no_text_of_a_reply_moves_the_cursor_or_is_taken_for_markup() -> None:
+    job = pb.JobView(id=EVIL, name=EVIL, state=EVIL, reason=EVIL, hint=EVIL, steps=1, spec_json='{"name": "a\u202e"}')
+    job.stages.add(stage=0, peers=[EVIL, "p"])
+    peer = pb.PeerView(id=EVIL, state=EVIL, address=EVIL, device=EVIL, reason=EVIL, product=EVIL)
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    jobs, peers = printed(pb.JobList(jobs=[job])), printed(pb.PeerList(peers=[peer]))
+    for table in (jobs_table(jobs.jobs), job_table(jobs.jobs[0]), peers_table(peers.peers)):
+        console.print(table)
+    shown = out.getvalue()
+    assert "[/x][bold]" in shown
+    assert all(line.isprintable() for line in shown.splitlines())
+    assert jobs.jobs[0].spec_json == job.spec_json
 
 
-def test_another_failure_of_a_lock_is_shown_as_it_is() -> None:
-    with Scheduler("127.0.0.1:1", timeout_s=1.0) as scheduler:
-        scheduler._stub = SimpleNamespace(Get=taken_back_too_late(ValueError("odd")))
-        with pytest.raises(RuntimeError, match="cannot release un-acquired lock"):
-            scheduler.get("job")
+def test_maps_and_numbers_of_a_reply_stay() -> None:
+    explanation = pb.Explanation(kind="job", facts=[pb.Fact(topic="a\n", text="b", numbers={"x\n": 1.0})])
+    shown = printed(explanation)
+    assert (shown.facts[0].topic, dict(shown.facts[0].numbers)) == ("a ", {"x\n": 1.0})

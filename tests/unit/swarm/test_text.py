@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from swarm.text import counted, duration, is_address, listed, size, spoken_duration, without_passwords
+from swarm.text import counted, duration, is_address, listed, printable, size, spoken_duration, without_passwords
 
 
 def test_one_is_singular_and_all_else_plural() -> None:
@@ -80,3 +80,11 @@ def test_what_stands_before_the_host_of_a_url_is_left_out(text: str, shown: str 
 )
 def test_an_address_is_a_host_and_a_port_and_no_other_target_of_grpc(text: str, is_one: bool) -> None:
     assert is_address(text) is is_one
+
+
+@pytest.mark.parametrize("bad", ["\x1b[2J", "\x07", "\b", "\r", "\n", "\x9b", "\u202e", "\u200b", "\u2028"])
+def test_text_of_others_does_not_move_the_cursor(bad: str) -> None:
+    shown = printable(f"a{bad}ä[/x]b")
+    assert shown.isprintable()
+    assert shown.endswith("ä[/x]b")
+    assert printable("plain, grün, 漢字") == "plain, grün, 漢字"

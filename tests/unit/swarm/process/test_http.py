@@ -6,14 +6,15 @@ import asyncio
 import http.client
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from swarm.errors import InvalidConfig
-from swarm.process.http import HttpEndpoint
+from swarm.process.http import CONNECTIONS_MAX, HttpEndpoint
 
 
 @contextmanager
@@ -123,3 +124,30 @@ async def test_a_foreign_address_is_an_error_that_names_the_flag() -> None:
 async def test_closing_twice_is_the_same_as_once() -> None:
     with _serving(asyncio.get_running_loop()) as (endpoint, _):
         endpoint.close()
+
+
+async def test_a_probe_is_answered_although_others_hold_every_place() -> None:
+    with _serving(asyncio.get_running_loop()) as (_, port):
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 * CONNECTIONS_MAX)]
+        try:
+            for path in ("/healthz", "/readyz", "/metrics"):
+                assert (await asyncio.to_thread(_get, port, path))[0] == 200
+        finally:
+            for one in held:
+                one.close()
+
+
+async def test_a_request_that_trickles_in_is_cut_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.process.http.REQUEST_S_MAX", 0.3)
+
+    def trickle(port: int) -> float:
+        began_s = time.monotonic()
+        with socket.create_connection(("127.0.0.1", port)) as line, suppress(OSError):
+            line.sendall(b"GET /healthz HTTP/1.1\r\n")
+            while time.monotonic() - began_s < 5:
+                line.sendall(b"X: y\r\n")
+                time.sleep(0.05)
+        return time.monotonic() - began_s
+
+    with _serving(asyncio.get_running_loop()) as (_, port):
+        assert await asyncio.to_thread(trickle, port) < 3
