@@ -225,6 +225,8 @@ def test_commands_of_an_older_scheduler_are_refused() -> None:
 def test_a_scheduler_with_an_absurd_epoch_does_not_shut_out_the_true_one() -> None:
     """Whoever answered once with the epoch 2^62 was the last scheduler that this process ever obeyed."""
 
+    obeyed: list[JobId] = []
+
     async def absurd(session: Session) -> None:
         session.send(1 << 62, Welcome(PeerId("p"), 1.0))
         await asyncio.sleep(5.0)
@@ -232,7 +234,7 @@ def test_a_scheduler_with_an_absurd_epoch_does_not_shut_out_the_true_one() -> No
     async def true(session: Session) -> None:
         session.send(5, Welcome(PeerId("p"), 1.0))
         session.send(5, load(JobId("new"), spec_json="no spec"))
-        assert [event.job for event in await session.heard(Failed)] == ["new"]  # type: ignore[union-attr]
+        obeyed.extend(event.job for event in await session.heard(Failed))  # type: ignore[union-attr]
 
     async def far_ahead(session: Session) -> None:
         session.send(5, Welcome(PeerId("p"), 1.0))
@@ -240,6 +242,7 @@ def test_a_scheduler_with_an_absurd_epoch_does_not_shut_out_the_true_one() -> No
         await asyncio.sleep(5.0)
 
     play(absurd, true, far_ahead, true)
+    assert obeyed == ["new", "new"]
 
 
 def test_only_the_job_that_is_meant_is_released() -> None:
