@@ -30,6 +30,11 @@ LOG_LINES_PER_S, LOG_LINES_AT_ONCE = 100.0, 2000  # of one stage server
 LOG_LINE_CHARACTERS_MAX = 4096
 LOG_KEPT_CHARACTERS_MAX = 8 << 20  # of a job's lines in memory
 FOLLOWERS_MAX = 256  # of jobs, logs and drains together
+UPLOADS_MAX = 32  # files that are uploaded at a time
+UPLOAD_IDLE_S_MAX = 30.0
+UPLOAD_S_PER_MIB = 128.0  # as slow as a client may be; never less than the idle time
+UPLOAD_DISK_RESERVE_BYTES = 1 << 30  # that uploads leave free: checkpoints and the database need room
+UNUSED_SHARD_KEPT_S = 86_400.0  # an uploaded file that no job names
 RPCS_MAX = 16_384  # calls that one process answers at a time
 
 # Elements of a repeated field of a message between scheduler and stage servers (swarm/rpc/mapping.py). A field that is

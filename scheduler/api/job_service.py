@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from scheduler.jobs.job import Job
 from scheduler.storage.executor import run_blocking
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.job.spec import JobSpec, spec_from_json
-from swarm.limits import JOBS_LISTED_MAX, SPEC_BYTES_MAX
+from swarm.limits import FOLLOWERS_MAX, JOBS_LISTED_MAX, SPEC_BYTES_MAX
 from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc import channel
 from swarm.types import JobState, PeerId
@@ -56,6 +56,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         self._product = product
         self._wall_s = wall_s
         self._chaos = chaos
+        self._followers = 0
 
     async def Version(self, request: pb.VersionRequest, context: Context) -> pb.VersionReply:
         return pb.VersionReply(product=self._product, protocol=PROTOCOL_VERSION, epoch=self._epoch)
@@ -96,10 +97,11 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Watch(self, request: pb.JobRequest, context: Context) -> AsyncIterator[pb.JobView]:
         async with _answering(context):
-            async for job in self._jobs.watch(self._jobs.registry.find(request.job)):
-                yield job_view(job)
-                if not job.record.state.is_final:
-                    await asyncio.sleep(WATCH_S_MIN)
+            with self._following():
+                async for job in self._jobs.watch(self._jobs.registry.find(request.job)):
+                    yield job_view(job)
+                    if not job.record.state.is_final:
+                        await asyncio.sleep(WATCH_S_MIN)
 
     async def Peers(self, request: pb.PeersRequest, context: Context) -> pb.PeerList:
         async with _answering(context):
@@ -171,9 +173,10 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             for line in kept[-tail:] if tail else kept:
                 yield log_entry(line)
             if follow:
-                async for line in log.after(position):
-                    if wanted(line):
-                        yield log_entry(line)
+                with self._following():
+                    async for line in log.after(position):
+                        if wanted(line):
+                            yield log_entry(line)
 
     # Acting ------------------------------------------------------------------------------------------------------
 
@@ -200,8 +203,9 @@ class JobService(jobs_pb2_grpc.JobsServicer):
     async def Drain(self, request: pb.DrainRequest, context: Context) -> AsyncIterator[pb.DrainView]:
         async with _answering(context):
             reason = request.reason[:REASON_CHARACTERS_MAX] or "drained by its user"
-            async for known, waits_for in drain(self._jobs, self._membership, request.peer, reason):
-                yield pb.DrainView(peer=self._peer_view(known), waits_for=waits_for)
+            with self._following():
+                async for known, waits_for in drain(self._jobs, self._membership, request.peer, reason):
+                    yield pb.DrainView(peer=self._peer_view(known), waits_for=waits_for)
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointList:
         async with _answering(context):
@@ -238,6 +242,17 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             raise NotFound(
                 f"the checkpoint cannot be read: {error}", hint="it may have been removed: pull again"
             ) from error
+
+    @contextmanager
+    def _following(self) -> Iterator[None]:
+        """For as long as somebody watches; NotAllowed if too many do."""
+        if self._followers >= FOLLOWERS_MAX:
+            raise NotAllowed(f"{FOLLOWERS_MAX} others follow jobs, logs or drains already", hint="try again later")
+        self._followers += 1
+        try:
+            yield
+        finally:
+            self._followers -= 1
 
     async def _spec(self, text: str) -> JobSpec:
         """The spec that a client sent, read on a thread; InvalidConfig."""

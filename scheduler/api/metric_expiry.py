@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Set
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.commands import Jobs
 from scheduler.metrics import SchedulerMetrics
+from swarm.limits import UNUSED_SHARD_KEPT_S
 from swarm.types import PeerState
 
 JOB_KEPT_S = 3600.0
@@ -43,4 +44,7 @@ async def tidy(jobs: Jobs, membership: Membership, metrics: SchedulerMetrics, wa
         here = {peer.hello.peer for peer in membership.peers() if peer.state is not PeerState.GONE}
         for name in absences.over(metrics.known_peers, here, loop.time()):
             metrics.forget_peer(name)
+        used = {sha256 for job in jobs.registry.all() for sha256 in job.record.tokens.shards}
+        used |= {file.sha256 for job in jobs.registry.all() for file in job.record.files}
+        await jobs.stores.files.remove_unused(used, wall_s() - UNUSED_SHARD_KEPT_S)
         await asyncio.sleep(TIDY_S)

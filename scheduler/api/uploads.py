@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import os
 import re
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from scheduler.storage.database import JobTokens
 from scheduler.storage.executor import run_blocking
@@ -16,10 +19,22 @@ from scheduler.storage.stores import Stores
 from swarm.checkpoint.storage import Files
 from swarm.data.batches import TOKEN_DTYPES
 from swarm.data.tokenizer_files import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_MESSAGE_BYTES_MAX, tokenizer_file_name
-from swarm.errors import InvalidConfig, InvalidData, Refused
-from swarm.limits import FILES_MAX, HASHES_ASKED_MAX, SHARDS_MAX, SPEC_BYTES_MAX
+from swarm.errors import InvalidConfig, InvalidData, NotAllowed, Refused
+from swarm.limits import (
+    FILES_MAX,
+    HASHES_ASKED_MAX,
+    SHARDS_MAX,
+    SPEC_BYTES_MAX,
+    UPLOAD_DISK_RESERVE_BYTES,
+    UPLOAD_IDLE_S_MAX,
+    UPLOAD_S_PER_MIB,
+    UPLOADS_MAX,
+)
 from swarm.messages import StateFile
+from swarm.text import size
 from swarm.wire import jobs_pb2 as pb
+
+T = TypeVar("T")
 
 MODEL = "model/"
 BLOB_BYTES_MAX = 1 << 38  # one file of a model's weights
@@ -32,6 +47,7 @@ class Uploads:
 
     def __init__(self, stores: Stores) -> None:
         self._files = stores.files
+        self._open: dict[object, int] = {}  # bytes of each upload that is under way
         self._threads = stores.threads  # not the database's, which commits wait for
 
     def path(self, sha256: str) -> Path:
@@ -45,18 +61,37 @@ class Uploads:
         if len(shards) > HASHES_ASKED_MAX:
             raise Refused(f"{len(shards)} files are asked for at once, at most {HASHES_ASKED_MAX}")
         return await run_blocking(
-            self._threads, lambda: [shard for shard in shards if not self.path(shard.sha256).exists()]
+            self._threads, lambda: [shard for shard in shards if not _keep(self.path(shard.sha256))]
         )
 
     async def put(self, chunks: AsyncIterator[pb.ShardChunk]) -> str:
         """Take one file and give its hash; Refused or InvalidData."""
-        first = await anext(aiter(chunks), None)
+        chunks = aiter(chunks)
+        first = await anext(_while_busy(chunks), None)
         if first is None or not first.HasField("shard"):
             raise Refused("an upload begins with the shard's hash and size")
         path = self.path(first.shard.sha256)
         if first.shard.size_bytes > BLOB_BYTES_MAX:
             raise Refused(f"a file has at most {BLOB_BYTES_MAX} bytes, not {first.shard.size_bytes}")
-        await self._write(path, first, chunks)
+        wanted_bytes = first.shard.size_bytes
+        if len(self._open) >= UPLOADS_MAX:
+            raise NotAllowed(f"{UPLOADS_MAX} files are being uploaded already", hint="try again in a moment")
+        free = await run_blocking(self._threads, lambda: _free_bytes(path.parent))
+        promised = sum(self._open.values())
+        if free - promised - wanted_bytes < UPLOAD_DISK_RESERVE_BYTES:
+            raise InvalidData(
+                f"a file of {size(wanted_bytes)} does not fit: {size(free)} free, {size(promised)} of them promised",
+                hint="free disk space in the scheduler's --data-dir",
+            )
+        place = object()
+        self._open[place] = wanted_bytes
+        try:
+            async with asyncio.timeout(max(UPLOAD_IDLE_S_MAX, UPLOAD_S_PER_MIB * wanted_bytes / (1 << 20))):
+                await self._write(path, first, _while_busy(chunks))
+        except TimeoutError:
+            raise InvalidData("the upload stood still", hint="submit again") from None
+        finally:
+            del self._open[place]
         return first.shard.sha256
 
     async def tokenizer(self, request: pb.SubmitRequest) -> dict[str, bytes]:
@@ -119,6 +154,31 @@ class Uploads:
             ) from error
         finally:
             part.unlink(missing_ok=True)
+
+
+async def _while_busy(chunks: AsyncIterator[T]) -> AsyncIterator[T]:
+    """The chunks; TimeoutError if none comes for too long."""
+    while True:
+        try:
+            async with asyncio.timeout(UPLOAD_IDLE_S_MAX):
+                chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        yield chunk
+
+
+def _free_bytes(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    return shutil.disk_usage(folder).free
+
+
+def _keep(path: Path) -> bool:
+    """Whether the file is here; it is then kept for a while, although no job names it yet."""
+    try:
+        os.utime(path)
+    except OSError:
+        return False
+    return True
 
 
 def read_request(request: pb.SubmitRequest, uploads: Uploads) -> tuple[JobTokens, tuple[StateFile, ...]]:

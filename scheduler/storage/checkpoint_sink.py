@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from scheduler.brain.outputs import PublishCheckpoint
@@ -21,11 +21,14 @@ from swarm.checkpoint.storage import Storage
 from swarm.checkpoint.writer import CheckpointWriter, Facts, FileWriter, prune
 from swarm.errors import CheckpointFailed, CorruptFrame, Refused, StorageError, SwarmError
 from swarm.hf.model_folder import shard_name
+from swarm.job.footprint import stage_footprint
 from swarm.job.spec import JobSpec
 from swarm.messages import StoreHeader
 from swarm.types import JobId
 
 T = TypeVar("T")
+
+HEADERS_BYTES_MAX = 64 << 20  # of all files of a stage
 
 _LAYER_FILE = re.compile(r"optimizer/layer-([0-9]{4,5})\.safetensors")
 
@@ -55,6 +58,20 @@ class _Open:
     since_s: float
     writer: asyncio.Future[CheckpointWriter] | None = None
     publishing: asyncio.Task[None] | None = None
+    arriving: set[str] = field(default_factory=set)  # files that are being written
+    sizes: dict[int, dict[str, int]] = field(default_factory=dict)  # announced bytes by stage and path
+
+    def reserve(self, header: StoreHeader, bytes_max: int) -> None:
+        """Take a file in hand; Refused if it is being written already, or the stage cannot weigh so much."""
+        if header.path in self.arriving:
+            raise Refused(f"{header.path} is being stored already")
+        sizes = {**self.sizes.get(header.stage, {}), header.path: header.total_bytes}
+        if sum(sizes.values()) > bytes_max:
+            raise Refused(
+                f"stage {header.stage} would store {sum(sizes.values())} bytes, it can have {bytes_max} at most"
+            )
+        self.sizes[header.stage] = sizes
+        self.arriving.add(header.path)
 
     @property
     def is_being_published(self) -> bool:
@@ -131,6 +148,13 @@ class CheckpointSink:
             raise Refused(f"job {header.job} collects no state of version {header.version}")
         if not _belongs(header, self._spec):
             raise Refused(f"stage {header.stage} writes no file {header.path[:100]!r}")
+        held.reserve(header, _stage_bytes_max(self._spec, header.stage))
+        try:
+            return await self._put(held, header, chunks)
+        finally:
+            held.arriving.discard(header.path)
+
+    async def _put(self, held: _Open, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         writer = await self._writer(held)
         file: FileWriter = await self._run(lambda: writer.create(header.path))
         size_bytes = 0
@@ -256,6 +280,14 @@ def _try_out(storage: Storage) -> None:
             raise
     finally:
         draft.discard()
+
+
+def _stage_bytes_max(spec: JobSpec, stage: int) -> int:
+    """What the files of a stage may weigh together: weights, those before, the optimizer's state, and headers."""
+    split = spec.pipeline.split
+    assert split != "auto"
+    known = stage_footprint(spec, split[stage], stage, len(split))
+    return 2 * (known.weights + known.optimizer) + HEADERS_BYTES_MAX
 
 
 def _belongs(header: StoreHeader, spec: JobSpec) -> bool:

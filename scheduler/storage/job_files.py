@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from scheduler.storage.database import JobTokens
@@ -28,6 +29,10 @@ class JobFiles:
     async def remove_unfinished(self) -> None:
         """Delete files that a killed scheduler left half written."""
         await run_blocking(self._executor, lambda: _remove_unfinished(self._root))
+
+    async def remove_unused(self, used: Set[str], before_unix_s: float) -> None:
+        """Delete uploaded files that no job names and nobody asked for since then."""
+        await run_blocking(self._executor, lambda: _remove_unused(self._root / "shards", used, before_unix_s))
 
     def shard(self, sha256: str) -> Path:
         """Where the token shard with this hash is, or would be."""
@@ -77,3 +82,10 @@ def _remove_unfinished(root: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     for part in root.glob("shards/*.part"):
         part.unlink(missing_ok=True)
+
+
+def _remove_unused(folder: Path, used: Set[str], before_unix_s: float) -> None:
+    for path in folder.glob("*.bin"):
+        with suppress(OSError):
+            if path.stem not in used and path.stat().st_mtime < before_unix_s:
+                path.unlink()

@@ -20,11 +20,21 @@ from pydantic import ValidationError
 from swarm.data.shards import tokenise
 from swarm.errors import Refused, StaleMessage
 from swarm.job.spec import JobSpec
-from swarm.limits import FILES_MAX, HASHES_ASKED_MAX, MANIFEST_BYTES_MAX, SHARDS_MAX, SPEC_BYTES_MAX, STAGES_MAX
+from swarm.limits import (
+    FILES_MAX,
+    FOLLOWERS_MAX,
+    HASHES_ASKED_MAX,
+    MANIFEST_BYTES_MAX,
+    SHARDS_MAX,
+    SPEC_BYTES_MAX,
+    STAGES_MAX,
+)
 from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, Hello, Logged, StoreHeader
+from swarm.rpc.channel import MAX_CONCURRENT_STREAMS, connect_sync
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import JobId, PeerId
 from swarm.wire import jobs_pb2 as pb
+from swarm.wire import jobs_pb2_grpc
 from tests.support.processes import Cluster
 from tests.support.simulated import small_spec, write_text
 
@@ -221,3 +231,31 @@ def test_what_the_scheduler_writes_is_for_its_owner_alone(cluster: Cluster) -> N
     found = [folder, *folder.rglob("*")]
     assert len(found) > 5
     assert [path for path in found if path.stat().st_mode & 0o077] == []
+
+
+def test_followers_are_bounded_and_nobody_else_is_held_up(cluster: Cluster) -> None:
+    job = cluster.jobs.Submit(request(cluster, limits__min_replicas=4), timeout=20).id
+    channels = [connect_sync(cluster.address) for _ in range(FOLLOWERS_MAX // MAX_CONCURRENT_STREAMS + 1)]
+    try:
+        followed = []
+        for number in range(FOLLOWERS_MAX):
+            stub: Any = jobs_pb2_grpc.JobsStub(channels[number % len(channels)])  # type: ignore[no-untyped-call]
+            followed.append(stub.Watch(pb.JobRequest(job=job), timeout=60))
+            next(followed[-1])
+        code, text = refused(lambda: next(cluster.jobs.Watch(pb.JobRequest(job=job), timeout=10)))
+        assert (code, f"{FOLLOWERS_MAX} others follow" in text) == ("E1000", True)
+        began_s = time.monotonic()
+        cluster.jobs.Version(pb.VersionRequest(), timeout=10)
+        assert time.monotonic() - began_s < TURN_S_MAX
+        followed[0].cancel()
+        deadline_s = time.monotonic() + 10
+        while True:
+            try:
+                next(cluster.jobs.Watch(pb.JobRequest(job=job), timeout=10))
+                break
+            except grpc.RpcError:
+                assert time.monotonic() < deadline_s
+    finally:
+        for channel in channels:
+            channel.close()
+        cluster.jobs.Cancel(pb.CancelRequest(job=job, no_checkpoint=True), timeout=10)

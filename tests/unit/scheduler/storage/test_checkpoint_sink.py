@@ -6,14 +6,14 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import save
 
 from scheduler.brain.outputs import PublishCheckpoint
-from scheduler.storage.checkpoint_sink import CheckpointSink, Subject, _try_out
+from scheduler.storage.checkpoint_sink import CheckpointSink, Subject, _stage_bytes_max, _try_out
 from scheduler.storage.state_files import CheckpointFiles
 from swarm.checkpoint.reader import Checkpoint, list_checkpoints, newest
 from swarm.checkpoint.storage import LocalStorage, open_storage
@@ -223,3 +223,44 @@ async def test_a_version_that_is_dropped_as_its_first_file_comes_stops_nothing(
             made.publish(await put_all(made, 4))
             await made.close()
     assert [one.step for one in heard.kept_] == [4]
+
+
+async def test_a_stage_stores_no_more_than_it_can_weigh(tmp_path: Path) -> None:
+    """One peer announced a tebibyte, and filled the disk."""
+    good = "model/model-00001-of-00002.safetensors"
+    announced = replace(header(0, good, b"x"), total_bytes=1 << 40)
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        made.begin(4)
+        with pytest.raises(Refused, match="it can have"):
+            await made.put(announced, chunks(b"x"))
+        most = _stage_bytes_max(spec(), 0)
+        await made.put(header(0, good, b"x"), chunks(b"x"))
+        with pytest.raises(Refused, match="it can have"):  # all its files together
+            await made.put(replace(header(0, "optimizer/embed.safetensors", b""), total_bytes=most), chunks())
+        await made.put(header(0, good, b"xy"), chunks(b"xy"))  # again: in the place of the first
+        made.drop()
+        await made.close()
+
+
+async def test_one_file_is_stored_by_one_at_a_time(tmp_path: Path) -> None:
+    """Two at once wrote through each other."""
+    good, go_on = "model/model-00001-of-00002.safetensors", asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"a"
+        await go_on.wait()
+        yield b"b"
+
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        made.begin(4)
+        first = asyncio.create_task(made.put(header(0, good, b"ab"), slow()))
+        await asyncio.sleep(0.01)
+        with pytest.raises(Refused, match="is being stored already"):
+            await made.put(header(0, good, b"xy"), chunks(b"xy"))
+        go_on.set()
+        assert await first == hashlib.sha256(b"ab").hexdigest()
+        await made.put(header(0, good, b"xy"), chunks(b"xy"))
+        made.drop()
+        await made.close()
