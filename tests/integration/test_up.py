@@ -62,6 +62,8 @@ flags = argparse.ArgumentParser()
 for name in ("--listen", "--http-port", "--broker", "--threads", "--device", "--max-memory", "--data-dir"):
     flags.add_argument(name)
 flags.add_argument("--drain-timeout")
+flags.add_argument("--allow-hub")
+flags.add_argument("--hub-token", action="store_true")
 flags = flags.parse_args()
 folder = pathlib.Path(flags.data_dir)
 folder.mkdir(parents=True, exist_ok=True)
