@@ -63,7 +63,7 @@ def server() -> Iterator[tuple[str, int]]:
 @pytest.mark.timeout(60)
 async def test_a_stopped_process_is_noticed_by_tensors_and_by_the_session() -> None:
     async def hello() -> AsyncGenerator[Event, None]:
-        yield Hello(PeerId("p"), 1, 1, "0", "", "", "cpu", 1, 0, -1, JobId(""), 0, 0)
+        yield Hello(PeerId("p"), 1, 1, "0", "127.0.0.1:1", "", "cpu", 1, 0, -1, JobId(""), 0, 0)
         await asyncio.Event().wait()
 
     async def session(address: str) -> None:
