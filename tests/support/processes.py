@@ -85,6 +85,12 @@ def _run_module(arguments: list[str], stdout: Connection, log: Path, environ: di
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
+def _code_changes() -> bool:
+    """Whether this is the mutation check, where each process has to import the code as it is then."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name.startswith("tests.mutations")
+
+
 @dataclass(slots=True)
 class Process:
     """One process of ours with its log; ended by its id."""
@@ -96,7 +102,7 @@ class Process:
     @classmethod
     def start(cls, log: Path, module: str, *flags: str, before: Sequence[str] = ()) -> Process:
         """Run `python -m module`; `before` is a command that runs it. A log that is there is gone on with."""
-        if not before:
+        if not before and not _code_changes():
             return cls(Forked([*module.split(), *flags], log), log)
         with log.open("a") as err:
             child = subprocess.Popen(
