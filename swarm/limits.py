@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 PEERS_MAX = 4096  # that one scheduler knows at a time
 STAGES_MAX = 512  # of a job
+LAYERS_MAX = 10_000  # of a model
 SPEC_BYTES_MAX = 512 << 10  # of a job's spec, as sent and as resolved: it travels within LoadStage and JobView
 SHARDS_MAX = 4096  # token shards of a job; each is a mapping of a file, of which a process has about 65,000
 SHARDS_OPEN_MAX = 32_768  # of all jobs that have not ended
@@ -45,11 +46,11 @@ COUNTS_MAX: Mapping[str, int] = {
     "Averaged.norms": PARAMETERS_MAX,
     "ParameterHash.shape": 16,
     "Saved.parameters": PARAMETERS_MAX,
-    "LoadStage.split": 10_000,
+    "LoadStage.split": STAGES_MAX,
     "LoadStage.files": FILES_MAX,
     "Follow.donors": PEERS_MAX,
-    "Route.hops": 10_000,
-    "Evaluate.hops": 10_000,
+    "Route.hops": STAGES_MAX,
+    "Evaluate.hops": STAGES_MAX,
     "Average.members": PEERS_MAX,
     "Commit.rounds": 1024,
     "Commit.donors": PEERS_MAX,

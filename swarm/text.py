@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable
 
-_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/@\"'<>]{1,500}@")
+_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/\"'<>]{1,500}@")
 _ADDRESS = re.compile(
     r"(?P<host>[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?|\[[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9_.-]{1,15})?\]):(?P<port>[0-9]{1,5})"
 )

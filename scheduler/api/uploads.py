@@ -65,34 +65,38 @@ class Uploads:
         )
 
     async def put(self, chunks: AsyncIterator[pb.ShardChunk]) -> str:
-        """Take one file and give its hash; Refused or InvalidData."""
-        chunks = aiter(chunks)
-        first = await anext(_while_busy(chunks), None)
-        if first is None or not first.HasField("shard"):
-            raise Refused("an upload begins with the shard's hash and size")
-        path = self.path(first.shard.sha256)
-        if first.shard.size_bytes > BLOB_BYTES_MAX:
-            raise Refused(f"a file has at most {BLOB_BYTES_MAX} bytes, not {first.shard.size_bytes}")
-        wanted_bytes = first.shard.size_bytes
+        """Take one file and give its hash; NotAllowed, Refused or InvalidData."""
         if len(self._open) >= UPLOADS_MAX:
             raise NotAllowed(f"{UPLOADS_MAX} files are being uploaded already", hint="try again in a moment")
-        free = await run_blocking(self._threads, lambda: _free_bytes(path.parent))
+        place = object()
+        self._open[place] = 0
+        try:
+            rest = _while_busy(aiter(chunks))
+            first = await anext(rest, None)
+            if first is None or not first.HasField("shard"):
+                raise Refused("an upload begins with the shard's hash and size")
+            path, wanted_bytes = self.path(first.shard.sha256), first.shard.size_bytes
+            if wanted_bytes > BLOB_BYTES_MAX:
+                raise Refused(f"a file has at most {BLOB_BYTES_MAX} bytes, not {wanted_bytes}")
+            free = await run_blocking(self._threads, lambda: _free_bytes(path.parent))
+            self._check_room(wanted_bytes, free)
+            self._open[place] = wanted_bytes
+            async with asyncio.timeout(max(UPLOAD_IDLE_S_MAX, UPLOAD_S_PER_MIB * wanted_bytes / (1 << 20))):
+                await self._write(path, first, rest)
+        except TimeoutError:
+            raise InvalidData("the upload stood still", hint="submit again") from None
+        finally:
+            del self._open[place]
+        return first.shard.sha256
+
+    def _check_room(self, wanted_bytes: int, free: int) -> None:
+        """InvalidData if the file does not fit beside what is being uploaded."""
         promised = sum(self._open.values())
         if free - promised - wanted_bytes < UPLOAD_DISK_RESERVE_BYTES:
             raise InvalidData(
                 f"a file of {size(wanted_bytes)} does not fit: {size(free)} free, {size(promised)} of them promised",
                 hint="free disk space in the scheduler's --data-dir",
             )
-        place = object()
-        self._open[place] = wanted_bytes
-        try:
-            async with asyncio.timeout(max(UPLOAD_IDLE_S_MAX, UPLOAD_S_PER_MIB * wanted_bytes / (1 << 20))):
-                await self._write(path, first, _while_busy(chunks))
-        except TimeoutError:
-            raise InvalidData("the upload stood still", hint="submit again") from None
-        finally:
-            del self._open[place]
-        return first.shard.sha256
 
     async def tokenizer(self, request: pb.SubmitRequest) -> dict[str, bytes]:
         """The tokenizer files among the uploaded files, by name; InvalidData if one is missing."""

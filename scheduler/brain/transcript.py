@@ -156,7 +156,7 @@ class Transcript:
     def _parsed(self, number: int, text: str) -> Any:
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadTranscript(
                 f"line {number}: it is no JSON", hint="the last line of a scheduler that was killed may be cut: drop it"
             ) from None

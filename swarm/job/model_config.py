@@ -12,7 +12,7 @@ from typing import Any
 from swarm.errors import InvalidConfig
 from swarm.job.families import DROPOUTS, FAMILIES, Family, Fields
 from swarm.job.spec import JobSpec
-from swarm.limits import COUNTS_MAX
+from swarm.limits import LAYERS_MAX
 
 _ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 _SEE = "see: swarm submit --example"
@@ -20,8 +20,7 @@ _SEE = "see: swarm submit --example"
 
 NUMBER_MAX = (1 << 31) - 1  # of a whole number in a config
 ENTRIES_MAX = 10_000  # of a list or table in a config
-_LAYERS_MAX = COUNTS_MAX["LoadStage.split"]
-_SIZES_MAX = {"num_labels": ENTRIES_MAX} | dict.fromkeys(("num_hidden_layers", "n_layer"), _LAYERS_MAX)
+_SIZES_MAX = {"num_labels": ENTRIES_MAX} | dict.fromkeys(("num_hidden_layers", "n_layer"), LAYERS_MAX)
 
 
 def hugging_face_config(spec: JobSpec) -> dict[str, Any]:

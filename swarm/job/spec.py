@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.families import FAMILIES
 from swarm.job.schedule import version_of
-from swarm.limits import STAGES_MAX
+from swarm.limits import LAYERS_MAX, STAGES_MAX
 from swarm.types import OnStall, Routing
 
 Auto: TypeAlias = Literal["auto"]
@@ -35,7 +35,6 @@ else:
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 # TOML and JSON have lists only.
 _FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-LAYERS_MAX = 10_000
 
 
 class Section(BaseModel):

@@ -190,42 +190,63 @@ async def test_a_generated_client_can_send_tensors() -> None:
 class Donor(Receiver):
     """Gives 16 MiB to whoever asks."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = asyncio.Event()  # as many answers are on their way as one host may have
+        self._given = 0
+
     async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
+        self._given += 1
+        if self._given == PULLS_OF_HOST_MAX:
+            self.full.set()
         payload = bytes(16 << 20)
         return state_reply(1, 0, payload), payload
 
 
-async def test_callers_that_do_not_read_what_they_pulled_are_few_and_lose_their_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each unread stream held an answer of up to 64 MiB for ever, and there was no limit of streams."""
-    monkeypatch.setattr("swarm.rpc.peers.PULL_CHUNK_S_MAX", 1.0)
-    request = StateRequest(JobId("job-1"), 0, 0, "records", 0, 0, 1, PeerId("x"), 1)
-    server = new_server()
-    add_peer_service(server, Donor(), None, Donor())
+_STATE_REQUEST = StateRequest(JobId("job-1"), 0, 0, "records", 0, 0, 1, PeerId("x"), 1)
+
+
+@asynccontextmanager
+async def pulled_and_not_read() -> AsyncIterator[str]:
+    """The address of a donor, from which one host pulls three times what it may and reads nothing."""
+    donor, server = Donor(), new_server()
+    add_peer_service(server, donor, None, donor)
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
     await server.start()
-    links, channel = GrpcPeerLinks(), connect(address)
-    pull = channel.unary_stream("/swarm.wire.Peer/Pull")
-    unread = [pull(to_message(request).SerializeToString()) for _ in range(3 * PULLS_OF_HOST_MAX)]
-    try:
-        await asyncio.sleep(0.5)
+    async with connect(address) as channel:
+        pull = channel.unary_stream("/swarm.wire.Peer/Pull")
+        unread = [pull(to_message(_STATE_REQUEST).SerializeToString()) for _ in range(3 * PULLS_OF_HOST_MAX)]
+        try:
+            await asyncio.wait_for(donor.full.wait(), 30)
+            yield address
+        finally:
+            for call in unread:
+                call.cancel()
+            await server.stop(None)
+
+
+async def test_callers_that_do_not_read_what_they_pulled_are_few() -> None:
+    """Each unread stream held an answer of up to 64 MiB, and there was no limit of streams."""
+    links = GrpcPeerLinks()
+    async with pulled_and_not_read() as address:
         with pytest.raises(RetryElsewhere, match="served already"):
-            await links.pull(address, request, 16 << 20)
-        async with asyncio.timeout(20):
-            while True:
-                try:
-                    reply, _ = await links.pull(address, request, 16 << 20)
-                    break
-                except RetryElsewhere:
-                    await asyncio.sleep(0.1)
+            await links.pull(address, _STATE_REQUEST, 16 << 20)
+    await links.close()
+
+
+async def test_callers_that_do_not_read_what_they_pulled_lose_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each unread stream held its answer for ever."""
+    monkeypatch.setattr("swarm.rpc.peers.PULL_CHUNK_S_MAX", 0.2)
+    links = GrpcPeerLinks()
+    async with pulled_and_not_read() as address, asyncio.timeout(30):
+        while True:
+            try:
+                reply, _ = await links.pull(address, _STATE_REQUEST, 16 << 20)
+                break
+            except RetryElsewhere:
+                await asyncio.sleep(0.1)
         assert reply.total_bytes == 16 << 20
-    finally:
-        for call in unread:
-            call.cancel()
-        await links.close()
-        await channel.close()
-        await server.stop(None)
+    await links.close()
 
 
 @pytest.mark.parametrize("address", ["unix:/run/x", "unix:80", "dns://192.0.2.1/h:80", "xds:h:80", "h"])

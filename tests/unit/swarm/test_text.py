@@ -50,6 +50,7 @@ def test_a_time_span_that_is_not_known_is_a_dash() -> None:
     ("text", "shown"),
     [
         ("mqtt://me:SECRET@host:1883", "mqtt://…@host:1883"),
+        ("mqtt://me:SEC@RET@host:1883", "mqtt://…@host:1883"),
         ("at s3://key:SE/CRET@b", "at s3://key:SE/CRET@b"),  # a password with a slash is no URL's
         ('{"dir":"ftp://SECRET@h/x","to":"postgresql+psycopg://a:SECRET@h/db"}', None),
         ("nobody@example.org reads https://example.org/@x", "nobody@example.org reads https://example.org/@x"),

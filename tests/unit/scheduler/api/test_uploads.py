@@ -51,11 +51,22 @@ async def test_an_upload_that_stands_still_is_ended_and_leaves_nothing(
     assert list((tmp_path / "shards").iterdir()) == []
 
 
+async def test_an_upload_that_never_begins_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing() -> AsyncIterator[pb.ShardChunk]:
+        await asyncio.Event().wait()
+        yield pb.ShardChunk()
+
+    monkeypatch.setattr(uploads, "UPLOAD_IDLE_S_MAX", 0.05)
+    one = await made(tmp_path)
+    with pytest.raises(InvalidData, match="stood still"):
+        await asyncio.wait_for(one.put(nothing()), 5)
+
+
 async def test_so_many_uploads_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "UPLOADS_MAX", 2)
     one, go_on = await made(tmp_path), asyncio.Event()
     waiting = [asyncio.create_task(one.put(sent(then=go_on))) for _ in range(2)]
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)  # no more than a turn of the event loop: what begins counts at once
     with pytest.raises(NotAllowed, match="2 files are being uploaded"):
         await one.put(sent())
     go_on.set()
@@ -79,6 +90,19 @@ async def test_a_disk_is_never_promised_twice(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(InvalidData, match="arrived as"):
         await first
     assert await one.put(sent()) == SHA256
+
+
+async def test_uploads_that_begin_together_are_not_promised_the_same_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES + 100)
+    one = await made(tmp_path)
+    (tmp_path / "shards").mkdir()
+    begun = [asyncio.create_task(one.put(sent(60, then=asyncio.Event()))) for _ in range(2)]
+    (refused,), (waiting,) = await asyncio.wait(begun, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    with pytest.raises(InvalidData, match="60 B of them promised"):
+        await refused
+    waiting.cancel()
 
 
 async def test_files_that_no_job_names_go_after_a_while(tmp_path: Path) -> None:

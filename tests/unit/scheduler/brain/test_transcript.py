@@ -104,6 +104,7 @@ def changed(line: int, change: Callable[[Any], object]) -> list[str]:
         (changed(2, lambda line: line[1]["event"].update(units=3)), "Loaded.units: 3 is no list"),
         (changed(2, lambda line: [*line[:2], [["tokens_of", 1]], None]), "line 3: answers: not 3 values"),
         ([*one_microbatch().transcript[:4], '[1.0, {"is": '], "line 5: it is no JSON"),
+        ([*one_microbatch().transcript[:4], "[" * 100_000], "line 5: it is no JSON"),
     ],
 )  # fmt: skip
 def test_a_damaged_transcript_is_refused_with_the_line_and_the_reason(lines: list[str], fault: str) -> None:
