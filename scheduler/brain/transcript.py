@@ -4,9 +4,10 @@
     [at_s, input, answers, digest]                         one line for each input, as soon as it was decided
     {"ended": "..."}                                       where recording stopped although the job went on
 
-`answers` are those numbers of the data and of the schedule that the brain asked for the first time: [name, step,
-number]. `digest` is of all that the brain decided, words included; null: it raised an error. Values are objects with
-the fields of their class, and its name under "is". Floats that JSON lacks are strings: "nan", "inf", "-inf".
+`answers` has what the brain asked of the data and of the schedule, each answer in the first line that needs it:
+[name, step, number]. `digest` covers everything that the brain decided, words included; null means that it raised an
+error. A value is an object with the fields of its class, and the name of the class under "is". Floats that JSON lacks
+are strings: "nan", "inf", "-inf".
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Recorder:
-    """Makes a brain and writes a line for each input that it takes in; `write` gets lines without their end."""
+    """Makes a brain and writes a line for each input that it takes in; `write` gets each line without its newline."""
 
     def __init__(self, settings: BrainSettings, seed: int, write: Callable[[str], None]) -> None:
         self._write = write
@@ -74,7 +75,7 @@ def ended(reason: str) -> str:
 
 
 def digest(outputs: Iterable[Output]) -> str:
-    """Name what was decided."""
+    """A digest of what the brain decided."""
     return hashlib.blake2b(_line([encoded(one) for one in outputs]).encode(), digest_size=8).hexdigest()
 
 

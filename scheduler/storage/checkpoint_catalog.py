@@ -227,7 +227,7 @@ class CheckpointCatalog:
         return await run_blocking(self.executor, look)
 
 
-# The rooms of the data folder in which a job's own words must not name a place.
+# Folders of the data folder that a job may not name as the place of its checkpoints.
 _OWN_ROOMS = ("jobs", "shards", "lock")
 
 
