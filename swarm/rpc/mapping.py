@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from functools import partial
+from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
 
@@ -36,7 +37,7 @@ NUMBER_MAX = 1e12  # seconds and ratios; larger values would overflow elsewhere
 
 
 def to_event(event: Event) -> session_pb2.Event:
-    return session_pb2.Event(**{_snake(type(event).__name__): to_message(event)})
+    return session_pb2.Event(**{_EVENT_NAMES[type(event)]: to_message(event)})
 
 
 def from_event(pb: session_pb2.Event) -> Event:
@@ -44,18 +45,18 @@ def from_event(pb: session_pb2.Event) -> Event:
 
 
 def to_command(epoch: int, command: Command) -> session_pb2.Command:
-    _check_integer("Command.epoch", epoch)
-    return session_pb2.Command(epoch=epoch, **{_snake(type(command).__name__): to_message(command)})
+    _check_epoch(epoch)
+    return session_pb2.Command(epoch=epoch, **{_COMMAND_NAMES[type(command)]: to_message(command)})
 
 
 def from_command(pb: session_pb2.Command) -> tuple[int, Command]:
     """(epoch, command) of an envelope; Refused if there is no command or a value breaks the rules."""
-    _check_integer("Command.epoch", pb.epoch)
+    _check_epoch(pb.epoch)
     return pb.epoch, cast(Command, _open(pb, _COMMANDS))
 
 
 def to_header(header: TensorHeader) -> frame_pb2.TensorHeader:
-    return frame_pb2.TensorHeader(**{_NAMES[type(header)]: to_message(header)})
+    return frame_pb2.TensorHeader(**{_HEADER_NAMES[type(header)]: to_message(header)})
 
 
 def from_header(pb: frame_pb2.TensorHeader) -> TensorHeader:
@@ -73,20 +74,11 @@ def parse(kind: type[Message], data: bytes) -> Any:
 def to_message(value: Any) -> Any:
     """The protobuf message of the same name as the dataclass of `value`."""
     kind = type(value)
-    _check_together(value)
-    parts: dict[str, Any] = {}
-    for part in _plan(kind):
-        content = getattr(value, part.name)
-        if part.repeated:
-            _check_count(kind, part, content)
-            for item in content:
-                part.check(item)
-            parts[part.name] = [to_message(item) for item in content] if part.message else content
-        else:
-            part.check(content)
-            parts[part.name] = to_message(content) if part.message else content
+    plan = _plan(kind)
+    plan.check_together(value)
+    parts = {name: convert(getattr(value, name)) for name, convert in plan.outgoing}
     try:
-        return _protobuf(kind)(**parts)
+        return plan.protobuf(**parts)
     except (TypeError, ValueError) as error:  # wrong type, or text that is not UTF-8
         raise Refused(f"{kind.__name__}: {error}") from None
 
@@ -96,67 +88,77 @@ def from_message(kind: type[T], pb: Any) -> T:
 
     A missing submessage takes the dataclass's default; Refused if there is no default.
     """
+    plan = _plan(kind)
     values: dict[str, Any] = {}
-    for part in _plan(kind):
-        content = getattr(pb, part.name)
-        if part.repeated:
-            _check_count(kind, part, content)
-            items = tuple(from_message(part.kind, item) for item in content) if part.message else tuple(content)
-            for item in items:
-                part.check(item)
-            values[part.name] = items
-        elif not part.message:
-            part.check(content)
-            values[part.name] = part.kind(content) if part.word else content
-        elif pb.HasField(part.name):
-            values[part.name] = from_message(part.kind, content)
-        elif not part.optional:
-            raise Refused(f"{kind.__name__}.{part.name} is missing")
+    for name, convert, may_lack in plan.incoming:
+        if may_lack is None or pb.HasField(name):
+            values[name] = convert(getattr(pb, name))
+        elif not may_lack:
+            raise Refused(f"{kind.__name__}.{name} is missing")
     value = kind(**values)
-    _check_together(value)
+    plan.check_together(value)
     return value
 
 
 # The plan of a class --------------------------------------------------------------------------------------------------
 
+Convert: TypeAlias = Callable[[Any], Any]
+"""What a field's content becomes on the other side; Refused if it breaks a rule."""
+
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """One field: how to convert and what to check."""
+class _Plan:
+    """How the values of a class are converted and checked, field by field.
 
-    name: str
-    kind: type[Any]
-    message: bool
-    word: bool  # of an enumeration
-    repeated: bool
-    count_max: int  # of a repeated one
-    optional: bool
-    check: Callable[[Any], None]
+    `incoming` also says whether a submessage may be missing; None: the field is none, so it is never missing.
+    """
 
-
-_PLANS: dict[type[Any], tuple[_Part, ...]] = {}
+    protobuf: type[Message]
+    outgoing: tuple[tuple[str, Convert], ...]
+    incoming: tuple[tuple[str, Convert, bool | None], ...]
+    check_together: Callable[[Any], None]
 
 
-def _plan(kind: type[Any]) -> tuple[_Part, ...]:
-    if kind not in _PLANS:
-        _PLANS[kind] = _make_plan(kind)
-    return _PLANS[kind]
+_PLANS: dict[type[Any], _Plan] = {}
 
 
-def _make_plan(kind: type[Any]) -> tuple[_Part, ...]:
+def _plan(kind: type[Any]) -> _Plan:
+    plan = _PLANS.get(kind)
+    if plan is None:
+        plan = _PLANS[kind] = _make_plan(kind)
+    return plan
+
+
+def _make_plan(kind: type[Any]) -> _Plan:
     hints = get_type_hints(kind)
-    parts = []
+    outgoing, incoming = [], []
     for field in fields(kind):
-        hint = hints[field.name]
+        name, hint = field.name, hints[field.name]
         repeated = get_origin(hint) is tuple
         inner = get_args(hint)[0] if repeated else hint
         inner = getattr(inner, "__supertype__", inner)  # NewType
         message = hasattr(inner, "__dataclass_fields__")
-        check = _nothing if message else _checker(f"{kind.__name__}.{field.name}", field.name, inner)
-        optional, word = field.default is not MISSING, issubclass(inner, StrEnum)
-        count_max = COUNTS_MAX[f"{kind.__name__}.{field.name}"] if repeated else 1
-        parts.append(_Part(field.name, inner, message, word, repeated, count_max, optional, check))
-    return tuple(parts)
+        to, back = (to_message, partial(from_message, inner)) if message else _scalar(kind, name, inner)
+        if repeated:
+            where = f"{kind.__name__}.{name}"
+            to, back = _repeated(where, COUNTS_MAX[where], to), _repeated(where, COUNTS_MAX[where], back)
+        outgoing.append((name, to))
+        incoming.append((name, back, field.default is not MISSING if message and not repeated else None))
+    return _Plan(_protobuf(kind), tuple(outgoing), tuple(incoming), _TOGETHER.get(kind, _nothing))
+
+
+def _scalar(kind: type[Any], name: str, inner: type[Any]) -> tuple[Convert, Convert]:
+    check = _checker(f"{kind.__name__}.{name}", name, inner)
+    return check, (lambda content: inner(check(content))) if issubclass(inner, StrEnum) else check
+
+
+def _repeated(where: str, count_max: int, convert: Convert) -> Convert:
+    def convert_all(content: Collection[Any]) -> tuple[Any, ...]:
+        if len(content) > count_max:  # before anything is made of the elements
+            raise Refused(f"{where} has {len(content)} elements, the limit is {count_max}")
+        return tuple([convert(item) for item in content])
+
+    return convert_all
 
 
 def _protobuf(kind: type[Any]) -> type[Message]:
@@ -168,10 +170,14 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-_EVENTS: Mapping[str, type[Any]] = {_snake(kind.__name__): kind for kind in get_args(messages.Event)}
-_HEADERS: Mapping[str, type[Any]] = {_snake(kind.__name__): kind for kind in get_args(TensorHeader)}
-_NAMES: Mapping[type[Any], str] = {kind: name for name, kind in _HEADERS.items()}
-_COMMANDS: Mapping[str, type[Any]] = {_snake(kind.__name__): kind for kind in get_args(messages.Command)}
+def _named(union: Any) -> Mapping[type[Any], str]:
+    return {kind: _snake(kind.__name__) for kind in get_args(union)}
+
+
+_EVENT_NAMES, _COMMAND_NAMES, _HEADER_NAMES = map(_named, (messages.Event, messages.Command, TensorHeader))
+_EVENTS = {name: kind for kind, name in _EVENT_NAMES.items()}
+_COMMANDS = {name: kind for kind, name in _COMMAND_NAMES.items()}
+_HEADERS = {name: kind for kind, name in _HEADER_NAMES.items()}
 
 
 def _open(pb: Any, kinds: Mapping[str, type[Any]]) -> Any:
@@ -195,67 +201,95 @@ _ONE_OF: Mapping[str, frozenset[str]] = {
 _SIZES: Mapping[str, int] = {"spec_json": SPEC_BYTES_MAX, "tokens": TOKENS_BYTES_MAX, "targets": TOKENS_BYTES_MAX}
 
 
-def _checker(where: str, name: str, kind: type[Any]) -> Callable[[Any], None]:
-    """The check for one scalar field, chosen by its type and name."""
+def _checker(where: str, name: str, kind: type[Any]) -> Convert:
+    """The check for one scalar field, chosen by its type and name; it gives what it was given."""
     if kind is int:
-        least = -1 if name == "pinned_stage" else 0
-        return lambda value: _check_integer(where, value, least)
+        return _integer(where, -1 if name == "pinned_stage" else 0)
     if kind is float:
-        # A loss or a norm may be infinite after an overflow: `_check_together` and the ledger look at them.
-        return _nothing if name in ("loss", "squared_norm") else lambda value: _check_number(where, value)
+        # A loss or a norm may be infinite after an overflow: the rules over several fields and the ledger look at them.
+        return _as_it_is if name in ("loss", "squared_norm") else _number(where)
     if name in _IDS:
-        return lambda value: _check_id(where, value)
+        return _id(where)
     if name in _ONE_OF:
-        return lambda value: _check_word(where, value, _ONE_OF[name])
+        return _word(where, _ONE_OF[name])
     if kind in (str, bytes):
-        limit = _SIZES.get(name, TEXT_BYTES_MAX)
-        return lambda value: _check_size(where, value, limit)
-    return _nothing
+        return _sized(where, _SIZES.get(name, TEXT_BYTES_MAX))
+    return _as_it_is
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _integer(where: str, least: int = 0) -> Callable[[int], int]:
+    def check(value: int) -> int:
+        if not least <= value <= INTEGER_MAX:
+            raise Refused(f"{where} = {value} is not within {least} .. 2^63-1")
+        return value
+
+    return check
+
+
+def _number(where: str) -> Callable[[float], float]:
+    def check(value: float) -> float:
+        if not 0 <= value <= NUMBER_MAX:  # also false for NaN
+            raise Refused(f"{where} = {value} is not a number within 0 .. {NUMBER_MAX:g}")
+        return value
+
+    return check
+
+
+def _id(where: str) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if len(value) > ID_LENGTH_MAX or ".." in value or not _ID.fullmatch(value):
+            shown = f"{where} = {value[:40]!r}"
+            raise Refused(f"{shown} is no name: up to {ID_LENGTH_MAX} of A-Z a-z 0-9 _ . : @ -, no '..'")
+        return value
+
+    return check
+
+
+def _word(where: str, known: frozenset[str]) -> Callable[[str], str]:
+    def check(value: str) -> str:
+        if value not in known:
+            raise Refused(f"{where} = {value[:40]!r} is none of {', '.join(sorted(known))}")
+        return value
+
+    return check
+
+
+def _sized(where: str, limit: int) -> Callable[[str | bytes], str | bytes]:
+    def check(value: str | bytes) -> str | bytes:
+        if len(value) * 4 <= limit:  # no character has more bytes in UTF-8
+            return value
+        size_bytes = len(value) if isinstance(value, bytes) else len(value.encode(errors="replace"))
+        if size_bytes > limit:
+            raise Refused(f"{where} has {size_bytes} bytes, the limit is {limit}")
+        return value
+
+    return check
+
+
+# Rules over more than one field of a value.
 
 
 def _nothing(value: Any) -> None:
     pass
 
 
-def _check_count(kind: type[Any], part: _Part, content: Sized) -> None:
-    """Before anything is made of the elements."""
-    if len(content) > part.count_max:
-        raise Refused(f"{kind.__name__}.{part.name} has {len(content)} elements, the limit is {part.count_max}")
+def _loss_is_finite(value: messages.Accumulated | messages.ReportedCell) -> None:
+    if value.finite and not math.isfinite(value.loss):
+        raise Refused(f"{type(value).__name__}.loss = {value.loss} although finite")
 
 
-def _check_integer(where: str, value: int, least: int = 0) -> None:
-    if not least <= value <= INTEGER_MAX:
-        raise Refused(f"{where} = {value} is not within {least} .. 2^63-1")
+def _norm_is_positive(value: messages.ParameterNorm) -> None:
+    if value.squared_norm < 0:
+        raise Refused(f"ParameterNorm.squared_norm = {value.squared_norm} is negative")
 
 
-def _check_number(where: str, value: float) -> None:
-    if not 0 <= value <= NUMBER_MAX:  # also false for NaN
-        raise Refused(f"{where} = {value} is not a number within 0 .. {NUMBER_MAX:g}")
-
-
-def _check_id(where: str, value: str) -> None:
-    if len(value) > ID_LENGTH_MAX or ".." in value or not _ID.fullmatch(value):
-        raise Refused(f"{where} = {value[:40]!r} is no name: up to {ID_LENGTH_MAX} of A-Z a-z 0-9 _ . : @ -, no '..'")
-
-
-def _check_word(where: str, value: str, known: frozenset[str]) -> None:
-    if value not in known:
-        raise Refused(f"{where} = {value[:40]!r} is none of {', '.join(sorted(known))}")
-
-
-def _check_size(where: str, value: str | bytes, limit: int) -> None:
-    if len(value) * 4 <= limit:  # no character has more bytes in UTF-8
-        return
-    size_bytes = len(value) if isinstance(value, bytes) else len(value.encode(errors="replace"))
-    if size_bytes > limit:
-        raise Refused(f"{where} has {size_bytes} bytes, the limit is {limit}")
-
-
-def _check_together(value: Any) -> None:
-    """Rules over more than one field of a value."""
-    match value:
-        case messages.Accumulated() | messages.ReportedCell():
-            if value.finite and not math.isfinite(value.loss):
-                raise Refused(f"{type(value).__name__}.loss = {value.loss} although finite")
-        case messages.ParameterNorm() if value.squared_norm < 0:
-            raise Refused(f"ParameterNorm.squared_norm = {value.squared_norm} is negative")
+_TOGETHER: Mapping[type[Any], Callable[[Any], None]] = {
+    messages.Accumulated: _loss_is_finite,
+    messages.ReportedCell: _loss_is_finite,
+    messages.ParameterNorm: _norm_is_positive,
+}
+_check_epoch = _integer("Command.epoch")

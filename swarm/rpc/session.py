@@ -8,7 +8,7 @@ whatever was under way in both directions. The stage server then attaches again 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -27,6 +27,8 @@ from swarm.wire import session_pb2
 
 SERVICE: Final = "swarm.wire.Session"
 DRAIN_S: Final = 5.0  # how long a handler may take to notice that its peer is gone
+ENCODED_KEPT: Final = 1024  # commands, each up to so many bytes; longer ones go to one peer only
+ENCODED_BYTES_MAX: Final = 32 << 10
 INBOX_LIMIT: Final = 64  # events that wait for the handler; then the stage server waits
 
 _BREAK_SHOWS_S: Final = 0.05
@@ -191,13 +193,32 @@ def add_session_service(server: grpc.aio.Server, handler: SessionHandler) -> Non
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
+class Encoded:
+    """Commands as bytes. One that goes to many peers is encoded once: a route tells each of its hops all the others."""
+
+    def __init__(self) -> None:
+        self._newest: OrderedDict[int, tuple[int, Command, bytes]] = OrderedDict()  # by id
+
+    def __call__(self, epoch: int, command: Command) -> bytes:
+        known = self._newest.get(id(command))
+        if known is not None and known[0] == epoch and known[1] is command:
+            return known[2]
+        data = _within_limit(to_command(epoch, command).SerializeToString())
+        if len(data) <= ENCODED_BYTES_MAX:
+            self._newest[id(command)] = epoch, command, data
+            if len(self._newest) > ENCODED_KEPT:
+                self._newest.popitem(last=False)
+        return data
+
+
 class _SessionService:
     def __init__(self, handler: SessionHandler) -> None:
         self._handler = handler
+        self._encoded = Encoded()
 
     async def attach(self, requests: AsyncIterator[bytes], context: _Context) -> None:
         async def write(epoch: int, command: Command) -> None:
-            data = _within_limit(to_command(epoch, command).SerializeToString())
+            data = self._encoded(epoch, command)
             try:
                 await context.write(data)
             except Exception as error:

@@ -8,7 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from swarm.errors import CorruptFrame, PeerUnavailable
-from swarm.rpc.session import Pipe, exactly
+from swarm.messages import Route
+from swarm.rpc.mapping import from_command, parse
+from swarm.rpc.session import ENCODED_BYTES_MAX, ENCODED_KEPT, Encoded, Pipe, exactly
+from swarm.types import Hop, Microbatch, PeerId
+from swarm.wire import session_pb2
 
 
 async def settle() -> None:
@@ -73,3 +77,27 @@ async def test_fewer_or_more_do_not(parts: tuple[bytes, ...]) -> None:
     with pytest.raises(CorruptFrame, match="of it arrived, said were 5"):
         await read(exactly(chunks(*parts), 5, "it", "said were"), passed)
     assert sum(map(len, passed)) <= 5
+
+
+def route(index: int, tokens: bytes = b"") -> Route:
+    return Route(Microbatch(0, 0, index), 0, (Hop(PeerId("a"), 1, 1, "at a"),), tokens)
+
+
+def test_a_command_is_encoded_once_for_all_that_it_goes_to() -> None:
+    encoded, command = Encoded(), route(1)
+    assert encoded(3, command) is encoded(3, command)
+    assert from_command(parse(session_pb2.Command, encoded(4, command))) == (4, command)
+
+
+def test_bytes_are_always_those_of_the_command_however_many_came_before_it() -> None:
+    encoded = Encoded()
+    for index in range(2 * ENCODED_KEPT + 1):
+        command = route(index)  # the one before is gone, unless the encoder has it: its id may come again
+        assert parse(session_pb2.Command, encoded(1, command)).route.microbatch.index == index
+    assert len(encoded._newest) == ENCODED_KEPT
+
+
+def test_a_long_command_is_not_kept() -> None:
+    encoded = Encoded()
+    assert encoded(1, route(1, bytes(ENCODED_BYTES_MAX)))
+    assert not encoded._newest
