@@ -6,6 +6,9 @@ but the payload never passes through protobuf, which would copy it twice:
     | 08 sequence | 12 len header | 18 offset | 29 checksum | 22 len | payload ... |
       written and scanned by hand, field by field                     joined once, sliced as a memoryview
 
+A message carries one frame or several (`Frames`): small tensors that wait together travel together, since a message
+costs far more than a small tensor's bytes.
+
 A tensor is one or more frames with the same sequence number, in order; the first has the header. Frames of several
 tensors may alternate on one stream. The receiver checks the header before it accepts any payload, and holds only what
 has arrived, so a header that lies about its size costs nothing.
@@ -13,10 +16,10 @@ has arrived, so a header that lies about its size costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Final, assert_never
+from typing import Final, TypeAlias, assert_never
 
 import xxhash
 
@@ -27,6 +30,8 @@ from swarm.types import Direction
 from swarm.wire import frame_pb2
 
 CHUNK_BYTES: Final = 1 << 20
+MESSAGE_BYTES: Final = 256 << 10  # a message that has as many takes no further frame
+MAX_FRAMES: Final = 64  # of one message
 MAX_OPEN_TENSORS: Final = 16  # of one stream; the sender alternates between no more
 MAX_TENSOR_BYTES: Final = 1 << 30
 MAX_DIMENSIONS: Final = 8
@@ -36,6 +41,9 @@ _MAX_REMEMBERED = 256  # refused tensors whose remaining chunks may still come
 
 _WORD = (1 << 64) - 1
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_FRAME_OF_MESSAGE = 1 << 3 | _LENGTH
+
+Parts: TypeAlias = Sequence[bytes | memoryview]  # of one frame, one behind the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +68,8 @@ class Tensor:
     wire_bytes: int
 
 
-def split(sequence: int, header: TensorHeader, payload: bytes | memoryview) -> Iterator[bytes]:
-    """The frames of one tensor, each with at most CHUNK_BYTES of payload; at least one.
+def split(sequence: int, header: TensorHeader, payload: bytes | memoryview) -> Iterator[Parts]:
+    """The frames of one tensor, each in parts that `message` joins, with at most CHUNK_BYTES of payload; at least one.
 
     Raises ValueError if `payload` is not as long as the header says, Refused if the header breaks a rule.
     """
@@ -75,7 +83,39 @@ def split(sequence: int, header: TensorHeader, payload: bytes | memoryview) -> I
     return _frames(sequence, opening, content)
 
 
-def decode(data: bytes) -> RawFrame:
+def message(frames: Iterable[Parts]) -> bytes:
+    """One message with these frames, in order; joined once, here."""
+    parts: list[bytes | memoryview] = []
+    for frame in frames:
+        parts += (b"\x0a", _encode_varint(sum(map(len, frame))), *frame)
+    return b"".join(parts)
+
+
+def unpack(data: bytes) -> list[memoryview]:
+    """The frames of a message; CorruptFrame if `data` is no message, or has none or more than MAX_FRAMES.
+
+    A frame that came alone is a view into `data`. Of several each is a copy, so that a tensor which is kept does not
+    keep the others' memory. Unknown fields are an error here: a skipped frame would be a tensor without a receipt.
+    """
+    view = memoryview(data)
+    frames: list[memoryview] = []
+    position = 0
+    while position < len(data):
+        if len(frames) == MAX_FRAMES:
+            raise CorruptFrame(f"a message has more than {MAX_FRAMES} frames")
+        if data[position] != _FRAME_OF_MESSAGE:
+            raise CorruptFrame("a message has something else than frames")
+        length, start = _varint(data, position + 1)
+        position = start + length
+        if position > len(data):
+            raise CorruptFrame(f"a message of {len(data)} bytes ends inside a frame")
+        frames.append(view[start:position])
+    if not frames:
+        raise CorruptFrame("a message has no frame")
+    return frames if len(frames) == 1 else [memoryview(bytes(frame)) for frame in frames]
+
+
+def decode(data: bytes | memoryview) -> RawFrame:
     """Find the fields of a frame without copying the payload; CorruptFrame if `data` is no frame.
 
     Unknown fields are skipped, as protobuf does; a known field that comes twice is an error.
@@ -270,13 +310,13 @@ class _Open:
 _KIND_OF_FIELD = {1: _VARINT, 2: _LENGTH, 3: _VARINT, 4: _LENGTH, 5: _FIXED64}
 
 
-def _frames(sequence: int, opening: bytes, content: memoryview) -> Iterator[bytes]:
+def _frames(sequence: int, opening: bytes, content: memoryview) -> Iterator[Parts]:
     yield _frame(sequence, opening, 0, content[:CHUNK_BYTES])
     for offset in range(CHUNK_BYTES, len(content), CHUNK_BYTES):
         yield _frame(sequence, b"", offset, content[offset : offset + CHUNK_BYTES])
 
 
-def _frame(sequence: int, header: bytes, offset: int, payload: memoryview) -> bytes:
+def _frame(sequence: int, header: bytes, offset: int, payload: memoryview) -> Parts:
     """One frame; fields that protobuf would leave out (zero, empty) are left out."""
     parts: list[bytes | memoryview] = []
     if sequence:
@@ -288,7 +328,7 @@ def _frame(sequence: int, header: bytes, offset: int, payload: memoryview) -> by
     parts += [b"\x29", _checksum(sequence, offset, header, payload).to_bytes(8, "little")]
     if payload:
         parts += [b"\x22", _encode_varint(len(payload)), payload]
-    return b"".join(parts)
+    return parts
 
 
 def _checksum(sequence: int, offset: int, header: bytes | memoryview, payload: memoryview) -> int:
@@ -330,7 +370,7 @@ def _as_bytes(payload: bytes | memoryview) -> memoryview:
     return view.cast("B")
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """(value, position behind it) of the varint at `position`; CorruptFrame if it is cut or over 64 bits."""
     value = 0
     for shift in range(0, 70, 7):

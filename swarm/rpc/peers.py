@@ -18,7 +18,6 @@ from typing import Final, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
-import xxhash
 
 from swarm.errors import (
     ERROR_BY_CODE,
@@ -33,7 +32,9 @@ from swarm.errors import (
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import answering, check_address, connect, public_error, translate
+from swarm.rpc.frames import Parts
 from swarm.rpc.mapping import from_message, parse, to_message
+from swarm.rpc.state import collect, state_chunks
 from swarm.wire import frame_pb2
 
 SERVICE: Final = "swarm.wire.Peer"
@@ -182,7 +183,7 @@ class _Outgoing:
 
     sequence: int
     header: TensorHeader
-    chunks: Iterator[bytes]
+    content: Iterator[Parts]
     charge_bytes: int
     receipt: asyncio.Future[None]
     wire_bytes: int = 0
@@ -215,10 +216,10 @@ class _Link:
         if self.error is not None:
             raise _again(self.error)
         sequence = self._sequence = self._sequence + 1
-        chunks = frames.split(sequence, header, payload)
+        content = frames.split(sequence, header, payload)
         charge_bytes = min(max(frames.payload_bytes(header), _LEAST_CHARGE_BYTES), self._max_bytes)
         receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._unanswered[sequence] = _Outgoing(sequence, header, chunks, charge_bytes, receipt)
+        self._unanswered[sequence] = _Outgoing(sequence, header, content, charge_bytes, receipt)
         self._admission.append(sequence)
         self._admit()
         # If cancelled after the first frame, the rest is still sent: half a tensor would stay open at the receiver.
@@ -264,36 +265,55 @@ class _Link:
     async def _write(self, call: _Call) -> None:
         opened: deque[_Outgoing] = deque()
         while True:
-            while self._queue and len(opened) < frames.MAX_OPEN_TENSORS:
-                sequence = self._queue.popleft()
-                outgoing = self._unanswered[sequence]
-                if outgoing.receipt.cancelled():
-                    self._forget(sequence)
-                else:
-                    opened.append(outgoing)
-            if not opened:
+            batch = self._batch(opened)
+            if not batch:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            outgoing = opened.popleft()
-            chunk = next(outgoing.chunks, None)
-            if chunk is None or (outgoing.wire_bytes and outgoing.sequence not in self._unanswered):
-                continue  # complete, or refused already
-            outgoing.wire_bytes += len(chunk)
             try:
-                await call.write(chunk if self._on_wire is None else self._on_wire(chunk))
+                await call.write(frames.message(batch))
             except asyncio.InvalidStateError:
                 return  # the stream has ended; the reader learns why
+
+    def _batch(self, opened: deque[_Outgoing]) -> list[Parts]:
+        """The frames of the next message, of each tensor one in turn, until they have MESSAGE_BYTES."""
+        batch: list[Parts] = []
+        batch_bytes = 0
+        while batch_bytes < frames.MESSAGE_BYTES and len(batch) < frames.MAX_FRAMES:
+            self._open(opened)
+            if not opened:
+                break
+            outgoing = opened.popleft()
+            frame = next(outgoing.content, None)
+            if frame is None or (outgoing.wire_bytes and outgoing.sequence not in self._unanswered):
+                continue  # complete, or refused already
+            if self._on_wire is not None:
+                frame = [self._on_wire(b"".join(frame))]
+            frame_bytes = sum(map(len, frame))
+            outgoing.wire_bytes += frame_bytes
+            batch_bytes += frame_bytes
+            batch.append(frame)
             opened.append(outgoing)
+        return batch
+
+    def _open(self, opened: deque[_Outgoing]) -> None:
+        """Begin with tensors of the queue, as many as may be open; those that were cancelled are never begun."""
+        while self._queue and len(opened) < frames.MAX_OPEN_TENSORS:
+            sequence = self._queue.popleft()
+            outgoing = self._unanswered[sequence]
+            if outgoing.receipt.cancelled():
+                self._forget(sequence)
+            else:
+                opened.append(outgoing)
 
     async def _read(self, call: _Call) -> None:
         async for data in call:
-            receipt = parse(frame_pb2.Receipt, data)
-            outgoing = self._unanswered.get(receipt.sequence)
-            if outgoing is None or not outgoing.wire_bytes:
-                raise CorruptFrame(f"{self._address} answered tensor {receipt.sequence}, which was not sent")
-            self._forget(receipt.sequence)
-            self._settle(outgoing, receipt)
+            for receipt in parse(frame_pb2.Receipts, data).receipts:
+                outgoing = self._unanswered.get(receipt.sequence)
+                if outgoing is None or not outgoing.wire_bytes:
+                    raise CorruptFrame(f"{self._address} answered tensor {receipt.sequence}, which was not sent")
+                self._forget(receipt.sequence)
+                self._settle(outgoing, receipt)
         raise PeerUnavailable(f"{self._address} ended the stream")
 
     def _forget(self, sequence: int) -> None:
@@ -381,16 +401,16 @@ class _PeerService:
         answers = _Answers(context)
         room = asyncio.Semaphore(MAX_RECEIVING)
         async with answering(context), asyncio.TaskGroup() as tasks:
-            async for data in requests:
-                frame = frames.decode(data)
-                try:
-                    tensor = assembler.add(frame)
-                except Exception as error:
-                    await answers.send(frame.sequence, public_error(error))
-                    continue
-                if tensor is not None:
-                    await room.acquire()
-                    tasks.create_task(self._take(tensor, answers, room))
+            async for message in requests:
+                for frame in map(frames.decode, frames.unpack(message)):
+                    try:
+                        tensor = assembler.add(frame)
+                    except Exception as error:
+                        await answers.send(frame.sequence, public_error(error))
+                        continue
+                    if tensor is not None:
+                        await room.acquire()
+                        tasks.create_task(self._take(tensor, answers, room))
 
     async def _take(self, tensor: frames.Tensor, answers: _Answers, room: asyncio.Semaphore) -> None:
         try:
@@ -398,38 +418,6 @@ class _PeerService:
             await answers.send(tensor.sequence, error)
         finally:
             room.release()
-
-
-def state_reply(version: int, reach: int, payload: bytes | memoryview) -> StateReply:
-    return StateReply(version, reach, memoryview(payload).nbytes, xxhash.xxh3_64_hexdigest(payload))
-
-
-def state_chunks(reply: StateReply, payload: bytes | memoryview) -> Iterator[bytes]:
-    """A part of a stage's state as it travels; the first message says what follows."""
-    view = memoryview(payload)
-    yield frame_pb2.StateChunk(header=to_message(reply), payload=bytes(view[: frames.CHUNK_BYTES])).SerializeToString()
-    for start in range(frames.CHUNK_BYTES, view.nbytes, frames.CHUNK_BYTES):
-        yield frame_pb2.StateChunk(payload=bytes(view[start : start + frames.CHUNK_BYTES])).SerializeToString()
-
-
-async def collect(chunks: AsyncIterator[bytes], limit_bytes: int) -> tuple[StateReply, memoryview]:
-    """Put the output of `state_chunks` together; CorruptFrame if it is not whole, Refused if it is over the limit."""
-    reply: StateReply | None = None
-    held = bytearray()
-    async for data in chunks:
-        chunk = parse(frame_pb2.StateChunk, data)
-        if chunk.HasField("header") == (reply is not None):
-            raise CorruptFrame("StateChunk.header is missing in the first chunk, or comes twice")
-        if reply is None:
-            reply = from_message(StateReply, chunk.header)
-            if reply.total_bytes > limit_bytes:
-                raise Refused(f"{reply.total_bytes} bytes of state came, asked for were at most {limit_bytes}")
-        held += chunk.payload
-        if len(held) > reply.total_bytes:
-            break
-    if reply is None or len(held) != reply.total_bytes or xxhash.xxh3_64_hexdigest(held) != reply.checksum:
-        raise CorruptFrame("a part of a stage's state arrived damaged")
-    return reply, memoryview(held)
 
 
 async def take(receiver: TensorReceiver, traffic: Traffic, tensor: frames.Tensor) -> SwarmError | None:
@@ -444,20 +432,27 @@ async def take(receiver: TensorReceiver, traffic: Traffic, tensor: frames.Tensor
 
 
 class _Answers:
-    """The receipts of one stream; gRPC allows one write at a time."""
+    """The receipts of one stream; gRPC allows one write at a time, and those that wait for it go together."""
 
     def __init__(self, context: _Context) -> None:
         self._context = context
         self._lock = asyncio.Lock()
+        self._waiting: list[frame_pb2.Receipt] = []
 
     async def send(self, sequence: int, error: SwarmError | None) -> None:
+        """Returns once the receipt was written, perhaps by another call along with its own."""
         receipt = frame_pb2.Receipt(sequence=sequence)
         if error is not None:
             receipt.error_code = error.code
             receipt.error_message = error.message
+        self._waiting.append(receipt)
         async with self._lock:
+            if not self._waiting:
+                return
+            await asyncio.sleep(0)  # for the tensors that arrived in the same message
+            receipts, self._waiting = self._waiting, []
             try:
-                await self._context.write(receipt.SerializeToString())
+                await self._context.write(frame_pb2.Receipts(receipts=receipts).SerializeToString())
             except Exception as error:
                 # Done or broken: the sender is gone, and nobody would read this.
                 if not (self._context.done() or isinstance(error, grpc.aio.InternalError)):

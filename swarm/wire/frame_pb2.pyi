@@ -115,6 +115,12 @@ class Need(_message.Message):
     incarnation: int
     def __init__(self, job: _Optional[str] = ..., microbatch: _Optional[_Union[_session_pb2.Microbatch, _Mapping]] = ..., direction: _Optional[str] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., sender: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
+class Frames(_message.Message):
+    __slots__ = ("frames",)
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
+
 class Frame(_message.Message):
     __slots__ = ("sequence", "header", "offset", "payload", "checksum")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +176,12 @@ class StateChunk(_message.Message):
     header: StateReply
     payload: bytes
     def __init__(self, header: _Optional[_Union[StateReply, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class Receipts(_message.Message):
+    __slots__ = ("receipts",)
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    receipts: _containers.RepeatedCompositeFieldContainer[Receipt]
+    def __init__(self, receipts: _Optional[_Iterable[_Union[Receipt, _Mapping]]] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("sequence", "error_code", "error_message")

@@ -36,8 +36,8 @@ class PeerStub:
         """
         self.Exchange = channel.stream_stream(
                 '/swarm.wire.Peer/Exchange',
-                request_serializer=swarm_dot_wire_dot_frame__pb2.Frame.SerializeToString,
-                response_deserializer=swarm_dot_wire_dot_frame__pb2.Receipt.FromString,
+                request_serializer=swarm_dot_wire_dot_frame__pb2.Frames.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_frame__pb2.Receipts.FromString,
                 _registered_method=True)
         self.Pull = channel.unary_stream(
                 '/swarm.wire.Peer/Pull',
@@ -68,8 +68,8 @@ def add_PeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
-                    request_deserializer=swarm_dot_wire_dot_frame__pb2.Frame.FromString,
-                    response_serializer=swarm_dot_wire_dot_frame__pb2.Receipt.SerializeToString,
+                    request_deserializer=swarm_dot_wire_dot_frame__pb2.Frames.FromString,
+                    response_serializer=swarm_dot_wire_dot_frame__pb2.Receipts.SerializeToString,
             ),
             'Pull': grpc.unary_stream_rpc_method_handler(
                     servicer.Pull,
@@ -102,8 +102,8 @@ class Peer:
             request_iterator,
             target,
             '/swarm.wire.Peer/Exchange',
-            swarm_dot_wire_dot_frame__pb2.Frame.SerializeToString,
-            swarm_dot_wire_dot_frame__pb2.Receipt.FromString,
+            swarm_dot_wire_dot_frame__pb2.Frames.SerializeToString,
+            swarm_dot_wire_dot_frame__pb2.Receipts.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,10 +18,11 @@ from swarm.errors import CorruptFrame, PeerUnavailable, Refused, RetryElsewhere,
 from swarm.messages import Command, Event, FetchRequest, Heartbeat, Hello, StoreHeader, Void
 from swarm.peer_messages import Boundary, StateReply, StateRequest
 from swarm.rpc.channel import answering, bind, connect, connect_sync, new_server, translate
-from swarm.rpc.frames import decode, split
+from swarm.rpc.frames import MESSAGE_BYTES, decode, message, split, unpack
 from swarm.rpc.mapping import to_event, to_header, to_message
-from swarm.rpc.peers import PULLS_OF_HOST_MAX, GrpcPeerLinks, add_peer_service, state_reply
+from swarm.rpc.peers import PULLS_OF_HOST_MAX, GrpcPeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink, add_session_service
+from swarm.rpc.state import state_reply
 from swarm.types import JobId, PeerId
 from swarm.wire import frame_pb2, frame_pb2_grpc, session_pb2
 from tests.support.headers import header_of
@@ -179,12 +180,15 @@ async def test_a_generated_client_can_send_tensors() -> None:
         frame = frame_pb2.Frame(sequence=3, header=to_header(header_of(4)), payload=b"abcd")
         frame.checksum = xxhash.xxh3_64_intdigest(frame.header.SerializeToString() + b"abcd", 3)
         broken = frame_pb2.Frame(sequence=4, header=to_header(header_of(4)), payload=b"abcd", checksum=1)
+        other = frame_pb2.Frame(sequence=5, header=to_header(header_of(4, 1)), payload=b"efgh")
+        other.checksum = xxhash.xxh3_64_intdigest(other.header.SerializeToString() + b"efgh", 5)
         call = frame_pb2_grpc.PeerStub(channel).Exchange()
-        await call.write(frame)
-        assert await call.read() == frame_pb2.Receipt(sequence=3)
-        await call.write(broken)
-        assert (await call.read()).error_code == CorruptFrame.code
-    assert receiver.got == [0]
+        await call.write(frame_pb2.Frames(frames=[frame]))
+        assert await call.read() == frame_pb2.Receipts(receipts=[frame_pb2.Receipt(sequence=3)])
+        await call.write(frame_pb2.Frames(frames=[broken, other]))
+        receipts = [receipt for _ in range(2) for receipt in (await call.read()).receipts]
+        assert {receipt.sequence: receipt.error_code for receipt in receipts} == {4: CorruptFrame.code, 5: ""}
+    assert receiver.got == [0, 1]
 
 
 class Donor(Receiver):
@@ -314,10 +318,11 @@ class DamagingServer:
     async def exchange(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         async for data in requests:
             self.frames += 1
-            receipt = frame_pb2.Receipt(sequence=decode(data).sequence)
+            (frame,) = unpack(data)
+            receipt = frame_pb2.Receipt(sequence=decode(frame).sequence)
             if self.frames <= self.damaged:
                 receipt.error_code = CorruptFrame.code
-            await context.write(receipt.SerializeToString())
+            await context.write(frame_pb2.Receipts(receipts=[receipt]).SerializeToString())
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])
@@ -338,7 +343,73 @@ async def test_one_damaged_frame_costs_one_resend_two_are_an_error(damaged: int)
     await server.stop(None)
 
 
-@pytest.mark.parametrize("answer", [b"\x08\x63", b"\x08", b"\xff\xff"])
+class CountingServer:
+    """A peer service that answers every message with one, and notes how many frames came in each."""
+
+    def __init__(self) -> None:
+        self.frames: list[int] = []
+
+    async def exchange(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        async for data in requests:
+            found = unpack(data)
+            self.frames.append(len(found))
+            receipts = [frame_pb2.Receipt(sequence=decode(frame).sequence) for frame in found]
+            await context.write(frame_pb2.Receipts(receipts=receipts).SerializeToString())
+
+
+async def test_small_tensors_that_wait_together_travel_together_and_large_ones_alone() -> None:
+    service, server = CountingServer(), new_server()
+    handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(service.exchange)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("swarm.wire.Peer", handlers),))
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    links = GrpcPeerLinks()
+    await asyncio.gather(*(links.send(address, header_of(1000, index), bytes(1000)) for index in range(40)))
+    assert service.frames == [40]
+    await asyncio.gather(*(links.send(address, header_of(MESSAGE_BYTES, i), bytes(MESSAGE_BYTES)) for i in range(3)))
+    assert service.frames[1:] == [1, 1, 1]
+    await links.close()
+    await server.stop(None)
+
+
+async def test_a_damaged_tensor_of_a_shared_message_is_sent_again_and_the_others_are_not() -> None:
+    receiver, sent = Receiver(), 0
+
+    def damage(frame: bytes) -> bytes:
+        nonlocal sent
+        sent += 1
+        return frame[:-1] + bytes([frame[-1] ^ 1]) if sent == 2 else frame
+
+    async with listening(receiver) as address:
+        links = GrpcPeerLinks(on_wire=damage)
+        await asyncio.gather(*(links.send(address, header_of(1000, index), bytes(1000)) for index in range(5)))
+        assert sorted(receiver.got) == list(range(5))
+        assert sent == 6
+        await links.close()
+
+
+async def test_receipts_of_tensors_that_came_together_go_together() -> None:
+    receiver = Receiver()
+    async with listening(receiver) as address, connect(address) as channel:
+        call = channel.stream_stream("/swarm.wire.Peer/Exchange")()
+        await call.write(message(next(split(number, header_of(4, number), b"abcd")) for number in range(10)))
+        answer = frame_pb2.Receipts.FromString(await call.read())
+        assert sorted(receipt.sequence for receipt in answer.receipts) == list(range(10))
+    assert sorted(receiver.got) == list(range(10))
+
+
+async def test_a_message_with_something_else_than_frames_ends_the_stream_with_the_reason() -> None:
+    """A frame that was skipped like an unknown field would be a tensor without a receipt."""
+    receiver = Receiver()
+    async with listening(receiver) as address, connect(address) as channel:
+        call = channel.stream_stream("/swarm.wire.Peer/Exchange")()
+        await call.write(message([next(split(1, header_of(4), b"abcd"))]).replace(b"\x0a", b"\x12", 1))
+        with pytest.raises(grpc.RpcError) as caught:
+            await call.read()
+        assert type(translate(caught.value, address)) is CorruptFrame
+
+
+@pytest.mark.parametrize("answer", [b"\x0a\x02\x08\x63", b"\x0a", b"\xff\xff"])
 async def test_a_receiver_that_answers_nonsense_loses_the_link(answer: bytes) -> None:
     async def exchange(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         async with answering(context):
@@ -472,4 +543,4 @@ async def test_frames_of_one_sender_never_reach_another_ones_tensor() -> None:
 
 def test_a_frame_says_its_sequence_whatever_the_number() -> None:
     for sequence in (0, 1, 127, 128, 2**63, 2**64 - 1):
-        assert [decode(chunk).sequence for chunk in split(sequence, header_of(4), b"abcd")] == [sequence]
+        assert [decode(b"".join(parts)).sequence for parts in split(sequence, header_of(4), b"abcd")] == [sequence]

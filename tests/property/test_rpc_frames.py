@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 
 from swarm.errors import CorruptFrame, Refused, StaleMessage
 from swarm.peer_messages import Boundary, Need, Slice, TensorHeader
+from swarm.rpc import frames
 from swarm.rpc.frames import (
     CHUNK_BYTES,
+    MAX_FRAMES,
     MAX_OPEN_TENSORS,
     Assembler,
     Tensor,
     decode,
-    split,
+    message,
     uncompressed_bytes,
+    unpack,
 )
 from swarm.rpc.mapping import to_header
 from swarm.types import Direction, JobId, Microbatch, PeerId, Round, UnitName
@@ -55,6 +58,11 @@ def content_of(size_bytes: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size_bytes)
 
 
+def split(sequence: int, header: TensorHeader, payload: bytes | memoryview) -> Iterator[bytes]:
+    """The frames of one tensor, each in one piece."""
+    return (b"".join(parts) for parts in frames.split(sequence, header, payload))
+
+
 def accept(header: TensorHeader) -> None:
     pass
 
@@ -79,14 +87,14 @@ def test_a_tensor_comes_out_as_it_went_in(size_bytes: int) -> None:
 @pytest.mark.parametrize("size_bytes", [0, *SIZES])
 def test_plain_protobuf_reads_our_frames(size_bytes: int) -> None:
     header, content = header_of(size_bytes), content_of(size_bytes)
-    frames = [frame_pb2.Frame.FromString(chunk) for chunk in split(5, header, content)]
-    assert frames[0].header == to_header(header)
-    assert not any(frame.HasField("header") for frame in frames[1:])
-    assert b"".join(frame.payload for frame in frames) == content
-    assert [frame.offset for frame in frames] == [index * CHUNK_BYTES for index in range(len(frames))]
-    assert all(frame.sequence == 5 for frame in frames)
+    found = [frame_pb2.Frame.FromString(chunk) for chunk in split(5, header, content)]
+    assert found[0].header == to_header(header)
+    assert not any(frame.HasField("header") for frame in found[1:])
+    assert b"".join(frame.payload for frame in found) == content
+    assert [frame.offset for frame in found] == [index * CHUNK_BYTES for index in range(len(found))]
+    assert all(frame.sequence == 5 for frame in found)
     # Nothing more on the wire than protobuf itself would write.
-    assert all(len(frame.SerializeToString()) == frame.ByteSize() for frame in frames)
+    assert all(len(frame.SerializeToString()) == frame.ByteSize() for frame in found)
 
 
 def plain_frames(sequence: int, header: TensorHeader, content: bytes, chunk_bytes: int) -> list[bytes]:
@@ -110,6 +118,32 @@ def test_we_read_plain_protobufs_frames(size_bytes: int, sequence: int) -> None:
     header, content = header_of(size_bytes), content_of(size_bytes)
     (tensor,) = feed(Assembler(accept), plain_frames(sequence, header, content, 1000))
     assert (tensor.sequence, tensor.header, bytes(tensor.payload)) == (sequence, header, content)
+
+
+SMALL = st.lists(st.integers(0, 3000), min_size=1, max_size=MAX_FRAMES)
+
+
+@given(SMALL)
+@settings(max_examples=30, deadline=None)
+def test_small_tensors_share_a_message_that_plain_protobuf_reads_and_writes_too(sizes: list[int]) -> None:
+    contents = [content_of(size, index) for index, size in enumerate(sizes)]
+    together = [next(frames.split(index, header_of(len(one)), one)) for index, one in enumerate(contents)]
+    ours = message(together)
+    theirs = frame_pb2.Frames.FromString(ours)
+    assert [frame.payload for frame in theirs.frames] == contents
+    for data in (ours, theirs.SerializeToString()):
+        assembler = Assembler(accept)
+        tensors = [assembler.add(decode(frame)) for frame in unpack(data)]
+        assert [bytes(tensor.payload) for tensor in tensors if tensor is not None] == contents
+
+
+def test_a_kept_tensor_of_a_shared_message_does_not_keep_the_message() -> None:
+    """A view of 64 KiB would hold the memory of all that it travelled with, which no limit of the receiver counts."""
+    one, other = (next(frames.split(number, header_of(1000), content_of(1000))) for number in (1, 2))
+    alone, shared = message([one]), message([one, other])
+    assert [frame.obj for frame in unpack(alone)] == [alone]  # no copy where there is nothing to share
+    assert [len(frame.obj) for frame in unpack(shared)] == [frame.nbytes for frame in unpack(shared)]
+    assert all(frame.readonly for data in (alone, shared) for frame in unpack(data))
 
 
 def test_any_buffer_can_be_sent() -> None:
@@ -255,6 +289,44 @@ def test_a_chunk_that_is_too_long_is_seen() -> None:
 def test_a_frame_of_many_small_fields_is_refused_without_scanning_it() -> None:
     with pytest.raises(CorruptFrame, match="more than 32 fields"):
         decode(b"\x78\x01" * 2_000_000)
+
+
+def test_a_message_of_very_many_frames_is_refused() -> None:
+    """Each frame costs time on the one event loop: a message of the greatest size has room for 300,000 of them."""
+    most = message([[b""]] * MAX_FRAMES)
+    assert len(unpack(most)) == MAX_FRAMES
+    with pytest.raises(CorruptFrame, match=f"more than {MAX_FRAMES} frames"):
+        unpack(most + message([[b""]]))
+
+
+NO_MESSAGES = [
+    (b"", "no frame"),
+    (b"\x0a", "inside a number"),
+    (b"\x0a\x05ab", "inside a frame"),
+    (b"\x0a\x00\x12\x00", "something else than frames"),  # a field that nobody knows
+    (b"\x08\x01", "something else than frames"),
+]
+
+
+@pytest.mark.parametrize(("data", "reason"), NO_MESSAGES)
+def test_what_is_no_message_is_corrupt(data: bytes, reason: str) -> None:
+    with pytest.raises(CorruptFrame, match=reason):
+        unpack(data)
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=4), st.data())
+@settings(max_examples=300)
+def test_a_damaged_message_never_becomes_a_wrong_tensor(sizes: list[int], data: st.DataObject) -> None:
+    contents = [content_of(size, index) for index, size in enumerate(sizes)]
+    whole = message(next(frames.split(index, header_of(len(one)), one)) for index, one in enumerate(contents))
+    assembler = Assembler(accept)
+    with suppress(CorruptFrame):
+        for frame in unpack(bent(whole, data)):
+            with suppress(Refused):
+                tensor = assembler.add(decode(frame))
+                if tensor is not None:
+                    right = contents[tensor.sequence]
+                    assert (tensor.header, bytes(tensor.payload)) == (header_of(len(right)), right)
 
 
 BROKEN = [

@@ -12,7 +12,8 @@ from swarm.errors import CorruptFrame, PeerUnavailable, SwarmError
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import public_error
-from swarm.rpc.peers import StateDonor, TensorReceiver, Traffic, collect, state_chunks, take
+from swarm.rpc.peers import StateDonor, TensorReceiver, Traffic, take
+from swarm.rpc.state import collect, state_chunks
 from tests.support.sim.fabric import Fabric, Flight
 from tests.support.sim.processes import Process
 
@@ -107,7 +108,7 @@ class SimPeerLinks:
         lane = self._lanes[address]
         lane.sent += 1
         # Chunks are made now: the payload may change as soon as this call ends, a duplicate may come later.
-        chunks = list(frames.split(lane.sent, header, payload))
+        chunks = [b"".join(frame) for frame in frames.split(lane.sent, header, payload)]
         receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._receipts[receipt] = None
         for copy, late_s in enumerate(self._network.weather.lateness()):

@@ -8,7 +8,7 @@ import pytest
 
 from swarm.errors import CorruptFrame, Refused
 from swarm.rpc.frames import CHUNK_BYTES
-from swarm.rpc.peers import collect, state_chunks, state_reply
+from swarm.rpc.state import collect, state_chunks, state_reply
 
 PAYLOAD = bytes(range(256)) * (CHUNK_BYTES // 128)  # two chunks
 
