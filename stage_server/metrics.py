@@ -38,6 +38,9 @@ class StageServerMetrics:
         self._uncompressed = counter(
             "swarm_network_uncompressed_bytes_total", "The same tensors before compression", traffic
         )
+        self._encoded = counter(
+            "swarm_boundary_tensors_total", "Boundary tensors encoded, by codec", ("direction", "codec")
+        )
         self._averaging = seconds("swarm_averaging_duration_seconds", "Completed averaging rounds", ("stage",))
         self._rounds = counter("swarm_averaging_rounds_total", "Averaging rounds by outcome", ("stage", "outcome"))
         self._evicted = counter("swarm_outputs_evicted_total", "Held outputs dropped for memory", ("stage",))
@@ -75,6 +78,10 @@ class StageServerMetrics:
     def output_evicted(self, stage: int) -> None:
         """A boundary tensor that was held for a neighbour was dropped to save memory."""
         self._evicted.labels(str(stage)).inc()
+
+    def encoded(self, direction: str, codec: str) -> None:
+        """An activation ("forward") or a gradient ("backward") was encoded for a neighbour."""
+        self._encoded.labels(direction, codec).inc()
 
     def sent(self, address: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
         """As swarm.rpc.peers.Traffic; `kind` is "activation", "gradient" or "state"."""

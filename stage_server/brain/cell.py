@@ -412,6 +412,14 @@ class CellTable:
             return False
         return to.attempt >= self._neighbour(cell.route, BACKWARD if side is FORWARD else FORWARD).attempt
 
+    def receiver(self, microbatch: Microbatch, side: Direction) -> PeerId | None:
+        """Who the newest known route sends an output to: FORWARD y, BACKWARD dx; None if nobody or not known."""
+        cell = self._cells.get(microbatch.step, {}).get(microbatch.index)
+        against = BACKWARD if side is FORWARD else FORWARD
+        if cell is None or cell.route is None or self._is_end(against):
+            return None
+        return self._neighbour(cell.route, against).peer
+
     def validate(self) -> None:
         """Assert what must hold between any two events."""
         for step, cells in self._cells.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from stage_server.brain.early_inputs import Claim
+from stage_server.brain.link_codecs import allowed
 from stage_server.brain.neighbours import Neighbours, Standing
 from stage_server.ports import Assignment
 from stage_server.replica.mailbox import Mailbox
@@ -19,7 +20,7 @@ class Admission:
 
     def __init__(self, assignment: Assignment, stage: Stage, mailbox: Mailbox, neighbours: Neighbours) -> None:
         self._me, self._timeline = assignment.me, assignment.command.timeline
-        self._codec = assignment.spec.pipeline.compression
+        self._codecs = allowed(assignment.spec.pipeline.compression)
         self._stage = stage
         self._mailbox = mailbox
         self._neighbours = neighbours
@@ -49,8 +50,8 @@ class Admission:
             raise Refused(f"a tensor for stage {header.stage} came to stage {self._me.stage}")
         if header.shape != self._stage.boundary_shape():
             raise CorruptFrame(f"boundary tensors are {self._stage.boundary_shape()}, not {header.shape}")
-        if header.codec != self._codec:
-            raise CorruptFrame(f"this job sends boundary tensors as {self._codec}, not {header.codec}")
+        if header.codec not in self._codecs:
+            raise CorruptFrame(f"this job sends boundary tensors as {' or '.join(self._codecs)}, not {header.codec}")
         expected = codec.encoded_bytes(header.dtype, header.shape, header.codec)
         _check_size(f"{header.dtype} {header.shape}", expected, header.total_bytes)
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeAlias, assert_never
 
+from stage_server.brain.link_codecs import LinkCodecs
 from stage_server.ports import ReplicaPorts
 from stage_server.replica.packing import Letter
 from swarm.errors import PeerUnavailable, StaleMessage, SwarmError
@@ -31,8 +32,9 @@ _Key: TypeAlias = tuple[Hashable, PeerId, int]
 class Deliveries:
     """What one replica is sending."""
 
-    def __init__(self, ports: ReplicaPorts) -> None:
+    def __init__(self, ports: ReplicaPorts, codecs: LinkCodecs) -> None:
         self._ports = ports
+        self._codecs = codecs  # learns how fast the links are
         self._under_way: dict[_Key, float] = {}
         self._addresses: dict[tuple[PeerId, int], str] = {}
 
@@ -71,7 +73,7 @@ class Deliveries:
                     address = self._addresses.get((to.peer, to.incarnation))
                     if address is None:
                         raise PeerUnavailable(f"no route has told yet where {to.peer} is")
-                    await self._ports.links.send(address, sent.header, sent.payload)
+                    await self._send(address, to.peer, sent)
                     return
                 except StaleMessage as error:
                     # It has moved on, or is not as far as we are; if it lacks the tensor it will ask.
@@ -92,6 +94,13 @@ class Deliveries:
         finally:
             if self._under_way.get(key) == started_s:
                 del self._under_way[key]
+
+    async def _send(self, address: str, to: PeerId, sent: Letter) -> None:
+        loop = asyncio.get_running_loop()
+        start = self._codecs.start(to, loop.time())
+        await self._ports.links.send(address, sent.header, sent.payload)
+        if isinstance(sent.header, Boundary):
+            self._codecs.delivered(to, start, sent.header.total_bytes, loop.time())
 
 
 def _undelivered(header: TensorHeader, to: Hop, reason: str) -> Undelivered | EvaluationUndelivered:

@@ -10,6 +10,7 @@ out what they say: it keeps the tensors, calls the device, and packs and sends w
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from torch import Tensor
 from stage_server.brain import cell
 from stage_server.brain.early_inputs import Claim, EarlyInputs
 from stage_server.brain.held_outputs import HeldOutputs
+from stage_server.brain.link_codecs import LinkCodecs
 from stage_server.brain.neighbours import Neighbours, Standing
 from stage_server.brain.work_queue import WorkQueue
 from stage_server.ports import Assignment, ReplicaPorts
@@ -77,7 +79,7 @@ class Replica:
         self._stage = stage
         self._ports = ports
         self._device, self._metrics = ports.device, ports.metrics
-        self._codec = spec.pipeline.compression
+        self._codecs = LinkCodecs(spec.pipeline.compression)
         self.cells = cell.CellTable(
             stage=me.stage,
             stages=assignment.stages,
@@ -95,7 +97,7 @@ class Replica:
         self._neighbours = Neighbours(me.stage)
         self.early = EarlyInputs[tuple[Microbatch, str], tuple[Boundary, memoryview]](lambda subject: subject)
         self._outputs: HeldOutputs[Packed] = HeldOutputs(ports.budget.hold_bytes)
-        self._deliveries = Deliveries(ports)
+        self._deliveries = Deliveries(ports, self._codecs)
         self._reports = _Reports(loaded, ports)
         self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
         mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness)
@@ -366,33 +368,48 @@ class Replica:
     async def _forward(self, work: cell.Compute, waited_s: float) -> None:
         microbatch, batch = work.microbatch, self._batches[work.microbatch]
         x = self._inputs.pop((microbatch, Direction.FORWARD), None)
+        codec_name = self._codec_for(microbatch, Direction.FORWARD)
 
         def forward() -> tuple[Packed | None, float]:
             y, loss = self._stage.forward(microbatch, work.version, x=x, tokens=batch.tokens, targets=batch.targets)
-            return (None if y is None else pack(y, self._codec)), loss
+            return (None if y is None else pack(y, codec_name)), loss
 
         done = await self._device.timed(forward)
         y, loss = done.result
         self._hold(microbatch, Direction.FORWARD, y)
+        self._codecs.computed(Direction.FORWARD, done.seconds)
         self._metrics.computed(self.me.stage, "forward", done.seconds)
         self._carry_out(self.cells.computed_forward(work, loss, done.seconds, waited_s))
 
     async def _backward(self, work: cell.Compute, waited_s: float) -> None:
         microbatch = work.microbatch
         g = self._inputs.pop((microbatch, Direction.BACKWARD), None)
+        codec_name = self._codec_for(microbatch, Direction.BACKWARD)
 
         def backward() -> tuple[Packed | None, bool]:
             encoded, finite = self._stage.backward(
-                microbatch, g, accumulate=work.accumulate, encode=lambda dx: codec.encode_there(dx, self._codec)
+                microbatch, g, accumulate=work.accumulate, encode=lambda dx: codec.encode_there(dx, codec_name)
             )
             shape = self._stage.boundary_shape()
-            return (None if encoded is None else pack_encoded(encoded, shape, self._codec)), finite
+            return (None if encoded is None else pack_encoded(encoded, shape, codec_name)), finite
 
         done = await self._device.timed(backward)
         dx, finite = done.result
         self._hold(microbatch, Direction.BACKWARD, dx)
+        self._codecs.computed(Direction.BACKWARD, done.seconds)
         self._metrics.computed(self.me.stage, "backward", done.seconds)
         self._carry_out(self.cells.computed_backward(work, finite, done.seconds, waited_s))
+
+    def _codec_for(self, microbatch: Microbatch, side: Direction) -> str:
+        """What an output is encoded with: of its link to whom the route now sends it."""
+        to, elements = self.cells.receiver(microbatch, side), math.prod(self._stage.boundary_shape())
+        name, change = self._codecs.codec_to(to, side, elements)
+        if change is not None:
+            facts = {"before": change.before, "codec": change.codec, "bytes_per_s": round(change.bytes_per_s)}
+            self._ports.log.info("link changes its codec", to=change.to, **facts)
+        if to is not None:
+            self._metrics.encoded(side.value, name)
+        return name
 
     def _hold(self, microbatch: Microbatch, direction: Direction, output: Packed | None) -> None:
         if output is None:

@@ -31,7 +31,7 @@ from swarm.job.spec import JobSpec
 MARGIN = 1.1
 BFLOAT16_SHARE = 0.8
 STATE_BYTES = {"adamw": 8, "nadamw": 8, "lamb": 8, "muon": 8, "sgd": 0}
-WIRE_BYTES = {"none": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.02}
+WIRE_BYTES = {"auto": 4.0, "none": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.02}
 # Saved elements per score, where attention drops (fused kernels do not, on every device), and per element of D.
 ATTENTION_DROPOUT = 4.0
 HIDDEN_DROPOUT = 3.0

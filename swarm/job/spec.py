@@ -139,7 +139,8 @@ class PipelineSection(Section):
     ] = "auto"
     routing: Routing = "least_completion"
     max_in_flight: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    compression: Literal["none", "bfloat16", "float16", "int8"] = "bfloat16"
+    # "auto": each link by its measured speed, so not the same in every run.
+    compression: Auto | Literal["none", "bfloat16", "float16", "int8"] = "bfloat16"
     # Microbatches of a step that use weights one step old, so that steps overlap; 0: synchronous.
     overlap: Auto | Literal["all"] | Annotated[int, Field(ge=0, le=10**6)] = "auto"
     sync_steps: Auto | Annotated[int, Field(ge=0, le=10**9)] = "auto"  # the first steps do without overlap
@@ -164,6 +165,11 @@ class PipelineSection(Section):
         if staleness not in (0, 1) or isinstance(staleness, bool):
             raise ValueError(f"staleness = {staleness!r} is neither 0 nor 1: set pipeline.overlap instead")
         return rest | {"overlap": "all" if staleness else 0, "sync_steps": 0}
+
+    @property
+    def unmeasured_compression(self) -> str:
+        """The codec where no link is measured: in one process, and for evaluations."""
+        return "none" if self.compression == "auto" else self.compression
 
     @property
     def staleness(self) -> int:
@@ -213,6 +219,11 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
+        if self.training.reproducible and self.pipeline.compression == "auto":
+            raise ValueError(
+                'pipeline.compression = "auto" follows the measured speed of links, which differs from run to run: '
+                'with training.reproducible = true set it to "none", "bfloat16", "float16" or "int8"'
+            )
         if self.model.id and not {"num_hidden_layers", "n_layer"} & self.model.config.keys():
             return self  # not grounded yet: the layers are known when it is
         layers = self.layers

@@ -410,11 +410,13 @@ class _PeerService:
                         continue
                     if tensor is not None:
                         await room.acquire()
+                        answers.owed += 1
                         tasks.create_task(self._take(tensor, answers, room))
 
     async def _take(self, tensor: frames.Tensor, answers: _Answers, room: asyncio.Semaphore) -> None:
         try:
             error = await take(self._receiver, self._traffic, tensor)
+            answers.owed -= 1
             await answers.send(tensor.sequence, error)
         finally:
             room.release()
@@ -438,6 +440,7 @@ class _Answers:
         self._context = context
         self._lock = asyncio.Lock()
         self._waiting: list[frame_pb2.Receipt] = []
+        self.owed = 0  # tensors that the receiver works on
 
     async def send(self, sequence: int, error: SwarmError | None) -> None:
         """Returns once the receipt was written, perhaps by another call along with its own."""
@@ -449,7 +452,8 @@ class _Answers:
         async with self._lock:
             if not self._waiting:
                 return
-            await asyncio.sleep(0)  # for the tensors that arrived in the same message
+            if self.owed:
+                await asyncio.sleep(0)  # others that came in the same message are about to be done
             receipts, self._waiting = self._waiting, []
             try:
                 await self._context.write(frame_pb2.Receipts(receipts=receipts).SerializeToString())

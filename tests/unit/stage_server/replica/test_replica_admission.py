@@ -89,6 +89,18 @@ async def test_a_boundary_tensor_has_the_dtype_and_the_bytes_of_the_jobs_codec(c
             replica.admission.check(replace(header, shape=(ELEMENTS,)))
 
 
+async def test_with_auto_a_boundary_tensor_is_what_its_header_says() -> None:
+    async with replica_of("auto") as replica:
+        for name, (dtype, size) in ON_THE_WIRE.items():
+            header = replace(BOUNDARY, codec=name, dtype=dtype, total_bytes=size)
+            replica.admission.check(header)
+            with pytest.raises(CorruptFrame, match=f"has {size} bytes"):
+                replica.admission.check(replace(header, total_bytes=size + 1))
+        for other in ("float16", "auto", "zip"):
+            with pytest.raises(CorruptFrame, match="none or bfloat16 or int8"):
+                replica.admission.check(replace(BOUNDARY, codec=other))
+
+
 async def test_a_slice_is_a_float_within_its_unit() -> None:
     async with replica_of("int8") as replica:
         replica.admission.check(SLICE)

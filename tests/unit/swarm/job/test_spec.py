@@ -58,3 +58,13 @@ def test_staleness_is_understood_as_none_or_all_of_a_step_from_the_first_one_on(
 def test_an_overlap_that_makes_no_sense_is_refused(values: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidConfig, match=told):
         pipeline(**values)
+
+
+def test_a_codec_by_measured_speed_is_refused_where_bits_must_repeat() -> None:
+    """Two runs measure different speeds, so their tensors would be rounded differently."""
+    with pytest.raises(InvalidConfig, match='reproducible = true set it to "none"'):
+        spec_from_json(
+            pipeline(compression="auto").model_dump_json().replace('"reproducible":false', '"reproducible":true')
+        )
+    assert pipeline(compression="auto").pipeline.unmeasured_compression == "none"
+    assert pipeline(compression="int8").pipeline.unmeasured_compression == "int8"

@@ -59,6 +59,7 @@ STAGE_SERVER = {
     "swarm_oom_total": set(),
     "swarm_network_bytes_total": {"direction", "kind"},
     "swarm_network_uncompressed_bytes_total": {"direction", "kind"},
+    "swarm_boundary_tensors_total": {"direction", "codec"},
     "swarm_averaging_duration_seconds": {"stage"},
     "swarm_averaging_rounds_total": {"stage", "outcome"},
     "swarm_outputs_evicted_total": {"stage"},
@@ -113,6 +114,7 @@ def test_a_stage_server_serves_the_promised_series_and_labels() -> None:
     metrics.queue_depth(0, forward=1, backward=2)
     metrics.waited(0, "backward", 0.001)
     metrics.sent("p:1", "activation", 100, 200)
+    metrics.encoded("forward", "int8")
     metrics.round_finished(0, "averaged", 0.2)
     metrics.output_evicted(0)
     assert _series(metrics.registry) == EVERY_PROCESS | STAGE_SERVER
