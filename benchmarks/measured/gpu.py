@@ -76,7 +76,7 @@ def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA begins; reproducible mode needs it
     console = Console()
     console.print(describe_device(device))
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", "bfloat16", "bfloat16_parameters"):
         ours, theirs = _bits(options, device, dtype)
         console.print(f"{dtype}: swarm {ours[:16]}, one process {theirs[:16]}: {verdict(ours, theirs)}")
         if ours != theirs:

@@ -21,7 +21,8 @@ family    = "llama"             # default auto: what id says, else llama; mistra
 config    = {config}
                                 # required without id: fields of the family's Hugging Face config; beside id only
                                 # dropout, such as {{ attention_dropout = 0.1 }}
-dtype     = "float32"           # default bfloat16: float32, or bfloat16 autocast; master weights stay float32
+dtype     = "float32"           # default bfloat16: float32, bfloat16 (autocast), or bfloat16_parameters (copies of the
+                                # weights, all layers in bfloat16); the optimizer's weights stay float32
 recompute = false               # keep only a stage's input, compute its forward again in backward: less memory
 tokenizer = "byte"              # UTF-8 bytes, no files; or a folder with tokenizer.json, a hub id, "" (that of id)
 

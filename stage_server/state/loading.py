@@ -34,7 +34,7 @@ async def build_stage(assignment: Assignment, ports: ReplicaPorts) -> tuple[Stag
     initial = await load_initial(command, spec, ports)
     stage, probe = await build_and_probe(assignment, ports, initial)
     digest = await device.run(stage.digest)
-    if spec.model.dtype == "bfloat16" and is_slow_at_bfloat16(device.name):
+    if spec.model.dtype != "float32" and is_slow_at_bfloat16(device.name):
         hint = 'set model.dtype = "float32"'
         log.warning(
             f"{assignment.me.peer}: its CPU has no bfloat16 instructions, float32 is 2.5-3 times as fast: {hint}"

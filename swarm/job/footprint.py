@@ -1,8 +1,9 @@
 """How much memory a stage needs: an estimate from the job spec alone, meant to be a little too high.
 
-    weights      4 bytes x (staleness + 1)
+    weights      4 bytes x (staleness + 1); with bfloat16_parameters 4 + 2 x (staleness + 1)
     optimizer    0, 4 or 8 bytes
-    gradients    4 (as backward gives them) + sums (8 if reproducible, else 4) x steps that may be open
+    gradients    4 (as backward gives them; 2 with bfloat16_parameters)
+                 + sums (8 if reproducible, else 4) x steps that may be open
                  + averaging: a copy of the sums as they arrive, the mean and its clipped copy
     graphs       what backward needs of each microbatch in flight here
     boundaries   outputs held until their step commits, and inputs that wait
@@ -13,7 +14,8 @@ The log grows with what is left: a stage server lets it take a share of the memo
 boundaries are counted per parameter. Graphs were measured: what autograd saves in one decoder layer is, per token,
 about 5 D + a (q + 2 kv) + m I elements of 4 bytes (D width, q and kv widths of the attention, I width of the MLP; a and
 m per family), with eager attention 2 x heads x T more, with dropout in attention 4 x heads x T. With bfloat16
-autocast it is up to 0.8 of that, and every graph keeps its own copy of the cast weights.
+autocast it is up to 0.8 of that, and every graph keeps its own copy of the cast weights; with bfloat16_parameters it is
+up to 0.73, without copies.
 tests/unit/swarm/job/test_footprint.py compares the estimate with measured graphs. MARGIN covers what allocators waste.
 For a process that kept four graphs of six layers (D 384) and then took a step, the estimate was 1.44 times the measured
 peak in float32 and 1.21 times in bfloat16.
@@ -29,7 +31,7 @@ from swarm.job.partition import layer_widths
 from swarm.job.spec import JobSpec
 
 MARGIN = 1.1
-BFLOAT16_SHARE = 0.8
+SHARES = {"float32": 1.0, "bfloat16": 0.8, "bfloat16_parameters": 0.75}
 STATE_BYTES = {"adamw": 8, "nadamw": 8, "lamb": 8, "muon": 8, "sgd": 0}
 WIRE_BYTES = {"auto": 4.0, "none": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.02}
 # Saved elements per score, where attention drops (fused kernels do not, on every device), and per element of D.
@@ -64,6 +66,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     training, staleness = spec.training, spec.pipeline.staleness
     open_steps = 1 + staleness
     sum_bytes = 8 if training.reproducible else 4
+    lowered = spec.model.dtype == "bfloat16_parameters"
     momentum = 4 if training.optimizer == "sgd" and training.momentum else 0
     window = math.ceil(training.microbatches * open_steps / replicas)
     limit = spec.pipeline.max_in_flight
@@ -78,9 +81,9 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     # While a computation runs it also needs the gradients of the widest tensors.
     widest: int = max(spec.model.config["vocab_size"] if last else 0, layer_widths(spec).inner)
     return Footprint(
-        weights=4 * (1 + staleness) * parameters,
+        weights=(4 + 2 * (1 + staleness) if lowered else 4 * (1 + staleness)) * parameters,
         optimizer=(STATE_BYTES[training.optimizer] + momentum) * parameters,
-        gradients=(4 + sum_bytes * open_steps + sum_bytes + 4 + 4) * parameters,
+        gradients=((2 if lowered else 4) + sum_bytes * open_steps + sum_bytes + 4 + 4) * parameters,
         graphs=kept + 3 * 4 * _tokens(spec) * widest,
         boundaries=math.ceil(held * boundary),
         log=2 * 4 * parameters,
@@ -117,11 +120,14 @@ def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
     capped = config.get("final_logit_softcapping") is not None
     head = ((1 + capped) * vocabulary + 4 * width) if last else 0
     elements = tokens * (layers * saved + head)
-    if spec.model.dtype == "float32":
-        return math.ceil(4 * elements)
+    dtype = spec.model.dtype
     cast = layers * widths.matrices + (vocabulary * width if last else 0)
     logits = 2 * tokens * vocabulary if last else 0
-    return math.ceil(4 * BFLOAT16_SHARE * elements) + 2 * cast + logits
+    return (
+        math.ceil(4 * SHARES[dtype] * elements)
+        + (2 * cast if dtype == "bfloat16" else 0)
+        + (logits if dtype != "float32" else 0)
+    )
 
 
 def _tokens(spec: JobSpec) -> int:

@@ -53,7 +53,8 @@ class ModelSection(Section):
     # Fields of the family's Hugging Face config; with an id all that its config.json says, grounded.
     config: dict[str, Any] = Field(default_factory=dict)
     init: Literal["pretrained", "random"] = "pretrained"  # without an id always random
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # autocast; master weights stay float32
+    # bfloat16: autocast; bfloat16_parameters: whole layers, on copies of the weights. Master weights stay float32.
+    dtype: Literal["float32", "bfloat16", "bfloat16_parameters"] = "bfloat16"
     recompute: bool = False
     tokenizer: str = ""  # "byte", a local folder or a hub id; empty = that of id, without an id "byte"
 

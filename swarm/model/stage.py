@@ -15,41 +15,33 @@ one-process reference, and the result must not depend on the number of stages. T
 - gradients are summed, and the optimizer runs, per parameter tensor; flat buffers are only storage;
 - the two uses of a tied embedding are two parameters with two sums, even if one stage holds both.
 
-Weights live in buffers, one per version that may still be computed with (staleness + 1). `apply` copies the newest into
-the oldest and steps in place there: no graph ever sees its weights move.
+`swarm/model/weights.py` holds the weights, one module per version that may still be computed with (staleness + 1).
 
 Legend: B sequences, T tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from swarm.errors import NotFound, StaleMessage
+from swarm.errors import NotFound
 from swarm.job.families import HEAD
 from swarm.job.partition import TIED_UNIT
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterNorm
 from swarm.model import exact_sums
 from swarm.model.digests import digest_of
-from swarm.model.families import Draw, StageModule, build, stored_name
+from swarm.model.families import Draw, StageModule, stored_name
 from swarm.model.optimizers import Optimizer
 from swarm.model.runtime import step_device, sum_device, to_device, to_host
 from swarm.model.state import InitialState, raw_bytes
 from swarm.model.units import UnitUse, module_names, places_of, tied_name, views
+from swarm.model.weights import LOWERED, Weights
 from swarm.types import Microbatch, UnitName
-
-
-@dataclass(slots=True)
-class _Buffer:
-    """One set of weights."""
-
-    version: int
-    module: StageModule
 
 
 @dataclass(slots=True)
@@ -90,32 +82,29 @@ class Stage:
         self._first = stage == 0
         self._last = stage == self.stages - 1
         self._bits = spec.training.fixed_point_bits if spec.training.reproducible else None
-        # Buffers of equal version hold equal weights; the first of them is used.
-        self._buffers = [
-            _Buffer(version, build(spec, stage, device, weights))
-            for version, weights in _starts(initial)[: 1 + spec.pipeline.staleness]
-        ]
-        self._places = places_of(self._buffers[0].module, UnitName(f"stage-{stage}"), tied_name(spec))
+        self._lowered = spec.model.dtype == LOWERED
+        self.weights = Weights(spec, stage, device, initial)
+        newest = self.weights.newest()
+        self._places = places_of(newest, UnitName(f"stage-{stage}"), tied_name(spec))
         self.units = {use.unit: layout for use, layout in self._places.items()}
         self._graphs: dict[Microbatch, _Graph] = {}
         self._sums: dict[int, dict[UnitUse, Tensor]] = {}
         self._sum_device, self._step_device = sum_device(device), step_device(device, step_on)
         self._optimizer = Optimizer(
-            spec.training,
-            ((name, each.to(self._step_device)) for name, each in self._buffers[0].module.named_parameters()),
+            spec.training, ((name, each.to(self._step_device)) for name, each in newest.items())
         )
         if initial is not None and initial.optimizer:
-            for name, _ in self._buffers[0].module.named_parameters():
+            for name in newest:
                 self._optimizer.restore(name, initial.optimizer.get(stored_name(spec, name), {}))
 
     @property
     def version(self) -> int:
         """The newest weights: how many commits were applied."""
-        return max(buffer.version for buffer in self._buffers)
+        return self.weights.version
 
     @property
     def module(self) -> StageModule:
-        return self._buffer(self.version).module
+        return self.weights.of(self.version)
 
     def boundary_shape(self) -> tuple[int, int, int]:
         """Shape (B, T, D) of every tensor that crosses a stage boundary."""
@@ -140,7 +129,7 @@ class Stage:
         others `x` [B, T, D] float32, which this stage then owns; the last one takes `targets` [B, T] too (-100 = does
         not count) and gives the sum of the token losses in nats. A second forward of a microbatch replaces the first.
         """
-        self._buffer(version)
+        self.weights.of(version)
         if self._first:
             assert tokens is not None, "the first stage computes from tokens"
             source = to_device(tokens, self.device).long()
@@ -174,7 +163,7 @@ class Stage:
         if graph is None:
             raise NotFound(f"stage {self.stage} holds no graph of {microbatch}: forward comes first")
         output = self._output(graph) if graph.output is None else graph.output
-        module = self._buffer(graph.version).module
+        module = self.weights.of(graph.version)
         names, parameters = zip(*module.named_parameters(), strict=True)
         wanted = parameters if self._first else (graph.source, *parameters)
         assert self._last or g is not None, "the gradient of a boundary tensor is needed"
@@ -247,23 +236,19 @@ class Stage:
         for microbatch in [microbatch for microbatch in self._graphs if microbatch.step <= step]:
             self.drop(microbatch)
         self.void(step)
-        newest = self._buffer(self.version)
-        oldest = min(self._buffers, key=lambda buffer: (buffer.version, buffer is newest))
-        if oldest is not newest:
-            with torch.no_grad():
-                for ours, theirs in zip(oldest.module.parameters(), newest.module.parameters(), strict=True):
-                    ours.copy_(theirs)
+        parameters = {name: self.weights.to_step(name, step) for name in self.weights.newest()}
         if not skip:
             gradients = self._gradients(means, scale)
-            self._step(oldest.module.named_parameters(), gradients, learning_rate)
-        oldest.version = step + 1
+            self._step(parameters.items(), gradients, learning_rate)
+        self.weights.changed(parameters, step + 1)
+        self.weights.settle(step + 1)
         return self.digest()
 
     def digest(self) -> str:
         """The digest of the newest parameters and the optimizer's state, in order of name."""
         return digest_of(
             (f"{name}@{key}", tensor)
-            for name, parameter in sorted(self.module.named_parameters())
+            for name, parameter in sorted(self.weights.newest().items())
             for key, tensor in (("", parameter), *self._optimizer.state_of(name).items())
         )
 
@@ -271,7 +256,7 @@ class Stage:
 
     def parameter_sizes(self) -> tuple[tuple[str, int], ...]:
         """Name and elements of every parameter, in an order that all replicas of the stage share."""
-        return tuple((name, parameter.numel()) for name, parameter in self.module.named_parameters())
+        return tuple((name, parameter.numel()) for name, parameter in self.weights.newest().items())
 
     def state_bytes(self, names: Iterable[str]) -> int:
         """The length of `snapshot(names)`."""
@@ -295,6 +280,7 @@ class Stage:
                 raw = snapshot[position : position + _size_bytes(tensor)]
                 position += len(raw)
                 tensor.copy_(torch.frombuffer(bytearray(raw), dtype=tensor.dtype).view(tensor.shape))
+            self.weights.changed([name], version)
         assert position == len(snapshot), "a snapshot of other parameters"
 
     @torch.no_grad()
@@ -312,19 +298,16 @@ class Stage:
 
         The same computation, tensor by tensor, as `apply` makes for all at once, so the result has the same bits.
         """
-        old, new = self._buffer_of(step), self._buffer_of(step + 1)
         for name in names:
-            parameter = new.module.get_parameter(name)
-            parameter.copy_(old.module.get_parameter(name))
+            parameter = self.weights.to_step(name, step)
             if not skip:
                 clipped = {name: to_device(gradients[name].view(parameter.shape), self._step_device) * scale}
                 self._step([(name, parameter)], clipped, learning_rate)
+            self.weights.changed([name], step + 1)
 
     def settle(self, version: int) -> str:
         """Record that all parameters are of `version` now; returns the digest of the state."""
-        held = {older: self._buffer_of(version - older) for older in range(len(self._buffers))}
-        for older, buffer in held.items():
-            buffer.version = max(0, version - older)
+        self.weights.settle(version)
         return self.digest()
 
     def gradients_of(self, means: Mapping[UnitName, Tensor]) -> dict[str, Tensor]:
@@ -344,15 +327,7 @@ class Stage:
 
     def _state_at(self, name: str, version: int) -> list[Tensor]:
         """The tensors of a parameter that is of `version` (others may not be yet); not copies."""
-        newest = self._buffer_of(version)
-        weights = [newest.module.get_parameter(name)]
-        weights += [one.module.get_parameter(name) for one in self._buffers if one is not newest]
-        return [*(one.detach() for one in weights), *self._optimizer.state_of(name).values()]
-
-    def _buffer_of(self, version: int) -> _Buffer:
-        """The buffer that holds, or would hold, the weights of a version: versions take turns."""
-        newest = self._buffers.index(self._buffer(self.version))
-        return self._buffers[(newest + version - self.version) % len(self._buffers)]
+        return [*self.weights.held(name, version), *self._optimizer.state_of(name).values()]
 
     # Files -----------------------------------------------------------------------------------------------------------
 
@@ -364,43 +339,33 @@ class Stage:
         The tied weight is the first stage's only. Takes 4 bytes for each parameter, with `optimizer` as much again for
         each of the optimizer's tensors and for the previous weights: 16 in all with AdamW and staleness 1.
         """
-        names = [name for name, _ in self._exported()]
-        older = [buffer for buffer in self._buffers if buffer.version < self.version] if optimizer else []
+        newest = self.weights.newest()
+        names = [name for name in sorted(newest) if not (self._spec.tied and name == HEAD)]
+        older = self.weights.older() if optimizer else {}
         return InitialState(
             version=self.version,
-            weights=_clones(names, self.module),
-            previous=_clones(names, older[0].module) if older else {},
+            weights={name: _clone(newest[name]) for name in names},
+            previous={name: _clone(older[name]) for name in names if older},
             optimizer={
                 name: {key: _clone(tensor) for key, tensor in self._optimizer.state_of(name).items()}
                 for name in (names if optimizer else ())
             },
         )
 
-    def _exported(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in sorted(self.module.named_parameters()):
-            if not (self._spec.tied and name == HEAD):
-                yield name, parameter
-
     # Inside ----------------------------------------------------------------------------------------------------------
-
-    def _buffer(self, version: int) -> _Buffer:
-        for buffer in self._buffers:
-            if buffer.version == version:
-                return buffer
-        held = ", ".join(str(buffer.version) for buffer in self._buffers)
-        raise StaleMessage(f"stage {self.stage} is asked for weights {version}, it holds {held}")
 
     def _output(self, work: _Graph, *, graph: bool = True) -> Tensor:
         """The boundary tensor, or on the last stage the sum of token losses; with its graph, or without."""
-        module = self._buffer(work.version).module
+        module = self.weights.of(work.version)
         autocast = torch.autocast(
             self.device.type, torch.bfloat16, enabled=self._spec.model.dtype == "bfloat16", cache_enabled=False
         )
         with torch.set_grad_enabled(graph):
+            source = work.source if self._first or not self._lowered else work.source.to(torch.bfloat16)
             with autocast:
-                output: Tensor = module(work.source, work.draw)
+                output: Tensor = module(source, work.draw)
             if not self._last:
-                return output
+                return output.float()
             assert work.targets is not None, "the last stage needs targets"
             logits_NV = output.float().flatten(0, 1)
             return nn.functional.cross_entropy(logits_NV, work.targets.flatten(), ignore_index=-100, reduction="sum")
@@ -452,20 +417,9 @@ class Stage:
         return gradients
 
 
-def _starts(initial: InitialState | None) -> tuple[tuple[int, Mapping[str, Tensor] | None], ...]:
-    """Version and weights of the buffers, newest first."""
-    if initial is None:
-        return (0, None), (0, None)
-    previous = initial.previous or initial.weights
-    return (initial.version, initial.weights), (max(0, initial.version - 1), previous)
-
-
-def _clones(names: Iterable[str], module: nn.Module) -> dict[str, Tensor]:
-    return {name: _clone(module.get_parameter(name)) for name in names}
-
-
 def _clone(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
+    """A float32 copy on the CPU."""
+    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
 
 
 def _size_bytes(tensor: Tensor) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from swarm.job.families import FAMILIES, HEAD
 from swarm.job.partition import TIED_UNIT
@@ -39,9 +39,9 @@ def tied_name(spec: JobSpec) -> str | None:
     return FAMILIES[spec.model.family].embedding_name if spec.tied else None
 
 
-def places_of(module: nn.Module, own: UnitName, tied: str | None) -> dict[UnitUse, UnitLayout]:
-    """Which parameters of the module lie where in which unit."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+def places_of(parameters: Mapping[str, Tensor], own: UnitName, tied: str | None) -> dict[UnitUse, UnitLayout]:
+    """Which of a stage's parameters lie where in which unit."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     roles = {tied: "embedding", HEAD: "head"} if tied is not None else {}
     places = {UnitUse(own, "own"): _layout({name: shape for name, shape in shapes.items() if name not in roles})}
     for name, role in roles.items():

@@ -77,7 +77,7 @@ def train(spec: JobSpec) -> Trained:
     return train_local(spec, batches_of(spec))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16_parameters"])
 @pytest.mark.parametrize(("tied", "reproducible"), [(False, True), (True, True), (False, False)])
 def test_losses_and_weights_are_the_same_bits_at_any_number_of_stages(
     dtype: str, tied: bool, reproducible: bool

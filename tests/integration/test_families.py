@@ -125,6 +125,16 @@ def test_trained_weights_do_not_depend_on_the_cut_and_load_with_the_same_loss(mo
         assert float(loss_of(twin(input_ids=tokens.long()).logits, targets)) == float(loss_of(hidden, targets))
 
 
+@pytest.mark.parametrize("model", sorted(TIES))
+def test_bfloat16_parameters_do_not_depend_on_the_cut(model: str) -> None:
+    runs = [
+        train_local(spec, batches_of(spec))
+        for spec in (spec_of(model, stages, dtype="bfloat16_parameters") for stages in (1, 3))
+    ]
+    assert runs[0].losses == runs[1].losses
+    assert runs[0].sha256 == runs[1].sha256
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_start_as_in_transformers(model: str) -> None:
     spec = spec_of(model, 2, vocab_size=300, pad_token_id=256, initializer_range=0.05)

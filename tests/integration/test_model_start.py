@@ -239,8 +239,8 @@ def checkpoint(spec: JobSpec, stages: list[Stage], folder: Path) -> None:
     weights: dict[str, Tensor] = {}
     files: dict[str, dict[str, Tensor]] = {}
     for stage in stages:
-        buffers = [dict(buffer.module.named_parameters()) for buffer in stage._buffers]
-        old = [index for index, buffer in enumerate(stage._buffers) if buffer.version != stage.version]
+        buffers = [dict(buffer.module.named_parameters()) for buffer in stage.weights.buffers]
+        old = [index for index, buffer in enumerate(stage.weights.buffers) if buffer.version != stage.version]
         previous = buffers[old[0]] if old else {}
         for name, parameter in stage.module.named_parameters():
             if spec.tied and name == "lm_head.weight":

@@ -48,28 +48,30 @@ class Row:
     tied: bool
     staleness: int
     recompute: bool
+    dtype: str
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in astuple(self))
 
 
+LOWERED = "bfloat16_parameters"
 ROWS = [
-    Row("llama", "adamw", "none", 3, "uniform", 3, False, 0, True),
-    Row("mistral", "sgd", "bfloat16", 2, "uniform", 1, True, 1, True),
-    Row("qwen2", "nadamw", "float16", 3, "least_completion", 2, True, 1, True),
-    Row("qwen3", "lamb", "int8", 1, "iwrr", 2, False, 1, False),
-    Row("gemma2", "adamw", "bfloat16", 2, "iwrr", 2, True, 0, True),
-    Row("gemma2", "sgd", "none", 1, "least_completion", 2, True, 1, True),
-    Row("gemma2", "nadamw", "int8", 3, "uniform", 1, True, 0, False),
-    Row("gemma2", "lamb", "float16", 2, "uniform", 3, False, 1, True),
-    Row("gpt2", "adamw", "float16", 1, "iwrr", 1, False, 1, False),
-    Row("gpt2", "sgd", "int8", 2, "uniform", 2, False, 1, False),
-    Row("gpt2", "nadamw", "none", 2, "iwrr", 3, True, 1, True),
-    Row("gpt2", "lamb", "bfloat16", 3, "least_completion", 3, True, 0, False),
-    Row("gpt_neox", "adamw", "int8", 1, "least_completion", 3, True, 1, True),
-    Row("gpt_neox", "sgd", "float16", 3, "iwrr", 3, True, 0, True),
-    Row("gpt_neox", "nadamw", "bfloat16", 1, "uniform", 2, False, 0, True),
-    Row("gpt_neox", "lamb", "none", 2, "least_completion", 1, False, 1, False),
+    Row("llama", "adamw", "none", 3, "uniform", 3, False, 0, True, "float32"),
+    Row("mistral", "sgd", "bfloat16", 2, "uniform", 1, True, 1, True, "float32"),
+    Row("qwen2", "nadamw", "float16", 3, "least_completion", 2, True, 1, True, LOWERED),
+    Row("qwen3", "lamb", "int8", 1, "iwrr", 2, False, 1, False, LOWERED),
+    Row("gemma2", "adamw", "bfloat16", 2, "iwrr", 2, True, 0, True, "float32"),
+    Row("gemma2", "sgd", "none", 1, "least_completion", 2, True, 1, True, LOWERED),
+    Row("gemma2", "nadamw", "int8", 3, "uniform", 1, True, 0, False, LOWERED),
+    Row("gemma2", "lamb", "float16", 2, "uniform", 3, False, 1, True, "float32"),
+    Row("gpt2", "adamw", "float16", 1, "iwrr", 1, False, 1, False, LOWERED),
+    Row("gpt2", "sgd", "int8", 2, "uniform", 2, False, 1, False, "float32"),
+    Row("gpt2", "nadamw", "none", 2, "iwrr", 3, True, 1, True, LOWERED),
+    Row("gpt2", "lamb", "bfloat16", 3, "least_completion", 3, True, 0, False, LOWERED),
+    Row("gpt_neox", "adamw", "int8", 1, "least_completion", 3, True, 1, True, "float32"),
+    Row("gpt_neox", "sgd", "float16", 3, "iwrr", 3, True, 0, True, "float32"),
+    Row("gpt_neox", "nadamw", "bfloat16", 1, "uniform", 2, False, 0, True, "float32"),
+    Row("gpt_neox", "lamb", "none", 2, "least_completion", 1, False, 1, False, LOWERED),
 ]
 
 
@@ -81,7 +83,7 @@ def test_every_pair_of_choices_occurs() -> None:
     columns = list(zip(*(levels(row) for row in ROWS), strict=True))
     for one, other in combinations(columns, 2):
         assert len(set(zip(one, other, strict=True))) == len(set(one)) * len(set(other))
-    assert [len(set(column)) for column in columns] == [4, 4, 4, 3, 3, 3, 2, 2, 2]
+    assert [len(set(column)) for column in columns] == [4, 4, 4, 3, 3, 3, 2, 2, 2, 2]
     assert {row.family for row in ROWS} == set(MODELS)
 
 
@@ -94,6 +96,7 @@ def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path, row: Row
         model__family=row.family,
         model__config=MODELS[row.family] | {"tie_word_embeddings": row.tied},
         model__recompute=row.recompute,
+        model__dtype=row.dtype,
         training__optimizer=row.optimizer,
         training__microbatch_sequences=(1, 2, 3)[number % 3],
         pipeline__compression=row.codec,

@@ -37,11 +37,15 @@ def changed(spec: JobSpec, section: str, **values: object) -> JobSpec:
 
 
 @pytest.mark.parametrize(
-    ("staleness", "optimizer", "tied", "counts"),
-    [(1, "nadamw", True, (2, 3, 1)), (0, "sgd", False, (3,))],
+    ("staleness", "optimizer", "tied", "counts", "dtype"),
+    [
+        (1, "nadamw", True, (2, 3, 1), "float32"),
+        (0, "sgd", False, (3,), "float32"),
+        (1, "adamw", True, (2,), "bfloat16_parameters"),
+    ],
 )
 def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
-    tmp_path: Path, staleness: int, optimizer: str, tied: bool, counts: tuple[int, ...]
+    tmp_path: Path, staleness: int, optimizer: str, tied: bool, counts: tuple[int, ...], dtype: str
 ) -> None:
     """NAdamW keeps every kind of state that AdamW and LAMB do, and one more; SGD keeps its momentum."""
     spec = make_spec(
@@ -50,6 +54,7 @@ def test_a_checkpoint_of_four_stages_goes_on_at_any_number_bitwise(
         pipeline__staleness=staleness,
         training__optimizer=optimizer,
         training__momentum=0.9 if optimizer == "sgd" else 0.0,
+        model__dtype=dtype,
         config__tie_word_embeddings=tied,
         checkpoint__every_steps=3,
     )

@@ -44,9 +44,11 @@ def main() -> None:
                 for name in codec.CODECS
             },
             "recomputation and dropout": _microbatch(far, _stage(recompute=True, config={"attention_dropout": 0.1})),
+            "bfloat16 parameters": _microbatch(far, _stage(1, 3, dtype="bfloat16_parameters")),
             "steps": {
                 name: [_step(far, layers, values) for layers in (2, 4)] for name, values in OPTIMIZERS_COUNTED.items()
-            },
+            }
+            | {"bfloat16 parameters": [_step(far, layers, {}, dtype="bfloat16_parameters") for layers in (2, 4)]},
             "not finite": _not_finite(far),
             "snapshot": _snapshot(far),
             "digests": _digests(far),
@@ -65,12 +67,13 @@ def _spec(
     training: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     recompute: bool = False,
+    dtype: str = "float32",
 ) -> JobSpec:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": layers}
     batch = {"global_batch_sequences": 4, "microbatch_sequences": 2, "steps": 10, "warmup_steps": 0}
     values = {
         "name": "t",
-        "model": {"dtype": "float32", "config": sizes | (config or {}), "recompute": recompute},
+        "model": {"dtype": dtype, "config": sizes | (config or {}), "recompute": recompute},
         "data": {"source": "x", "sequence_length": 16},
         "training": batch | {"reproducible": True} | (training or {}),
         "pipeline": {"stages": stages, "overlap": 0},
@@ -114,9 +117,9 @@ def _microbatch(far: Far, stage: Stage, codec_name: str = "none") -> list[str]:
     return far.taken()
 
 
-def _step(far: Far, layers: int, values: dict[str, Any]) -> list[str]:
+def _step(far: Far, layers: int, values: dict[str, Any], dtype: str = "float32") -> list[str]:
     """The waits of averaging and committing a step of a stage with two units."""
-    stage = _stage(layers=layers, training=values, config={"tie_word_embeddings": True})
+    stage = _stage(layers=layers, training=values, config={"tie_word_embeddings": True}, dtype=dtype)
     _microbatch(far, stage)
     bits = 30 if values.get("reproducible", True) else None
     means = {unit: mean_of_parts([stage.part(0, unit)], 64, bits) for unit in stage.units}

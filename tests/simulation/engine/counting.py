@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import swarm.model.stage as stage_module
 import swarm.model.state as state_module
+import swarm.model.weights as weights_module
 from scheduler.storage.database import JobTokens
 from swarm.data.batches import Batches, TokenData
 from swarm.job.families import FAMILIES, HEAD
@@ -214,12 +214,12 @@ def _counting_module(
 @contextmanager
 def _counting_modules() -> Any:
     """Replace only the modules that a stage computes with; synchronous, and undone at once."""
-    real = stage_module.build
-    stage_module.build = _counting_module  # type: ignore[assignment]
+    real = weights_module.build
+    weights_module.build = _counting_module  # type: ignore[assignment]
     try:
         yield
     finally:
-        stage_module.build = real
+        weights_module.build = real
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def kept_bytes(stage: Stage, vocabulary: int) -> int:
     return sum(storage.nbytes() for storage in saved.values())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16_parameters"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_graphs_are_estimated_a_little_too_high(family: str, dtype: str) -> None:
     spec = spec_of(family, dtype)
@@ -62,7 +62,7 @@ def test_graphs_are_estimated_a_little_too_high(family: str, dtype: str) -> None
         assert 1.0 <= graph_bytes(spec, layers, last=number == 1) / measured < 1.6
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16_parameters"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_neox"])
 def test_graphs_with_dropout_are_estimated_a_little_too_high(family: str, dtype: str) -> None:
     keys = {"gpt2": ["attn_pdrop", "resid_pdrop", "embd_pdrop"], "gpt_neox": ["attention_dropout", "hidden_dropout"]}
@@ -84,12 +84,16 @@ def test_parameters_are_counted(family: str) -> None:
         assert held <= stage_parameters(spec, layers, first=number == 0, last=number == 1) < 1.03 * held
 
 
-def test_what_a_stage_holds_between_steps_is_within_the_estimate() -> None:
-    spec = spec_of(training={"optimizer": "adamw", "reproducible": True}, pipeline={"staleness": 1})
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16_parameters"])
+def test_what_a_stage_holds_between_steps_is_within_the_estimate(dtype: str, staleness: int) -> None:
+    training = {"optimizer": "adamw", "reproducible": True}
+    spec = spec_of(dtype=dtype, training=training, pipeline={"staleness": staleness})
     stage = Stage(spec, 0, torch.device("cpu"))
     estimate = stage_footprint(spec, 2, 0, 2)
-    buffers = [buffer.module for buffer in stage._buffers]
-    weights = sum(parameter.nbytes for module in buffers for parameter in module.parameters())
+    held = [*stage.weights.newest().values()]
+    held += [parameter for buffer in stage.weights.buffers for parameter in buffer.module.parameters()]
+    weights = sum({tensor.data_ptr(): tensor.nbytes for tensor in held}.values())
     state = sum(
         tensor.nbytes
         for name, _ in stage.module.named_parameters()
@@ -110,6 +114,7 @@ def test_what_costs_memory_raises_the_estimate_and_what_saves_it_lowers_it() -> 
     assert of(training={"microbatch_sequences": 4}) > plain
     assert of(pipeline={"max_in_flight": 64}) > plain > of(pipeline={"max_in_flight": 1})
     assert of(model={"recompute": True}) < plain
+    assert of(model={"dtype": "bfloat16_parameters"}) < of(model={"dtype": "bfloat16"}) < plain
     assert of(pipeline={"staleness": 0}) < plain
     assert of(training={"optimizer": "sgd"}) < plain
     assert of(pipeline={"compression": "int8"}) < plain < of(pipeline={"compression": "none"})

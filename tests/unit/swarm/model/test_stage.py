@@ -12,87 +12,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
-from torch import Tensor
 
 from swarm.errors import InvalidConfig, NotFound, StaleMessage
 from swarm.job.families import HEAD
-from swarm.job.partition import resolve
-from swarm.job.spec import JobSpec, parse_job
-from swarm.model.exact_sums import mean_of_parts
 from swarm.model.families import EMBEDDING
 from swarm.model.runtime import choose_device
 from swarm.model.stage import Stage
 from swarm.model.state import parameter_hashes, weights_file
 from swarm.types import Microbatch, UnitName
-
-CPU = torch.device("cpu")
-B, T, D = 2, 16, 32
-
-
-def spec_of(stages: int = 2, *, staleness: int = 0, training: dict[str, Any] | None = None, **model: Any) -> JobSpec:
-    config = {"hidden_size": D, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
-    config |= model.pop("config", {})
-    spec = resolve(
-        parse_job(
-            {
-                "name": "t",
-                "model": {"dtype": "float32", "config": config} | model,
-                "data": {"source": "x", "sequence_length": T},
-                "training": {
-                    "steps": 10,
-                    "warmup_steps": 0,
-                    "global_batch_sequences": 2 * B,
-                    "microbatch_sequences": B,
-                    "reproducible": True,
-                }
-                | (training or {}),
-                "pipeline": {"stages": stages},
-            }
-        ),
-        vocabulary_size=257,
-        stages_if_auto=1,
-    )
-    return spec.model_copy(
-        update={"pipeline": spec.pipeline.model_copy(update={"overlap": "all" if staleness else 0, "sync_steps": 0})}
-    )
-
-
-def stages_of(spec: JobSpec) -> list[Stage]:
-    assert spec.pipeline.stages != "auto"
-    return [Stage(spec, stage, CPU) for stage in range(spec.pipeline.stages)]
-
-
-def text(seed: int) -> tuple[Tensor, Tensor]:
-    rows = torch.randint(0, 257, (B, T + 1), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
-    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-
-
-def run(stages: list[Stage], microbatch: Microbatch, *, version: int = 0, seed: int | None = None) -> float:
-    """One microbatch through all stages and back; gives the loss."""
-    tokens, targets = text(microbatch.index if seed is None else seed)
-    x: Tensor | None = None
-    loss = 0.0
-    for stage in stages:
-        x, loss = stage.forward(microbatch, version, x=x, tokens=tokens, targets=targets)
-    g: Tensor | None = None
-    for stage in reversed(stages):
-        g, finite = stage.backward(microbatch, g)
-        assert finite
-    return loss
-
-
-def means_of(stages: list[Stage], step: int) -> dict[UnitName, Tensor]:
-    parts: dict[UnitName, list[Tensor]] = {}
-    for stage in stages:
-        for unit in stage.units:
-            parts.setdefault(unit, []).append(stage.part(step, unit))
-    return {unit: mean_of_parts(held, 2 * B * T, 30) for unit, held in parts.items()}
-
-
-def commit(stages: list[Stage], step: int, **values: Any) -> list[str]:
-    means = means_of(stages, step)
-    arguments: dict[str, Any] = {"learning_rate": 1e-2, "scale": 1.0, "skip": False} | values
-    return [stage.apply(step, means, **arguments) for stage in stages]
+from tests.support.whole_steps import CPU, B, T, commit, means_of, run, spec_of, stages_of, text
 
 
 def test_units_lay_out_every_parameter_once_without_gaps() -> None:
@@ -308,7 +236,7 @@ def test_two_buffers_compute_with_weights_one_step_old() -> None:
     weights_1 = {name: tensor.clone() for name, tensor in weights_1.items()}
     commit(stale, 1)
     assert stage.version == 2
-    kept = stage._buffers[1].module.state_dict()
+    kept = stage.weights.buffers[1].module.state_dict()
     assert all(torch.equal(kept[name], weights_1[name]) for name in kept)
     assert stage.backward(Microbatch(0, 2, 0)) == (None, True)
     with pytest.raises(StaleMessage):

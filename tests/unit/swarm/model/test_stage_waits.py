@@ -32,11 +32,12 @@ def test_the_host_waits_once_for_a_forward_and_once_for_a_backward(counted: Any)
     for microbatch, waits in counted["microbatches"].items():
         assert len(waits) == 2, microbatch
     assert len(counted["recomputation and dropout"]) == 2
+    assert len(counted["bfloat16 parameters"]) == 2
 
 
 def test_a_step_waits_at_most_four_times_whatever_the_number_of_tensors(counted: Any) -> None:
     """Once for each of the two units' sums, once for the digest; LAMB once more for its norms."""
-    assert set(counted["steps"]) >= {"adamw", "nadamw", "sgd", "lamb", "muon"}
+    assert set(counted["steps"]) >= {"adamw", "nadamw", "sgd", "lamb", "muon", "bfloat16 parameters"}
     for optimizer, (few, many) in counted["steps"].items():
         assert len(few) == len(many) == (4 if optimizer == "lamb" else 3), optimizer
 

@@ -1,0 +1,134 @@
+"""The weights of a stage: one module per version that may still be computed with, and what the optimizer steps.
+
+    model.dtype             a module holds      the optimizer steps
+    float32, bfloat16       float32             the module of the oldest version, after the newest was copied there
+    bfloat16_parameters     bfloat16 copies     float32 masters, of the newest version only; copies are made anew
+
+Either way no graph sees its weights move. Files, digests and the optimizer know float32 only; bfloat16 is a part of
+it, so an older copy that is saved as float32 comes back with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarm.errors import StaleMessage
+from swarm.job.spec import JobSpec
+from swarm.model.families import StageModule, build
+from swarm.model.state import InitialState
+
+LOWERED = "bfloat16_parameters"
+
+
+@dataclass(slots=True)
+class Buffer:
+    """The module of one version."""
+
+    version: int
+    module: StageModule
+
+
+class Weights:
+    """What stage `stage` computes with and steps; without `initial` drawn from training.seed, at version 0.
+
+    Buffers of equal version hold equal weights; the first of them is used.
+    """
+
+    def __init__(self, spec: JobSpec, stage: int, device: torch.device, initial: InitialState | None) -> None:
+        self._stage = stage
+        self._masters: dict[str, Tensor] = {}
+        self.buffers: list[Buffer] = []
+        for version, weights in _starts(initial)[: 1 + spec.pipeline.staleness]:
+            module = build(spec, stage, device, weights)
+            if spec.model.dtype == LOWERED:
+                whole = _lower(module)
+                self._masters = self._masters or whole
+            self.buffers.append(Buffer(version, module))
+
+    @property
+    def version(self) -> int:
+        """The newest."""
+        return max(buffer.version for buffer in self.buffers)
+
+    def of(self, version: int) -> StageModule:
+        """The module to compute with; StaleMessage if the version is not held."""
+        for buffer in self.buffers:
+            if buffer.version == version:
+                return buffer.module
+        held = ", ".join(str(buffer.version) for buffer in self.buffers)
+        raise StaleMessage(f"stage {self._stage} is asked for weights {version}, it holds {held}")
+
+    def newest(self) -> dict[str, Tensor]:
+        """The newest version of every parameter, float32, in an order that all replicas of the stage share."""
+        return self._masters or _parameters(self.of(self.version))
+
+    def older(self) -> dict[str, Tensor]:
+        """The parameters of the version before, as they are held; empty if there is none."""
+        for buffer in self.buffers:
+            if buffer.version < self.version:
+                return _parameters(buffer.module)
+        return {}
+
+    def held(self, name: str, version: int) -> list[Tensor]:
+        """The tensors that make up a parameter that is of `version` (others may not be yet): its float32 values, then
+        those of the version before as they are held. Not copies; `changed` must follow a change."""
+        newest = self._buffer_of(version).module
+        others = [buffer.module for buffer in self.buffers if buffer.module is not newest]
+        return [self._masters.get(name, _parameter(newest, name)), *(_parameter(other, name) for other in others)]
+
+    @torch.no_grad()
+    def to_step(self, name: str, version: int) -> Tensor:
+        """A parameter's float32 values at `version`, where a step in place makes the next one; `changed` follows."""
+        if name in self._masters:
+            return self._masters[name]
+        old, new = (_parameter(self._buffer_of(one).module, name) for one in (version, version + 1))
+        if new is not old:
+            new.copy_(old)
+        return new
+
+    @torch.no_grad()
+    def changed(self, names: Iterable[str], version: int) -> None:
+        """Make the copies of parameters whose masters are of `version` now."""
+        for name in names if self._masters else ():
+            _parameter(self._buffer_of(version).module, name).copy_(self._masters[name])
+
+    def settle(self, version: int) -> None:
+        """Record that all parameters are of `version`."""
+        held = {older: self._buffer_of(version - older) for older in range(len(self.buffers))}
+        for older, buffer in held.items():
+            buffer.version = max(0, version - older)
+
+    def _buffer_of(self, version: int) -> Buffer:
+        """The buffer that holds, or would hold, the weights of a version: versions take turns."""
+        versions = [buffer.version for buffer in self.buffers]
+        newest = versions.index(max(versions))
+        return self.buffers[(newest + version - self.version) % len(self.buffers)]
+
+
+def _starts(initial: InitialState | None) -> tuple[tuple[int, Mapping[str, Tensor] | None], ...]:
+    """Version and weights of the buffers, newest first."""
+    if initial is None:
+        return (0, None), (0, None)
+    previous = initial.previous or initial.weights
+    return (initial.version, initial.weights), (max(0, initial.version - 1), previous)
+
+
+def _lower(module: StageModule) -> dict[str, Tensor]:
+    """Turn the parameters into bfloat16, but no tables; gives what they were."""
+    # Not `detach`, which would count changes of the masters as changes of what graphs have seen.
+    whole = {name: parameter.data for name, parameter in module.named_parameters()}
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return whole
+
+
+def _parameters(module: StageModule) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+def _parameter(module: StageModule, name: str) -> Tensor:
+    return module.get_parameter(name).detach()
