@@ -1,15 +1,18 @@
 """How fast tensors travel between two processes on this machine, beside plain TCP in the same run.
 
-    python -m benchmarks.measured.dataplane [--seconds 2] [--repeats 5]
+    python -m benchmarks.measured.dataplane [--seconds 0.5] [--repeats 7] [--beside NAME=CHECKOUT]
 
-A child process receives. For each size the two ways take turns, `repeats` times each, so that a noisy machine disturbs
-both alike. GB/s counts payload bytes one way, acknowledged; cpu-s/GB is user and system time of both processes.
+A child process receives. For each size the ways take turns, `repeats` times each, so that a noisy machine disturbs all
+alike; with `--beside` the code of another checkout takes its turns among them. GB/s counts payload bytes one way,
+acknowledged; cpu-s/GB is user and system time of both processes. The figures are medians, with the range behind them;
+"of TCP" is the median of the ratios within each round.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import socket
 import struct
@@ -17,7 +20,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from swarm.peer_messages import Boundary, TensorHeader
@@ -26,63 +31,110 @@ from swarm.rpc.channel import bind, new_server
 from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
 from swarm.types import Direction, JobId, Microbatch, PeerId
 
+ROOT = Path(__file__).parents[2]
 SIZES = {"64 KiB": 64 << 10, "1 MiB": 1 << 20, "4 MiB": 4 << 20}
 IN_FLIGHT = (1, 4, 8)
+TCP = 0  # in place of a number in flight
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One way of sending, at one size."""
+    """One turn of one way of sending."""
 
-    name: str
     gigabytes_per_s: float
     cpu_s_per_gigabyte: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each measurement")
-    parser.add_argument("--repeats", type=int, default=7, help="of each size and way")
-    parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each turn")
+    parser.add_argument("--repeats", type=int, default=7, help="turns of each size and way")
+    parser.add_argument("--beside", action="append", default=[], metavar="NAME=CHECKOUT", help="another version")
+    parser.add_argument("--part", choices=("send", "receive"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    tune_malloc()
-    if options.receive:
-        asyncio.run(_receive())
+    if options.part:
+        tune_malloc()
+        asyncio.run(_receive() if options.part == "receive" else _send_as_asked())
         return
-    # A process of its own, so that its time can be read from /proc and none is shared.
-    receiver = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.measured.dataplane", "--receive"], stdout=subprocess.PIPE, text=True
-    )
+    senders = [_Sender("gRPC", ROOT)]
     try:
-        assert receiver.stdout is not None
-        tcp_port, grpc_port = map(int, receiver.stdout.readline().split())
-        asyncio.run(_measure_all(tcp_port, grpc_port, receiver.pid, options.seconds, options.repeats))
+        senders += [
+            _Sender(f"gRPC {name}", Path(path)) for name, _, path in (one.partition("=") for one in options.beside)
+        ]
+        _measure_all(senders, options.seconds, options.repeats)
     finally:
-        receiver.kill()
-        receiver.wait()
+        for sender in senders:
+            sender.end()
 
 
-async def _measure_all(tcp_port: int, grpc_port: int, receiver: int, seconds: float, repeats: int) -> None:
-    print(f"{'size':8} {'way':22} {'GB/s':>6} {'spread':>13} {'cpu-s/GB':>9} {'of TCP':>7}")
+class _Sender:
+    """A process that sends with the code of one checkout, to a receiver with the same code."""
+
+    def __init__(self, name: str, checkout: Path) -> None:
+        self.name = name
+        self._process = _python(checkout, "send", stdin=subprocess.PIPE)
+
+    def turn(self, size_bytes: int, in_flight: int, seconds: float) -> Measured:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{json.dumps([size_bytes, in_flight, seconds])}\n")
+        self._process.stdin.flush()
+        return Measured(*json.loads(self._process.stdout.readline()))
+
+    def end(self) -> None:
+        self._process.communicate()  # it ends with its input
+
+
+def _python(checkout: Path, part: str, stdin: int | None = None) -> subprocess.Popen[str]:
+    """This file, with the modules of `checkout`."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--part", part]
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def _measure_all(senders: Sequence[_Sender], seconds: float, repeats: int) -> None:
+    print("| size | way | GB/s | of TCP | cpu-s/GB | of TCP |\n|---|---|---|---|---|---|")
     for size_name, size_bytes in SIZES.items():
-        runs: dict[str, list[Measured]] = {}
-        for _ in range(repeats):
-            measured = [await asyncio.to_thread(_send_tcp, tcp_port, size_bytes, receiver, seconds)]
+        plain: list[Measured] = []
+        turns: dict[str, list[Measured]] = {}
+        for repeat in range(repeats):
+            plain.append(senders[0].turn(size_bytes, TCP, seconds))
             for in_flight in IN_FLIGHT:
-                measured.append(await _send_grpc(grpc_port, size_bytes, in_flight, receiver, seconds))
-            for one in measured:
-                runs.setdefault(one.name, []).append(one)
-        plain = median(one.gigabytes_per_s for one in runs["TCP sendall"])
-        for name, ones in runs.items():
-            speeds = [one.gigabytes_per_s for one in ones]
-            cost = median(one.cpu_s_per_gigabyte for one in ones)
-            spread = f"{min(speeds):.2f}-{max(speeds):.2f}"
-            print(
-                f"{size_name:8} {name:22} {median(speeds):6.2f} {spread:>13} {cost:9.2f} {median(speeds) / plain:7.2f}"
-            )
+                for sender in senders if repeat % 2 else senders[::-1]:
+                    name = f"{sender.name}, {in_flight} in flight"
+                    turns.setdefault(name, []).append(sender.turn(size_bytes, in_flight, seconds))
+        for name, ones in {"TCP sendall": plain, **dict(sorted(turns.items()))}.items():
+            pairs = list(zip(ones, plain, strict=True))
+            speed = median(one.gigabytes_per_s / tcp.gigabytes_per_s for one, tcp in pairs)
+            cost = median(one.cpu_s_per_gigabyte / tcp.cpu_s_per_gigabyte for one, tcp in pairs)
+            speeds, costs = [one.gigabytes_per_s for one in ones], [one.cpu_s_per_gigabyte for one in ones]
+            cells = (size_name, name, _spread(speeds), f"{speed:.2f}", _spread(costs), f"{cost:.1f}")
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 # Sending --------------------------------------------------------------------------------------------------------------
+
+
+async def _send_as_asked() -> None:
+    # A process of its own, so that its time can be read from /proc and none is shared.
+    receiver = _python(Path(os.environ["PYTHONPATH"]), "receive")
+    assert receiver.stdout is not None
+    try:
+        tcp_port, grpc_port = map(int, receiver.stdout.readline().split())
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            size_bytes, in_flight, seconds = json.loads(line)
+            if in_flight == TCP:
+                measured = await asyncio.to_thread(_send_tcp, tcp_port, size_bytes, receiver.pid, seconds)
+            else:
+                measured = await _send_grpc(grpc_port, size_bytes, in_flight, receiver.pid, seconds)
+            print(json.dumps([measured.gigabytes_per_s, measured.cpu_s_per_gigabyte]), flush=True)
+    finally:
+        receiver.kill()
+        receiver.wait()
 
 
 def _send_tcp(port: int, size_bytes: int, receiver: int, seconds: float) -> Measured:
@@ -97,16 +149,11 @@ def _send_tcp(port: int, size_bytes: int, receiver: int, seconds: float) -> Meas
             connection.recv(1)
 
         send()
-        return _timed("TCP sendall", send, size_bytes, receiver, seconds)
-
-
-def _timed(name: str, send: object, size_bytes: int, receiver: int, seconds: float) -> Measured:
-    assert callable(send)
-    cpu_s, started_s, count = _cpu_s(receiver), time.perf_counter(), 0
-    while time.perf_counter() - started_s < seconds:
-        send()
-        count += 1
-    return _result(name, count * size_bytes, started_s, cpu_s, receiver)
+        cpu_s, started_s, count = _cpu_s(receiver), time.perf_counter(), 0
+        while time.perf_counter() - started_s < seconds:
+            send()
+            count += 1
+        return _result(count * size_bytes, started_s, cpu_s, receiver)
 
 
 async def _send_grpc(port: int, size_bytes: int, in_flight: int, receiver: int, seconds: float) -> Measured:
@@ -123,7 +170,7 @@ async def _send_grpc(port: int, size_bytes: int, in_flight: int, receiver: int, 
             count += 1
 
     await asyncio.gather(*(keep_sending() for _ in range(in_flight)))
-    measured = _result(f"gRPC, {in_flight} in flight", count * size_bytes, started_s, cpu_s, receiver)
+    measured = _result(count * size_bytes, started_s, cpu_s, receiver)
     await links.close()
     return measured
 
@@ -144,9 +191,9 @@ def _header(size_bytes: int) -> Boundary:
     )
 
 
-def _result(name: str, sent_bytes: int, started_s: float, cpu_s: float, receiver: int) -> Measured:
+def _result(sent_bytes: int, started_s: float, cpu_s: float, receiver: int) -> Measured:
     gigabytes = sent_bytes / 1e9
-    return Measured(name, gigabytes / (time.perf_counter() - started_s), (_cpu_s(receiver) - cpu_s) / gigabytes)
+    return Measured(gigabytes / (time.perf_counter() - started_s), (_cpu_s(receiver) - cpu_s) / gigabytes)
 
 
 def _cpu_s(receiver: int) -> float:

@@ -30,7 +30,7 @@ from swarm.types import Direction
 from swarm.wire import frame_pb2
 
 CHUNK_BYTES: Final = 1 << 20
-MESSAGE_BYTES: Final = 256 << 10  # a message that has as many takes no further frame
+MESSAGE_BYTES: Final = 512 << 10  # a message that has as many takes no further frame
 MAX_FRAMES: Final = 64  # of one message
 MAX_OPEN_TENSORS: Final = 16  # of one stream; the sender alternates between no more
 MAX_TENSOR_BYTES: Final = 1 << 30
