@@ -125,9 +125,10 @@ def _on_committed(parts: Parts, peer: PeerId, event: messages.Committed, now_s: 
     if not parts.commits.is_awaited(event):
         parts.state.ledger.duplicates += 1
         return
-    first = all(one.stage != event.stage for one in parts.state.progress.runs[event.step].commits.values())
+    news = bool(parts.state.joiners) and event.version == parts.state.progress.committed
+    first = news and all(one.stage != event.stage for one in parts.state.progress.runs[event.step].commits.values())
     found = parts.commits.enter(peer, event)
-    if not found and first and event.version == parts.state.progress.committed:
+    if not found and first:
         parts.admission.tell(event.stage)
     parts.departures.remedy(found, now_s)
 

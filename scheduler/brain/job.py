@@ -310,7 +310,7 @@ class JobBrain:
         """Move everything on, in this order: joins, leaves, work given away, each step, departures, evaluation."""
         progress = self._state.progress
         for run in [run for run in progress.runs.values() if run.phase is Phase.COMMITTING]:
-            if not self._parts.commits.owing(run):
+            if not self._parts.commits.is_owed(run):
                 self._parts.departures.remedy(self._parts.commits.compare(run), now_s)
         if self.mode is not Mode.RUNNING:
             return
@@ -342,7 +342,7 @@ class JobBrain:
             run.turn(StepEvent.AVERAGED)
         state.conclude(self._parts.commits.decide(run))
         is_oldest = run.step == state.progress.agreed
-        if run.phase is Phase.COMMITTING and is_oldest and not self._parts.commits.owing(run):
+        if run.phase is Phase.COMMITTING and is_oldest and not self._parts.commits.is_owed(run):
             run.turn(StepEvent.AGREED)
             state.progress.agree(run)
 
@@ -353,11 +353,10 @@ class JobBrain:
 
     def _report_independent(self) -> None:
         """Report replicas that joined and no longer need any other."""
-        for standing in self._state.pool.standings():
-            replica = standing.replica
-            if standing.needs_donors and not self._parts.commits.needs_donors(replica.peer):
-                standing.needs_donors = False
-                self._state.outbox.put(Independent(replica.peer, replica.incarnation))
+        for peer in self._state.pool.dependent():
+            if not self._parts.commits.needs_donors(peer):
+                self._state.pool.independent(peer)
+                self._state.outbox.put(Independent(peer, self._state.pool[peer].replica.incarnation))
 
     def _rebalance(self, now_s: float) -> None:
         """Move a replica where that is worth it."""

@@ -71,6 +71,7 @@ class Parts:
         state.ledger.validate()
         state.pool.validate()
         self.loads.validate()
+        self.dispatch.validate()
         assert progress.agreed <= progress.committed <= progress.next <= state.settings.steps
         assert sorted(progress.runs) == list(range(progress.agreed, progress.next)) or is_over
         assert state.ledger.open_steps() == [

@@ -30,6 +30,8 @@ class Commits:
         self._evaluations = evaluations
         self._rng = rng
         self._skipped_in_a_row = state.settings.skipped_in_a_row
+        units = state.settings.units
+        self._units = [[unit for unit in units if stage in units[unit]] for stage in range(len(state.settings.split))]
 
     def decide(self, run: StepRun) -> Fail | None:
         """Decide the step's commit and hand its row to the database, once the order of commits allows it."""
@@ -72,9 +74,8 @@ class Commits:
 
     def send(self, peer: PeerId, row: CommitRow) -> None:
         """Tell a replica to make a commit. If it took no part in the rounds, name donors of the averaged gradients."""
-        settings, stage = self._state.settings, self._state.pool.stage_of(peer)
-        units = [unit for unit, stages in settings.units.items() if stage in stages]
-        rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in units if unit in row.rounds)
+        stage = self._state.pool.stage_of(peer)
+        rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in self._units[stage] if unit in row.rounds)
         holds = self._holds(peer, self._state.progress.runs[row.step])
         donors = () if holds else choose_donors(self._state.pool.donors(stage, row.step, peer), self._rng)
         rate, version = row.learning_rate, row.step + 1
@@ -104,7 +105,7 @@ class Commits:
         Who took part in the rounds of an earlier scheduler start is not known.
         """
         stage, rounds = self._state.pool.stage_of(peer), run.rounds if run.row is None else run.row.rounds
-        units = [unit for unit in rounds if stage in self._state.settings.units[unit]]
+        units = [unit for unit in self._units[stage] if unit in rounds]
         return all(unit in run.rounds and run.rounds[unit].is_held_by(peer) for unit in units)
 
     def is_awaited(self, event: Committed) -> bool:
@@ -128,9 +129,9 @@ class Commits:
 
     def compare(self, run: StepRun, stages: Iterable[int] = ()) -> list[Remedy]:
         """What to do about replicas whose commit differs from that of their stage; `stages` are all by default."""
-        pool, settings, owing = self._state.pool, self._state.settings, self.owing(run)
+        pool, settings = self._state.pool, self._state.settings
         for stage in stages or range(len(pool.by_stage)):
-            if any(pool.stage_of(peer) == stage for peer in owing):
+            if any(self._owes(peer, run) for peer in reversed(pool.by_stage[stage])):
                 continue  # one of them may decide between the others
             said = {peer: run.commits[peer].digest for peer in pool.by_stage[stage] if peer in run.commits}
             what = f"the bytes of stage {stage} after step {run.step}"
@@ -153,5 +154,18 @@ class Commits:
 
     def owing(self, run: StepRun) -> list[PeerId]:
         """Replicas that have yet to report the step's commit; those that joined with a later version never will."""
-        able = [peer for peer in self._state.pool.members(run.step) if self._state.pool[peer].since <= run.step]
-        return [peer for peer in able if peer not in run.commits]
+        return [peer for peer in self._state.pool if self._owes(peer, run)]
+
+    def is_owed(self, run: StepRun) -> bool:
+        """Whether any replica has yet to report the step's commit.
+
+        It is asked with every event, so the answer begins with the replica that was found the last time. The search
+        for another begins with those that were told last.
+        """
+        if run.owes is None or not self._owes(run.owes, run):
+            run.owes = next((peer for peer in reversed(self._state.pool) if self._owes(peer, run)), None)
+        return run.owes is not None
+
+    def _owes(self, peer: PeerId, run: StepRun) -> bool:
+        pool = self._state.pool
+        return peer not in run.commits and pool.takes_part(peer, run.step) and pool[peer].since <= run.step

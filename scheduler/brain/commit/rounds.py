@@ -166,9 +166,9 @@ class Rounds:
         return []
 
     def _start_unit(self, run: StepRun, unit: UnitName) -> None:
-        settings, stages = self._state.settings, set(self._state.settings.units[unit])
-        replicas = [self._state.pool[peer].replica for peer in self._state.pool.members(run.step)]
-        members = [one for one in replicas if one.stage in stages]
+        settings, pool = self._state.settings, self._state.pool
+        served = [peer for stage in sorted(set(settings.units[unit])) for peer in pool.by_stage[stage]]
+        members = [pool[peer].replica for peer in served if pool.takes_part(peer, run.step)]
         trouble = run.troubles.get(unit)
         shares = trouble.owners([one.peer for one in members]) if trouble else None
         planned = plan_round(members, run.digests, self._elements[unit], shares)

@@ -9,6 +9,7 @@ A member's slice is the part that it sums for all; equal shares by default, meas
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heapreplace
 
 from scheduler.brain.inputs import ReplicaRecord
 from swarm.messages import Member, ParameterNorm
@@ -60,9 +61,12 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     parts = [int(total * fraction) for fraction in fractions]
     while sum(parts) > total:  # a product of floats may round up past the whole
         parts[parts.index(max(parts))] -= 1
+    quotients = [(-fraction / (part + 1), at) for at, (fraction, part) in enumerate(zip(fractions, parts, strict=True))]
+    heapify(quotients)  # the largest first, then the earlier member
     for _ in range(total - sum(parts)):
-        quotients = [fraction / (part + 1) for fraction, part in zip(fractions, parts, strict=True)]
-        parts[quotients.index(max(quotients))] += 1
+        _, at = quotients[0]
+        parts[at] += 1
+        heapreplace(quotients, (-fractions[at] / (parts[at] + 1), at))
     return parts
 
 

@@ -14,10 +14,9 @@ the deadline doubles with every 8 hops that expire in a row.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from statistics import median
 
 from scheduler.brain.settings import DeadlineSettings
 from swarm.types import Direction, PeerId
@@ -62,8 +61,8 @@ def deadline_s(samples: Sequence[float], settings: DeadlineSettings) -> float:
     """Seconds after which a hop is too late, given seconds of completed ones."""
     if len(samples) < SAMPLES_MIN:
         return settings.max_s
-    middle = median(samples)
-    spread = median(abs(sample - middle) for sample in samples)
+    middle = _median(samples)
+    spread = _median([abs(sample - middle) for sample in samples])
     return _within(middle + settings.k * max(NORMAL * spread, SPREAD_MIN * middle), settings)
 
 
@@ -79,12 +78,18 @@ class _Lane:
 
 
 class Deadlines:
-    """Watches the hops of one job."""
+    """Watches the hops of one job.
+
+    A lane's deadline changes with every completion, and most are never asked for: no hop expires before the least
+    deadline has passed. So of a lane that has changed only that bound is noted at first.
+    """
 
     def __init__(self, settings: DeadlineSettings) -> None:
         assert 0.0 < settings.min_s <= settings.max_s < inf
         self._settings = settings
         self._lanes: dict[tuple[int, Direction], _Lane] = {}
+        self._soonest_s: dict[tuple[int, Direction], float] = {}  # when the lane's first hop expires, or a bound
+        self._bounds: set[tuple[int, Direction]] = set()  # lanes of which only a lower bound is noted
 
     def of(self, stage: int, direction: Direction) -> float:
         """How many seconds a hop may take now."""
@@ -97,6 +102,7 @@ class Deadlines:
         lane.began_s.pop(hop, None)
         lane.late_s.pop(hop, None)
         lane.began_s[hop] = now_s
+        self._changed((hop.stage, hop.direction), lane)
 
     def done(self, hop: WatchedHop, now_s: float) -> None:
         """The hop completed; one that is not watched is ignored."""
@@ -109,11 +115,16 @@ class Deadlines:
         if began_s is not None:
             lane.samples.append(max(0.0, now_s - began_s))
             lane.misses, lane.deadline_s = 0, None
+            self._changed((hop.stage, hop.direction), lane)
 
     def expired(self, now_s: float) -> list[Overdue]:
         """The hops that are past their deadline, each reported once, in order of step, stage and index."""
-        overdue = []
-        for lane in self._lanes.values():
+        overdue: list[Overdue] = []
+        if now_s < min(self._soonest_s.values(), default=inf):
+            return overdue
+        for at, lane in self._lanes.items():
+            if now_s < self._soonest_s[at]:
+                continue
             limit_s = self._deadline_s(lane)
             for hop, began_s in list(lane.began_s.items()):
                 if now_s < began_s + limit_s:  # to the bit as in `due_s`: else it might not have expired when it is due
@@ -125,12 +136,15 @@ class Deadlines:
                 lane.deadline_s = None
             while len(lane.late_s) > LATE_KEPT:
                 del lane.late_s[next(iter(lane.late_s))]
+            self._settle(at)
         return sorted(overdue, key=lambda one: one.hop)
 
     def due_s(self) -> float | None:
         """When the next hop expires if nothing happens; None if none is watched."""
-        begun = (lane for lane in self._lanes.values() if lane.began_s)
-        return min((next(iter(lane.began_s.values())) + self._deadline_s(lane) for lane in begun), default=None)
+        for at in tuple(self._bounds):
+            self._settle(at)
+        due_s = min(self._soonest_s.values(), default=inf)
+        return None if due_s == inf else due_s
 
     def forget_peer(self, peer: PeerId) -> None:
         """The peer is suspect or gone: its hops are given to others."""
@@ -142,6 +156,7 @@ class Deadlines:
         if lane is not None:
             lane.began_s.pop(hop, None)
             lane.late_s.pop(hop, None)
+            self._changed((hop.stage, hop.direction), lane)
 
     def forget_step(self, step: int) -> None:
         """The step committed, or is void: nothing of it, or of earlier steps, is awaited."""
@@ -151,6 +166,23 @@ class Deadlines:
         """The hops that have begun and are neither done nor expired."""
         return sorted(hop for lane in self._lanes.values() for hop in lane.began_s)
 
+    def validate(self) -> None:
+        """Assert that what is noted of each lane is when its first hop expires, or earlier."""
+        assert self._soonest_s.keys() == self._lanes.keys()
+        for at, noted_s in self._soonest_s.items():
+            lane = self._lanes[at]
+            expires_s = next(iter(lane.began_s.values()), inf) + self._deadline_s(lane)
+            assert noted_s <= expires_s if at in self._bounds else noted_s == expires_s, (at, noted_s, expires_s)
+
+    def _changed(self, at: tuple[int, Direction], lane: _Lane) -> None:
+        self._soonest_s[at] = next(iter(lane.began_s.values()), inf) + self._settings.min_s
+        self._bounds.add(at)
+
+    def _settle(self, at: tuple[int, Direction]) -> None:
+        lane = self._lanes[at]
+        self._soonest_s[at] = next(iter(lane.began_s.values()), inf) + self._deadline_s(lane)
+        self._bounds.discard(at)
+
     def _deadline_s(self, lane: _Lane) -> float:
         if lane.deadline_s is None:
             base_s = deadline_s(lane.samples, self._settings)
@@ -158,10 +190,18 @@ class Deadlines:
         return lane.deadline_s
 
     def _forget(self, is_meant: Callable[[WatchedHop], bool]) -> None:
-        for lane in self._lanes.values():
+        for at, lane in self._lanes.items():
             for hops in (lane.began_s, lane.late_s):
                 for hop in [hop for hop in hops if is_meant(hop)]:
                     del hops[hop]
+            self._changed(at, lane)
+
+
+def _median(samples: Iterable[float]) -> float:
+    """As `statistics.median`, of some samples that are floats."""
+    ordered = sorted(samples)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _within(seconds: float, settings: DeadlineSettings) -> float:

@@ -245,6 +245,10 @@ class Dispatch:
         stuck = f"; {self._why_not}" if self._why_not else ""
         return f"{self._state.ledger.in_flight()} microbatches in flight{stuck}"
 
+    def validate(self) -> None:
+        """Assert that what is kept of turns and deadlines is what it would be if it were computed anew."""
+        self._lateness.validate()
+
     def _choose(self, fixed: Sequence[PeerId | None], now_s: float) -> tuple[PeerId, ...] | None:
         """Choose one replica per stage, keeping the fixed ones."""
         loads = [

@@ -34,6 +34,7 @@ class Stragglers:
         self._deadlines = Deadlines(settings)
         self._routes: dict[tuple[int, int], list[_Place]] = {}
         self._again: dict[Overdue, float] = {}  # when to report it again
+        self._forgotten: set[tuple[int, int]] = set()  # routes of which a turn is no longer watched
 
     def routed(self, step: int, index: int, peers: Sequence[PeerId], held: Sequence[bool], now_s: float) -> None:
         """There is a new route; `held` says which of its replicas have accumulated."""
@@ -49,7 +50,7 @@ class Stragglers:
                     self._deadlines.cancel(WatchedHop(step, stage, index, direction, old.peer))  # type: ignore[union-attr]
                 places.append(_Place(peer, is_held, is_held))
         self._routes[step, index] = places
-        self._look(step, index, now_s)
+        self._look(step, index, range(len(places)), now_s)
 
     def forwarded(self, step: int, stage: int, index: int, peer: PeerId, now_s: float) -> None:
         """A replica computed forward; a forward for an older route is ignored."""
@@ -58,7 +59,7 @@ class Stragglers:
             return
         places[stage].forwarded = True
         self._end_turn(step, stage, index, places[stage], now_s)
-        self._look(step, index, now_s)
+        self._look_beside(step, stage, index, now_s)
 
     def accumulated(self, step: int, stage: int, index: int, peer: PeerId, now_s: float) -> None:
         """A replica accumulated a microbatch that it was asked for."""
@@ -68,7 +69,7 @@ class Stragglers:
         place = places[stage]
         place.held = place.forwarded = True
         self._end_turn(step, stage, index, place, now_s)
-        self._look(step, index, now_s)
+        self._look_beside(step, stage, index, now_s)
 
     def expired(self, now_s: float) -> list[Overdue]:
         """Turns that take too long, each reported once, and those that are due to be reported again."""
@@ -94,23 +95,42 @@ class Stragglers:
         self._deadlines.forget_step(step)
         for key in [key for key in self._routes if key[0] <= step]:
             del self._routes[key]
+        self._forgotten &= self._routes.keys()
 
     def forget_peer(self, peer: PeerId) -> None:
         """The peer is suspect or gone: its turns are given to others."""
         self._deadlines.forget_peer(peer)
-        for places in self._routes.values():
+        for route, places in self._routes.items():
             for place in places:
                 if place.peer == peer:
                     place.turn = None
+                    self._forgotten.add(route)
+
+    def validate(self) -> None:
+        """Assert that every turn that has begun is watched, or was forgotten with its peer."""
+        self._deadlines.validate()
+        for route in self._routes.keys() - self._forgotten:
+            places = self._routes[route]
+            for stage, place in enumerate(places):
+                assert place.held or self._turn(places, stage) in (None, place.turn), (route, stage, place)
 
     def _is_turn(self, hop: WatchedHop) -> bool:
         places = self._routes.get((hop.step, hop.index))
         return places is not None and (places[hop.stage].peer, places[hop.stage].turn) == (hop.peer, hop.direction)
 
-    def _look(self, step: int, index: int, now_s: float) -> None:
-        """Begin to watch every turn that has begun."""
+    def _look_beside(self, step: int, stage: int, index: int, now_s: float) -> None:
+        """What a stage said can begin its own turn and those of its neighbours, no other."""
+        stages = len(self._routes[step, index])
+        beside = range(max(0, stage - 1), min(stages, stage + 2))
+        self._look(step, index, range(stages) if (step, index) in self._forgotten else beside, now_s)
+
+    def _look(self, step: int, index: int, stages: range, now_s: float) -> None:
+        """Begin to watch every turn at these stages that has begun."""
         places = self._routes[step, index]
-        for stage, place in enumerate(places):
+        if len(stages) == len(places):
+            self._forgotten.discard((step, index))
+        for stage in stages:
+            place = places[stage]
             turn = None if place.held else self._turn(places, stage)
             if turn is not None and place.turn is not turn:
                 place.turn = turn

@@ -58,6 +58,9 @@ class Joiners:
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._joiners
 
+    def __len__(self) -> int:
+        return len(self._joiners)
+
     def __iter__(self) -> Iterator[Joiner]:
         return iter(list(self._joiners.values()))
 

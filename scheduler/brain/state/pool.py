@@ -55,6 +55,7 @@ class Pool:
         self.leaves = Leaves()
         self.by_stage: list[list[PeerId]] = [[] for _ in range(stages)]
         self._standings: dict[PeerId, Standing] = {}  # of those that are not gone, in the order in which they came
+        self._dependent: dict[PeerId, None] = {}  # those that need donors, in the same order
         self._gone: set[PeerId] = set()
 
     # Who is there ------------------------------------------------------------------------------------------------
@@ -64,6 +65,9 @@ class Pool:
 
     def __iter__(self) -> Iterator[PeerId]:
         return iter(self._standings)
+
+    def __reversed__(self) -> Iterator[PeerId]:
+        return reversed(self._standings)
 
     def __len__(self) -> int:
         return len(self._standings)
@@ -96,6 +100,7 @@ class Pool:
 
     def remove(self, peer: PeerId) -> ReplicaRecord:
         replica = self._standings.pop(peer).replica
+        self._dependent.pop(peer, None)
         self.by_stage[replica.stage].remove(peer)
         self._gone.add(peer)
         return replica
@@ -106,6 +111,16 @@ class Pool:
         self._gone.discard(replica.peer)
         standing = self._standings[replica.peer]
         standing.loaded, standing.joined_s, standing.needs_donors = report, now_s, True
+        self._dependent[replica.peer] = None
+
+    def dependent(self) -> list[PeerId]:
+        """Replicas that joined and need donors, in the order in which they came."""
+        return list(self._dependent)
+
+    def independent(self, peer: PeerId) -> None:
+        """The replica has all that its commits need."""
+        self._standings[peer].needs_donors = False
+        del self._dependent[peer]
 
     def sort(self) -> None:
         """Order the replicas of each stage by peer id, so that ties do not depend on the order of arrival."""
@@ -119,6 +134,10 @@ class Pool:
 
     def may_work(self, peer: PeerId) -> bool:
         return not self._standings[peer].is_suspect and peer not in self.leaves
+
+    def takes_part(self, peer: PeerId, step: int) -> bool:
+        """Whether the peer is a replica that averages and commits the step."""
+        return peer in self._standings and self.leaves.takes_part(peer, step)
 
     def members(self, step: int) -> list[PeerId]:
         """Replicas that average and commit the step."""
@@ -147,3 +166,4 @@ class Pool:
         """Assert that each replica is in its stage, and nobody else is."""
         assert all(peer in self.by_stage[standing.replica.stage] for peer, standing in self._standings.items())
         assert sum(map(len, self.by_stage)) == len(self._standings)
+        assert list(self._dependent) == [peer for peer, standing in self._standings.items() if standing.needs_donors]

@@ -65,6 +65,10 @@ class UnitAveraging:
     members: tuple[Member, ...]
     reports: dict[PeerId, Averaged] = field(default_factory=dict)
     lost: set[PeerId] = field(default_factory=set)  # members that left the job since, though they may be back
+    peers: frozenset[PeerId] = field(init=False)  # of the members
+
+    def __post_init__(self) -> None:
+        self.peers = frozenset(member.peer for member in self.members)
 
     @property
     def is_complete(self) -> bool:
@@ -72,7 +76,7 @@ class UnitAveraging:
         return len(self.reports) == len(self.members)
 
     def is_member(self, peer: PeerId) -> bool:
-        return any(member.peer == peer for member in self.members)
+        return peer in self.peers
 
     def is_held_by(self, peer: PeerId) -> bool:
         """Whether the peer took part and still has the result."""
@@ -95,6 +99,7 @@ class StepRun:
     row: CommitRow | None = None  # once decided
     commits: dict[PeerId, Committed] = field(default_factory=dict)
     disputes: Counter[UnitName] = field(default_factory=Counter)  # rounds whose members differed
+    owes: PeerId | None = None  # a replica that had not reported the commit when that was last looked for
     history: list[str] = field(default_factory=list)
 
     def turn(self, turn: StepEvent, cause: str = "") -> None:
