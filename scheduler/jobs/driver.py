@@ -119,13 +119,18 @@ class JobDriver:
         self._watchdog.begin(asyncio.get_running_loop().time())
         outcome = await self._step(begin)
         while outcome is None:
-            try:
-                async with asyncio.timeout_at(min(self._brain.due_s, self._watchdog.due_s(self._brain.saves_again_s))):
-                    happened = await self._inbox.get()
-            except TimeoutError:
-                happened = self._time_passed(asyncio.get_running_loop().time())
-            outcome = await self._step(happened)
+            outcome = await self._step(await self._next())
         return outcome
+
+    async def _next(self) -> Input:
+        """What happened next, or that time has passed without anything."""
+        if not self._inbox.empty():
+            return self._inbox.get_nowait()
+        try:
+            async with asyncio.timeout_at(min(self._brain.due_s, self._watchdog.due_s(self._brain.saves_again_s))):
+                return await self._inbox.get()
+        except TimeoutError:
+            return self._time_passed(asyncio.get_running_loop().time())
 
     def _time_passed(self, now_s: float) -> Input:
         match self._watchdog.over(now_s, self._brain.saves_again_s):

@@ -199,8 +199,11 @@ class Dispatch:
         """Feed evaluation microbatches; replicas that lost their place on a route are told too."""
         if self._evaluations.is_idle:
             return
+        any_fails = self._state.links.any(now_s)
+        if not self._evaluations.may_feed(self._in_flight_max):
+            return
         pools = self._loads.by_stage()
-        if self._state.links.any(now_s):
+        if any_fails:
             reached = [tuple(one for one in pool if not self._state.links.touches(one.peer)) for pool in pools]
             usable = [any(one.has_credit for one in pool) for pool in reached]
             pools = [reached[stage] if usable[stage] else pool for stage, pool in enumerate(pools)]
@@ -252,11 +255,12 @@ class Dispatch:
     def _choose(self, fixed: Sequence[PeerId | None], now_s: float) -> tuple[PeerId, ...] | None:
         """Choose one replica per stage, keeping the fixed ones."""
         loads = [
-            StageLoad(stage, (self._loads.load(kept, keep=True),) if kept else pool)
-            for stage, (kept, pool) in enumerate(zip(fixed, self._loads.by_stage(), strict=True))
+            StageLoad(load.stage, (self._loads.load(kept, keep=True),)) if kept else load
+            for kept, load in zip(fixed, self._loads.stages(), strict=True)
         ]
         if self._state.links.any(now_s):
-            decision = choose_route(loads, now_s, self._rng, self._state.links.cost_s)
+            links = self._state.links
+            decision = choose_route(loads, now_s, self._rng, links.cost_s, links.touches)
         else:
             decision = self._wiring.choose(loads, now_s, self._rng)
         self._why_not = "" if decision.plan else decision.reason

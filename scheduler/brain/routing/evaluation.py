@@ -92,6 +92,16 @@ class Evaluations:
         """Whether the row of this step may be written: its commit overwrites weights `step - staleness`."""
         return all(version > step - self._settings.staleness for version in self._runs)
 
+    def may_feed(self, in_flight_max: int) -> bool:
+        """Whether there is room, and something to give away."""
+        if self.in_flight >= min(in_flight_max, IN_FLIGHT_MAX):
+            return False
+        waits = (
+            run.fed < self._microbatches or any(not one.peers for one in run.given.values())
+            for run in self._runs.values()
+        )
+        return any(waits)
+
     def feed(self, stages: Sequence[Sequence[ReplicaLoad]], in_flight_max: int) -> list[EvaluationRoute]:
         """Give microbatches away, lost ones and older versions first; `stages` has the replicas of each stage.
 

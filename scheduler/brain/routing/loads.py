@@ -7,10 +7,33 @@ loads.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
 from scheduler.brain.routing.pace import Pace
-from scheduler.brain.routing.policies import ReplicaLoad
+from scheduler.brain.routing.policies import ReplicaLoad, StageLoad
 from scheduler.brain.state.brain_state import BrainState
 from swarm.types import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class _Replicas(Sequence[ReplicaLoad]):
+    """The loads of a stage's replicas as they are now, in the order of the pool."""
+
+    peers: Sequence[PeerId]
+    loads: Mapping[PeerId, ReplicaLoad]
+
+    def __len__(self) -> int:
+        return len(self.peers)
+
+    @overload
+    def __getitem__(self, at: int) -> ReplicaLoad: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[ReplicaLoad]: ...
+    def __getitem__(self, at: int | slice) -> ReplicaLoad | Sequence[ReplicaLoad]:
+        return [self.loads[peer] for peer in self.peers[at]] if isinstance(at, slice) else self.loads[self.peers[at]]
 
 
 class Loads:
@@ -22,13 +45,18 @@ class Loads:
         self._loads: dict[PeerId, ReplicaLoad] = {}
         self._changed: set[PeerId] = set()  # whose entry is out of date
         self._unmeasured: list[set[PeerId]] = [set() for _ in state.pool.by_stage]
+        self._ranked: list[list[tuple[float, PeerId]]] = [[] for _ in state.pool.by_stage]  # as StageLoad has it
+        self._stages = [
+            StageLoad(stage, _Replicas(peers, self._loads), self._ranked[stage])
+            for stage, peers in enumerate(state.pool.by_stage)
+        ]
 
     def add(self, peer: PeerId) -> None:
         self._unmeasured[self._state.pool.stage_of(peer)].add(peer)
-        self._loads[peer] = self.load(peer)
+        self._enter(peer, self._state.pool.stage_of(peer), self.load(peer))
 
     def remove(self, peer: PeerId, stage: int) -> None:
-        del self._loads[peer]
+        self._enter(peer, stage, None)
         self._pace.forget(peer)
         self._unmeasured[stage].discard(peer)
         for other in self._state.pool.by_stage[stage]:
@@ -43,7 +71,8 @@ class Loads:
         self._pace.observe(peer, seconds)
         self._changed.add(peer)
         stage = self._state.pool.stage_of(peer)
-        self._unmeasured[stage] = {one for one in self._unmeasured[stage] if not self._pace.is_known(one)}
+        if self._pace.is_known(peer):
+            self._unmeasured[stage].discard(peer)
         self._changed |= self._unmeasured[stage]
 
     def relax(self) -> bool:
@@ -71,22 +100,47 @@ class Loads:
         return min((self.pace_s(peer, stage) for peer in self._state.pool.by_stage[stage]), default=0.0)
 
     def by_stage(self) -> list[tuple[ReplicaLoad, ...]]:
-        """The loads of all stages, up to date."""
+        """The loads of all replicas, up to date."""
+        return [tuple(stage.replicas) for stage in self.stages()]
+
+    def stages(self) -> Sequence[StageLoad]:
+        """The loads of all stages, up to date until something changes; only what has changed is computed again."""
+        pool, unknown_s = self._state.pool, dict[int, float]()
         self._changed |= self._state.ledger.take_changed()
         for peer in self._changed:
-            if peer in self._state.pool:
-                self._loads[peer] = self.load(peer)
+            if peer not in pool:
+                continue
+            stage = pool.stage_of(peer)
+            if self._pace.is_known(peer):
+                pace_s = self._pace.of(peer)
+            elif (pace_s := unknown_s.get(stage, 0.0)) == 0.0:
+                pace_s = unknown_s[stage] = self.pace_s(peer, stage)
+            self._enter(peer, stage, self._load(peer, pace_s))
         self._changed.clear()
-        return [tuple(map(self._loads.__getitem__, peers)) for peers in self._state.pool.by_stage]
+        return self._stages
 
     def load(self, peer: PeerId, *, keep: bool = False) -> ReplicaLoad:
         """The load of a replica. `keep`: the route must keep it, so it counts as available even if it leaves."""
-        pace_s = self.pace_s(peer, self._state.pool.stage_of(peer))
+        return self._load(peer, self.pace_s(peer, self._state.pool.stage_of(peer)), keep=keep)
+
+    def _load(self, peer: PeerId, pace_s: float, *, keep: bool = False) -> ReplicaLoad:
         may_work = not self._state.pool[peer].is_suspect if keep else self._state.pool.may_work(peer)
         return ReplicaLoad(peer, self._state.ledger.outstanding(peer), pace_s, may_work)
+
+    def _enter(self, peer: PeerId, stage: int, load: ReplicaLoad | None) -> None:
+        """Replace the load of a replica, and move it to its place among those of its stage; None: it is gone."""
+        ranked, before = self._ranked[stage], self._loads.pop(peer, None) if load is None else self._loads.get(peer)
+        if before is not None and before.has_credit:
+            del ranked[bisect_left(ranked, (before.completion_s, peer))]
+        if load is not None:
+            self._loads[peer] = load
+            if load.has_credit:
+                insort(ranked, (load.completion_s, peer))
 
     def validate(self) -> None:
         """Assert that the loads that are kept equal newly computed ones."""
         assert self._loads.keys() == set(self._state.pool)
         for peer, load in self._loads.items():
             assert peer in self._changed or self._state.ledger.has_changed(peer) or load == self.load(peer)
+        for stage in self._stages:
+            assert stage.ranked == StageLoad(stage.stage, stage.replicas).ranked

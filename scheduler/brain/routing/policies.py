@@ -12,8 +12,10 @@ share of the work that is inverse to its measured seconds, and `uniform` chooses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from random import Random
 from typing import Protocol, TypeAlias
 
@@ -41,10 +43,21 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class StageLoad:
-    """The replicas that may take the hop at one stage."""
+    """The replicas that may take the hop at one stage; ties between them are listed in their order.
+
+    Whoever keeps them also ranked, those with credit by (completion_s, peer), spares a policy to look at all of them.
+    """
 
     stage: int
-    replicas: tuple[ReplicaLoad, ...]
+    replicas: Sequence[ReplicaLoad]
+    kept_ranked: Sequence[tuple[float, PeerId]] | None = None
+
+    @property
+    def ranked(self) -> Sequence[tuple[float, PeerId]]:
+        """Those with credit and their `completion_s`, soonest first."""
+        if self.kept_ranked is not None:
+            return self.kept_ranked
+        return sorted((one.completion_s, one.peer) for one in self.replicas if one.has_credit)
 
 
 class RoutingPolicy(Protocol):
@@ -87,18 +100,21 @@ class LeastCompletion(RoutingPolicy):
         self._given[peer] = self._count
 
     def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
-        if (lacking := _lacking(loads)) is not None:
-            return Decision(None, lacking)
-        pools = _with_credit(loads)
-        path = tuple(self._next(pool, rng) for pool in pools)
-        cost_s = sum(min(replica.completion_s for replica in pool) for pool in pools)
+        ranked = [load.ranked for load in loads]
+        if not all(ranked):
+            return Decision(None, _lacking(loads) or "")
+        path = tuple(self._next(load, soonest, rng) for load, soonest in zip(loads, ranked, strict=True))
+        cost_s = sum(soonest[0][0] for soonest in ranked)
         return Decision(path, f"expected to finish in {cost_s:.3g} s at {now_s:.3f}: {' > '.join(path)}")
 
-    def _next(self, pool: Sequence[ReplicaLoad], rng: Random) -> PeerId:
-        best_s = min(replica.completion_s for replica in pool)
-        good = {one.peer: self._given.get(one.peer, 0) for one in pool if one.completion_s <= AS_GOOD * best_s}
-        longest = min(good.values())
-        return _one_of([peer for peer, given in good.items() if given == longest], rng)
+    def _next(self, load: StageLoad, ranked: Sequence[tuple[float, PeerId]], rng: Random) -> PeerId:
+        good = bisect_right(ranked, AS_GOOD * ranked[0][0], key=itemgetter(0))
+        given = {peer: self._given.get(peer, 0) for _, peer in ranked[:good]}
+        longest = min(given.values())
+        tied = [peer for peer, since in given.items() if since == longest]
+        if len(tied) > 1:  # they were never given anything
+            tied = [one.peer for one in load.replicas if given.get(one.peer) == longest]
+        return _one_of(tied, rng)
 
 
 class Uniform(RoutingPolicy):
@@ -182,17 +198,24 @@ POLICIES: dict[Routing, Callable[[], RoutingPolicy]] = {
 }
 
 
-def choose_route(loads: Sequence[StageLoad], now_s: float, rng: Random, links: Links) -> Decision[tuple[PeerId, ...]]:
+def choose_route(
+    loads: Sequence[StageLoad],
+    now_s: float,
+    rng: Random,
+    links: Links,
+    has_costly: Callable[[PeerId], bool] = lambda peer: True,
+) -> Decision[tuple[PeerId, ...]]:
     """Pick one replica per stage so that the microbatch is expected to finish first, costs of links included.
 
     Cost of a replica is (outstanding + 1) * pace_s, of a link its transfer seconds; the cheapest path over all stages
     is found in O(stages * replicas^2). Ties are broken by `rng`. No plan if some stage has no replica with credit.
+    Links cost nothing to and from a peer that does not have a costly one; few such peers make it O(stages * replicas).
 
     Source: stochastic wiring, SWARM (arXiv 2301.11913) section 3.2; shared load instead of private heaps is ours.
     """
     if (lacking := _lacking(loads)) is not None:
         return Decision(None, lacking)
-    path, cost_s = _cheapest_path(_with_credit(loads), links, rng)
+    path, cost_s = _cheapest_path(_with_credit(loads), links, has_costly, rng)
     return Decision(path, f"expected to finish in {cost_s:.3g} s at {now_s:.3f}: {' > '.join(path)}")
 
 
@@ -210,22 +233,32 @@ def _lacking(loads: Sequence[StageLoad]) -> str | None:
     return None
 
 
-def _cheapest_path(pools: Sequence[list[ReplicaLoad]], links: Links, rng: Random) -> tuple[tuple[PeerId, ...], float]:
+def _cheapest_path(
+    pools: Sequence[list[ReplicaLoad]], links: Links, has_costly: Callable[[PeerId], bool], rng: Random
+) -> tuple[tuple[PeerId, ...], float]:
     """Dynamic programming from the first stage to the last: the best way to reach each replica."""
     reach: dict[PeerId, tuple[float, tuple[PeerId, ...]]] = {
         replica.peer: (replica.completion_s, (replica.peer,)) for replica in pools[0]
     }
     for pool in pools[1:]:
         following: dict[PeerId, tuple[float, tuple[PeerId, ...]]] = {}
+        free = _nearest({peer: cost_s for peer, (cost_s, _) in reach.items()})
         for replica in pool:
-            arrivals = {peer: cost_s + links(peer, replica.peer) for peer, (cost_s, _) in reach.items()}
-            nearest_s = min(arrivals.values())
-            via = _one_of([peer for peer, cost_s in arrivals.items() if cost_s == nearest_s], rng)
+            nearest_s, nearest = free
+            if has_costly(replica.peer):
+                arrivals = {peer: cost_s + links(peer, replica.peer) for peer, (cost_s, _) in reach.items()}
+                nearest_s, nearest = _nearest(arrivals)
+            via = _one_of(nearest, rng)
             following[replica.peer] = (nearest_s + replica.completion_s, (*reach[via][1], replica.peer))
         reach = following
-    best_s = min(cost_s for cost_s, _ in reach.values())
-    end = _one_of([peer for peer, (cost_s, _) in reach.items() if cost_s == best_s], rng)
-    return reach[end][1], best_s
+    best_s, best = _nearest({peer: cost_s for peer, (cost_s, _) in reach.items()})
+    return reach[_one_of(best, rng)][1], best_s
+
+
+def _nearest(costs_s: Mapping[PeerId, float]) -> tuple[float, list[PeerId]]:
+    """The least cost, and those that have it."""
+    least_s = min(costs_s.values())
+    return least_s, [peer for peer, cost_s in costs_s.items() if cost_s == least_s]
 
 
 def _one_of(peers: Sequence[PeerId], rng: Random) -> PeerId:

@@ -260,3 +260,52 @@ def test_asking_changes_nothing(routing: Routing) -> None:
     wiring.given(A)
     plans = [wiring.choose(loads_of(A, B, C), 0.0, Random(7)).plan for _ in range(3)]
     assert plans[0] == plans[1] == plans[2]
+
+
+loads_of_a_stage = st.lists(
+    st.builds(
+        lambda outstanding, pace_s, has_credit: (outstanding, pace_s, has_credit),
+        st.integers(0, 3),
+        st.sampled_from([0.5, 0.52, 0.54, 1.0]),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(st.lists(loads_of_a_stage, min_size=1, max_size=3), st.lists(st.integers(0, 4), max_size=8), st.integers(0, 9))
+def test_replicas_that_are_kept_ranked_give_the_same_choice_as_looking_at_all(
+    stages: list[list[tuple[int, float, bool]]], given_before: list[int], seed: int
+) -> None:
+    plain = [
+        StageLoad(n, tuple(ReplicaLoad(PeerId(f"{9 - at}-{n}"), *load) for at, load in enumerate(stage)))
+        for n, stage in enumerate(stages)
+    ]
+    kept = [StageLoad(load.stage, load.replicas, load.ranked) for load in plain]
+    policy, dice = LeastCompletion(), (Random(seed), Random(seed))
+    for at in given_before:
+        policy.given(PeerId(f"{at + 5}-0"))
+    one, other = (policy.choose(loads, 0.0, rng) for loads, rng in zip((plain, kept), dice, strict=True))
+    assert one == other
+    assert dice[0].getstate() == dice[1].getstate()
+    assert (one.plan is None) == any(all(not load[2] for load in stage) for stage in stages)
+
+
+@given(st.lists(loads_of_a_stage, min_size=1, max_size=3), st.sets(st.integers(0, 14), max_size=3), st.integers(0, 9))
+def test_only_links_of_peers_that_have_costly_ones_need_to_be_looked_at(
+    stages: list[list[tuple[int, float, bool]]], costly: set[int], seed: int
+) -> None:
+    loads = [
+        StageLoad(n, tuple(ReplicaLoad(PeerId(f"{5 * n + at}"), *load) for at, load in enumerate(stage)))
+        for n, stage in enumerate(stages)
+    ]
+
+    def link_s(one: PeerId, other: PeerId) -> float:
+        return 2.0 if int(one) in costly and int(other) in costly else 0.0
+
+    dice = (Random(seed), Random(seed))
+    one = choose_route(loads, 0.0, dice[0], link_s)
+    other = choose_route(loads, 0.0, dice[1], link_s, lambda peer: int(peer) in costly)
+    assert one == other
+    assert dice[0].getstate() == dice[1].getstate()
