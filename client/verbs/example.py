@@ -24,6 +24,7 @@ config    = {config}
 dtype     = "float32"           # default bfloat16: float32, bfloat16 (autocast), or bfloat16_parameters (copies of the
                                 # weights, all layers in bfloat16); the optimizer's weights stay float32
 recompute = false               # keep only a stage's input, compute its forward again in backward: less memory
+compile   = false               # torch.compile of the layers, while a stage loads; not with training.reproducible
 tokenizer = "byte"              # UTF-8 bytes, no files; or a folder with tokenizer.json, a hub id, "" (that of id)
 
 [data]

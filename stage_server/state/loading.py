@@ -16,6 +16,7 @@ from stage_server.ports import Assignment, FetchCall, ReplicaPorts
 from swarm.hf.pretrained import hub_files
 from swarm.job.spec import JobSpec
 from swarm.messages import FetchRequest, Loaded, LoadStage, UnitSize
+from swarm.model.compiled import compile_layers
 from swarm.model.probe import probe_digest
 from swarm.model.runtime import configure, is_slow_at_bfloat16, step_device
 from swarm.model.stage import Stage
@@ -24,7 +25,7 @@ from swarm.process.logs import Logger
 
 T = TypeVar("T")
 
-# A long download is logged this often, as a share of limits.no_progress_s: it counts as progress.
+# What takes long is logged this often, as a share of limits.no_progress_s: it counts as progress.
 SIGN_OF_LIFE = 1 / 3
 
 
@@ -49,14 +50,20 @@ async def build_and_probe(
     assignment: Assignment, ports: ReplicaPorts, initial: InitialState | None
 ) -> tuple[Stage, str]:
     """Build the stage on the compute thread; gives it, and the digest of the optimizer's step on a fixed input."""
-    command, spec, device = assignment.command, assignment.spec, ports.device.name
+    command, spec, device, log = assignment.command, assignment.spec, ports.device.name, ports.log
 
     def build() -> tuple[Stage, str]:
         configure(device, threads=None, reproducible=spec.training.reproducible)
         stage = ports.build(spec, command.stage, device, initial, step_on=command.step_on)
         return stage, probe_digest(spec.training, step_device(device, command.step_on))
 
-    return await ports.device.run(build)
+    stage, probe = await ports.device.run(build)
+    if spec.model.compile:
+        every_s = spec.limits.no_progress_s * SIGN_OF_LIFE
+        compiling = ports.device.run(lambda: compile_layers([stage], spec))
+        if fault := await _announced(compiling, "still compiling the layers", every_s, log):
+            log.warning(f"{assignment.me.peer} cannot compile layers and computes them as they are: {fault}")
+    return stage, probe
 
 
 def unit_sizes(stage: Stage) -> tuple[UnitSize, ...]:
@@ -95,14 +102,15 @@ async def _from_hub(command: LoadStage, spec: JobSpec, ports: ReplicaPorts) -> I
     log.info("reading the hub", model=model.id, revision=model.revision)
     wanted = await device.run(lambda: wanted_names(spec, command.stage))
     every_s = spec.limits.no_progress_s * SIGN_OF_LIFE
-    files = await _announced(device.run(lambda: hub_files(spec, wanted, with_token=token)), every_s, log)
+    downloading = device.run(lambda: hub_files(spec, wanted, with_token=token))
+    files = await _announced(downloading, "still downloading weights", every_s, log)
     state = await device.run(lambda: read_files(spec, command.stage, files, command.version))
     log.info("weights read", files=len(files), total_bytes=sum(file.size_bytes for file in files))
     return state
 
 
-async def _announced(work: Awaitable[T], every_s: float, log: Logger) -> T:
+async def _announced(work: Awaitable[T], sign_of_life: str, every_s: float, log: Logger) -> T:
     task = asyncio.ensure_future(work)
     while not (await asyncio.wait({task}, timeout=every_s))[0]:
-        log.info("still downloading weights")
+        log.info(sign_of_life)
     return task.result()

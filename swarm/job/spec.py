@@ -56,6 +56,7 @@ class ModelSection(Section):
     # bfloat16: autocast; bfloat16_parameters: whole layers, on copies of the weights. Master weights stay float32.
     dtype: Literal["float32", "bfloat16", "bfloat16_parameters"] = "bfloat16"
     recompute: bool = False
+    compile: bool = False  # torch.compile of the decoder layers
     tokenizer: str = ""  # "byte", a local folder or a hub id; empty = that of id, without an id "byte"
 
 
@@ -224,6 +225,11 @@ class JobSpec(Section):
             raise ValueError(
                 'pipeline.compression = "auto" follows the measured speed of links, which differs from run to run: '
                 'with training.reproducible = true set it to "none", "bfloat16", "float16" or "int8"'
+            )
+        if self.training.reproducible and self.model.compile:
+            raise ValueError(
+                "model.compile = true fuses operations, which rounds otherwise on each kind of machine: "
+                "with training.reproducible = true set it to false"
             )
         if self.model.id and not {"num_hidden_layers", "n_layer"} & self.model.config.keys():
             return self  # not grounded yet: the layers are known when it is

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -130,7 +130,12 @@ class StageModule(nn.Module):
             if last:
                 self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.rotary: Any = None  # has no parameters
+        self.calls: Sequence[Callable[..., Tensor]] = self.layers()  # what is called in place of each layer
         self.eval()
+
+    def layers(self) -> list[nn.Module]:
+        """The decoder layers, in order."""
+        return list(self.get_submodule(f"{self._family.trunk}.{self._family.layers}").children())
 
     def materialise(self) -> None:
         """Give every parameter memory on the CPU, not yet filled."""
@@ -166,8 +171,7 @@ class StageModule(nn.Module):
         if self.rotary is not None:
             arguments["position_embeddings"] = self.rotary(hidden_BTD, position_ids)
         masks = {kind: self._mask(kind, hidden_BTD) for kind in set(self._kinds)}
-        layers = trunk.get_submodule(self._family.layers).children()
-        for index, (kind, layer) in enumerate(zip(self._kinds, layers, strict=True), self._first_layer):
+        for index, (kind, layer) in enumerate(zip(self._kinds, self.calls, strict=True), self._first_layer):
             if draw is not None and dropping:
                 draw.begin(index, hidden_BTD.device)
             hidden_BTD = layer(hidden_BTD, attention_mask=masks[kind], **arguments)

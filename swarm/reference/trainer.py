@@ -32,6 +32,7 @@ from swarm.job.partition import unit_names
 from swarm.job.schedule import NOT_FINITE_HINT, clip, evaluation_due, learning_rate, not_finite_fault, perplexity
 from swarm.job.spec import JobSpec
 from swarm.model.codec import round_trip
+from swarm.model.compiled import compile_layers
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
@@ -95,6 +96,8 @@ def train_local(
     """
     device = device or torch.device("cpu")
     stages = build_stages(spec, device) if start is None else stages_from(start, spec, device)
+    if spec.model.compile and (fault := compile_layers(stages, spec)):
+        _say(f"layers are not compiled: {fault}")
     losses, evaluations, skipped_in_a_row = [], [], 0
     for step in range(0 if start is None else start.step, spec.training.steps):
         report = train_step(stages, spec, batches, step)

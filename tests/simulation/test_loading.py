@@ -10,6 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+import pytest
+
 from stage_server.metrics import StageServerMetrics
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.data.tokenizer import ByteTokenizer
@@ -27,13 +29,14 @@ from swarm.messages import (
     StoreHeader,
     Welcome,
 )
+from swarm.model import compiled
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
 from swarm.types import JobId, PeerId
 from tests.support.devices import InlineDevice
 from tests.support.sim import loop as sim
 from tests.support.sim.network import SimNetwork
-from tests.support.simulated import SCHEDULER, Done, small_spec, write_text
+from tests.support.simulated import SCHEDULER, Done, Tokens, run_swarm, small_spec, write_text
 
 T = TypeVar("T")
 STEP_S = 100.0  # of a build
@@ -147,3 +150,18 @@ def test_a_release_of_another_job_does_not_disturb_a_load(tmp_path: Path) -> Non
     )
     script = play(spec, [(1.0, _load(spec, "a")), (50.0, Release(JobId("old"), "over"))], [])
     assert [event.job for _, event in script.heard if isinstance(event, Loaded)] == ["a"]
+
+
+def test_a_job_whose_layers_are_compiled_trains_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage servers of the simulation share a process, so each new stage makes the others compile once more."""
+    graphs = []
+
+    def count(graph: Any, _inputs: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(compiled, "_BACKEND", count)
+    spec = small_spec(write_text(tmp_path), training__reproducible=False, model__compile=True, pipeline__stages=2)
+    resolved = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    run_swarm(resolved, Tokens.make(tmp_path, resolved), 4, seed=1)
+    assert graphs

@@ -1,0 +1,79 @@
+"""stage_server.state.loading: a stage that compiles its layers does so while it loads, and says that it still does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+import structlog
+
+from stage_server.ports import Assignment, ReplicaId
+from stage_server.state.loading import SIGN_OF_LIFE, build_stage
+from swarm.messages import LoadStage
+from swarm.model import compiled
+from swarm.types import JobId, PeerId
+from tests.support.devices import InlineDevice
+from tests.support.ports import ports_of
+from tests.support.sim import loop as sim
+from tests.support.sim.network import SimNetwork
+from tests.support.whole_steps import spec_of
+
+T = TypeVar("T")
+COMPILING_S = 950.0
+
+
+class SlowCompiler(InlineDevice):
+    """The second piece of work after the building of the stage is the compiler's, and takes ages."""
+
+    runs = 0
+
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        self.runs += 1
+        return asyncio.ensure_future(self._after(work(), COMPILING_S if self.runs == 2 else 0.0))
+
+
+def loaded(backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a stage server logs that loads a stage with compiled layers."""
+    monkeypatch.setattr(compiled, "_BACKEND", backend)
+    spec = spec_of(2, compile=True, training={"reproducible": False})
+    split = spec.pipeline.split
+    assert split != "auto"
+
+    async def main() -> None:
+        network = SimNetwork(Random(0))
+        async with asyncio.TaskGroup() as tasks:
+            command = LoadStage(JobId("job"), 0, 1, split, 0, spec.model_dump_json())
+            assignment = Assignment(command, spec, ReplicaId(JobId("job"), PeerId("me"), 1, 1))
+            ports = ports_of(SlowCompiler(lambda: 0.0), network.peer_links("at me"), lambda _: None, tasks)
+            stage, _ = await build_stage(assignment, ports)
+            assert stage.version == 0
+            assert asyncio.get_running_loop().time() >= COMPILING_S
+            await ports.work.close()
+            await network.close()
+
+    with structlog.testing.capture_logs() as lines:
+        sim.run(main(), seed=1, limit_s=2 * COMPILING_S)
+    return lines
+
+
+def test_a_stage_says_that_it_still_compiles_before_its_job_is_thought_to_stand_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = loaded(lambda graph, _: graph.forward, monkeypatch)
+    signs = [line for line in lines if line["event"] == "still compiling the layers"]
+    limit_s = spec_of(1).limits.no_progress_s
+    assert len(signs) == int(COMPILING_S / (SIGN_OF_LIFE * limit_s))
+    assert not [line for line in lines if line["log_level"] == "warning"]
+
+
+def test_a_stage_server_without_a_compiler_warns_and_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> Any:
+        raise OSError("no compiler")
+
+    warnings = [line["event"] for line in loaded(missing, monkeypatch) if line["log_level"] == "warning"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("me cannot compile layers and computes them as they are: ")
+    assert "no compiler" in warnings[0]
