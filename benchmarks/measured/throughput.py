@@ -114,7 +114,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=1, help="steps before them")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", choices=tuple(LOSS_TOLERANCE), default="float32")
-    codecs = ("none", "bfloat16", "float16", "int8")
+    codecs = ("auto", "none", "bfloat16", "float16", "int8")
     parser.add_argument("--compression", choices=codecs, default="none", help="swarm only")
     parser.add_argument(
         "--overlap",
