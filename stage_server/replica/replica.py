@@ -46,6 +46,7 @@ from swarm.errors import (
     SwarmError,
 )
 from swarm.model import codec
+from swarm.model.runtime import SentAhead, received, send_ahead
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
@@ -93,7 +94,7 @@ class Replica:
         self._ready = asyncio.Event()
         self._queued_s: dict[int, float] = {}
         self._batches: dict[Microbatch, _Batch] = {}
-        self._inputs: dict[tuple[Microbatch, Direction], Tensor] = {}
+        self._inputs: dict[tuple[Microbatch, Direction], SentAhead] = {}
         self._neighbours = Neighbours(me.stage)
         self.early = EarlyInputs[tuple[Microbatch, str], tuple[Boundary, memoryview]](lambda subject: subject)
         self._outputs: HeldOutputs[Packed] = HeldOutputs(ports.budget.hold_bytes)
@@ -281,7 +282,8 @@ class Replica:
         if not arrival.accepted and not arrival.duplicate:
             raise StaleMessage(arrival.reason)
         if arrival.accepted:
-            self._inputs[microbatch, direction] = codec.decode(payload, header.dtype, header.shape, header.codec)
+            decoded = codec.decode(payload, header.dtype, header.shape, header.codec)
+            self._inputs[microbatch, direction] = send_ahead(decoded, self._device.name)
         self._carry_out(arrival.actions)
 
     # Actions -----------------------------------------------------------------------------------------------------
@@ -367,10 +369,11 @@ class Replica:
 
     async def _forward(self, work: cell.Compute, waited_s: float) -> None:
         microbatch, batch = work.microbatch, self._batches[work.microbatch]
-        x = self._inputs.pop((microbatch, Direction.FORWARD), None)
+        sent = self._inputs.pop((microbatch, Direction.FORWARD), None)
         codec_name = self._codec_for(microbatch, Direction.FORWARD)
 
         def forward() -> tuple[Packed | None, float]:
+            x = None if sent is None else received(sent)
             y, loss = self._stage.forward(microbatch, work.version, x=x, tokens=batch.tokens, targets=batch.targets)
             return (None if y is None else pack(y, codec_name)), loss
 
@@ -383,10 +386,11 @@ class Replica:
 
     async def _backward(self, work: cell.Compute, waited_s: float) -> None:
         microbatch = work.microbatch
-        g = self._inputs.pop((microbatch, Direction.BACKWARD), None)
+        sent = self._inputs.pop((microbatch, Direction.BACKWARD), None)
         codec_name = self._codec_for(microbatch, Direction.BACKWARD)
 
         def backward() -> tuple[Packed | None, bool]:
+            g = None if sent is None else received(sent)
             encoded, finite = self._stage.backward(
                 microbatch, g, accumulate=work.accumulate, encode=lambda dx: codec.encode_there(dx, codec_name)
             )

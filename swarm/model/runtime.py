@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import psutil
@@ -84,19 +85,44 @@ def step_device(device: torch.device, step_on: str) -> torch.device:
 # before, and then the device waits for the host: so values are read together, as few times as possible.
 
 
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device, for which the host does not wait; do not write to `tensor` afterwards.
+@dataclass(frozen=True, slots=True)
+class SentAhead:
+    """A tensor that may still be on its way to a GPU; `copied` is reached when it is there (None: it is not sent)."""
 
-    A GPU copies on a stream of its own, beside what it computes; in the background only if the memory is pinned.
+    tensor: Tensor
+    copied: torch.cuda.Event | None = None
+
+
+def send_ahead(tensor: Tensor, device: torch.device) -> SentAhead:
+    """Begin to copy a tensor to a GPU, from any thread; nobody waits. Do not write to `tensor` afterwards.
+
+    A GPU copies on a stream of its own, beside what it computes; in the background only if the memory is pinned. If the
+    GPU is full, or the device is none, the tensor stays where it is.
     """
-    if device.type != "cuda" or tensor.device == device:
-        return tensor.to(device, non_blocking=device.type not in ("cpu", "mps"))
-    copies, computations = _copy_stream(device), torch.cuda.current_stream(device)
-    with torch.cuda.stream(copies):
-        there = tensor.to(device, non_blocking=True)
-    computations.wait_stream(copies)
-    there.record_stream(computations)
-    return there
+    if device.type != "cuda":
+        return SentAhead(tensor)
+    try:
+        copies = _copy_stream(device)
+        with torch.cuda.stream(copies):
+            return SentAhead(tensor.to(device, non_blocking=True), copies.record_event())
+    except torch.OutOfMemoryError:  # there may be room when it is needed
+        return SentAhead(tensor)
+
+
+def received(sent: SentAhead) -> Tensor:
+    """The tensor, for what this thread computes from now on: the device waits for the copy, the host does not."""
+    if sent.copied is not None:
+        computations = torch.cuda.current_stream(sent.tensor.device)
+        computations.wait_event(sent.copied)
+        sent.tensor.record_stream(computations)
+    return sent.tensor
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device, for which the host does not wait; do not write to `tensor` afterwards."""
+    if device.type == "cuda" and tensor.device != device:
+        tensor = received(send_ahead(tensor, device))
+    return tensor.to(device, non_blocking=device.type not in ("cpu", "mps"))
 
 
 def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:

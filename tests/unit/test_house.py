@@ -43,7 +43,7 @@ COVERED_BY = {
     "unit/swarm/rpc/test_mapping.py": ("swarm/limits",),
     "property/test_rpc_frames.py": ("swarm/rpc/frames",),
     "integration/test_rpc_hostile.py": ("swarm/rpc/peers",),
-    "unit/swarm/model/test_stage.py": ("swarm/model/runtime", "swarm/model/state", "swarm/model/units"),
+    "unit/swarm/model/test_stage.py": ("swarm/model/state", "swarm/model/units"),
     "integration/test_train_local.py": ("swarm/model/sample",),
     "integration/test_broker.py": ("swarm/mqtt/broker", "swarm/mqtt/presence"),
     "integration/test_cut_invariance.py": ("swarm/reference/trainer",),

@@ -1,0 +1,93 @@
+"""swarm.model.runtime: tensors that are sent ahead to a GPU, for which a script of torch's calls stands in."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.model import runtime
+from swarm.model.runtime import received, send_ahead, to_device
+
+GPU = torch.device("cuda", 0)
+
+
+class Stream:
+    """A stream that notes what it is asked to wait for."""
+
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self.name = name
+        self.calls = calls
+
+    def record_event(self) -> str:
+        self.calls.append(f"event behind {self.name}")
+        return "event"
+
+    def wait_event(self, event: str) -> None:
+        self.calls.append(f"{self.name} wait for {event}")
+
+
+class Scripted:
+    """A tensor of the script: where it lies, and what is done with it."""
+
+    def __init__(self, device: torch.device, calls: list[str], room: int = 9) -> None:
+        self.device = device
+        self.calls = calls
+        self.room = room
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Scripted:
+        if device == self.device:
+            return self
+        if self.room == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.calls.append("copy" if non_blocking else "blocking copy")
+        return Scripted(device, self.calls)
+
+    def record_stream(self, stream: Stream) -> None:
+        self.calls.append(f"memory kept for {stream.name}")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    made: list[str] = []
+    monkeypatch.setattr(runtime, "_copy_stream", lambda device: Stream("copies", made))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(made.append(f"on {stream.name}")))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("computations", made))
+    return made
+
+
+SENT = ["on copies", "copy", "event behind copies"]
+RECEIVED = ["computations wait for event", "memory kept for computations"]
+
+
+def test_a_tensor_is_copied_beside_the_computations_which_wait_for_it_only_when_it_is_used(calls: list[str]) -> None:
+    tensor: Any = Scripted(torch.device("cpu"), calls)
+    sent = send_ahead(tensor, GPU)
+    assert calls == SENT
+    assert received(sent).device == GPU
+    assert calls == SENT + RECEIVED
+
+
+def test_a_tensor_that_was_sent_ahead_is_not_copied_again(calls: list[str]) -> None:
+    tensor: Any = Scripted(torch.device("cpu"), calls)
+    there = received(send_ahead(tensor, GPU))
+    calls.clear()
+    assert to_device(there, GPU) is there
+    assert calls == []
+    to_device(tensor, GPU)
+    assert calls == SENT + RECEIVED
+
+
+def test_a_full_gpu_is_told_of_when_the_tensor_is_needed_not_when_it_arrives(calls: list[str]) -> None:
+    tensor: Any = Scripted(torch.device("cpu"), calls, room=0)
+    assert received(send_ahead(tensor, GPU)) is tensor
+    with pytest.raises(torch.OutOfMemoryError):
+        to_device(tensor, GPU)
+
+
+@pytest.mark.parametrize("name", ["cpu", "mps"])
+def test_nothing_is_sent_ahead_to_other_devices(name: str) -> None:
+    tensor = torch.ones(3)
+    assert received(send_ahead(tensor, torch.device(name))) is tensor
