@@ -49,6 +49,7 @@ CONFIG = {"num_attention_heads": 16, "intermediate_size": 5632, "vocab_size": 32
 # The small job of the bitwise check. Odd sizes: no tensor ends where a vector register does.
 SMALL = {"layers": 4, "width": 72, "sequence": 50, "microbatch": 2, "microbatches": 6, "steps": 4, "dtype": "float32"}
 PRODUCT_SIDE = 8192
+DTYPES = ("float32", "bfloat16", "bfloat16_parameters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA begins; reproducible mode needs it
     console = Console()
     console.print(describe_device(device))
-    for dtype in ("float32", "bfloat16", "bfloat16_parameters"):
+    for dtype in DTYPES:
         ours, theirs = _bits(options, device, dtype)
         console.print(f"{dtype}: swarm {ours[:16]}, one process {theirs[:16]}: {verdict(ours, theirs)}")
         if ours != theirs:
@@ -103,7 +104,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2, help="steps before them")
     parser.add_argument("--threads", type=int, default=4, help="torch threads of each process")
     parser.add_argument("--peak-tflops", type=float, default=0.0, help="of the device; 0: measure a matrix product")
-    parser.set_defaults(replicas=1, dtype="bfloat16", compression="bfloat16", overlap=0)
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="model.dtype of the swarm that is timed")
+    parser.set_defaults(replicas=1, compression="bfloat16", overlap=0)
     return parser.parse_args()
 
 
