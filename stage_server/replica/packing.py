@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
@@ -92,6 +93,9 @@ def _beyond(me: ReplicaId, direction: Direction) -> int:
 
 async def deliver(links: PeerLinks, address: str, letter: Letter) -> None:
     """Send until the neighbour has it; PeerUnavailable or RetryElsewhere after DELIVERY_S_MAX, Refused at once."""
+    with suppress(RetryElsewhere):  # seldom raised: the usual delivery does without the retrying
+        await links.send(address, letter.header, letter.payload)
+        return
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + DELIVERY_S_MAX
     retrying = AsyncRetrying(

@@ -40,6 +40,8 @@ def _digest(tensor: Tensor) -> Tensor:
     """The digest of one tensor, a 0-dim int64 on its device."""
     elements = tensor.detach().contiguous().view(-1).view(torch.int32)
     device = elements.device
+    if elements.numel() < ROW:
+        return _mix((elements.to(torch.int64) * _factors(device)[: elements.numel()]).sum())
     whole = elements.numel() // ROW
     rows, at_once = elements[: whole * ROW].view(-1, ROW), ROWS_ON_CPU if device.type == "cpu" else ROWS_ELSEWHERE
     factors = _factors(device)

@@ -8,6 +8,9 @@ weights after every commit, but before any of it is lost).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -25,22 +28,31 @@ EDGES = (0.0, -0.0, 1e-45, -3e-42, 1.1e-38, 1.18e-38, -1e-30, 1e-8, 0.1, 1.0, -6
 
 def probe_digest(training: TrainingSection, device: torch.device) -> str:
     """The digest of parameters and state after each of a few steps of the job's optimizer on `device`."""
-    generator = torch.Generator().manual_seed(SEED)
-    matrix = _values(generator, 0.02)[: SIDE * SIDE].view(SIDE, SIDE)
-    start = {"layers.0.weight": matrix, "vector": _values(generator, 1.0)}
+    start, gradients_of = _inputs()
     parameters = {name: tensor.to(device, copy=True) for name, tensor in start.items()}
     optimizer = Optimizer(training, parameters.items())
     seen: list[tuple[str, Tensor]] = []
     for step in range(STEPS):
-        gradients = {}
-        for name, parameter in parameters.items():
-            gradient = _values(generator, 10.0 ** (-2 * step))[: parameter.numel()].view(parameter.shape)
-            gradients[name] = gradient.to(device) * 0.7316227766016838  # clipped, as gradients are
+        # Clipped, as gradients are.
+        gradients = {name: one.to(device) * 0.7316227766016838 for name, one in gradients_of[step].items()}
         optimizer.step(parameters.items(), gradients, training.learning_rate * (1.0 + 0.1 * step))
         for name, parameter in parameters.items():
             for key, tensor in (("", parameter), *optimizer.state_of(name).items()):
                 seen.append((f"{step} {name}@{key}", tensor.clone()))
     return digest_of(seen)
+
+
+@cache
+def _inputs() -> tuple[Mapping[str, Tensor], Sequence[Mapping[str, Tensor]]]:
+    """Parameters, and their gradients in each step; on the CPU, not to be changed."""
+    generator = torch.Generator().manual_seed(SEED)
+    matrix = _values(generator, 0.02)[: SIDE * SIDE].view(SIDE, SIDE)
+    start = {"layers.0.weight": matrix, "vector": _values(generator, 1.0)}
+    gradients = [
+        {name: _values(generator, 10.0 ** (-2 * step))[: one.numel()].view(one.shape) for name, one in start.items()}
+        for step in range(STEPS)
+    ]
+    return start, gradients
 
 
 def _values(generator: torch.Generator, scale: float) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -55,10 +55,15 @@ def dotted(path: Path) -> str:
 
 
 @cache
+def nodes_of(path: Path) -> Sequence[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
 def imports(path: Path) -> frozenset[str]:
     """All that a file may import, at its top or later: modules, and what may be modules."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         match node:
             case ast.Import(names):
                 found |= {name.name for name in names}
@@ -72,8 +77,7 @@ def imports(path: Path) -> frozenset[str]:
 @cache
 def loads(path: Path) -> frozenset[str]:
     """What a file imports, and the names that it has for modules to be loaded when they are needed."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    names = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names = {node.value for node in nodes_of(path) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return imports(path) | names
 
 
@@ -164,7 +168,7 @@ def test_a_constructor_has_at_most_eight_parameters() -> None:
     found = {
         f"{dotted(path)}.{made.name}: {count}"
         for path in modules()
-        for made in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for made in nodes_of(path)
         if isinstance(made, ast.ClassDef)
         for init in made.body
         if isinstance(init, ast.FunctionDef) and init.name == "__init__"
