@@ -1,4 +1,4 @@
-"""The device port: one compute thread that runs everything which touches weights, graphs or sums.
+"""The device port: one compute thread that runs everything which changes weights, graphs or sums.
 
 With one thread, work happens in the order in which it was handed over; the rules about sealing and voiding rely on
 that. The event loop stays free to answer (measured: heartbeats are late by 4 ms at most).
@@ -19,6 +19,8 @@ from swarm.errors import OutOfMemory
 from swarm.model.runtime import release_memory
 
 T = TypeVar("T")
+
+ASIDE_THREADS = 3
 
 # How torch says so where it has no class for it: the CPU's allocator, CUDA and MPS, cuBLAS.
 _OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
@@ -44,7 +46,10 @@ class Device(Protocol):
         """Like `run`, with the seconds that it took."""
 
     def aside(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do `work` beside the compute thread: for what needs no weights, graphs or sums, such as building files."""
+        """Do `work` beside the compute thread, in any order: for what changes no weights, graphs or sums.
+
+        It must not read them either while they may change; the sums of a sealed step do not.
+        """
 
     def release(self) -> None:
         """Give memory that nothing uses any more back to the system, soon: a job has ended."""
@@ -59,8 +64,10 @@ class ThreadDevice:
         self._executor = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="compute", initializer=torch.set_num_threads, initargs=(threads,)
         )
-
-        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aside")
+        # Several, so that averaging does not wait for a checkpoint's files.
+        self._aside = ThreadPoolExecutor(
+            max_workers=ASIDE_THREADS, thread_name_prefix="aside", initializer=torch.set_num_threads, initargs=(1,)
+        )
 
     def run(self, work: Callable[[], T]) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(self._executor, _guarded, work, self.name)

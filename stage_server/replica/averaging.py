@@ -10,6 +10,9 @@
 The owner adds the parts in order of peer id and sends out the resulting bytes. So the result does not depend on who
 answered first, and all members hold the same bytes. Nothing here decides: members and slices come with the command,
 and the scheduler aborts a round that a member reports as failed.
+
+All of it happens beside the compute thread: the sums are sealed, and the rest is the CPU's. A round that overlaps with
+the next step would otherwise wait for one of its microbatches each time.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ async def run_round(
     `bits` is the fixed-point grid of the sums, None in ordinary mode. RoundBroken if a member does not deliver within
     `command.timeout_s`, Refused if the sizes contradict the unit's layout; both may come in a group.
     """
-    part = await device.run(lambda: stage.part(command.step, command.unit))
+    part = await device.aside(lambda: stage.part(command.step, command.unit))
     mine = _own(command.members, me.peer)
     if command.members[-1].stop != part.numel():
         raise Refused(f"the round covers {command.members[-1].stop} elements, unit {command.unit} has {part.numel()}")
@@ -84,12 +87,12 @@ async def run_round(
                 part[_span(mine)] if member.peer == me.peer else await arrived(member, mine, averaged=False)
                 for member in command.members
             ]
-            mean = await device.run(lambda: mean_of_parts(parts, command.tokens, bits))
+            mean = await device.aside(lambda: mean_of_parts(parts, command.tokens, bits))
             for member in others:
                 letter = round_slice(me, command, mine.start, mean, averaged=True)
                 tasks.create_task(_send(links, member, letter, deadline_s, averaged=True))
         slices = [mean if owner.peer == me.peer else await arrived(owner, owner, averaged=True) for owner in owners]
-    return await device.run(lambda: _assemble(stage, command.unit, slices))
+    return await device.aside(lambda: _assemble(stage, command.unit, slices))
 
 
 def _assemble(stage: Stage, unit: UnitName, slices: Sequence[Tensor]) -> Mean:

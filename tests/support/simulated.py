@@ -147,13 +147,14 @@ class Rig:
         database: str = "sqlite://",
         hold_bytes: int = 1 << 30,
         record: bool = False,
+        device_type: type[InlineDevice] = InlineDevice,
     ) -> Rig:
         """`database` is a URL; one in memory ends with the scheduler."""
         rig = cls(SimNetwork(rng, duplicate_ratio=duplicate_ratio), tokens, tasks, rng, database, hold_bytes)
         rig.record = record
         await rig.start_scheduler()
         for number in range(peers):
-            rig.add_peer(PeerId(f"peer-{number}"), tasks, Random(rng.random()))
+            rig.add_peer(PeerId(f"peer-{number}"), tasks, Random(rng.random()), device_type=device_type)
         return rig
 
     async def start_scheduler(self) -> None:
@@ -250,14 +251,16 @@ class Run:
     training_s: float
 
 
-def run_swarm(spec: JobSpec, tokens: Tokens, peers: int, seed: int) -> Run:
+def run_swarm(
+    spec: JobSpec, tokens: Tokens, peers: int, seed: int, *, device_type: type[InlineDevice] = InlineDevice
+) -> Run:
     """Train in simulation."""
 
     async def main() -> Run:
         result: Run | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                rig = await Rig.start(tokens, peers, tasks, Random(seed))
+                rig = await Rig.start(tokens, peers, tasks, Random(seed), device_type=device_type)
                 while len(rig.membership.idle_peers()) < peers:
                     await asyncio.sleep(0.1)
                 job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())

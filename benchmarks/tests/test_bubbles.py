@@ -1,0 +1,9 @@
+from benchmarks.models.bubbles import Shape, step_units
+
+
+def test_a_step_takes_what_the_schedule_says_and_overlap_hides_its_bubble() -> None:
+    shape = Shape(stages=2, microbatches=4)
+    assert shape.bubble == 0.2
+    # Two units for each microbatch that the step waits for, and one for the optimizer.
+    assert 11.0 <= step_units(shape, 0) < 11.5
+    assert 9.0 <= step_units(shape, 2) < 9.5
