@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from swarm.types import Direction, EvaluationBatch, Microbatch
 
 # How long a neighbour may be out of reach before it is reported. A dead neighbour is known to the scheduler sooner.
 DELIVERY_S_MAX = 5.0
+PAUSE_S = 0.05  # at most, before the second try; then twice as long each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +95,15 @@ def _beyond(me: ReplicaId, direction: Direction) -> int:
 
 async def deliver(links: PeerLinks, address: str, letter: Letter) -> None:
     """Send until the neighbour has it; PeerUnavailable or RetryElsewhere after DELIVERY_S_MAX, Refused at once."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + DELIVERY_S_MAX
     with suppress(RetryElsewhere):  # seldom raised: the usual delivery does without the retrying
         await links.send(address, letter.header, letter.payload)
         return
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + DELIVERY_S_MAX
+    await asyncio.sleep(PAUSE_S * random.random())
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(RetryElsewhere),
-        wait=wait_random_exponential(multiplier=0.05, max=1.0),
+        wait=wait_random_exponential(multiplier=PAUSE_S, max=1.0),
         stop=lambda _state: loop.time() >= deadline_s,  # the loop's clock: simulated time counts
         reraise=True,
     )

@@ -105,7 +105,7 @@ def send_ahead(tensor: Tensor, device: torch.device) -> SentAhead:
         copies = _copy_stream(device)
         with torch.cuda.stream(copies):
             return SentAhead(tensor.to(device, non_blocking=True), copies.record_event())
-    except torch.OutOfMemoryError:  # there may be room when it is needed
+    except RuntimeError:  # full, as a rule: there may be room when it is needed, or the fault shows then
         return SentAhead(tensor)
 
 

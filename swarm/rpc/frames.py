@@ -30,12 +30,13 @@ from swarm.types import Direction
 from swarm.wire import frame_pb2
 
 CHUNK_BYTES: Final = 1 << 20
-MESSAGE_BYTES: Final = 512 << 10  # a message that has as many takes no further frame
+MESSAGE_BYTES: Final = 512 << 10  # once a message has this many, no frame is added
 MAX_FRAMES: Final = 64  # of one message
 MAX_OPEN_TENSORS: Final = 16  # of one stream; the sender alternates between no more
 MAX_TENSOR_BYTES: Final = 1 << 30
 MAX_DIMENSIONS: Final = 8
 MAX_HEADER_BYTES: Final = 8 << 10
+_MAX_OTHER_BYTES = 1 << 10  # of one frame beside header and payload: what is kept holds no more than it seems
 _MAX_FIELDS = 32  # of one frame, unknown ones included: scanning stays cheap
 _MAX_REMEMBERED = 256  # refused tensors whose remaining chunks may still come
 
@@ -165,6 +166,9 @@ def decode(data: bytes | memoryview) -> RawFrame:
                 payload = view[start:position]
             case 5:
                 checksum = int.from_bytes(view[start:position], "little")
+    other_bytes = len(data) - len(payload) - len(header or b"")
+    if other_bytes > _MAX_OTHER_BYTES:
+        raise CorruptFrame(f"a frame has {other_bytes} bytes beside its header and payload")
     return RawFrame(sequence, header, offset, payload, checksum, len(data))
 
 

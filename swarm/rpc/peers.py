@@ -41,6 +41,7 @@ SERVICE: Final = "swarm.wire.Peer"
 METHOD: Final = "Exchange"
 PULL: Final = "Pull"
 MAX_BYTES_IN_FLIGHT: Final = 64 << 20  # per neighbour; a larger tensor goes alone
+RECEIPTS_BYTES_MAX: Final = 1 << 20  # of one message; honest ones have as many as tensors are received at a time
 MAX_RECEIVING: Final = 64  # tensors of one stream that `receive` works on
 PULLS_MAX: Final = 16  # answers that this process holds at a time
 PULLS_OF_HOST_MAX: Final = 8
@@ -308,6 +309,8 @@ class _Link:
 
     async def _read(self, call: _Call) -> None:
         async for data in call:
+            if len(data) > RECEIPTS_BYTES_MAX:
+                raise CorruptFrame(f"{self._address} answered with {len(data)} bytes at once")
             for receipt in parse(frame_pb2.Receipts, data).receipts:
                 outgoing = self._unanswered.get(receipt.sequence)
                 if outgoing is None or not outgoing.wire_bytes:

@@ -27,11 +27,11 @@ from swarm.wire import session_pb2
 
 SERVICE: Final = "swarm.wire.Session"
 DRAIN_S: Final = 5.0  # how long a handler may take to notice that its peer is gone
-ENCODED_KEPT: Final = 1024  # commands, each up to so many bytes; longer ones go to one peer only
-ENCODED_BYTES_MAX: Final = 32 << 10
+ENCODED_BYTES_MAX: Final = 16 << 20  # of the newest commands, which may go to other peers too
 INBOX_LIMIT: Final = 64  # events that wait for the handler; then the stage server waits
 
 _BREAK_SHOWS_S: Final = 0.05
+_OBJECT_BYTES: Final = 4 << 10  # about what a command takes beside its encoding
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 _Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
@@ -198,16 +198,18 @@ class Encoded:
 
     def __init__(self) -> None:
         self._newest: OrderedDict[int, tuple[int, Command, bytes]] = OrderedDict()  # by id
+        self._bytes = 0
 
     def __call__(self, epoch: int, command: Command) -> bytes:
         known = self._newest.get(id(command))
         if known is not None and known[0] == epoch and known[1] is command:
             return known[2]
         data = _within_limit(to_command(epoch, command).SerializeToString())
-        if len(data) <= ENCODED_BYTES_MAX:
-            self._newest[id(command)] = epoch, command, data
-            if len(self._newest) > ENCODED_KEPT:
-                self._newest.popitem(last=False)
+        self._newest[id(command)] = epoch, command, data
+        self._bytes += len(data) + _OBJECT_BYTES - (0 if known is None else len(known[2]) + _OBJECT_BYTES)
+        while self._bytes > ENCODED_BYTES_MAX:
+            _, (_, _, oldest) = self._newest.popitem(last=False)
+            self._bytes -= len(oldest) + _OBJECT_BYTES
         return data
 
 

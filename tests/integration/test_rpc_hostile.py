@@ -20,7 +20,7 @@ from swarm.peer_messages import Boundary, StateReply, StateRequest
 from swarm.rpc.channel import answering, bind, connect, connect_sync, new_server, translate
 from swarm.rpc.frames import MESSAGE_BYTES, decode, message, split, unpack
 from swarm.rpc.mapping import to_event, to_header, to_message
-from swarm.rpc.peers import PULLS_OF_HOST_MAX, GrpcPeerLinks, add_peer_service
+from swarm.rpc.peers import PULLS_OF_HOST_MAX, RECEIPTS_BYTES_MAX, GrpcPeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink, add_session_service
 from swarm.rpc.state import state_reply
 from swarm.types import JobId, PeerId
@@ -368,6 +368,28 @@ async def test_small_tensors_that_wait_together_travel_together_and_large_ones_a
     assert service.frames == [40]
     await asyncio.gather(*(links.send(address, header_of(MESSAGE_BYTES, i), bytes(MESSAGE_BYTES)) for i in range(3)))
     assert service.frames[1:] == [1, 1, 1]
+    await links.close()
+    await server.stop(None)
+
+
+class FloodingServer:
+    """A peer service that answers the first message with far more receipts than there are tensors."""
+
+    async def exchange(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        async for _ in requests:
+            await context.write(b"\x0a\x00" * RECEIPTS_BYTES_MAX)
+
+
+async def test_a_flood_of_receipts_breaks_the_link_before_it_is_read() -> None:
+    """4 MiB of them were two million objects on the event loop."""
+    server = new_server()
+    handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(FloodingServer().exchange)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("swarm.wire.Peer", handlers),))
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    links = GrpcPeerLinks()
+    with pytest.raises(CorruptFrame, match="bytes at once"):
+        await links.send(address, header_of(4), b"abcd")
     await links.close()
     await server.stop(None)
 

@@ -291,6 +291,13 @@ def test_a_frame_of_many_small_fields_is_refused_without_scanning_it() -> None:
         decode(b"\x78\x01" * 2_000_000)
 
 
+def test_a_frame_that_is_mostly_something_else_is_refused() -> None:
+    """The few bytes of its payload would keep all others in memory, and nobody would count them."""
+    other = b"\x7a" + b"\x80\x80\x01" + bytes(16 << 10)  # field 15
+    with pytest.raises(CorruptFrame, match="beside its header and payload"):
+        decode(frame_pb2.Frame(sequence=1, payload=b"abcd").SerializeToString() + other)
+
+
 def test_a_message_of_very_many_frames_is_refused() -> None:
     """Each frame costs time on the one event loop: a message of the greatest size has room for 300,000 of them."""
     most = message([[b""]] * MAX_FRAMES)

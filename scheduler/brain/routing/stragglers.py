@@ -107,7 +107,7 @@ class Stragglers:
                     self._forgotten.add(route)
 
     def validate(self) -> None:
-        """Assert that every turn that has begun is watched, or was forgotten with its peer."""
+        """Assert that no turn has begun unnoticed, but for routes whose peer was forgotten."""
         self._deadlines.validate()
         for route in self._routes.keys() - self._forgotten:
             places = self._routes[route]

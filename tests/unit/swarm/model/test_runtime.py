@@ -32,16 +32,16 @@ class Stream:
 class Scripted:
     """A tensor of the script: where it lies, and what is done with it."""
 
-    def __init__(self, device: torch.device, calls: list[str], room: int = 9) -> None:
+    def __init__(self, device: torch.device, calls: list[str], full: RuntimeError | None = None) -> None:
         self.device = device
         self.calls = calls
-        self.room = room
+        self.full = full
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> Scripted:
         if device == self.device:
             return self
-        if self.room == 0:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+        if self.full is not None:
+            raise self.full
         self.calls.append("copy" if non_blocking else "blocking copy")
         return Scripted(device, self.calls)
 
@@ -80,10 +80,13 @@ def test_a_tensor_that_was_sent_ahead_is_not_copied_again(calls: list[str]) -> N
     assert calls == SENT + RECEIVED
 
 
-def test_a_full_gpu_is_told_of_when_the_tensor_is_needed_not_when_it_arrives(calls: list[str]) -> None:
-    tensor: Any = Scripted(torch.device("cpu"), calls, room=0)
+@pytest.mark.parametrize("full", [torch.OutOfMemoryError("no room"), RuntimeError("CUDA error: out of memory")])
+def test_a_full_gpu_is_told_of_when_the_tensor_is_needed_not_when_it_arrives(
+    calls: list[str], full: RuntimeError
+) -> None:
+    tensor: Any = Scripted(torch.device("cpu"), calls, full)
     assert received(send_ahead(tensor, GPU)) is tensor
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(full)):
         to_device(tensor, GPU)
 
 
