@@ -7,7 +7,7 @@ it; the sha256 of the weights must be equal. Then a Llama of about 1 B parameter
 other, on the same tokens:
 
     torch   one process: the same layers, bfloat16 autocast, torch.optim.AdamW (fused), no stages, no checks
-    swarm   a scheduler and `--stages` stage servers on the GPU, boundary tensors in bfloat16
+    swarm   a scheduler and `--stages` stage servers on the GPU, `--dtype`, boundary tensors in bfloat16
 
 All stages share the device, so the swarm can at best be as fast as torch; the ratio says what being a swarm costs.
 Utilisation counts the model's own operations (6 per multiply-add of a forward, nothing for recomputation) and is a
@@ -85,9 +85,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="swarm-gpu-") as name:
         spec, manifest = job_of(options, Path(name), config=CONFIG)
         peak = options.peak_tflops * 1e12 or _fastest_product(device)
-        speeds = [Speed.of("torch", _plain_torch(spec, manifest, device, options.warmup), spec)]
+        speeds = [Speed.of("torch, bfloat16 autocast", _plain_torch(spec, manifest, device, options.warmup), spec)]
         release_memory(device)
-        speeds.append(Speed.of("swarm", _swarm(options, Path(name), spec, manifest, device), spec))
+        speeds.append(Speed.of(f"swarm, {options.dtype}", _swarm(options, Path(name), spec, manifest, device), spec))
     console.print(table(speeds, peak, parameters(spec)))
 
 

@@ -65,6 +65,7 @@ def brain_settings(
         saving=SavingRules(spec.checkpoint.every_steps, spec.checkpoint.every_s, spec.checkpoint.optimizer),
         recover=True,
         work=_work(spec),
+        compiles=spec.model.compile,
         state_bytes=tuple(one.weights + one.optimizer for one in footprints),
         on_stall=spec.limits.on_stall,
         deadlines=DeadlineSettings(pipeline.deadline_k, pipeline.deadline_min_s, pipeline.deadline_max_s),

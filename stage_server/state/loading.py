@@ -110,7 +110,11 @@ async def _from_hub(command: LoadStage, spec: JobSpec, ports: ReplicaPorts) -> I
 
 
 async def _announced(work: Awaitable[T], sign_of_life: str, every_s: float, log: Logger) -> T:
+    """The result of `work`; meanwhile a line every so often. Who is cancelled here hears no more of it."""
     task = asyncio.ensure_future(work)
-    while not (await asyncio.wait({task}, timeout=every_s))[0]:
-        log.info(sign_of_life)
-    return task.result()
+    try:
+        while not (await asyncio.wait({task}, timeout=every_s))[0]:
+            log.info(sign_of_life)
+        return task.result()
+    finally:
+        task.cancel()  # work that has begun goes on, and a fault of it would be an exception that nobody retrieves

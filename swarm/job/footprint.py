@@ -28,12 +28,13 @@ from dataclasses import dataclass
 
 from swarm.job.families import FAMILIES
 from swarm.job.partition import layer_widths
-from swarm.job.spec import JobSpec
+from swarm.job.spec import LOWERED, JobSpec
 
 MARGIN = 1.1
-SHARES = {"float32": 1.0, "bfloat16": 0.8, "bfloat16_parameters": 0.75}
+SHARES = {"float32": 1.0, "bfloat16": 0.8, LOWERED: 0.75}
 STATE_BYTES = {"adamw": 8, "nadamw": 8, "lamb": 8, "muon": 8, "sgd": 0}
-WIRE_BYTES = {"auto": 4.0, "none": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.02}
+# Of an element of an output that is held, by pipeline.compression; with "auto" at most.
+HELD_BYTES = {"auto": 4.0, "none": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.02}
 # Saved elements per score, where attention drops (fused kernels do not, on every device), and per element of D.
 ATTENTION_DROPOUT = 4.0
 HIDDEN_DROPOUT = 3.0
@@ -66,14 +67,14 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     training, staleness = spec.training, spec.pipeline.staleness
     open_steps = 1 + staleness
     sum_bytes = 8 if training.reproducible else 4
-    lowered = spec.model.dtype == "bfloat16_parameters"
+    lowered = spec.model.dtype == LOWERED
     momentum = 4 if training.optimizer == "sgd" and training.momentum else 0
     window = math.ceil(training.microbatches * open_steps / replicas)
     limit = spec.pipeline.max_in_flight
     in_flight = min(window, 2 * stages if limit == "auto" else math.ceil(limit / replicas))
     outputs = (not first) + (not last)
     boundary = _tokens(spec) * spec.model.config["hidden_size"]
-    held = window * outputs * WIRE_BYTES[spec.pipeline.compression] + in_flight * outputs * 4
+    held = window * outputs * HELD_BYTES[spec.pipeline.compression] + in_flight * outputs * 4
     # The last stage goes backward right after forward; before it, all that is in flight may be on its way back.
     graphs = 1 if last else in_flight
     whole = graph_bytes(spec, layers, last=last)
@@ -121,13 +122,10 @@ def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
     head = ((1 + capped) * vocabulary + 4 * width) if last else 0
     elements = tokens * (layers * saved + head)
     dtype = spec.model.dtype
-    cast = layers * widths.matrices + (vocabulary * width if last else 0)
-    logits = 2 * tokens * vocabulary if last else 0
-    return (
-        math.ceil(4 * SHARES[dtype] * elements)
-        + (2 * cast if dtype == "bfloat16" else 0)
-        + (logits if dtype != "float32" else 0)
-    )
+    weights = layers * widths.matrices + (vocabulary * width if last else 0)
+    cast_weights = 2 * weights if dtype == "bfloat16" else 0
+    lowered_logits = 2 * tokens * vocabulary if last and dtype != "float32" else 0
+    return math.ceil(4 * SHARES[dtype] * elements) + cast_weights + lowered_logits
 
 
 def _tokens(spec: JobSpec) -> int:

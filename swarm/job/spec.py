@@ -15,7 +15,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     FamilyName: TypeAlias = str
 else:
     FamilyName = Literal["auto", *FAMILIES]
+
+# The `model.dtype` whose stages compute on bfloat16 copies of the weights.
+LOWERED: Final = "bfloat16_parameters"
 
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 # TOML and JSON have lists only.

@@ -18,6 +18,7 @@ from swarm.model.stage import Stage
 from swarm.types import Microbatch
 
 _BACKEND: str | Callable[..., object] = "inductor"
+_FUNCTIONS_MAX = 3  # of one layer: with a graph, with one for an input that needs no gradient, without a graph
 _NO_MICROBATCH = Microbatch(-1, -1, -1)
 
 
@@ -27,20 +28,28 @@ def compile_layers(stages: Sequence[Stage], spec: JobSpec) -> str:
     Gives "", or why it cannot be done here; the stages then compute as they did. Call it on the compute thread.
     """
     # The compiler is loaded by jobs that ask for it, not by every stage server.
-    from torch._dynamo import reset  # noqa: PLC0415
-    from torch._dynamo.exc import TorchDynamoException  # noqa: PLC0415
+    from torch._dynamo import config, reset  # noqa: PLC0415
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # noqa: PLC0415
 
     reset()  # another job's shapes
     modules = [buffer.module for stage in stages for buffer in stage.weights.buffers]
     for module in modules:
         module.calls = [torch.compile(layer, backend=_BACKEND, dynamic=False) for layer in module.layers()]
+    # Layers that differ in a number, such as GPT-2's divisor of scores, are compiled one by one. By itself torch would
+    # leave those after the eighth uncompiled.
+    limit = max(config.recompile_limit, _FUNCTIONS_MAX * sum(len(module.calls) for module in modules))
+    unlimited = config.patch(
+        recompile_limit=limit,
+        accumulated_recompile_limit=max(config.accumulated_recompile_limit, limit),
+        fail_on_recompile_limit_hit=True,
+    )
     try:
-        with warnings.catch_warnings():
+        with unlimited, warnings.catch_warnings():
             # The compiler looks at `grad` of all that it is given, boundary tensors between layers included.
             warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
             for stage in stages:
                 _compute_zeros(stage, spec)
-    except TorchDynamoException as error:
+    except (TorchDynamoException, FailOnRecompileLimitHit) as error:
         for module in modules:
             module.calls = module.layers()
         return " ".join([*filter(None, str(error).splitlines())][:2]) or type(error).__name__

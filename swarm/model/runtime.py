@@ -97,7 +97,7 @@ def send_ahead(tensor: Tensor, device: torch.device) -> SentAhead:
     """Begin to copy a tensor to a GPU, from any thread; nobody waits. Do not write to `tensor` afterwards.
 
     A GPU copies on a stream of its own, beside what it computes; in the background only if the memory is pinned. If the
-    GPU is full, or the device is none, the tensor stays where it is.
+    GPU is full, or the device is not a GPU, the tensor stays where it is.
     """
     if device.type != "cuda":
         return SentAhead(tensor)

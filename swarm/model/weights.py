@@ -4,8 +4,8 @@
     float32, bfloat16       float32             the module of the oldest version, after the newest was copied there
     bfloat16_parameters     bfloat16 copies     float32 masters, of the newest version only; copies are made anew
 
-Either way no graph sees its weights move. Files, digests and the optimizer know float32 only; bfloat16 is a part of
-it, so an older copy that is saved as float32 comes back with the same bits.
+Either way no graph sees its weights move. Files, digests and the optimizer know float32 only; every bfloat16 value is
+a float32 value, so an older copy that is saved as float32 comes back with the same bits.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from swarm.errors import StaleMessage
-from swarm.job.spec import JobSpec
+from swarm.job.spec import LOWERED, JobSpec
 from swarm.model.families import StageModule, build
 from swarm.model.state import InitialState
-
-LOWERED = "bfloat16_parameters"
 
 
 @dataclass(slots=True)
@@ -118,7 +116,7 @@ def _starts(initial: InitialState | None) -> tuple[tuple[int, Mapping[str, Tenso
 
 
 def _lower(module: StageModule) -> dict[str, Tensor]:
-    """Turn the parameters into bfloat16, but no tables; gives what they were."""
+    """Turn the parameters into bfloat16; gives what they were. Buffers, such as rotary tables, stay float32."""
     # Not `detach`, which would count changes of the masters as changes of what graphs have seen.
     whole = {name: parameter.data for name, parameter in module.named_parameters()}
     for parameter in module.parameters():

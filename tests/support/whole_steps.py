@@ -1,4 +1,4 @@
-"""The stages of a tiny Llama in one process, trained microbatch by microbatch and step by step."""
+"""The stages of a tiny model (a Llama if no family is named) in one process, trained by microbatches and steps."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ B, T, D = 2, 16, 32
 
 def spec_of(stages: int = 2, *, staleness: int = 0, training: dict[str, Any] | None = None, **model: Any) -> JobSpec:
     config = {"hidden_size": D, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    if model.get("family") == "gpt2":
+        config["n_inner"] = config.pop("intermediate_size")
     config |= model.pop("config", {})
     spec = resolve(
         parse_job(

@@ -23,6 +23,7 @@ from swarm.types import PeerId
 
 JOINER_BYTES_PER_S_MIN = 1e6
 JOIN_S_MIN = 600.0
+COMPILE_S_MAX = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,5 +128,6 @@ class Admission:
 
     def _join_s_max(self, joiner: Joiner) -> float:
         """How long a joiner may take: moves wait for it, and it counts as a replica to come."""
-        sizes = self._state.settings.state_bytes
-        return JOIN_S_MIN + (sizes[joiner.replica.stage] / JOINER_BYTES_PER_S_MIN if sizes else 0.0)
+        settings = self._state.settings
+        fetch_s = settings.state_bytes[joiner.replica.stage] / JOINER_BYTES_PER_S_MIN if settings.state_bytes else 0.0
+        return JOIN_S_MIN + (COMPILE_S_MAX if settings.compiles else 0.0) + fetch_s

@@ -24,7 +24,7 @@ from scheduler.brain.inputs import (
 )
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, Fail, Finish, Note, PublishCheckpoint, Send, Stopped
-from scheduler.brain.replicas.admission import JOIN_S_MIN
+from scheduler.brain.replicas.admission import COMPILE_S_MAX, JOIN_S_MIN
 from scheduler.brain.routing.policies import POLICIES
 from scheduler.brain.state.links import ROUNDS_MAX
 from scheduler.brain.state.mode import Mode
@@ -593,6 +593,14 @@ def test_a_joiner_that_fetches_for_ever_is_given_up() -> None:
     swarm.tell(Join(ReplicaRecord(PeerId("new"), 1, "at new", 0)), 2.0)
     assert sends(swarm.tell(Tick(), JOIN_S_MIN), Release) == []
     assert [one.peer for one in sends(swarm.tell(Tick(), JOIN_S_MIN + 2.0), Release)] == ["new"]
+
+
+def test_a_joiner_that_has_to_compile_its_layers_may_take_longer() -> None:
+    swarm = Swarm(recover=True, compiles=True)
+    swarm.answer(LoadStage)
+    swarm.tell(Join(ReplicaRecord(PeerId("new"), 1, "at new", 0)), 2.0)
+    assert sends(swarm.tell(Tick(), COMPILE_S_MAX + JOIN_S_MIN), Release) == []
+    assert [one.peer for one in sends(swarm.tell(Tick(), COMPILE_S_MAX + JOIN_S_MIN + 2.0), Release)] == ["new"]
 
 
 def test_the_last_replica_of_a_stage_fails_the_job_if_it_says_so() -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import threading
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, TypeVar
 
 import pytest
 import structlog
+import torch
 
+from stage_server.device import ThreadDevice
 from stage_server.ports import Assignment, ReplicaId
+from stage_server.state import loading
 from stage_server.state.loading import SIGN_OF_LIFE, build_stage
+from swarm.errors import OutOfMemory
 from swarm.messages import LoadStage
 from swarm.model import compiled
 from swarm.types import JobId, PeerId
@@ -35,18 +42,22 @@ class SlowCompiler(InlineDevice):
         return asyncio.ensure_future(self._after(work(), COMPILING_S if self.runs == 2 else 0.0))
 
 
-def loaded(backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a stage server logs that loads a stage with compiled layers."""
-    monkeypatch.setattr(compiled, "_BACKEND", backend)
+def compiling_assignment() -> Assignment:
     spec = spec_of(2, compile=True, training={"reproducible": False})
     split = spec.pipeline.split
     assert split != "auto"
+    command = LoadStage(JobId("job"), 0, 1, split, 0, spec.model_dump_json())
+    return Assignment(command, spec, ReplicaId(JobId("job"), PeerId("me"), 1, 1))
+
+
+def loaded(backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a stage server logs that loads a stage with compiled layers."""
+    monkeypatch.setattr(compiled, "_BACKEND", backend)
+    assignment = compiling_assignment()
 
     async def main() -> None:
         network = SimNetwork(Random(0))
         async with asyncio.TaskGroup() as tasks:
-            command = LoadStage(JobId("job"), 0, 1, split, 0, spec.model_dump_json())
-            assignment = Assignment(command, spec, ReplicaId(JobId("job"), PeerId("me"), 1, 1))
             ports = ports_of(SlowCompiler(lambda: 0.0), network.peer_links("at me"), lambda _: None, tasks)
             stage, _ = await build_stage(assignment, ports)
             assert stage.version == 0
@@ -77,3 +88,36 @@ def test_a_stage_server_without_a_compiler_warns_and_loads(monkeypatch: pytest.M
     assert len(warnings) == 1
     assert warnings[0].startswith("me cannot compile layers and computes them as they are: ")
     assert "no compiler" in warnings[0]
+
+
+def test_a_fault_of_a_compiler_that_nobody_waits_for_any_more_is_retrieved(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, released = threading.Event(), threading.Event()
+    complaints: list[dict[str, Any]] = []
+
+    def compile_layers(*_: object) -> str:
+        begun.set()
+        assert released.wait(60.0)
+        raise OutOfMemory("no memory for the compiler")
+
+    monkeypatch.setattr(loading, "compile_layers", compile_layers)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+        network, device = SimNetwork(Random(0)), ThreadDevice(torch.device("cpu"), 1)
+        async with asyncio.TaskGroup() as tasks:
+            ports = ports_of(device, network.peer_links("at me"), lambda _: None, tasks)
+            load = asyncio.create_task(build_stage(compiling_assignment(), ports))
+            assert await asyncio.to_thread(begun.wait, 60.0)
+            load.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await load
+            assert load.cancelled()
+            released.set()
+            await device.run(lambda: None)  # after the compiler, on the same thread
+            await ports.work.close()
+            await network.close()
+        device.close()
+
+    asyncio.run(main())
+    gc.collect()
+    assert complaints == []

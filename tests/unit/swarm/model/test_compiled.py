@@ -70,6 +70,29 @@ def test_the_function_for_evaluations_is_compiled_beforehand_too(graphs: list[An
     assert len(graphs) == before > 1
 
 
+def test_layers_that_each_need_a_function_are_all_compiled(graphs: list[Any]) -> None:
+    """torch stops after eight functions unless told otherwise, and these twelve layers divide by their own index."""
+    shape = {"num_hidden_layers": 12, "scale_attn_by_inverse_layer_idx": True}
+    spec = spec_of(1, staleness=1, family="gpt2", config=shape, training=ORDINARY)
+    plain, fast = stages_of(spec), stages_of(spec)
+    assert compile_layers(fast, spec) == ""
+    before = len(graphs)
+    assert before >= 12
+    assert trained(fast) == pytest.approx(trained(plain), rel=1e-3)
+    assert len(graphs) == before
+
+
+def test_layers_that_torch_leaves_uncompiled_are_told(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_FUNCTIONS_MAX", 0)
+    shape = {"num_hidden_layers": 12, "scale_attn_by_inverse_layer_idx": True}
+    spec = spec_of(1, staleness=1, family="gpt2", config=shape, training=ORDINARY)
+    plain, slow = stages_of(spec), stages_of(spec)
+    assert "limit" in compile_layers(slow, spec)
+    before = len(graphs)
+    assert trained(slow) == trained(plain)
+    assert len(graphs) == before
+
+
 def test_zeros_leave_nothing_behind(graphs: list[Any]) -> None:
     spec = spec_of(1, training=ORDINARY)
     (stage,) = stages_of(spec)
