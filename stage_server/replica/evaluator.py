@@ -57,7 +57,7 @@ class Evaluator:
         )
         self._me = me
         self._stage = stage
-        self._codec = spec.pipeline.unmeasured_compression
+        self._codec = spec.unmeasured_compression
         self._deliveries = deliveries
         self._ports = ports
         self._ready = ready

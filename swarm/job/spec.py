@@ -172,11 +172,6 @@ class PipelineSection(Section):
         return rest | {"overlap": "all" if staleness else 0, "sync_steps": 0}
 
     @property
-    def unmeasured_compression(self) -> str:
-        """The codec where no link is measured: in one process, and for evaluations."""
-        return "none" if self.compression == "auto" else self.compression
-
-    @property
     def staleness(self) -> int:
         """How many versions before the newest a stage keeps: 1 with overlap, else 0."""
         return 0 if self.overlap == 0 else 1
@@ -265,6 +260,13 @@ class JobSpec(Section):
                     "drop one of the two"
                 )
         return self
+
+    @property
+    def unmeasured_compression(self) -> str:
+        """The codec where no link is measured: in one process, and for evaluations. With "auto" one that is exact."""
+        if self.pipeline.compression != "auto":
+            return self.pipeline.compression
+        return "bfloat16" if self.model.dtype == LOWERED else "none"
 
     @property
     def layers(self) -> int:

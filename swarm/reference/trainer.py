@@ -168,7 +168,7 @@ def evaluate(stages: Sequence[Stage], spec: JobSpec, batches: Batches, version: 
         x: Tensor | None = None
         for stage in stages:
             y, microbatch_loss = stage.evaluate(version, x=x, tokens=tokens, targets=targets)
-            x = None if y is None else round_trip(y, spec.pipeline.unmeasured_compression)
+            x = None if y is None else round_trip(y, spec.unmeasured_compression)
         loss += microbatch_loss
     return EvaluationReport(version, loss / batches.evaluation_tokens)
 
@@ -211,7 +211,7 @@ def save_folder(
 def _run(stages: Sequence[Stage], spec: JobSpec, batches: Batches, microbatch: Microbatch) -> tuple[float, bool]:
     """One microbatch through all stages and back: (sum of token losses, whether all gradients were finite)."""
     version = spec.version_of(microbatch.step, microbatch.index)
-    codec = spec.pipeline.unmeasured_compression
+    codec = spec.unmeasured_compression
     tokens, targets = (torch.from_numpy(array) for array in batches.microbatch(microbatch.step, microbatch.index))
     x: Tensor | None = None
     loss = 0.0

@@ -66,5 +66,21 @@ def test_a_codec_by_measured_speed_is_refused_where_bits_must_repeat() -> None:
         spec_from_json(
             pipeline(compression="auto").model_dump_json().replace('"reproducible":false', '"reproducible":true')
         )
-    assert pipeline(compression="auto").pipeline.unmeasured_compression == "none"
-    assert pipeline(compression="int8").pipeline.unmeasured_compression == "int8"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compression", "codec"),
+    [
+        ("float32", "auto", "none"),
+        ("bfloat16", "auto", "none"),
+        ("bfloat16_parameters", "auto", "bfloat16"),
+        ("bfloat16_parameters", "none", "none"),
+        ("float32", "int8", "int8"),
+    ],
+)
+def test_where_no_link_is_measured_the_smallest_exact_codec_stands_for_auto(
+    dtype: str, compression: str, codec: str
+) -> None:
+    spec = pipeline(compression=compression)
+    lowered = spec.model_copy(update={"model": spec.model.model_copy(update={"dtype": dtype})})
+    assert lowered.unmeasured_compression == codec
