@@ -2,6 +2,7 @@
 
 A link keeps pace if a tensor takes at most half as long to travel as to compute: then transfers hide behind computing,
 with room for both directions. Each link gets the most precise codec that keeps pace, and the quickest if none does.
+Where tensors hold bfloat16 values (model.dtype "bfloat16_parameters"), "none" is not among them: it adds nothing.
 
     seconds of a codec = its bytes / the link's bytes per second + what encoding and decoding cost
 
@@ -13,6 +14,7 @@ one tensor at a time looks slower than its bandwidth.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
@@ -22,6 +24,7 @@ from swarm.types import Direction, PeerId
 AUTO: Final = "auto"
 PRECISE_FIRST: Final = ("none", "bfloat16", "int8")
 FIRST: Final = "bfloat16"  # until the link was measured
+EXACT_AT_BFLOAT16: Final = PRECISE_FIRST[1:]  # of those, the ones worth their bytes where all values are bfloat16
 PLAIN_BYTES: Final = 4  # of an element of float32
 WIRE_BYTES: Final = {"none": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / 256}  # of an element
 # Seconds per byte of float32 to encode and to decode, of one CPU thread at 4 MiB: 19 GB/s each way; 3.4 and 13 GB/s.
@@ -39,16 +42,18 @@ def allowed(setting: str) -> tuple[str, ...]:
     return PRECISE_FIRST if setting == AUTO else (setting,)
 
 
-def choose(current: str, elements: int, bytes_per_s: float, compute_s: float) -> str:
-    """The codec for a tensor of so many elements on a link that now uses `current`."""
+def choose(
+    current: str, elements: int, bytes_per_s: float, compute_s: float, codecs: Sequence[str] = PRECISE_FIRST
+) -> str:
+    """The one of `codecs`, most precise first, for a tensor of so many elements on a link that now uses `current`."""
     if elements * PLAIN_BYTES < LEAST_BYTES:
-        return PRECISE_FIRST[0]
-    seconds = {codec: seconds_of(codec, elements, bytes_per_s) for codec in PRECISE_FIRST}
-    present = PRECISE_FIRST.index(current)
-    for rank, codec in enumerate(PRECISE_FIRST):
+        return codecs[0]
+    seconds = {codec: seconds_of(codec, elements, bytes_per_s) for codec in codecs}
+    present = codecs.index(current)
+    for rank, codec in enumerate(codecs):
         if seconds[codec] <= compute_s * (SHARE_BACK if rank < present else SHARE_MAX):
             return codec
-    quickest = min(PRECISE_FIRST, key=seconds.__getitem__)
+    quickest = min(codecs, key=seconds.__getitem__)
     return quickest if seconds[quickest] < (1 - GAIN_MIN) * seconds[current] else current
 
 
@@ -85,8 +90,9 @@ class Change:
 class LinkCodecs:
     """The links of one replica to its neighbours."""
 
-    def __init__(self, setting: str) -> None:
+    def __init__(self, setting: str, *, bfloat16_is_exact: bool = False) -> None:
         self._setting = setting
+        self._codecs = EXACT_AT_BFLOAT16 if bfloat16_is_exact else PRECISE_FIRST
         self._links: dict[PeerId, _Link] = {}
         self._compute_s = {direction: deque[float](maxlen=REMEMBERED) for direction in Direction}
 
@@ -105,7 +111,7 @@ class LinkCodecs:
         if not link.rates or not compute_s:
             return link.codec, None
         before, bytes_per_s = link.codec, max(link.rates)
-        link.codec = choose(before, elements, bytes_per_s, median(compute_s))
+        link.codec = choose(before, elements, bytes_per_s, median(compute_s), self._codecs)
         return link.codec, Change(to, before, link.codec, bytes_per_s) if link.codec != before else None
 
     def start(self, to: PeerId, now_s: float) -> Start:

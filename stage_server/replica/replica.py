@@ -45,6 +45,7 @@ from swarm.errors import (
     StaleMessage,
     SwarmError,
 )
+from swarm.job.spec import LOWERED
 from swarm.model import codec
 from swarm.model.runtime import SentAhead, received, send_ahead
 from swarm.model.stage import Stage
@@ -80,7 +81,7 @@ class Replica:
         self._stage = stage
         self._ports = ports
         self._device, self._metrics = ports.device, ports.metrics
-        self._codecs = LinkCodecs(spec.pipeline.compression)
+        self._codecs = LinkCodecs(spec.pipeline.compression, bfloat16_is_exact=spec.model.dtype == LOWERED)
         self.cells = cell.CellTable(
             stage=me.stage,
             stages=assignment.stages,

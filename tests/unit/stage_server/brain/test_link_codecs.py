@@ -85,8 +85,8 @@ def test_the_bytes_that_are_reckoned_with_are_those_of_the_codecs() -> None:
         assert wire_s == pytest.approx(codec.CODECS[name].payload_bytes(ELEMENTS), rel=1e-3)
 
 
-def links_of(setting: str, compute_s: float) -> LinkCodecs:
-    links = LinkCodecs(setting)
+def links_of(setting: str, compute_s: float, *, bfloat16_is_exact: bool = False) -> LinkCodecs:
+    links = LinkCodecs(setting, bfloat16_is_exact=bfloat16_is_exact)
     links.computed(FORWARD, compute_s)
     return links
 
@@ -109,6 +109,14 @@ def test_each_link_is_measured_and_told_apart_and_a_change_is_told_once() -> Non
     assert links.codec_to(B, FORWARD, ELEMENTS) == ("int8", Change(B, FIRST, "int8", 2.0 * ELEMENTS))
     assert links.codec_to(A, FORWARD, ELEMENTS) == ("none", None)
     assert links.codec_to(None, FORWARD, ELEMENTS) == (FIRST, None)
+
+
+@pytest.mark.parametrize(("seconds", "codec"), [(0.001, "bfloat16"), (1.0, "int8")])
+def test_values_that_are_bfloat16_never_travel_as_float32(seconds: float, codec: str) -> None:
+    links = links_of("auto", 0.1, bfloat16_is_exact=True)
+    links.delivered(A, links.start(A, 0.0), 2 * ELEMENTS, seconds)
+    assert links.codec_to(A, FORWARD, ELEMENTS)[0] == codec
+    assert links.codec_to(A, FORWARD, LEAST_BYTES // 4 - 1)[0] == "bfloat16"
 
 
 def test_tensors_that_share_a_link_do_not_make_it_look_slow() -> None:
