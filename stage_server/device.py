@@ -1,4 +1,4 @@
-"""The device port: one compute thread that runs everything which changes weights, graphs or sums.
+"""The device port: one compute thread that runs everything which touches weights, graphs or sums.
 
 With one thread, work happens in the order in which it was handed over; the rules about sealing and voiding rely on
 that. The event loop stays free to answer (measured: heartbeats are late by 4 ms at most).
@@ -46,9 +46,9 @@ class Device(Protocol):
         """Like `run`, with the seconds that it took."""
 
     def aside(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do `work` beside the compute thread, in any order: for what changes no weights, graphs or sums.
+        """Do `work` beside the compute thread, in any order: for what needs no weights, graphs or sums.
 
-        It must not read them either while they may change; the sums of a sealed step do not.
+        What is handed over there before may not have happened yet: sums may still hold what was void.
         """
 
     def release(self) -> None:

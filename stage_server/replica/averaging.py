@@ -11,8 +11,8 @@ The owner adds the parts in order of peer id and sends out the resulting bytes. 
 answered first, and all members hold the same bytes. Nothing here decides: members and slices come with the command,
 and the scheduler aborts a round that a member reports as failed.
 
-All of it happens beside the compute thread: the sums are sealed, and the rest is the CPU's. A round that overlaps with
-the next step would otherwise wait for one of its microbatches each time.
+Only reading the sums needs the compute thread, where sums are forgotten too. The rest happens beside it, on the CPU: a
+round that overlaps with the next step would otherwise wait for one of its microbatches each time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def run_round(
     `bits` is the fixed-point grid of the sums, None in ordinary mode. RoundBroken if a member does not deliver within
     `command.timeout_s`, Refused if the sizes contradict the unit's layout; both may come in a group.
     """
-    part = await device.aside(lambda: stage.part(command.step, command.unit))
+    part = await device.run(lambda: stage.part(command.step, command.unit))  # behind any Void that came before
     mine = _own(command.members, me.peer)
     if command.members[-1].stop != part.numel():
         raise Refused(f"the round covers {command.members[-1].stop} elements, unit {command.unit} has {part.numel()}")
