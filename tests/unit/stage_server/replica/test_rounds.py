@@ -18,7 +18,7 @@ from stage_server.replica.rounds import RoundRunner
 from swarm.errors import SetMismatch, SwarmError
 from swarm.messages import AbortRound, Average, Averaged, Commit, Member, ParameterNorm, RoundFailed, UnitRound
 from swarm.types import JobId, PeerId, Round, UnitName
-from tests.support.devices import InlineDevice
+from tests.support.devices import SimDevice
 from tests.support.ports import ports_of
 from tests.support.sim import loop as sim
 from tests.support.sim.network import SimNetwork
@@ -31,8 +31,13 @@ ELEMENTS = 4
 class Numbers:
     """A stage whose sums are one number."""
 
+    number = 6.0
+
     def part(self, step: int, unit: UnitName) -> Tensor:
-        return torch.full((ELEMENTS,), 6.0)
+        return torch.full((ELEMENTS,), self.number)
+
+    def forget(self) -> None:
+        self.number = 0.0
 
     def squared_norms(self, unit: UnitName, mean: Tensor) -> tuple[ParameterNorm, ...]:
         return ()
@@ -43,6 +48,8 @@ class Table:
     """Rounds of one member, and what it told."""
 
     rounds: RoundRunner
+    stage: Numbers
+    device: SimDevice
     told: list[Averaged | RoundFailed] = field(default_factory=list)
 
 
@@ -55,10 +62,13 @@ async def table() -> AsyncIterator[Table]:
         told: list[Any] = []
         network = SimNetwork(Random(0))
         stage: Any = Numbers()
-        ports = ports_of(InlineDevice(lambda: 0.0), network.peer_links("at a"), told.append, tasks)
+        device = SimDevice(lambda: 1.0)
+        computing = tasks.create_task(device.work_forever())
+        ports = ports_of(device, network.peer_links("at a"), told.append, tasks)
         rounds = RoundRunner(ME, stage, None, ports, fail, Mailbox(ME.peer, 0, 2))
-        yield Table(rounds, told)
+        yield Table(rounds, stage, device, told)
         rounds.abort_all()
+        computing.cancel()
         await network.close()
 
 
@@ -95,6 +105,22 @@ def test_the_sum_is_divided_and_held_for_the_commit_that_names_the_round() -> No
         assert means[UNIT].digest == told.digest
         made.rounds.close(0)
         assert made.rounds.means(commit(1)) is None
+
+    in_simulation(act)
+
+
+def test_what_was_void_before_the_round_is_not_in_its_sums() -> None:
+    """A Void is obeyed behind what the device computes; until then the sums hold what the cells no longer count."""
+
+    async def act(made: Table) -> None:
+        made.device.timed(lambda: None)
+        made.device.run(made.stage.forget)
+        assert made.rounds.take(average())
+        made.rounds.sealed(0, "mine")
+        await asyncio.sleep(2.0)
+        means = made.rounds.means(commit(1))
+        assert means is not None
+        assert means[UNIT].gradient.tolist() == [0.0] * ELEMENTS
 
     in_simulation(act)
 
