@@ -61,10 +61,9 @@ def hear(parts: Parts, peer: PeerId, event: Event, now_s: float) -> bool:
         case messages.Saved():
             state.conclude(parts.collector.saved(peer, event, now_s))
         case messages.Undelivered():
-            cause = parts.dispatch.undelivered(peer, event, now_s)
-            if cause:
+            if unreached := parts.dispatch.undelivered(peer, event, now_s):
                 run = state.progress.runs[event.microbatch.step]
-                parts.rounds.void(run, peer, cause, now_s, "timeout")
+                parts.rounds.void(run, *unreached, now_s, "timeout")
         case messages.EvaluationUndelivered():
             parts.dispatch.evaluation_undelivered(peer, event, now_s)
         case messages.Failed():

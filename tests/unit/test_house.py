@@ -23,7 +23,7 @@ COVERED_BY = {
     "property/test_exactly_once.py": (
         *("scheduler/brain/hearing", "scheduler/brain/inputs", "scheduler/brain/parts", "scheduler/brain/settings"),
         *("scheduler/brain/commit/*",),
-        *("scheduler/brain/replicas/*", "scheduler/brain/routing/dispatch", "scheduler/brain/state/*"),
+        *("scheduler/brain/replicas/*", "scheduler/brain/state/*"),
     ),
     "unit/scheduler/brain/checkpoint/test_schedule.py": ("scheduler/brain/checkpoint/collection",),
     "simulation/test_draining.py": ("scheduler/brain/explain/situation",),

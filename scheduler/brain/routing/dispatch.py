@@ -110,35 +110,35 @@ class Dispatch:
             self._state.links.accuse(peer, event.to, now_s)
             self._evaluations.withdraw(event.to)
 
-    def undelivered(self, peer: PeerId, event: Undelivered, now_s: float) -> str:
+    def undelivered(self, peer: PeerId, event: Undelivered, now_s: float) -> tuple[PeerId, str] | None:
         """A link failed: give the hop at one of its ends to another replica.
 
-        If the other end lacks what only `peer` holds, all that `peer` did for the step must become void; then the
-        result says why. Otherwise it is empty.
+        If an end lacks what only the other holds, and has no other replica to turn to, all that the other did for the
+        step must become void; then the result names it and says why.
         """
         step, index = event.microbatch.step, event.microbatch.index
         run, stage = self._state.progress.runs.get(step), self._state.pool.stage_of(peer)
         if run is None or run.phase is not Phase.FEEDING or event.to not in self._state.pool:
-            return ""
+            return None
         self._state.links.accuse(peer, event.to, now_s)
         hops = self._state.ledger.hops(step, index)
         if not 0 <= event.stage < self._stages or abs(event.stage - stage) != 1:
             self._state.ledger.violations += 1
-            return ""
-        hop = hops[event.stage]
-        if hop is None or (hop.peer, hop.attempt) != (event.to, event.attempt):
-            return ""  # moved since
+            return None
+        far, near = hops[event.stage], hops[stage]
+        if far is None or (far.peer, far.attempt) != (event.to, event.attempt) or near is None or near.peer != peer:
+            return None  # moved since
+        ends = ((event.to, event.stage), (peer, stage))
+        lacking = [at for end, at in ends if self._state.ledger.holder(step, at, index) != end]
+        if not lacking:
+            return None  # both have what they need: only a receipt was lost
         cause = f"{peer} cannot reach {event.to}: {event.reason}"
-        for end, at in ((event.to, event.stage), (peer, stage)):
-            named = hops[at]
-            if named is None or named.peer != end or not self._has_other(at, hops):
-                continue
-            if end != self._state.ledger.holder(step, at, index):
-                self._state.ledger.take(step, at, index, cause, now_s)
-                return ""
-            if end == peer:
-                return cause
-        return ""
+        movable = [(end, at) for end, at in ends if self._has_other(at, hops, now_s)]
+        undone = next((at for _, at in movable if at in lacking), None)
+        if undone is None:
+            return (movable[0][0], cause) if movable else None
+        self._state.ledger.take(step, undone, index, cause, now_s)
+        return None
 
     def close(self, step: int) -> None:
         """The step's row is durable: stop waiting for its hops."""
@@ -232,7 +232,7 @@ class Dispatch:
                 self._lateness.look_again(late, now_s)
                 continue  # its queue explains that, or that it is new
             self._loads.measured(peer, late.waited_s)
-            if self._has_other(stage, hops):
+            if self._has_other(stage, hops, now_s):
                 self._state.outbox.note("warning", f"{late.reason}: given to another replica")
                 self._state.ledger.take(step, stage, index, late.reason, now_s)
         if now_s >= self._relax_s:
@@ -266,8 +266,9 @@ class Dispatch:
         self._why_not = "" if decision.plan else decision.reason
         return decision.plan
 
-    def _has_other(self, stage: int, hops: Sequence[Hop | None]) -> bool:
+    def _has_other(self, stage: int, hops: Sequence[Hop | None], now_s: float) -> bool:
         """Whether another replica of the stage can be reached from the neighbours on the route."""
+        self._state.links.any(now_s)  # forgets old accusations
         named = hops[stage]
         near = [hops[at] for at in (stage - 1, stage + 1) if 0 <= at < self._stages]
         return any(
