@@ -20,6 +20,8 @@ from swarm.model.runtime import release_memory
 
 T = TypeVar("T")
 
+ASIDE_THREADS = 3
+
 # How torch says so where it has no class for it: the CPU's allocator, CUDA and MPS, cuBLAS.
 _OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
 
@@ -44,7 +46,10 @@ class Device(Protocol):
         """Like `run`, with the seconds that it took."""
 
     def aside(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do `work` beside the compute thread: for what needs no weights, graphs or sums, such as building files."""
+        """Do `work` beside the compute thread, in any order: for what needs no weights, graphs or sums.
+
+        What is handed over there before may not have happened yet: sums may still hold what was void.
+        """
 
     def release(self) -> None:
         """Give memory that nothing uses any more back to the system, soon: a job has ended."""
@@ -59,8 +64,10 @@ class ThreadDevice:
         self._executor = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="compute", initializer=torch.set_num_threads, initargs=(threads,)
         )
-
-        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aside")
+        # Several, so that averaging does not wait for a checkpoint's files.
+        self._aside = ThreadPoolExecutor(
+            max_workers=ASIDE_THREADS, thread_name_prefix="aside", initializer=torch.set_num_threads, initargs=(1,)
+        )
 
     def run(self, work: Callable[[], T]) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(self._executor, _guarded, work, self.name)

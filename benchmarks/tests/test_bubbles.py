@@ -6,4 +6,4 @@ def test_a_step_takes_what_the_schedule_says_and_overlap_hides_its_bubble() -> N
     assert shape.bubble == 0.2
     # Two units for each microbatch that the step waits for, and one for the optimizer.
     assert 11.0 <= step_units(shape, 0) < 11.5
-    assert 9.0 <= step_units(shape, 4) < 9.5
+    assert 9.0 <= step_units(shape, 2) < 10.0

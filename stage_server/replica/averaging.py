@@ -10,6 +10,9 @@
 The owner adds the parts in order of peer id and sends out the resulting bytes. So the result does not depend on who
 answered first, and all members hold the same bytes. Nothing here decides: members and slices come with the command,
 and the scheduler aborts a round that a member reports as failed.
+
+Only reading the sums needs the compute thread, where sums are forgotten too. The rest happens beside it, on the CPU: a
+round that overlaps with the next step would otherwise wait for one of its microbatches each time.
 """
 
 from __future__ import annotations
@@ -84,12 +87,12 @@ async def run_round(
                 part[_span(mine)] if member.peer == me.peer else await arrived(member, mine, averaged=False)
                 for member in command.members
             ]
-            mean = await device.run(lambda: mean_of_parts(parts, command.tokens, bits))
+            mean = await device.aside(lambda: mean_of_parts(parts, command.tokens, bits))
             for member in others:
                 letter = round_slice(me, command, mine.start, mean, averaged=True)
                 tasks.create_task(_send(links, member, letter, deadline_s, averaged=True))
         slices = [mean if owner.peer == me.peer else await arrived(owner, owner, averaged=True) for owner in owners]
-    return await device.run(lambda: _assemble(stage, command.unit, slices))
+    return await device.aside(lambda: _assemble(stage, command.unit, slices))
 
 
 def _assemble(stage: Stage, unit: UnitName, slices: Sequence[Tensor]) -> Mean:

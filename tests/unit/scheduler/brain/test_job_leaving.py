@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from scheduler.brain.fleet.placement import Candidate
-from scheduler.brain.inputs import AskToLeave, Join, PeerBack, PeerGone, PeerSuspect, ReplicaRecord
-from scheduler.brain.outputs import Admitted, Independent, Output, Stopped
-from scheduler.brain.settings import SavingRules
+from scheduler.brain.inputs import AskToLeave, Join, PeerBack, PeerGone, PeerSuspect, ReplicaRecord, Tick
+from scheduler.brain.outputs import Admitted, Independent, Note, Output, Stopped
+from scheduler.brain.settings import RebalanceSettings, SavingRules
 from swarm.errors import StaleMessage
 from swarm.messages import (
     Average,
@@ -171,3 +171,20 @@ def test_a_replica_that_was_sent_to_a_stage_counts_there_before_the_brain_has_he
     assert first is not None
     assert swarm.brain.where_to_join(Candidate(PeerId("k")), stages, 1.0).plan == first
     assert swarm.brain.where_to_join(Candidate(PeerId("k")), stages, 1.0, {J: first}).plan == 1 - first
+
+
+def test_no_replica_moves_while_others_may_be_gone() -> None:
+    """It would be asked to leave as the last of its stage, wait there for another, and be in the way of other moves."""
+    settings = RebalanceSettings(interval_s=1.0, cooldown_s=0.0, windows=1)
+    swarm = Swarm({A: 0, B: 1, C: 1, D: 1}, steps=9, recover=True, rebalance=settings)
+    swarm.answer(LoadStage)
+    for _ in range(3):
+        swarm.answer(Route)
+    swarm.tell(PeerSuspect(C, "looks silent"), 2.0)
+    swarm.tell(PeerSuspect(D, "looks silent"), 2.0)
+    noted = [one.message for now_s in (3.0, 5.0) for one in swarm.tell(Tick(), now_s) if isinstance(one, Note)]
+    assert noted == ["rebalancing: c, d may be gone"]
+    swarm.tell(PeerBack(C), 6.0)
+    swarm.tell(PeerBack(D), 6.0)
+    noted = [one.message for one in swarm.tell(Tick(), 8.0) if isinstance(one, Note)]
+    assert any("takes no new work: stage 0 limits" in text for text in noted), noted
