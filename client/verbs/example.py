@@ -80,6 +80,8 @@ rebalance_min_gain   = 0.15     # 0 to 1: of throughput, net of what the move co
 rebalance_cooldown_s = 120.0    # 0 to 86400: a stage server that has moved or joined stays so long
 
 [averaging]
+compression = "none"            # of gradients between the replicas of a stage: none, bfloat16 or int8; what rounding
+                                # leaves out is added to the next step's
 timeout_s = 60.0                # 1 to 3600: one averaging round
 
 [checkpoint]

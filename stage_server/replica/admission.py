@@ -21,6 +21,7 @@ class Admission:
     def __init__(self, assignment: Assignment, stage: Stage, mailbox: Mailbox, neighbours: Neighbours) -> None:
         self._me, self._timeline = assignment.me, assignment.command.timeline
         self._codecs = allowed(assignment.spec.pipeline.compression)
+        self._slice_dtypes = codec.slice_dtypes(assignment.spec.averaging.compression)
         self._stage = stage
         self._mailbox = mailbox
         self._neighbours = neighbours
@@ -61,6 +62,8 @@ class Admission:
             raise Refused(f"stage {self._me.stage} has no unit {header.unit!r}")
         if header.start + header.elements > layout.elements:
             raise Refused(f"slice {header.start}+{header.elements} leaves unit {header.unit}")
+        if header.dtype not in self._slice_dtypes:
+            raise CorruptFrame(f"this job sends slices as {' or '.join(self._slice_dtypes)}, not {header.dtype[:32]!r}")
         expected = codec.slice_bytes(header.dtype, header.elements)
         self._mailbox.admit(header)
         _check_size(f"{header.dtype} ({header.elements},)", expected, header.total_bytes)

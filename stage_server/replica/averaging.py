@@ -27,6 +27,7 @@ from torch import Tensor
 
 from stage_server.device import Device
 from stage_server.ports import ReplicaId
+from stage_server.replica.leftovers import Coded, Leftovers, coded, together
 from stage_server.replica.mailbox import Mailbox, SliceKey
 from stage_server.replica.packing import Letter, deliver, round_slice
 from swarm.errors import Refused, RoundBroken, SwarmError
@@ -44,6 +45,7 @@ class Mean:
     gradient: Tensor  # float32, 1-D, the unit's flat layout
     digest: str
     norms: tuple[ParameterNorm, ...]
+    left: Tensor | None = None  # what this replica's slices left out, in the unit of the sums; None: nothing
 
 
 async def run_round(
@@ -54,16 +56,22 @@ async def run_round(
     device: Device,
     links: PeerLinks,
     mailbox: Mailbox,
+    leftovers: Leftovers,
 ) -> Mean:
     """Carry out one round as a member; gives the averaged gradient of the unit.
 
     `bits` is the fixed-point grid of the sums, None in ordinary mode. RoundBroken if a member does not deliver within
     `command.timeout_s`, Refused if the sizes contradict the unit's layout; both may come in a group.
     """
+    left, codec_name = leftovers.lend(command.unit, command.step), leftovers.codec_name
     part = await device.run(lambda: stage.part(command.step, command.unit))  # behind any Void that came before
     mine = _own(command.members, me.peer)
     if command.members[-1].stop != part.numel():
         raise Refused(f"the round covers {command.members[-1].stop} elements, unit {command.unit} has {part.numel()}")
+    lossy = codec_name != "none"
+    if lossy:
+        part = await device.aside(lambda: together(part, left))
+    lost = torch.zeros_like(part) if lossy else None
     others = [member for member in command.members if member.peer != me.peer]
     owners = [member for member in command.members if member.stop > member.start]
 
@@ -75,11 +83,22 @@ async def run_round(
             message = f"{sender.peer} sent no {_word(averaged)} within {command.timeout_s:g} s"
             raise RoundBroken(message, accused=sender.peer) from None
 
+    async def encoded(values: Tensor, owner: Member, tokens: int) -> Coded:
+        """What goes out; `tokens` turns an error of a mean into one of a sum."""
+
+        def encode() -> Coded:
+            made = coded(values, codec_name)
+            if lost is not None:
+                torch.sub(values, made.received, out=lost[_span(owner)]).mul_(tokens)
+            return made
+
+        return await device.aside(encode) if lossy else encode()
+
     deadline_s = asyncio.get_running_loop().time() + command.timeout_s
     async with asyncio.TaskGroup() as tasks:
         for owner in owners:
             if owner.peer != me.peer:
-                letter = round_slice(me, command, owner.start, part[_span(owner)], averaged=False)
+                letter = round_slice(me, command, owner, await encoded(part[_span(owner)], owner, 1), averaged=False)
                 tasks.create_task(_send(links, owner, letter, deadline_s, averaged=False))
         mean = torch.empty(0)
         if mine in owners:
@@ -88,17 +107,20 @@ async def run_round(
                 for member in command.members
             ]
             mean = await device.aside(lambda: mean_of_parts(parts, command.tokens, bits))
+            if others:  # nobody else would get what is left out
+                made = await encoded(mean, mine, command.tokens)
+                mean = made.received
             for member in others:
-                letter = round_slice(me, command, mine.start, mean, averaged=True)
+                letter = round_slice(me, command, mine, made, averaged=True)
                 tasks.create_task(_send(links, member, letter, deadline_s, averaged=True))
         slices = [mean if owner.peer == me.peer else await arrived(owner, owner, averaged=True) for owner in owners]
-    return await device.aside(lambda: _assemble(stage, command.unit, slices))
+    return await device.aside(lambda: _assemble(stage, command.unit, slices, lost))
 
 
-def _assemble(stage: Stage, unit: UnitName, slices: Sequence[Tensor]) -> Mean:
+def _assemble(stage: Stage, unit: UnitName, slices: Sequence[Tensor], left: Tensor | None) -> Mean:
     gradient = slices[0] if len(slices) == 1 else torch.cat(list(slices))
     digest = xxhash.xxh3_128_hexdigest(gradient.cpu().numpy().data)
-    return Mean(gradient, digest, stage.squared_norms(unit, gradient))
+    return Mean(gradient, digest, stage.squared_norms(unit, gradient), left)
 
 
 def _own(members: Sequence[Member], peer: PeerId) -> Member:

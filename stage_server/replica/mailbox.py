@@ -44,6 +44,21 @@ class SliceKey:
         return cls(*of_round, header.averaged, header.sender, header.incarnation, header.start)
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A slice, and its bytes as they were sent."""
+
+    tensor: Tensor
+    sent: np.ndarray[tuple[int], np.dtype[np.generic]]
+
+    @classmethod
+    def of(cls, header: Slice, payload: memoryview) -> _Held:
+        tensor = codec.decode_slice(payload, header.dtype, header.elements)
+        if header.dtype in codec.SLICE_CODECS:
+            return cls(tensor, np.frombuffer(bytes(payload), dtype=np.uint8))
+        return cls(tensor, tensor.numpy())
+
+
 @dataclass(slots=True)
 class _Announced:
     """The newest round of a unit in one step: which slices are due, with their elements."""
@@ -62,7 +77,7 @@ class Mailbox:
         self._steps_ahead_max = steps_ahead_max
         self._announced: dict[tuple[int, UnitName], _Announced] = {}
         self._members: set[tuple[PeerId, int]] = set()  # of any round so far
-        self._slices: dict[SliceKey, Tensor] = {}
+        self._slices: dict[SliceKey, _Held] = {}
         self._waiting: dict[SliceKey, asyncio.Future[Tensor]] = {}
 
     def admit(self, header: Slice) -> None:
@@ -89,16 +104,16 @@ class Mailbox:
         if round_ is None or header.round > round_.round:
             self._keep_early(key, header, payload)
         elif key in self._slices:
-            _compare(header, self._slices[key].numpy(), payload)
+            _compare(header, self._slices[key].sent, payload)
         else:
-            tensor = self._slices[key] = codec.decode_slice(payload, header.dtype, header.elements)
+            held = self._slices[key] = _Held.of(header, payload)
             waiting = self._waiting.pop(key, None)
             if waiting is not None and not waiting.done():
-                waiting.set_result(tensor)
+                waiting.set_result(held.tensor)
 
     async def get(self, key: SliceKey) -> Tensor:
         if key in self._slices:
-            return self._slices[key]
+            return self._slices[key].tensor
         return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
 
     def begin(self, command: Average) -> None:

@@ -11,8 +11,9 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponen
 from torch import Tensor
 
 from stage_server.ports import ReplicaId
+from stage_server.replica.leftovers import Coded
 from swarm.errors import RetryElsewhere
-from swarm.messages import Average
+from swarm.messages import Average, Member
 from swarm.model import codec
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.rpc.peers import PeerLinks
@@ -80,13 +81,12 @@ def question(me: ReplicaId, microbatch: Microbatch, direction: Direction, attemp
     return Letter(Need(me.job, microbatch, direction, asked, attempt, me.peer, me.incarnation), b"")
 
 
-def round_slice(me: ReplicaId, command: Average, start: int, values: Tensor, *, averaged: bool) -> Letter:
-    """A 1-D slice of a unit as it is, float32 or float64; it shares the tensor's memory and is never compressed."""
-    payload, dtype = codec.encode_slice(values)
+def round_slice(me: ReplicaId, command: Average, owner: Member, coded: Coded, *, averaged: bool) -> Letter:
+    """A part for the owner of a slice, or the mean of its slice."""
     of_round = (command.timeline, command.step, command.unit, command.round)
-    content = (dtype, values.numel(), memoryview(payload).nbytes)
-    header = Slice(me.job, *of_round, averaged, start, me.peer, me.incarnation, *content)
-    return Letter(header, payload)
+    content = (coded.dtype, owner.stop - owner.start, coded.payload.nbytes)
+    header = Slice(me.job, *of_round, averaged, owner.start, me.peer, me.incarnation, *content)
+    return Letter(header, coded.payload)
 
 
 def _beyond(me: ReplicaId, direction: Direction) -> int:

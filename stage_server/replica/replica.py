@@ -30,6 +30,7 @@ from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.admission import Admission
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
+from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
 from stage_server.replica.packing import Letter, Packed, boundary, pack, pack_encoded, question
 from stage_server.replica.rounds import RoundRunner
@@ -103,7 +104,8 @@ class Replica:
         self._reports = _Reports(loaded, ports)
         self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
         mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness)
-        self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail, mailbox)
+        leftovers = Leftovers(spec.averaging.compression)
+        self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail, mailbox, leftovers)
         self.admission = Admission(assignment, stage, self._rounds.mailbox, self._neighbours)
         self.donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
         self._saving: asyncio.Task[None] | None = None
@@ -202,7 +204,7 @@ class Replica:
                 skip=command.skip,
             )
         )
-        self._rounds.close(command.step)
+        self._rounds.close(command)
         for old in [microbatch for microbatch in self._batches if microbatch.step <= command.step]:
             del self._batches[old]
         self._neighbours.forget(command.step)

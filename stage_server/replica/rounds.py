@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from stage_server.ports import ReplicaId, ReplicaPorts
 from stage_server.replica.averaging import Mean, run_round
+from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.messages import AbortRound, Average, Averaged, Commit, RoundFailed
@@ -40,8 +41,10 @@ class RoundRunner:
         ports: ReplicaPorts,
         fail: Callable[[SwarmError], None],
         mailbox: Mailbox,
+        leftovers: Leftovers,
     ) -> None:
         self.mailbox = mailbox
+        self._leftovers = leftovers
         self._me = me
         self._stage = stage
         self._bits = bits
@@ -94,8 +97,10 @@ class RoundRunner:
             return None
         return {unit: self._means[step, unit, round_] for step, unit, round_ in keys}
 
-    def close(self, step: int) -> None:
-        """The step is committed: forget its rounds and those before."""
+    def close(self, commit: Commit) -> None:
+        """The step is committed: forget its rounds and those before, but for what they left out."""
+        step, means = commit.step, {} if commit.skip else self.means(commit) or {}
+        self._leftovers.committed(step, {unit: mean.left for unit, mean in means.items() if mean.left is not None})
         self.mailbox.close(step)
         self._means = {key: mean for key, mean in self._means.items() if key[0] > step}
         for key in [key for key in self._rounds if key[0] <= step]:
@@ -112,7 +117,16 @@ class RoundRunner:
         started_s = loop.time()
         try:
             ports = self._ports
-            mean = await run_round(command, self._me, self._stage, self._bits, ports.device, ports.links, self.mailbox)
+            mean = await run_round(
+                command,
+                self._me,
+                self._stage,
+                self._bits,
+                ports.device,
+                ports.links,
+                self.mailbox,
+                self._leftovers,
+            )
         except* OutOfMemory as group:
             self._fail(_first(group))
         except* RoundBroken as group:

@@ -4,7 +4,8 @@
     optimizer    0, 4 or 8 bytes
     gradients    4 (as backward gives them; 2 with bfloat16_parameters)
                  + sums (8 if reproducible, else 4) x steps that may be open
-                 + averaging: a copy of the sums as they arrive, the mean and its clipped copy
+                 + averaging: a copy of the sums as they arrive, the mean and its clipped copy; if it is compressed also
+                 the part as it is sent, and what was left out of it before and now
     graphs       what backward needs of each microbatch in flight here
     boundaries   outputs held until their step commits, and inputs that wait
     log          8: the averaged gradients of the two newest commits, for peers that join
@@ -68,6 +69,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     open_steps = 1 + staleness
     sum_bytes = 8 if training.reproducible else 4
     lowered = spec.model.dtype == LOWERED
+    leftovers = 12 if spec.averaging.compression != "none" else 0
     momentum = 4 if training.optimizer == "sgd" and training.momentum else 0
     window = math.ceil(training.microbatches * open_steps / replicas)
     limit = spec.pipeline.max_in_flight
@@ -84,7 +86,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     return Footprint(
         weights=(4 + 2 * (1 + staleness) if lowered else 4 * (1 + staleness)) * parameters,
         optimizer=(STATE_BYTES[training.optimizer] + momentum) * parameters,
-        gradients=((2 if lowered else 4) + sum_bytes * open_steps + sum_bytes + 4 + 4) * parameters,
+        gradients=((2 if lowered else 4) + sum_bytes * open_steps + sum_bytes + 4 + 4 + leftovers) * parameters,
         graphs=kept + 3 * 4 * _tokens(spec) * widest,
         boundaries=math.ceil(held * boundary),
         log=2 * 4 * parameters,

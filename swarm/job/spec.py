@@ -178,6 +178,10 @@ class PipelineSection(Section):
 
 
 class AveragingSection(Section):
+    """How replicas of a stage agree on one gradient."""
+
+    # Of gradients between replicas; what is left out is added to the next step's.
+    compression: Literal["none", "bfloat16", "int8"] = "none"
     timeout_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
 
 
@@ -223,6 +227,11 @@ class JobSpec(Section):
             raise ValueError(
                 'pipeline.compression = "auto" follows the measured speed of links, which differs from run to run: '
                 'with training.reproducible = true set it to "none", "bfloat16", "float16" or "int8"'
+            )
+        if self.training.reproducible and self.averaging.compression != "none":
+            raise ValueError(
+                f'averaging.compression = "{self.averaging.compression}" gives other bits for each number of replicas: '
+                'with training.reproducible = true set it to "none"'
             )
         if self.training.reproducible and self.model.compile:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Tensors to bytes and back: what travels between stage servers, and in which precision.
 
 A codec names what a boundary tensor looks like on the wire: as it is, cast to a shorter float, or as int8 in blocks.
-One table holds them. Slices of gradients always travel as they are.
+One table holds them. Slices of gradients travel as they are, or as bfloat16 or int8, whose blocks begin with the slice.
 
     int8 payload of n values:  n int8 | ceil(n / 256) float32      value = int8 / 127 * scale of its block
 
@@ -41,8 +41,8 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
     "int8": torch.int8,
 }
-SLICE_DTYPES = {name: DTYPES[name] for name in ("float32", "float64")}
-
+SLICE_DTYPES = {name: DTYPES[name] for name in ("float32", "float64")}  # as they are
+SLICE_CODECS = ("bfloat16", "int8")  # a slice's dtype names its codec
 
 INT8_BLOCK = 256
 INT8_TOP = 127
@@ -174,23 +174,37 @@ def encoded_bytes(dtype: str, shape: Sequence[int], codec: str) -> int:
     return _bounded(known.payload_bytes(_elements(shape)))
 
 
-def encode_slice(tensor: Tensor) -> tuple[memoryview, str]:
-    """Payload and dtype of a 1-D float32 or float64 slice of a unit; the payload may share the tensor's memory."""
+def encode_slice(tensor: Tensor, codec: str = "none") -> tuple[memoryview, str]:
+    """Payload and dtype of a 1-D slice of a unit; the payload may share the tensor's memory.
+
+    The slice is float32 or float64; a codec of SLICE_CODECS takes float32 alone.
+    """
     assert tensor.dim() == 1, "slices are flat"
     assert tensor.dtype in SLICE_DTYPES.values(), "slices are float32 or float64"
+    if codec != "none":
+        assert tensor.dtype is torch.float32, "a sum on a grid is not rounded"
+        return encode(tensor.cpu(), codec)[:2]
     return readable(_raw(tensor.detach().cpu())), str(tensor.dtype).removeprefix("torch.")
 
 
 def decode_slice(payload: Payload, dtype: str, elements: int) -> Tensor:
     """The 1-D slice that `encode_slice` described, in memory of its own; CorruptFrame if the parts disagree."""
-    expected = slice_bytes(dtype, elements)
-    return _tensor_of(_sized(payload, expected, dtype, (elements,)), dtype, (elements,))
+    sized = _sized(payload, slice_bytes(dtype, elements), dtype, (elements,))
+    return CODECS[dtype].decode(sized, (elements,)) if dtype in SLICE_CODECS else _tensor_of(sized, dtype, (elements,))
+
+
+def slice_dtypes(codec: str) -> tuple[str, ...]:
+    """What the headers of slices may say in a job with this averaging.compression."""
+    return tuple(SLICE_DTYPES) if codec == "none" else (codec,)
 
 
 def slice_bytes(dtype: str, elements: int) -> int:
     """Bytes of a slice's payload; CorruptFrame if there can be no such slice."""
+    if dtype in SLICE_CODECS:
+        return _bounded(CODECS[dtype].payload_bytes(_elements((elements,))))
     if dtype not in SLICE_DTYPES:
-        raise CorruptFrame(f"a slice is float32 or float64, the header says {dtype[:32]!r}")
+        known = ", ".join((*SLICE_DTYPES, *SLICE_CODECS))
+        raise CorruptFrame(f"a slice is one of {known}, the header says {dtype[:32]!r}")
     return _bounded(_elements((elements,)) * SLICE_DTYPES[dtype].itemsize)
 
 

@@ -13,6 +13,8 @@ from stage_server.device import Timed
 
 T = TypeVar("T")
 
+ASIDE_SHARE = 0.01  # of the time of a microbatch: what a piece of work beside the computations takes
+
 
 class InlineDevice:
     """Computes at once, then lets `seconds()` of virtual time pass."""
@@ -30,7 +32,7 @@ class InlineDevice:
         return asyncio.ensure_future(self._after(Timed(work(), seconds), seconds))
 
     def aside(self, work: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.ensure_future(_beside(work(), self._seconds()))
+        return asyncio.ensure_future(_beside(work(), ASIDE_SHARE * self._seconds()))
 
     def release(self) -> None:
         pass

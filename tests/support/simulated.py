@@ -62,6 +62,7 @@ def small_spec(source: Path, **changes: object) -> JobSpec:
             "fixed_point_bits": 24,
         },
         "pipeline": {"compression": "none"},
+        "averaging": {},
         "checkpoint": {},
         "limits": {},
     }

@@ -12,6 +12,7 @@ from stage_server.brain.early_inputs import EARLY_BYTES_MAX, EARLY_BYTES_OF_SEND
 from stage_server.replica.mailbox import Mailbox, SliceKey
 from swarm.errors import Refused, RetryElsewhere, StaleMessage
 from swarm.messages import Average, Member
+from swarm.model.codec import SLICE_CODECS, decode_slice, encode_slice
 from swarm.peer_messages import Slice
 from swarm.types import JobId, PeerId, Round, UnitName
 
@@ -152,3 +153,16 @@ async def test_slices_of_committed_steps_are_refused_and_forgotten() -> None:
     made.put(PART, values(1.0))  # its header was admitted before the commit
     with pytest.raises(TimeoutError):
         await held(made, PART)
+
+
+@pytest.mark.parametrize("codec_name", SLICE_CODECS)
+async def test_a_compressed_slice_that_comes_again_must_be_the_same_bytes(codec_name: str) -> None:
+    made = mailbox(average())
+    payload, dtype = encode_slice(torch.tensor([0.1, 1e9]), codec_name)
+    header = replace(PART, dtype=dtype, total_bytes=payload.nbytes)
+    made.put(header, payload)
+    made.put(header, payload)
+    other, _ = encode_slice(torch.tensor([0.1, 2e9]), codec_name)
+    with pytest.raises(Refused, match="two different slices"):
+        made.put(header, other)
+    assert await held(made, header) == decode_slice(payload, dtype, 2).tolist()

@@ -30,7 +30,7 @@ SHAPE = (2, 16, 24)
 ELEMENTS = 2 * 16 * 24
 
 
-def spec_of(compression: str) -> JobSpec:
+def spec_of(compression: str, averaging: str = "none") -> JobSpec:
     config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     values: dict[str, Any] = {
         "name": "t",
@@ -38,15 +38,16 @@ def spec_of(compression: str) -> JobSpec:
         "data": {"source": "x", "sequence_length": 16},
         "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
         "pipeline": {"stages": 2, "compression": compression},
+        "averaging": {"compression": averaging},
     }
     return resolve(parse_job(values), vocabulary_size=257, stages_if_auto=2)
 
 
 @asynccontextmanager
-async def replica_of(compression: str) -> AsyncIterator[Replica]:
+async def replica_of(compression: str, averaging: str = "none") -> AsyncIterator[Replica]:
     """Stage 1 of 2, loaded."""
     threads = torch.get_num_threads()
-    spec = spec_of(compression)
+    spec = spec_of(compression, averaging)
     events: list[Event] = []
 
     async with asyncio.TaskGroup() as tasks:
@@ -110,6 +111,17 @@ async def test_a_slice_is_a_float_within_its_unit() -> None:
                 replica.admission.check(replace(SLICE, **change))
         with pytest.raises(Refused, match="leaves unit"):
             replica.admission.check(replace(SLICE, start=1 << 40))
+
+
+@pytest.mark.parametrize(("averaging", "size"), [("bfloat16", 20), ("int8", 14)])
+async def test_a_compressed_slice_has_the_dtype_and_the_bytes_of_the_jobs_codec(averaging: str, size: int) -> None:
+    async with replica_of("none", averaging) as replica:
+        replica.admission.check(replace(SLICE, dtype=averaging, total_bytes=size))
+        with pytest.raises(CorruptFrame, match=f"has {size} bytes, not {size + 1}"):
+            replica.admission.check(replace(SLICE, dtype=averaging, total_bytes=size + 1))
+        for other in ("float32", "float64", "float16", "zip" * 100):
+            with pytest.raises(CorruptFrame, match=f"this job sends slices as {averaging}, not"):
+                replica.admission.check(replace(SLICE, dtype=other, total_bytes=40))
 
 
 async def test_what_is_meant_for_another_job_timeline_or_stage_is_refused() -> None:

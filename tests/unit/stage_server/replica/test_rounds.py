@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stage_server.ports import ReplicaId
+from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
 from stage_server.replica.rounds import RoundRunner
 from swarm.errors import SetMismatch, SwarmError
@@ -50,11 +51,12 @@ class Table:
     rounds: RoundRunner
     stage: Numbers
     device: SimDevice
+    leftovers: Leftovers
     told: list[Averaged | RoundFailed] = field(default_factory=list)
 
 
 @asynccontextmanager
-async def table() -> AsyncIterator[Table]:
+async def table(codec_name: str = "none") -> AsyncIterator[Table]:
     def fail(error: SwarmError) -> None:
         raise AssertionError(error)
 
@@ -65,8 +67,9 @@ async def table() -> AsyncIterator[Table]:
         device = SimDevice(lambda: 1.0)
         computing = tasks.create_task(device.work_forever())
         ports = ports_of(device, network.peer_links("at a"), told.append, tasks)
-        rounds = RoundRunner(ME, stage, None, ports, fail, Mailbox(ME.peer, 0, 2))
-        yield Table(rounds, stage, device, told)
+        leftovers = Leftovers(codec_name)
+        rounds = RoundRunner(ME, stage, None, ports, fail, Mailbox(ME.peer, 0, 2), leftovers)
+        yield Table(rounds, stage, device, leftovers, told)
         rounds.abort_all()
         computing.cancel()
         await network.close()
@@ -83,9 +86,9 @@ def commit(number: int, step: int = 0) -> Commit:
     return Commit(0, step, step + 1, (UnitRound(UNIT, Round(1, number)),), 0.1, 1.0, False)
 
 
-def in_simulation(act: Any) -> None:
+def in_simulation(act: Any, codec_name: str = "none") -> None:
     async def main() -> None:
-        async with table() as made:
+        async with table(codec_name) as made:
             await act(made)
 
     sim.run(main(), seed=1, limit_s=60.0)
@@ -103,7 +106,7 @@ def test_the_sum_is_divided_and_held_for_the_commit_that_names_the_round() -> No
         assert means is not None
         assert means[UNIT].gradient.tolist() == [3.0] * ELEMENTS
         assert means[UNIT].digest == told.digest
-        made.rounds.close(0)
+        made.rounds.close(commit(1))
         assert made.rounds.means(commit(1)) is None
 
     in_simulation(act)
@@ -123,6 +126,22 @@ def test_what_was_void_before_the_round_is_not_in_its_sums() -> None:
         assert means[UNIT].gradient.tolist() == [0.0] * ELEMENTS
 
     in_simulation(act)
+
+
+def test_what_compression_left_out_is_averaged_with_the_next_step_that_is_applied() -> None:
+    async def act(made: Table) -> None:
+        made.leftovers.committed(0, {UNIT: torch.full((ELEMENTS,), 2.0)})
+        for step, skip, mean in ((1, True, 4.0), (2, False, 4.0), (3, False, 3.0)):
+            assert made.rounds.take(average(step=step))
+            made.rounds.sealed(step, "mine")
+            await asyncio.sleep(1.0)
+            applied = replace(commit(1, step), skip=skip)
+            means = made.rounds.means(applied)
+            assert means is not None
+            assert means[UNIT].gradient.tolist() == [mean] * ELEMENTS, "a skipped step has used nothing up"
+            made.rounds.close(applied)
+
+    in_simulation(act, "int8")
 
 
 def test_the_digest_tells_the_bytes_of_means_apart() -> None:

@@ -68,6 +68,13 @@ def test_a_codec_by_measured_speed_is_refused_where_bits_must_repeat() -> None:
         )
 
 
+def test_compressed_averaging_is_refused_where_bits_must_repeat() -> None:
+    values = job(reproducible=True).model_dump(mode="json")
+    assert parse_job(values).averaging.compression == "none"
+    with pytest.raises(InvalidConfig, match="gives other bits for each number of replicas"):
+        parse_job(values | {"averaging": {"compression": "int8"}})
+
+
 @pytest.mark.parametrize(
     ("dtype", "compression", "codec"),
     [

@@ -12,6 +12,7 @@ from swarm.errors import CorruptFrame
 from swarm.model.codec import (
     CODECS,
     INT8_TILE,
+    SLICE_CODECS,
     decode,
     decode_slice,
     encode,
@@ -93,6 +94,15 @@ def test_slices_travel_unchanged(dtype: torch.dtype) -> None:
     assert torch.equal(decode_slice(payload, name, 4), whole[3:7])
 
 
+@pytest.mark.parametrize("codec", SLICE_CODECS)
+def test_a_slice_says_in_its_dtype_how_it_was_encoded(codec: str) -> None:
+    part = torch.randn(1000)[3:303]  # not whole blocks
+    payload, name = encode_slice(part, codec)
+    assert name == codec
+    assert payload.nbytes == slice_bytes(name, 300)
+    assert torch.equal(decode_slice(payload, name, 300), round_trip(part, codec))
+
+
 @pytest.mark.parametrize(
     ("payload", "dtype", "shape", "codec"),
     [
@@ -124,6 +134,10 @@ def test_a_frame_whose_parts_disagree_is_refused(
 
 def test_a_slice_of_another_dtype_or_length_is_refused() -> None:
     with pytest.raises(CorruptFrame):
-        decode_slice(bytes(8), "bfloat16", 4)
+        decode_slice(bytes(8), "float16", 4)
+    with pytest.raises(CorruptFrame):
+        decode_slice(bytes(7), "bfloat16", 4)
+    with pytest.raises(CorruptFrame):
+        decode_slice(bytes(4), "int8", 4)
     with pytest.raises(CorruptFrame):
         decode_slice(bytes(8), "float32", 3)

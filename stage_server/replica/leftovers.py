@@ -1,0 +1,67 @@
+"""What compression leaves out of the gradients that a replica sends: it is added to those of a later step.
+
+    part + left  ──encode──▶ what the owner gets        left for the next step = (part + left) - what the owner gets
+
+This is error feedback: what rounding takes away at one step comes at the next one, so that errors do not add up. A step
+that is averaged again begins with the same leftovers, and only its commit replaces them. A step that is skipped, or
+averaged without this replica, leaves them alone. They are lost with the replica.
+
+Source: Karimireddy et al., "Error Feedback Fixes SignSGD" (arXiv 1901.09847), algorithm 2; there with one step size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarm.model import codec
+from swarm.types import UnitName
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A slice as it travels, and how its receivers hold it: 1-D float32, or float64 where nothing is compressed."""
+
+    payload: memoryview
+    dtype: str
+    received: Tensor
+
+
+def coded(values: Tensor, codec_name: str) -> Coded:
+    """Encode a 1-D slice."""
+    payload, dtype = codec.encode_slice(values, codec_name)
+    received = values if codec_name == "none" else codec.decode_slice(payload, dtype, values.numel())
+    return Coded(payload, dtype, received)
+
+
+class Leftovers:
+    """The leftovers of one replica, by unit; one step at a time has them."""
+
+    def __init__(self, codec_name: str) -> None:
+        self.codec_name = codec_name
+        self._left: dict[UnitName, tuple[Tensor, ...]] = {}  # to be added up
+        self._lent: dict[UnitName, int] = {}  # to which step
+
+    def lend(self, unit: UnitName, step: int) -> tuple[Tensor, ...]:
+        """What is to be added to the step's part, 1-D float32 each; nothing if another open step has it."""
+        if self._lent.setdefault(unit, step) != step:
+            return ()
+        return self._left.get(unit, ())
+
+    def committed(self, step: int, left: Mapping[UnitName, Tensor]) -> None:
+        """The step was applied, and its newest rounds have left this; empty if it was skipped."""
+        for unit, tensor in left.items():
+            kept = () if self._lent.get(unit) == step else self._left.get(unit, ())
+            self._left[unit] = (*kept, tensor)
+        self._lent = {unit: to for unit, to in self._lent.items() if to > step}
+
+
+def together(part: Tensor, left: tuple[Tensor, ...]) -> Tensor:
+    """A part with what was left out before, in memory of its own."""
+    total = part.to(torch.float32, copy=True)
+    for tensor in left:
+        total.add_(tensor)
+    return total
