@@ -46,9 +46,9 @@ class Device(Protocol):
         """Like `run`, with the seconds that it took."""
 
     def aside(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do `work` beside the compute thread, in any order: for what needs no weights, graphs or sums.
+        """Do `work` beside the compute thread: for what needs no weights or graphs, and of sums only a sealed step's.
 
-        What is handed over there before may not have happened yet: sums may still hold what was void.
+        What was handed to `run` before may not have happened yet: sums may still hold what was void.
         """
 
     def release(self) -> None:
@@ -66,7 +66,10 @@ class ThreadDevice:
         )
         # Several, so that averaging does not wait for a checkpoint's files.
         self._aside = ThreadPoolExecutor(
-            max_workers=ASIDE_THREADS, thread_name_prefix="aside", initializer=torch.set_num_threads, initargs=(1,)
+            max_workers=ASIDE_THREADS,
+            thread_name_prefix="aside",
+            initializer=torch.set_num_threads,
+            initargs=(threads,),
         )
 
     def run(self, work: Callable[[], T]) -> Awaitable[T]:

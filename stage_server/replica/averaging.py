@@ -78,10 +78,11 @@ async def run_round(
     async def arrived(sender: Member, owner: Member, *, averaged: bool) -> Tensor:
         try:
             async with asyncio.timeout_at(deadline_s):
-                return await mailbox.get(_key(command, sender, owner, averaged=averaged))
+                came = await mailbox.get(_key(command, sender, owner, averaged=averaged))
         except TimeoutError:
             message = f"{sender.peer} sent no {_word(averaged)} within {command.timeout_s:g} s"
             raise RoundBroken(message, accused=sender.peer) from None
+        return await device.aside(came.values) if lossy else came.values()
 
     async def encoded(values: Tensor, owner: Member, tokens: int) -> Coded:
         """What goes out; `tokens` turns an error of a mean into one of a sum."""

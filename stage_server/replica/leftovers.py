@@ -3,7 +3,7 @@
     part + left  ──encode──▶ what the owner gets        left for the next step = (part + left) - what the owner gets
 
 This is error feedback: what rounding takes away at one step comes at the next one, so that errors do not add up. A step
-that is averaged again begins with the same leftovers, and only its commit replaces them. A step that is skipped, or
+that is averaged again begins with the same leftovers, and only its commit uses them up. A step that is skipped, or
 averaged without this replica, leaves them alone. They are lost with the replica.
 
 Source: Karimireddy et al., "Error Feedback Fixes SignSGD" (arXiv 1901.09847), algorithm 2; there with one step size.
@@ -37,26 +37,38 @@ def coded(values: Tensor, codec_name: str) -> Coded:
     return Coded(payload, dtype, received)
 
 
+@dataclass(slots=True)
+class _Left:
+    """What one applied step has left out of a unit."""
+
+    tensor: Tensor  # 1-D float32
+    lent_to: int | None = None  # an open step, whose commit uses it up
+
+
 class Leftovers:
-    """The leftovers of one replica, by unit; one step at a time has them."""
+    """The leftovers of one replica, by unit. Of two open steps, the later one gets what the earlier one has not."""
 
     def __init__(self, codec_name: str) -> None:
         self.codec_name = codec_name
-        self._left: dict[UnitName, tuple[Tensor, ...]] = {}  # to be added up
-        self._lent: dict[UnitName, int] = {}  # to which step
+        self._left: dict[UnitName, list[_Left]] = {}
 
     def lend(self, unit: UnitName, step: int) -> tuple[Tensor, ...]:
-        """What is to be added to the step's part, 1-D float32 each; nothing if another open step has it."""
-        if self._lent.setdefault(unit, step) != step:
-            return ()
-        return self._left.get(unit, ())
+        """What is to be added to the step's part; asked again, the same and what has come since."""
+        lent = []
+        for one in self._left.get(unit, ()):
+            if one.lent_to in (None, step):
+                one.lent_to = step
+                lent.append(one.tensor)
+        return tuple(lent)
 
     def committed(self, step: int, left: Mapping[UnitName, Tensor]) -> None:
-        """The step was applied, and its newest rounds have left this; empty if it was skipped."""
+        """The step was committed, and its newest rounds have left this; nothing if it was skipped."""
         for unit, tensor in left.items():
-            kept = () if self._lent.get(unit) == step else self._left.get(unit, ())
-            self._left[unit] = (*kept, tensor)
-        self._lent = {unit: to for unit, to in self._lent.items() if to > step}
+            kept = [one for one in self._left.get(unit, ()) if one.lent_to != step]
+            self._left[unit] = [*kept, _Left(tensor)]
+        for one in (one for ones in self._left.values() for one in ones):
+            if one.lent_to is not None and one.lent_to <= step:
+                one.lent_to = None  # it was not used after all
 
 
 def together(part: Tensor, left: tuple[Tensor, ...]) -> Tensor:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from stage_server.brain.early_inputs import Claim, EarlyInputs
@@ -45,18 +46,23 @@ class SliceKey:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """A slice, and its bytes as they were sent."""
+class Arrived:
+    """A slice as it was sent: uncompressed in memory of its own, else in the buffer in which it came."""
 
-    tensor: Tensor
-    sent: np.ndarray[tuple[int], np.dtype[np.generic]]
+    dtype: str
+    elements: int
+    sent: np.ndarray[tuple[int], np.dtype[np.uint8]]
 
     @classmethod
-    def of(cls, header: Slice, payload: memoryview) -> _Held:
-        tensor = codec.decode_slice(payload, header.dtype, header.elements)
-        if header.dtype in codec.SLICE_CODECS:
-            return cls(tensor, np.frombuffer(bytes(payload), dtype=np.uint8))
-        return cls(tensor, tensor.numpy())
+    def of(cls, header: Slice, payload: memoryview) -> Arrived:
+        sent = np.frombuffer(codec.sized_slice(payload, header.dtype, header.elements), dtype=np.uint8)
+        return cls(header.dtype, header.elements, sent if header.dtype in codec.SLICE_CODECS else sent.copy())
+
+    def values(self) -> Tensor:
+        """The slice, 1-D float32 or float64; not for the event loop if it must be decoded."""
+        if self.dtype in codec.SLICE_CODECS:
+            return codec.decode_slice(self.sent.data, self.dtype, self.elements)
+        return torch.from_numpy(self.sent.view(self.dtype))
 
 
 @dataclass(slots=True)
@@ -77,8 +83,8 @@ class Mailbox:
         self._steps_ahead_max = steps_ahead_max
         self._announced: dict[tuple[int, UnitName], _Announced] = {}
         self._members: set[tuple[PeerId, int]] = set()  # of any round so far
-        self._slices: dict[SliceKey, _Held] = {}
-        self._waiting: dict[SliceKey, asyncio.Future[Tensor]] = {}
+        self._slices: dict[SliceKey, Arrived] = {}
+        self._waiting: dict[SliceKey, asyncio.Future[Arrived]] = {}
 
     def admit(self, header: Slice) -> None:
         """Refuse a slice that is too old, too far ahead or not due, before any byte of it is read."""
@@ -106,14 +112,14 @@ class Mailbox:
         elif key in self._slices:
             _compare(header, self._slices[key].sent, payload)
         else:
-            held = self._slices[key] = _Held.of(header, payload)
+            arrived = self._slices[key] = Arrived.of(header, payload)
             waiting = self._waiting.pop(key, None)
             if waiting is not None and not waiting.done():
-                waiting.set_result(held.tensor)
+                waiting.set_result(arrived)
 
-    async def get(self, key: SliceKey) -> Tensor:
+    async def get(self, key: SliceKey) -> Arrived:
         if key in self._slices:
-            return self._slices[key].tensor
+            return self._slices[key]
         return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
 
     def begin(self, command: Average) -> None:

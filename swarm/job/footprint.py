@@ -69,7 +69,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
     open_steps = 1 + staleness
     sum_bytes = 8 if training.reproducible else 4
     lowered = spec.model.dtype == LOWERED
-    leftovers = 12 if spec.averaging.compression != "none" else 0
+    leftovers = 12 * open_steps if spec.averaging.compression != "none" else 0
     momentum = 4 if training.optimizer == "sgd" and training.momentum else 0
     window = math.ceil(training.microbatches * open_steps / replicas)
     limit = spec.pipeline.max_in_flight

@@ -55,27 +55,28 @@ class Codec:
     """How a float32 tensor becomes bytes, and back.
 
     `dtype` is what the header says, `payload_bytes` the exact length by elements. `encode` gives flat uint8
-    where the tensor lies, which may share its memory; `decode` gets bytes of the right length and gives memory of its
-    own on the CPU.
+    where the tensor lies, which may share its memory; `fill` decodes bytes of the right length into a contiguous
+    float32 tensor on the CPU.
     """
 
     dtype: str
     payload_bytes: Callable[[int], int]
     encode: Callable[[Tensor], Tensor]
-    decode: Callable[[memoryview, Shape], Tensor]
+    fill: Callable[[Tensor, memoryview], None]
 
 
 def _cast(dtype: str) -> Codec:
-    def decode(payload: memoryview, shape: Shape) -> Tensor:
+    def fill(tensor: Tensor, payload: memoryview) -> None:
         if dtype == "float32":
-            return _filled(_landing(shape), payload)
-        return _landing(shape).copy_(_tensor_of(payload, dtype, shape))
+            _filled(tensor, payload)
+        else:
+            tensor.copy_(_tensor_of(payload, dtype, tuple(tensor.shape)))
 
     return Codec(
         dtype,
         lambda elements: elements * DTYPES[dtype].itemsize,
         lambda tensor: _raw(tensor.to(DTYPES[dtype])),
-        decode,
+        fill,
     )
 
 
@@ -99,19 +100,19 @@ def _int8_encode(tensor: Tensor) -> Tensor:
         ratio = (blocks / torch.where(scale == 0, 1.0, scale)).mul_(INT8_TOP).round_()
         ratio.nan_to_num_(0.0)  # where the scale is not finite, which alone says so
         values[start : start + used].copy_(ratio.view(-1)[:used])
-        scales.append(scale.view(-1))
+        # One NaN for all: infinity times zero is another one on each kind of processor.
+        scales.append(torch.where(scale.isfinite(), scale, math.nan).view(-1))
     # The scales may begin at any byte.
     payload[elements:].copy_(torch.cat(scales).view(torch.uint8))
     return payload
 
 
-def _int8_decode(payload: memoryview, shape: Shape) -> Tensor:
-    elements = math.prod(shape)
+def _int8_fill(tensor: Tensor, payload: memoryview) -> None:
+    flat, elements = tensor.view(-1), tensor.numel()
     values = _tensor_of(payload[:elements], "int8", (elements,))
     scales = _tensor_of(payload[elements:], "float32", (math.ceil(elements / INT8_BLOCK), 1))
-    tensor = _landing((elements,))
     for start in range(0, elements, INT8_TILE):
-        tile = tensor[start : start + INT8_TILE]
+        tile = flat[start : start + INT8_TILE]
         torch.div(values[start : start + INT8_TILE], INT8_TOP, out=tile)
         whole = tile.numel() - tile.numel() % INT8_BLOCK
         first = start // INT8_BLOCK
@@ -119,14 +120,13 @@ def _int8_decode(payload: memoryview, shape: Shape) -> Tensor:
         tile[:whole].view(-1, INT8_BLOCK).mul_(scales[first : first + blocks])
         if whole < tile.numel():
             tile[whole:].mul_(scales[first + blocks])
-    return tensor.view(shape)
 
 
 CODECS: dict[str, Codec] = {
     "none": _cast("float32"),
     "bfloat16": _cast("bfloat16"),
     "float16": _cast("float16"),
-    "int8": Codec("int8", _int8_bytes, _int8_encode, _int8_decode),
+    "int8": Codec("int8", _int8_bytes, _int8_encode, _int8_fill),
 }
 
 
@@ -158,7 +158,9 @@ def readable(payload: Tensor) -> memoryview:
 def decode(payload: Payload, dtype: str, shape: Sequence[int], codec: str) -> Tensor:
     """The float32 tensor that `encode` described, in memory of its own; CorruptFrame if the parts disagree."""
     expected = encoded_bytes(dtype, shape, codec)
-    return _known(codec).decode(_sized(payload, expected, codec, shape), tuple(shape))
+    tensor = _landing(tuple(shape))
+    _known(codec).fill(tensor, _sized(payload, expected, codec, shape))
+    return tensor
 
 
 def round_trip(tensor: Tensor, codec: str) -> Tensor:
@@ -189,8 +191,17 @@ def encode_slice(tensor: Tensor, codec: str = "none") -> tuple[memoryview, str]:
 
 def decode_slice(payload: Payload, dtype: str, elements: int) -> Tensor:
     """The 1-D slice that `encode_slice` described, in memory of its own; CorruptFrame if the parts disagree."""
-    sized = _sized(payload, slice_bytes(dtype, elements), dtype, (elements,))
-    return CODECS[dtype].decode(sized, (elements,)) if dtype in SLICE_CODECS else _tensor_of(sized, dtype, (elements,))
+    sized = sized_slice(payload, dtype, elements)
+    if dtype not in SLICE_CODECS:
+        return _tensor_of(sized, dtype, (elements,))
+    tensor = torch.empty(elements)
+    CODECS[dtype].fill(tensor, sized)
+    return tensor
+
+
+def sized_slice(payload: Payload, dtype: str, elements: int) -> memoryview:
+    """The payload of a slice; CorruptFrame if it has another size."""
+    return _sized(payload, slice_bytes(dtype, elements), dtype, (elements,))
 
 
 def slice_dtypes(codec: str) -> tuple[str, ...]:

@@ -42,12 +42,17 @@ class Moves:
         self.look_s = now_s + settings.rebalance.interval_s
         if not all(any(map(self._loads.is_measured, peers)) for peers in pool.by_stage):
             return None
-        if suspects := sorted(pool.suspects()):
-            # A move whose source they serve would take its last replica, and wait for another one to join there.
-            return self._decided(Decision(None, f"{', '.join(suspects)} may be gone"))
         on_the_way = [*pool.leaves.moving(now_s), *(joiner.replica.peer for joiner in self._state.joiners)]
         moving = on_the_way[0] if on_the_way else None
-        return self._decided(self._rebalancer.consider(self._stages(now_s), now_s, moving))
+        decision = self._rebalancer.consider(self._stages(now_s), now_s, moving)
+        if decision.plan is not None:
+            others = sorted(set(pool.by_stage[decision.plan.source]).intersection(pool.suspects()))
+            if others:  # the move would take the last replica of its stage, which would wait for another to join there
+                decision = Decision(None, f"{decision.reason}, but {', '.join(others)} may be gone")
+        if decision.reason != self.decision.reason:
+            self._state.outbox.note("debug", f"rebalancing: {decision.reason}")
+        self.decision = decision
+        return decision
 
     def where_to_join(
         self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int]
@@ -70,12 +75,6 @@ class Moves:
         sizes = self._state.settings.state_bytes
         if sizes and took_s > 0.0:
             self._bytes_per_s += 0.3 * (sizes[stage] / took_s - self._bytes_per_s)
-
-    def _decided(self, decision: Decision[Move]) -> Decision[Move]:
-        if decision.reason != self.decision.reason:
-            self._state.outbox.note("debug", f"rebalancing: {decision.reason}")
-        self.decision = decision
-        return decision
 
     def _stages(
         self, now_s: float, without: PeerId | None = None, coming: Mapping[PeerId, int] = MappingProxyType({})

@@ -20,6 +20,7 @@ from scheduler.brain.routing.policies import POLICIES, StageLoad, choose_route
 from scheduler.brain.routing.stragglers import Stragglers
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.ledger import Verdict
+from scheduler.brain.state.links import LINK_DEAD_S
 from scheduler.brain.state.step import Phase, StepRun
 from swarm.messages import Accumulated, Evaluate, EvaluationUndelivered, Forwarded, Route, Undelivered
 from swarm.types import EvaluationBatch, Hop, Microbatch, PeerId
@@ -113,8 +114,8 @@ class Dispatch:
     def undelivered(self, peer: PeerId, event: Undelivered, now_s: float) -> tuple[PeerId, str] | None:
         """A link failed: give the hop at one of its ends to another replica.
 
-        If an end lacks what only the other holds, and has no other replica to turn to, all that the other did for the
-        step must become void; then the result names it and says why.
+        If the end that lacks something has no substitute, all that the other end did for the step must become void
+        once the link has failed for a while; the result names that replica and the cause.
         """
         step, index = event.microbatch.step, event.microbatch.index
         run, stage = self._state.progress.runs.get(step), self._state.pool.stage_of(peer)
@@ -133,10 +134,11 @@ class Dispatch:
         if not lacking:
             return None  # both have what they need: only a receipt was lost
         cause = f"{peer} cannot reach {event.to}: {event.reason}"
-        movable = [(end, at) for end, at in ends if self._has_other(at, hops, now_s)]
+        movable = [(end, at) for end, at in ends if self._has_other(at, hops)]
         undone = next((at for _, at in movable if at in lacking), None)
         if undone is None:
-            return (movable[0][0], cause) if movable else None
+            is_dead = self._state.links.failed_for_s(peer, event.to, now_s) >= LINK_DEAD_S
+            return (movable[0][0], cause) if movable and is_dead else None
         self._state.ledger.take(step, undone, index, cause, now_s)
         return None
 
@@ -218,6 +220,7 @@ class Dispatch:
 
     def hurry(self, now_s: float) -> None:
         """Give late hops to other replicas; from time to time, assume that slow replicas have become faster."""
+        self._state.links.any(now_s)  # forgets old accusations
         for late in self._lateness.expired(now_s) if self._state.settings.recover else ():
             step, stage, index, peer = late.hop.step, late.hop.stage, late.hop.index, late.hop.peer
             run = self._state.progress.runs.get(step)
@@ -232,7 +235,7 @@ class Dispatch:
                 self._lateness.look_again(late, now_s)
                 continue  # its queue explains that, or that it is new
             self._loads.measured(peer, late.waited_s)
-            if self._has_other(stage, hops, now_s):
+            if self._has_other(stage, hops):
                 self._state.outbox.note("warning", f"{late.reason}: given to another replica")
                 self._state.ledger.take(step, stage, index, late.reason, now_s)
         if now_s >= self._relax_s:
@@ -266,9 +269,8 @@ class Dispatch:
         self._why_not = "" if decision.plan else decision.reason
         return decision.plan
 
-    def _has_other(self, stage: int, hops: Sequence[Hop | None], now_s: float) -> bool:
+    def _has_other(self, stage: int, hops: Sequence[Hop | None]) -> bool:
         """Whether another replica of the stage can be reached from the neighbours on the route."""
-        self._state.links.any(now_s)  # forgets old accusations
         named = hops[stage]
         near = [hops[at] for at in (stage - 1, stage + 1) if 0 <= at < self._stages]
         return any(

@@ -13,6 +13,7 @@ from swarm.types import PeerId
 
 LINK_AVOIDED_S = 10.0  # then it is tried again
 LINK_COST_S = 1e6  # more than any route costs: a failing link is used only if there is no other way
+LINK_DEAD_S = 4.0  # so long it must fail until work that cannot pass it is given up: senders report every 5 s
 ROUND_AGAIN_S = (0.2, 5.0)  # pause before a round that failed twice is repeated, and the longest one
 ROUNDS_MAX = 4  # failures of one pair in one step before one of the two leaves the job
 
@@ -22,9 +23,12 @@ class Links:
 
     def __init__(self) -> None:
         self._until_s: dict[tuple[PeerId, PeerId], float] = {}
+        self._since_s: dict[tuple[PeerId, PeerId], float] = {}
 
     def accuse(self, one: PeerId, other: PeerId, now_s: float) -> None:
         """A delivery between the two failed, in either direction."""
+        self.any(now_s)
+        self._since_s.setdefault(pair_of(one, other), now_s)
         self._until_s[pair_of(one, other)] = now_s + LINK_AVOIDED_S
 
     def fails(self, one: PeerId, other: PeerId) -> bool:
@@ -34,8 +38,12 @@ class Links:
     def any(self, now_s: float) -> bool:
         """Whether any link must be avoided now; old accusations are forgotten."""
         for pair in [pair for pair, until_s in self._until_s.items() if until_s <= now_s]:
-            del self._until_s[pair]
+            del self._until_s[pair], self._since_s[pair]
         return bool(self._until_s)
+
+    def failed_for_s(self, one: PeerId, other: PeerId, now_s: float) -> float:
+        """Seconds since the link was first accused, if it has been ever since; else 0."""
+        return now_s - self._since_s.get(pair_of(one, other), now_s)
 
     def failing(self, now_s: float) -> dict[tuple[PeerId, PeerId], float]:
         """The links that must be avoided now, and until when."""
@@ -52,7 +60,7 @@ class Links:
     def forget(self, peer: PeerId) -> None:
         """The peer is gone, and its links with it."""
         for pair in [pair for pair in self._until_s if peer in pair]:
-            del self._until_s[pair]
+            del self._until_s[pair], self._since_s[pair]
 
 
 def pair_of(one: PeerId, other: PeerId) -> tuple[PeerId, PeerId]:

@@ -59,6 +59,19 @@ def test_two_open_steps_do_not_share_them() -> None:
     assert leftovers.lend(OTHER, 3) == (tensor(5.0),)
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_however_many_steps_are_open_each_leftover_is_used_once(ahead: int) -> None:
+    """Each step begins `ahead` steps before the one that it follows is committed."""
+    leftovers, used, steps = Leftovers("int8"), 0.0, 50
+    for step in range(steps + ahead):
+        if step < steps:
+            used += float(together(tensor(0.0), leftovers.lend(UNIT, step)))
+        if step >= ahead:
+            leftovers.committed(step - ahead, {UNIT: tensor(2.0 ** -(step - ahead))})
+    held = float(together(tensor(0.0), leftovers.lend(UNIT, steps)))
+    assert used + held == sum(2.0**-step for step in range(steps))
+
+
 def test_a_step_that_is_skipped_or_averaged_without_this_replica_leaves_them_alone() -> None:
     leftovers = Leftovers("int8")
     leftovers.committed(0, {UNIT: tensor(1.0)})

@@ -47,7 +47,7 @@ def take(made: Mailbox, header: Slice, value: float) -> None:
 
 async def held(made: Mailbox, header: Slice) -> list[float]:
     async with asyncio.timeout(1.0):
-        return (await made.get(SliceKey.of(header))).tolist()  # type: ignore[no-any-return]  # of torch
+        return (await made.get(SliceKey.of(header))).values().tolist()  # type: ignore[no-any-return]  # of torch
 
 
 async def test_a_slice_is_for_its_own_round_only() -> None:

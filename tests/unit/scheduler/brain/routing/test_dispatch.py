@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.brain.outputs import Output
-from scheduler.brain.state.links import LINK_AVOIDED_S
+from scheduler.brain.state.links import LINK_AVOIDED_S, LINK_DEAD_S
 from swarm.messages import LoadStage, Route, Undelivered, Void
 from swarm.types import Hop, Microbatch, PeerId
 from tests.support.brain import A, B, C, D, Swarm, routes_in, sends
@@ -59,7 +59,9 @@ def test_a_lost_receipt_changes_nothing() -> None:
     route = through(swarm, A, C)
     accumulated(swarm, route, C)
     accumulated(swarm, route, A)
-    assert unreached(swarm, C, route, A) == [], "a could not have done it without what c sent"
+    for now_s in (swarm.now_s, swarm.now_s + LINK_DEAD_S):
+        swarm.now_s = now_s
+        assert unreached(swarm, C, route, A) == [], "a could not have done it without what c sent"
 
 
 def test_a_holder_that_nobody_of_the_next_stage_can_reach_is_void() -> None:
@@ -69,7 +71,10 @@ def test_a_holder_that_nobody_of_the_next_stage_can_reach_is_void() -> None:
     accumulated(swarm, undone, A)
     moved = hops_of(unreached(swarm, C, undone, A), undone.microbatch)
     assert [hop.peer for hop in moved] == [A, D]
-    outputs = swarm.hear(D, Undelivered(undone.microbatch, 0, A, moved[0].attempt, "no answer"))
+    again = Undelivered(undone.microbatch, 0, A, moved[0].attempt, "no answer")
+    assert swarm.hear(D, again) == [], "the link may come back"
+    swarm.now_s += LINK_DEAD_S
+    outputs = swarm.hear(D, again)
     assert [one.peer for one in sends(outputs, Void)] == [A]
     assert hops_of(outputs, undone.microbatch)[0].peer == B
     assert hops_of(outputs, done.microbatch)[0].peer == B, "void is all that it did for the step"
@@ -79,6 +84,8 @@ def test_a_sender_whose_only_possible_receiver_is_out_of_reach_is_void() -> None
     swarm = begun(NOBODY_ELSE)
     route = through(swarm, A, C)
     accumulated(swarm, route, C)
+    assert unreached(swarm, C, route, A) == [], "the link may come back"
+    swarm.now_s += LINK_DEAD_S
     outputs = unreached(swarm, C, route, A)
     assert [one.peer for one in sends(outputs, Void)] == [C]
     assert [hop.peer for hop in hops_of(outputs, route.microbatch)] == [A, D]
