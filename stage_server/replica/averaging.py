@@ -68,10 +68,9 @@ async def run_round(
     mine = _own(command.members, me.peer)
     if command.members[-1].stop != part.numel():
         raise Refused(f"the round covers {command.members[-1].stop} elements, unit {command.unit} has {part.numel()}")
-    lossy = codec_name != "none"
+    lossy, lost = codec_name != "none", None
     if lossy:
-        part = await device.aside(lambda: together(part, left))
-    lost = torch.zeros_like(part) if lossy else None
+        part, lost = await device.aside(lambda: (together(part, left), torch.zeros_like(part)))
     others = [member for member in command.members if member.peer != me.peer]
     owners = [member for member in command.members if member.stop > member.start]
 
