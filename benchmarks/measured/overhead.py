@@ -153,7 +153,7 @@ def parts(options: argparse.Namespace) -> list[Part]:
     computing_s = checking_s = 0.0
 
     def forward(stage: Stage, x: Tensor | None) -> Tensor | None:
-        return stage.forward(microbatch, 0, x=x, tokens=tokens, targets=tokens)[0]
+        return stage.forward(microbatch, 0, portion=0, x=x, tokens=tokens, targets=tokens)[0]
 
     def there_and_back(stage: Stage, x: Tensor | None, g: Tensor | None, accumulate: bool = True) -> Tensor | None:
         forward(stage, x)

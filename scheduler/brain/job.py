@@ -30,6 +30,7 @@ from scheduler.brain.state.mode import Mode, ModeEvent
 from scheduler.brain.state.pool import Trust
 from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase, StepEvent, StepRun
+from swarm.job.course import PLAIN, Course
 from swarm.messages import Hello
 from swarm.text import counted
 from swarm.types import Decision, JobState, PeerId
@@ -38,9 +39,10 @@ from swarm.types import Decision, JobState, PeerId
 class JobBrain:
     """All decisions of one job. `step` is the only way to change it; everything else is a question."""
 
-    def __init__(self, settings: BrainSettings, rng: Random) -> None:
+    def __init__(self, settings: BrainSettings, rng: Random, course: Course = PLAIN) -> None:
         self.settings = settings
-        self._parts = Parts.of(settings, rng)
+        self.course = course
+        self._parts = Parts.of(settings, rng, course)
         self._state = self._parts.state
         self._now_s = -math.inf  # when the newest input came
 

@@ -21,6 +21,7 @@ from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.mode import Mode
 from scheduler.brain.state.step import Phase
+from swarm.job.course import Course
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class Parts:
     reattach: Reattach  # replicas that come back
 
     @classmethod
-    def of(cls, settings: BrainSettings, rng: Random) -> Parts:
-        state = BrainState.of(settings)
+    def of(cls, settings: BrainSettings, rng: Random, course: Course) -> Parts:
+        state = BrainState.of(settings, course)
         saving = CheckpointSchedule(settings.saving, len(settings.split), settings.first_step, settings.steps)
         evaluations = Evaluations(settings)
         loads, loading = Loads(state), Loading(state)

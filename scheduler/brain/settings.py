@@ -67,8 +67,8 @@ class BrainSettings:
     grad_clip_norm: float  # 0 = off
     averaging_timeout_s: float
     fail_on_nonfinite: bool
-    learning_rate: Callable[[int], float] = field(repr=False)
-    tokens_of: Callable[[int], int] = field(repr=False)
+    learning_rate: Callable[[int], float] = field(repr=False)  # of a rate step
+    tokens_of: Callable[[int], int] = field(repr=False)  # of a portion
     sync_steps: int = 0  # the first steps that do without overlap
     routing: Routing = "least_completion"
     eval_every_steps: int = 0  # 0 = never

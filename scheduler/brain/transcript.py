@@ -30,7 +30,7 @@ from scheduler.brain.settings import BrainSettings
 from swarm.errors import BadTranscript
 
 VERSION = 1
-ASKED = ("learning_rate", "tokens_of")  # what the settings hold as functions of the step
+ASKED = ("learning_rate", "tokens_of")  # what the settings hold as functions: of a rate step, of a portion
 _ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -60,11 +60,11 @@ class Recorder:
         return outputs
 
     def _asking(self, name: str, of: Callable[[int], float]) -> Callable[[int], float]:
-        def ask(step: int) -> float:
-            if (name, step) not in self._asked:
-                self._asked[name, step] = of(step)
-                self._answers.append((name, step, self._asked[name, step]))
-            return self._asked[name, step]
+        def ask(place: int) -> float:
+            if (name, place) not in self._asked:
+                self._asked[name, place] = of(place)
+                self._answers.append((name, place, self._asked[name, place]))
+            return self._asked[name, place]
 
         return ask
 
@@ -146,8 +146,8 @@ class Transcript:
             if not isinstance(line, list) or len(line) != 4:
                 raise BadTranscript(f"{where}: it is not [at_s, input, answers, digest]")
             at_s, happened, answers, decided = line
-            for name, step, answer in _decoded(tuple[tuple[str, int, float], ...], answers, f"{where}: answers"):
-                self._answers[name, step] = int(answer) if name == "tokens_of" else answer
+            for name, place, answer in _decoded(tuple[tuple[str, int, float], ...], answers, f"{where}: answers"):
+                self._answers[name, place] = int(answer) if name == "tokens_of" else answer
             yield Recorded(
                 _decoded(float, at_s, f"{where}: at_s"),
                 _decoded(Input, happened, where),
@@ -163,10 +163,10 @@ class Transcript:
             ) from None
 
     def _answering(self, name: str) -> Callable[[int], Any]:
-        def answer(step: int) -> float:
-            if (name, step) not in self._answers:
-                raise BadTranscript(f"the brain asks for {name} of step {step}, which the recorded one did not")
-            return self._answers[name, step]
+        def answer(place: int) -> float:
+            if (name, place) not in self._answers:
+                raise BadTranscript(f"the brain asks for {name}({place}), which the recorded one did not")
+            return self._answers[name, place]
 
         return answer
 

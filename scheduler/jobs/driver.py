@@ -176,9 +176,15 @@ class JobDriver:
         if isinstance(command, Route | Evaluate):
             first, last = command.hops[0].peer == peer, command.hops[-1].peer == peer
             if first or last:
-                tokens, targets = self._bytes(*_place(command))
+                tokens, targets = self._bytes(*self._place(command))
                 command = replace(command, tokens=tokens if first else b"", targets=targets if last else b"")
         self._effects.send(peer, command)
+
+    def _place(self, command: Route | Evaluate) -> tuple[int | None, int]:
+        """Portion and index of a microbatch; an evaluation microbatch is of no portion."""
+        if isinstance(command, Evaluate):
+            return None, command.batch.index
+        return self._brain.course.at(command.microbatch.step).portion, command.microbatch.index
 
     async def _written(self, write: Coroutine[object, object, None]) -> bool:
         """Whether it was written; False if the job was cancelled meanwhile, which the inbox says next.
@@ -196,19 +202,12 @@ class JobDriver:
             cancelled.cancel()
 
 
-def _place(command: Route | Evaluate) -> tuple[int | None, int]:
-    """Step and index of a microbatch; an evaluation microbatch has no step."""
-    if isinstance(command, Evaluate):
-        return None, command.batch.index
-    return command.microbatch.step, command.microbatch.index
-
-
 def _remembered(batches: Batches) -> Callable[[int | None, int], tuple[bytes, bytes]]:
     """Token and target bytes of a microbatch, kept for a while: its first and its last hop ask one after the other."""
 
     @lru_cache(maxsize=64)
-    def of(step: int | None, index: int) -> tuple[bytes, bytes]:
-        tokens, targets = batches.evaluation(index) if step is None else batches.microbatch(step, index)
+    def of(portion: int | None, index: int) -> tuple[bytes, bytes]:
+        tokens, targets = batches.evaluation(index) if portion is None else batches.microbatch(portion, index)
         return tokens.astype("<i4").tobytes(), targets.astype("<i4").tobytes()
 
     return of

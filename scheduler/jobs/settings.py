@@ -51,7 +51,7 @@ def brain_settings(
         grad_clip_norm=training.grad_clip_norm,
         averaging_timeout_s=spec.averaging.timeout_s,
         fail_on_nonfinite=spec.limits.on_nonfinite == "fail",
-        learning_rate=lambda step: learning_rate(training, step),
+        learning_rate=lambda rate_step: learning_rate(training, rate_step),
         tokens_of=batches.tokens_of,
         routing=pipeline.routing,
         eval_every_steps=training.eval_every_steps,

@@ -46,6 +46,7 @@ from swarm.errors import (
     StaleMessage,
     SwarmError,
 )
+from swarm.job.course import PLAIN
 from swarm.job.spec import LOWERED
 from swarm.model import codec
 from swarm.model.runtime import SentAhead, received, send_ahead
@@ -372,12 +373,15 @@ class Replica:
 
     async def _forward(self, work: cell.Compute, waited_s: float) -> None:
         microbatch, batch = work.microbatch, self._batches[work.microbatch]
+        portion = PLAIN.at(microbatch.step).portion
         sent = self._inputs.pop((microbatch, Direction.FORWARD), None)
         codec_name = self._codec_for(microbatch, Direction.FORWARD)
 
         def forward() -> tuple[Packed | None, float]:
             x = None if sent is None else received(sent)
-            y, loss = self._stage.forward(microbatch, work.version, x=x, tokens=batch.tokens, targets=batch.targets)
+            y, loss = self._stage.forward(
+                microbatch, work.version, portion=portion, x=x, tokens=batch.tokens, targets=batch.targets
+            )
             return (None if y is None else pack(y, codec_name)), loss
 
         done = await self._device.timed(forward)

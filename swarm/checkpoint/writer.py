@@ -17,6 +17,7 @@ from swarm.checkpoint.reader import FILE_PATH, FORMAT_VERSION, Checkpoint, Store
 from swarm.checkpoint.storage import MANIFEST, Sink, Storage
 from swarm.errors import CheckpointFailed, StorageError
 from swarm.hf import model_folder
+from swarm.job.course import PLAIN
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash
@@ -192,7 +193,7 @@ def _free_name(storage: Storage, step: int) -> str:
 
 
 def _trainer_state(spec: JobSpec, facts: Facts) -> dict[str, Any]:
-    training = spec.training
+    training, following = spec.training, PLAIN.at(facts.step)
     return {
         "step": facts.step,
         "timeline": facts.timeline,
@@ -201,12 +202,11 @@ def _trainer_state(spec: JobSpec, facts: Facts) -> dict[str, Any]:
             "kind": training.schedule,
             "steps": training.steps,
             "warmup_steps": training.warmup_steps,
-            "next_learning_rate": learning_rate(training, facts.step),
+            "next_learning_rate": learning_rate(training, following.rate_step),
         },
-        # The step is the data cursor: microbatch (step, index) is a function of the seed.
         "data": {
             "next_step": facts.step,
-            "sequences": facts.step * training.global_batch_sequences,
+            "sequences": following.portion * training.global_batch_sequences,
             "global_batch_sequences": training.global_batch_sequences,
             "sequence_length": spec.data.sequence_length,
             "shuffle": spec.data.shuffle,

@@ -1,4 +1,4 @@
-"""Token shards to microbatches, without a list of indexes and without a saved position: the step is the data cursor.
+"""Token shards to microbatches, without a list of indexes and without a saved position: the portion is the cursor.
 
 Sample i is tokens[i*T : i*T + T + 1]: its first T tokens are the input, its last T the targets, so neighbouring samples
 share one token only. The last samples, in the order of the documents, may be held out for validation. A pass uses each
@@ -34,7 +34,7 @@ IGNORED = -100  # a target that does not count
 NO_END_OF_TEXT = -1
 TOKEN_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 FEISTEL_ROUNDS = 6
-COUNTED_STEPS_MAX = 64  # steps whose token counts are remembered: more than are ever open at once
+COUNTED_PORTIONS_MAX = 64  # portions whose token counts are remembered: more than are ever open at once
 PIECE_TOKENS = 1 << 20  # tokens looked at together, so that a long stretch takes little memory
 _WORD = (1 << 64) - 1
 
@@ -121,7 +121,9 @@ def split_samples(tokens: int, sequence_length: int, validation_ratio: float) ->
 
 
 class Batches:
-    """Which tokens are microbatch m of step t: a pure function of the data, the seed and (t, m).
+    """Which tokens are microbatch m of portion q: a pure function of the data, the seed and (q, m).
+
+    A portion is the data of one step; `Course` (swarm/job/course.py) says which step trains which.
 
     `samples` is the length of a pass; the `validation_samples` behind it are never trained on.
     """
@@ -164,28 +166,28 @@ class Batches:
 
     # Training ----------------------------------------------------------------------------------------------------
 
-    def sample_indexes(self, step: int, microbatch: int) -> list[int]:
+    def sample_indexes(self, portion: int, microbatch: int) -> list[int]:
         assert 0 <= microbatch < self._microbatches
-        first = step * self._batch + microbatch * self._sequences
+        first = portion * self._batch + microbatch * self._sequences
         return [self._sample(number) for number in range(first, first + self._sequences)]
 
-    def microbatch(self, step: int, microbatch: int) -> tuple[TokenIds, TokenIds]:
+    def microbatch(self, portion: int, microbatch: int) -> tuple[TokenIds, TokenIds]:
         """Tokens and targets, int32 [B, T] each; a target of -100 does not count."""
-        return self._rows(self.sample_indexes(step, microbatch))
+        return self._rows(self.sample_indexes(portion, microbatch))
 
-    def tokens_of(self, step: int) -> int:
-        """Targets that count in step `step`, at least 1: the divisor of its gradient and of its loss."""
+    def tokens_of(self, portion: int) -> int:
+        """Targets that count in a portion, at least 1: the divisor of its step's gradient and loss."""
         if self._end_of_text == NO_END_OF_TEXT:
             return self._batch * self._length
-        if (known := self._counted.get(step)) is not None:
+        if (known := self._counted.get(portion)) is not None:
             return known
-        first = step * self._batch
+        first = portion * self._batch
         ends = sum(
             self._ends(self._sample(number) * self._length, self._length)
             for number in range(first, first + self._batch)
         )
-        counted = self._counted[step] = max(1, self._batch * self._length - ends)
-        if len(self._counted) > COUNTED_STEPS_MAX:
+        counted = self._counted[portion] = max(1, self._batch * self._length - ends)
+        if len(self._counted) > COUNTED_PORTIONS_MAX:
             self._counted.popitem(last=False)
         return counted
 

@@ -1,7 +1,7 @@
 """What may change when a job resumes: how it is trained, never what is trained.
 
-The step is the data cursor: microbatch (t, m) is a function of seed, batch and sequence length, and all of them mean
-something else to weights that have seen them. Pure functions of values.
+The step says which data was seen (`Course`), and microbatch (t, m) is a function of seed, batch and sequence length:
+all of them mean something else to weights that have seen them. Pure functions of values.
 """
 
 from __future__ import annotations

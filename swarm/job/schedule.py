@@ -1,4 +1,4 @@
-"""Which weights a microbatch uses, the learning rate of a step, and the factor that clips its gradient.
+"""Which weights a microbatch uses, the learning rate along its schedule, and the factor that clips its gradient.
 
 Pure functions, shared by the scheduler and the one-process reference, so that both get the same bits on one machine.
 """
@@ -40,17 +40,17 @@ def version_of(step: int, index: int, *, overlap: int, sync_steps: int) -> int:
     return max(0, step - 1) if late else step
 
 
-def learning_rate(training: ScheduleSettings, step: int) -> float:
-    """The learning rate of optimizer step `step` (from 0).
+def learning_rate(training: ScheduleSettings, rate_step: int) -> float:
+    """The learning rate at place `rate_step` of the schedule (from 0); `Course` says which step uses which place.
 
     Rises linearly over `warmup_steps` and reaches the full rate in the last of them; then stays, or falls along a line
-    or half a cosine towards `min_lr_ratio` of it, which step number `steps` would use.
+    or half a cosine towards `min_lr_ratio` of it, which place `steps` would have.
     """
     peak = training.learning_rate
-    if step < training.warmup_steps:
-        return peak * (step + 1) / training.warmup_steps
+    if rate_step < training.warmup_steps:
+        return peak * (rate_step + 1) / training.warmup_steps
     span = max(1, training.steps - training.warmup_steps)
-    progress = min(1.0, (step - training.warmup_steps) / span)
+    progress = min(1.0, (rate_step - training.warmup_steps) / span)
     floor = training.min_lr_ratio
     match training.schedule:
         case "constant":

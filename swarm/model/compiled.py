@@ -60,7 +60,7 @@ def _compute_zeros(stage: Stage, spec: JobSpec) -> None:
     """One microbatch of zeros, there and back, and one as in an evaluation; nothing is kept of them."""
     x: Tensor = torch.zeros(stage.boundary_shape())
     ids = torch.zeros(x.shape[:2], dtype=torch.int32)
-    stage.forward(_NO_MICROBATCH, stage.version, x=x, tokens=ids, targets=ids)
+    stage.forward(_NO_MICROBATCH, stage.version, portion=0, x=x, tokens=ids, targets=ids)
     stage.backward(_NO_MICROBATCH, torch.zeros_like(x), accumulate=False)
     if spec.training.eval_every_steps:
         stage.evaluate(stage.version, x=x, tokens=ids, targets=ids)

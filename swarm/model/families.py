@@ -68,12 +68,12 @@ class Draw:
     """What determines the dropout of one forward: equal draws give equal masks, in any cut and after any rollback."""
 
     seed: int
-    step: int
+    portion: int
     microbatch: int
 
     def begin(self, site: int, device: torch.device) -> None:
         """Set the device's generator for the dropouts of a layer (or EMBEDDING_SITE), which draw in order."""
-        text = f"dropout:{self.seed}:{self.step}:{self.microbatch}:{site}"
+        text = f"dropout:{self.seed}:{self.portion}:{self.microbatch}:{site}"
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
         match device.type:
             case "cuda":

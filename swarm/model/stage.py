@@ -119,15 +119,17 @@ class Stage:
         microbatch: Microbatch,
         version: int,
         *,
+        portion: int,
         x: Tensor | None = None,
         tokens: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> tuple[Tensor | None, float]:
         """Compute and keep what backward needs: (y [B, T, D], 0.0), or on the last stage (None, loss).
 
-        `version` names the weights; StaleMessage if they are not held. The first stage takes `tokens` [B, T], the
-        others `x` [B, T, D] float32, which this stage then owns; the last one takes `targets` [B, T] too (-100 = does
-        not count) and gives the sum of the token losses in nats. A second forward of a microbatch replaces the first.
+        `version` names the weights; StaleMessage if they are not held. `portion` is what the course says of the step:
+        with the microbatch's index it seeds dropout. The first stage takes `tokens` [B, T], the others `x` [B, T, D]
+        float32, which this stage then owns; the last one takes `targets` [B, T] too (-100 = does not count) and gives
+        the sum of the token losses in nats. A second forward of a microbatch replaces the first.
         """
         self.weights.of(version)
         if self._first:
@@ -136,7 +138,7 @@ class Stage:
         else:
             assert x is not None, "a later stage computes from a boundary tensor"
             source = to_device(x.detach(), self.device).requires_grad_()
-        draw = Draw(self._spec.training.seed, microbatch.step, microbatch.index)
+        draw = Draw(self._spec.training.seed, portion, microbatch.index)
         graph = _Graph(version, draw, source, None if targets is None else to_device(targets, self.device).long())
         output = self._output(graph)
         if not self._spec.model.recompute:

@@ -28,6 +28,7 @@ from swarm.data.shards import Corpus, TokenManifest, tokenise
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import JobFailed, OutOfMemory
 from swarm.hf import model_folder
+from swarm.job.course import PLAIN, InnerStep
 from swarm.job.partition import unit_names
 from swarm.job.schedule import NOT_FINITE_HINT, clip, evaluation_due, learning_rate, not_finite_fault, perplexity
 from swarm.job.spec import JobSpec
@@ -134,12 +135,13 @@ def build_stages(spec: JobSpec, device: torch.device) -> list[Stage]:
 def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, step: int) -> StepReport:
     """Compute, average and apply one step on all stages."""
     training = spec.training
+    inner = PLAIN.at(step)
     loss, finite = 0.0, True
     for index in range(training.microbatches):
-        microbatch_loss, microbatch_finite = _run(stages, spec, batches, Microbatch(0, step, index))
+        microbatch_loss, microbatch_finite = _run(stages, spec, batches, inner, Microbatch(0, step, index))
         loss += microbatch_loss
         finite = finite and microbatch_finite
-    tokens = batches.tokens_of(step)
+    tokens = batches.tokens_of(inner.portion)
 
     means = _means(stages, spec, step, tokens) if finite else {}
     norms = [
@@ -155,7 +157,7 @@ def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, step: i
             f"the gradient of step {step} is not finite",
             hint='lower training.learning_rate, or set limits.on_nonfinite = "skip"',
         )
-    rate = learning_rate(training, step)
+    rate = learning_rate(training, inner.rate_step)
     for stage in stages:
         stage.apply(step, means, learning_rate=rate, scale=scale, skip=skip)
     return StepReport(step, loss / tokens, norm, scale, rate, skip, tokens)
@@ -208,15 +210,17 @@ def save_folder(
         raise
 
 
-def _run(stages: Sequence[Stage], spec: JobSpec, batches: Batches, microbatch: Microbatch) -> tuple[float, bool]:
+def _run(
+    stages: Sequence[Stage], spec: JobSpec, batches: Batches, inner: InnerStep, microbatch: Microbatch
+) -> tuple[float, bool]:
     """One microbatch through all stages and back: (sum of token losses, whether all gradients were finite)."""
     version = spec.version_of(microbatch.step, microbatch.index)
     codec = spec.unmeasured_compression
-    tokens, targets = (torch.from_numpy(array) for array in batches.microbatch(microbatch.step, microbatch.index))
+    tokens, targets = (torch.from_numpy(array) for array in batches.microbatch(inner.portion, microbatch.index))
     x: Tensor | None = None
     loss = 0.0
     for stage in stages:
-        y, loss = stage.forward(microbatch, version, x=x, tokens=tokens, targets=targets)
+        y, loss = stage.forward(microbatch, version, portion=inner.portion, x=x, tokens=tokens, targets=targets)
         x = None if y is None else round_trip(y, codec)
     g: Tensor | None = None
     finite = True

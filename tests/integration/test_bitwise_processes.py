@@ -76,5 +76,7 @@ def loss_of_stages(stages: tuple, tokens: Tokens, spec: JobSpec) -> float:  # ty
     ids, targets = (torch.from_numpy(part).long() for part in tokens.batches(spec).microbatch(0, 0))
     hidden, loss = None, 0.0
     for stage in stages:
-        hidden, loss = stage.forward(Microbatch(0, 99, 0), stage.version, x=hidden, tokens=ids, targets=targets)
+        hidden, loss = stage.forward(
+            Microbatch(0, 99, 0), stage.version, portion=0, x=hidden, tokens=ids, targets=targets
+        )
     return loss

@@ -145,7 +145,7 @@ def test_model_folder_gives_the_loss_of_the_trained_stages(stages: int, tmp_path
     tokens, targets = (torch.from_numpy(array) for array in batches_of(spec).microbatch(7, 0))
     microbatch, x, loss = Microbatch(0, 3, 0), None, 0.0
     for stage in trained.stages:
-        x, loss = stage.forward(microbatch, 3, x=x, tokens=tokens, targets=targets)
+        x, loss = stage.forward(microbatch, 3, portion=0, x=x, tokens=tokens, targets=targets)
     with torch.no_grad():
         logits = model(input_ids=tokens.long()).logits.float().flatten(0, 1)
         again = nn.functional.cross_entropy(logits, targets.long().flatten(), reduction="sum")

@@ -1,4 +1,4 @@
-"""Dropout is a function of (seed, step, microbatch, layer): neither the cut nor doing it again changes a mask."""
+"""Dropout is a function of (seed, portion, microbatch, layer): neither the cut nor doing it again changes a mask."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ def test_each_kind_of_dropout_acts_by_itself_in_training_and_not_in_evaluation(m
     (plain,), (dropping,) = (build_stages(spec_of(model, share=share), CPU) for share in (0.0, {key: 0.5}))
     tokens, targets = (torch.from_numpy(array) for array in batches_of(spec_of(model)).microbatch(0, 0))
 
-    def loss(stage: Stage, step: int, index: int) -> float:
-        return stage.forward(Microbatch(0, step, index), 0, tokens=tokens, targets=targets)[1]
+    def loss(stage: Stage, portion: int, index: int) -> float:
+        return stage.forward(Microbatch(0, 0, index), 0, portion=portion, tokens=tokens, targets=targets)[1]
 
     assert loss(dropping, 0, 0) != loss(plain, 0, 0)
     assert dropping.evaluate(0, tokens=tokens, targets=targets) == plain.evaluate(0, tokens=tokens, targets=targets)
-    # Every microbatch has masks of its own, again the same when it is done again, on whatever timeline.
-    losses = [loss(dropping, step, index) for step in (0, 1) for index in (0, 1)]
+    # Every microbatch of every portion has masks of its own, the same again whoever computes it as which step.
+    losses = [loss(dropping, portion, index) for portion in (0, 1) for index in (0, 1)]
     assert len(set(losses)) == 4
-    assert [loss(dropping, step, index) for step in (0, 1) for index in (0, 1)] == losses
-    later = dropping.forward(Microbatch(3, 1, 1), 0, tokens=tokens, targets=targets)[1]
+    assert [loss(dropping, portion, index) for portion in (0, 1) for index in (0, 1)] == losses
+    later = dropping.forward(Microbatch(3, 1, 1), 0, portion=1, tokens=tokens, targets=targets)[1]
     assert later == losses[3]
 
 
@@ -106,9 +106,9 @@ def test_what_else_draws_random_numbers_changes_no_mask() -> None:
     for disturbance in (0, 5):
         first, last = build_stages(spec, CPU)
         torch.rand(disturbance)
-        y, _ = first.forward(Microbatch(0, 0, 0), 0, tokens=tokens)
+        y, _ = first.forward(Microbatch(0, 0, 0), 0, portion=0, tokens=tokens)
         torch.rand(disturbance)
-        last.forward(Microbatch(0, 0, 0), 0, x=y, targets=targets)
+        last.forward(Microbatch(0, 0, 0), 0, portion=0, x=y, targets=targets)
         torch.manual_seed(disturbance)
         dx, _ = last.backward(Microbatch(0, 0, 0))
         first.backward(Microbatch(0, 0, 0), dx)
@@ -125,7 +125,7 @@ def test_the_library_drops_the_same_share() -> None:
     next(iter(layers.children())).register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
     tokens, targets = (torch.from_numpy(array) for array in batches_of(spec).microbatch(0, 0))
     stage.evaluate(0, tokens=tokens, targets=targets)
-    stage.forward(Microbatch(0, 0, 0), 0, tokens=tokens, targets=targets)
+    stage.forward(Microbatch(0, 0, 0), 0, portion=0, tokens=tokens, targets=targets)
     plain, dropped = seen
     kept = dropped != 0
     assert 0.4 < float(kept.float().mean()) < 0.6

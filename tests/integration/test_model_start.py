@@ -117,7 +117,7 @@ def test_a_folder_of_the_library_gives_its_logits_at_any_cut(model: str, tmp_pat
 
         x, loss = None, 0.0
         for stage in stages:
-            x, loss = stage.forward(Microbatch(0, 0, 0), 0, x=x, tokens=tokens, targets=targets)
+            x, loss = stage.forward(Microbatch(0, 0, 0), 0, portion=0, x=x, tokens=tokens, targets=targets)
         if model != "gpt2":  # whose config.json asks for dropout
             summed = nn.functional.cross_entropy(expected.flatten(0, 1), targets.long().flatten(), reduction="sum")
             assert loss == float(summed)

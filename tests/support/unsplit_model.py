@@ -30,7 +30,7 @@ def assert_equals_unsplit(stages: Sequence[Stage], batches: Batches, twin: Any, 
     expected.backward()
     microbatch, x, g, loss = Microbatch(0, 0, 0), None, None, 0.0
     for stage in stages:
-        x, loss = stage.forward(microbatch, 0, x=x, tokens=tokens, targets=targets)
+        x, loss = stage.forward(microbatch, 0, portion=0, x=x, tokens=tokens, targets=targets)
     for stage in reversed(stages):
         g, _ = stage.backward(microbatch, g)
     assert loss == float(expected.detach())

@@ -108,7 +108,7 @@ def _device(far: Far) -> list[list[str]]:
 def _microbatch(far: Far, stage: Stage, codec_name: str = "none") -> list[str]:
     """The waits of one microbatch, computed and packed as a replica does it."""
     far.taken()
-    y, _ = stage.forward(MICROBATCH, 0, x=_boundary(stage, 1), tokens=TOKENS, targets=TOKENS)
+    y, _ = stage.forward(MICROBATCH, 0, portion=0, x=_boundary(stage, 1), tokens=TOKENS, targets=TOKENS)
     if y is not None:
         pack(y, codec_name)
     g = None if y is None else _boundary(stage, 2)
@@ -132,7 +132,7 @@ def _step(far: Far, layers: int, values: dict[str, Any], dtype: str = "float32")
 def _not_finite(far: Far) -> dict[str, Any]:
     """A gradient that is not finite: what backward says, how often it waits, and whether anything was added."""
     stage = _stage()
-    stage.forward(MICROBATCH, 0, tokens=TOKENS)
+    stage.forward(MICROBATCH, 0, portion=0, tokens=TOKENS)
     far.taken()
     _, finite = stage.backward(MICROBATCH, torch.full(stage.boundary_shape(), torch.inf))
     waits = far.taken()

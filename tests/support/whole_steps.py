@@ -63,7 +63,7 @@ def run(stages: list[Stage], microbatch: Microbatch, *, version: int = 0, seed: 
     x: Tensor | None = None
     loss = 0.0
     for stage in stages:
-        x, loss = stage.forward(microbatch, version, x=x, tokens=tokens, targets=targets)
+        x, loss = stage.forward(microbatch, version, portion=microbatch.step, x=x, tokens=tokens, targets=targets)
     g: Tensor | None = None
     for stage in reversed(stages):
         g, finite = stage.backward(microbatch, g)

@@ -38,7 +38,8 @@ class Commits:
         in_order = may_write(run.step, commits_sent=self._state.progress.committed, agreed=self._state.progress.agreed)
         if run.phase is not Phase.DECIDED or not in_order or not self._evaluations.permits(run.step):
             return None
-        settings, tokens = self._state.settings, self._state.settings.tokens_of(run.step)
+        settings, inner = self._state.settings, self._state.course.at(run.step)
+        tokens = settings.tokens_of(inner.portion)
         reports = {unit: averaging.reports[min(averaging.reports)] for unit, averaging in run.rounds.items()}
         squared = squared_norms(norm for report in reports.values() for norm in report.norms)
         norm, scale = clip(squared, settings.grad_clip_norm)
@@ -64,7 +65,7 @@ class Commits:
             loss=total / tokens,
             norm=0.0 if run.skip else norm,
             scale=0.0 if run.skip else scale,
-            learning_rate=settings.learning_rate(run.step),
+            learning_rate=settings.learning_rate(inner.rate_step),
             skip=run.skip,
             tokens=tokens,
         )

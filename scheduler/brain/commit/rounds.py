@@ -176,7 +176,8 @@ class Rounds:
         number = Round(settings.epoch, self._number)
         run.rounds[unit] = UnitAveraging(number, planned)
         timeline, timeout_s = settings.timeline, settings.averaging_timeout_s
-        command = Average(timeline, run.step, unit, number, planned, settings.tokens_of(run.step), timeout_s)
+        tokens = settings.tokens_of(self._state.course.at(run.step).portion)
+        command = Average(timeline, run.step, unit, number, planned, tokens, timeout_s)
         for member in planned:
             self._state.outbox.send(member.peer, command)
 

@@ -14,13 +14,15 @@ from scheduler.brain.state.mode import TRANSITIONS, Mode, ModeEvent
 from scheduler.brain.state.pool import Pool
 from scheduler.brain.state.progress import Progress
 from scheduler.brain.state.restart import RestartCensus
+from swarm.job.course import Course
 
 
 @dataclass(slots=True)
 class BrainState:
-    """The replicas, the steps, the contributions, peers that join, failing links, and outputs not handed out yet."""
+    """The course, replicas, steps, contributions, peers that join, failing links, and outputs not handed out yet."""
 
     settings: BrainSettings
+    course: Course
     pool: Pool
     progress: Progress
     ledger: Ledger
@@ -31,13 +33,13 @@ class BrainState:
     census: RestartCensus | None = None  # while gathering
 
     @classmethod
-    def of(cls, settings: BrainSettings) -> BrainState:
+    def of(cls, settings: BrainSettings, course: Course) -> BrainState:
         """The state of a job that has not begun."""
         stages = len(settings.split)
         pool = Pool(stages)
         ledger = Ledger(settings.timeline, stages, settings.microbatches)
         outbox = Outbox(settings.job, pool)
-        return cls(settings, pool, Progress(settings.first_step), ledger, Joiners(), Links(), outbox)
+        return cls(settings, course, pool, Progress(settings.first_step), ledger, Joiners(), Links(), outbox)
 
     def turn(self, event: ModeEvent) -> None:
         """Change the mode; an illegal change is a programming error."""

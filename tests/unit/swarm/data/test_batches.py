@@ -85,8 +85,8 @@ def test_a_step_without_a_target_divides_by_one() -> None:
     assert batches.tokens_of(0) == batches.evaluation_tokens == 1
 
 
-def test_counts_are_remembered_for_recent_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.data.batches.COUNTED_STEPS_MAX", 3)
+def test_counts_are_remembered_for_recent_portions_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.data.batches.COUNTED_PORTIONS_MAX", 3)
     batches = make([*range(16), END])
     first = [batches.tokens_of(step) for step in range(8)]
     assert len(batches._counted) == 3

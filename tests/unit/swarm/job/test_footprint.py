@@ -48,7 +48,7 @@ def kept_bytes(stage: Stage, vocabulary: int) -> int:
     size, length, width = stage.boundary_shape()
     ids = torch.randint(0, vocabulary, (size, length))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        stage.forward(Microbatch(0, 0, 0), 0, x=torch.randn(size, length, width), tokens=ids, targets=ids)
+        stage.forward(Microbatch(0, 0, 0), 0, portion=0, x=torch.randn(size, length, width), tokens=ids, targets=ids)
     return sum(storage.nbytes() for storage in saved.values())
 
 

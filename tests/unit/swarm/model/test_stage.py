@@ -41,11 +41,11 @@ def test_first_stage_gives_a_boundary_tensor_and_the_last_a_loss() -> None:
     first, last = stages_of(spec_of(2))
     tokens, targets = text(0)
     microbatch = Microbatch(0, 0, 0)
-    y, nothing = first.forward(microbatch, 0, tokens=tokens)
+    y, nothing = first.forward(microbatch, 0, portion=0, tokens=tokens)
     assert y is not None
     assert (tuple(y.shape), nothing, y.dtype) == (first.boundary_shape(), 0.0, torch.float32)
     assert not y.requires_grad
-    none, loss = last.forward(microbatch, 0, x=y, targets=targets)
+    none, loss = last.forward(microbatch, 0, portion=0, x=y, targets=targets)
     assert none is None
     assert loss == pytest.approx(B * T * 5.55, rel=0.05)
     dx, finite = last.backward(microbatch)
@@ -60,7 +60,7 @@ def test_masked_targets_neither_count_nor_teach() -> None:
     tokens, targets = text(0)
     targets[:] = -100
     microbatch = Microbatch(0, 0, 0)
-    assert stage.forward(microbatch, 0, tokens=tokens, targets=targets) == (None, 0.0)
+    assert stage.forward(microbatch, 0, portion=0, tokens=tokens, targets=targets) == (None, 0.0)
     assert stage.backward(microbatch) == (None, True)
     assert not stage.part(0, UnitName("stage-0")).any()
 
@@ -74,7 +74,7 @@ def test_a_graph_is_used_once_and_can_be_dropped() -> None:
     with pytest.raises(NotFound):
         stage.backward(microbatch)
     tokens, targets = text(0)
-    stage.forward(microbatch, 0, tokens=tokens, targets=targets)
+    stage.forward(microbatch, 0, portion=0, tokens=tokens, targets=targets)
     stage.drop(microbatch)
     stage.drop(microbatch)
     with pytest.raises(NotFound):
@@ -84,7 +84,7 @@ def test_a_graph_is_used_once_and_can_be_dropped() -> None:
 def test_weights_of_another_version_are_refused() -> None:
     (stage,) = stages_of(spec_of(1))
     with pytest.raises(StaleMessage, match="asked for weights 1, it holds 0"):
-        stage.forward(Microbatch(0, 1, 0), 1, tokens=text(0)[0], targets=text(0)[1])
+        stage.forward(Microbatch(0, 1, 0), 1, portion=0, tokens=text(0)[0], targets=text(0)[1])
 
 
 @pytest.mark.parametrize("reproducible", [True, False])
@@ -93,7 +93,7 @@ def test_a_gradient_that_is_not_finite_adds_nothing(reproducible: bool, bad: flo
     first, last = stages_of(spec_of(2, training={"reproducible": reproducible}))
     run([first, last], Microbatch(0, 0, 0))
     before = first.part(0, UnitName("stage-0")).clone()
-    first.forward(Microbatch(0, 0, 1), 0, tokens=text(1)[0])
+    first.forward(Microbatch(0, 0, 1), 0, portion=0, tokens=text(1)[0])
     g = torch.zeros(first.boundary_shape())
     g[0, 0, 0] = bad
     assert first.backward(Microbatch(0, 0, 1), g) == (None, False)
@@ -102,7 +102,7 @@ def test_a_gradient_that_is_not_finite_adds_nothing(reproducible: bool, bad: flo
 
 def test_a_gradient_out_of_the_fixed_point_range_adds_nothing() -> None:
     first, _ = stages_of(spec_of(2, training={"fixed_point_bits": 40}))
-    first.forward(Microbatch(0, 0, 0), 0, tokens=text(0)[0])
+    first.forward(Microbatch(0, 0, 0), 0, portion=0, tokens=text(0)[0])
     g = torch.full(first.boundary_shape(), 1e6)
     assert first.backward(Microbatch(0, 0, 0), g) == (None, False)
     assert not first.part(0, UnitName("stage-0")).any()
@@ -112,10 +112,10 @@ def test_backward_without_accumulating_gives_the_same_dx_and_no_sum() -> None:
     first, last = stages_of(spec_of(2))
     tokens, targets = text(0)
     microbatch = Microbatch(0, 0, 0)
-    y, _ = first.forward(microbatch, 0, tokens=tokens)
+    y, _ = first.forward(microbatch, 0, portion=0, tokens=tokens)
     results = []
     for accumulate in (False, True):
-        last.forward(microbatch, 0, x=y, targets=targets)
+        last.forward(microbatch, 0, portion=0, x=y, targets=targets)
         dx, _ = last.backward(microbatch, accumulate=accumulate)
         results.append((dx, bool(last.part(0, UnitName("stage-1")).any())))
     assert torch.equal(results[0][0], results[1][0])
@@ -195,7 +195,7 @@ def test_a_skipped_step_changes_the_version_only() -> None:
 def test_apply_uses_up_the_sums_and_the_graphs_of_its_step() -> None:
     stages = stages_of(spec_of(2))
     run(stages, Microbatch(0, 0, 0))
-    stages[0].forward(Microbatch(0, 0, 1), 0, tokens=text(1)[0])
+    stages[0].forward(Microbatch(0, 0, 1), 0, portion=0, tokens=text(1)[0])
     commit(stages, 0)
     assert not stages[0].part(0, UnitName("stage-0")).any()
     with pytest.raises(NotFound):
@@ -226,10 +226,10 @@ def test_two_buffers_compute_with_weights_one_step_old() -> None:
     weights_0, weights_1 = stages_of(spec_of(1))[0].module.state_dict(), stage.module.state_dict()
     assert not all(torch.equal(weights_0[name], weights_1[name]) for name in weights_0)
 
-    _, loss_0 = stage.forward(Microbatch(0, 1, 0), 0, tokens=tokens, targets=targets)
-    _, loss_1 = stage.forward(Microbatch(0, 2, 0), 1, tokens=tokens, targets=targets)
+    _, loss_0 = stage.forward(Microbatch(0, 1, 0), 0, portion=0, tokens=tokens, targets=targets)
+    _, loss_1 = stage.forward(Microbatch(0, 2, 0), 1, portion=0, tokens=tokens, targets=targets)
     fresh = stages_of(spec_of(1))[0]
-    assert loss_0 == fresh.forward(Microbatch(0, 0, 0), 0, tokens=tokens, targets=targets)[1]
+    assert loss_0 == fresh.forward(Microbatch(0, 0, 0), 0, portion=0, tokens=tokens, targets=targets)[1]
     assert loss_1 != loss_0
 
     stage.backward(Microbatch(0, 1, 0))
@@ -240,7 +240,7 @@ def test_two_buffers_compute_with_weights_one_step_old() -> None:
     assert all(torch.equal(kept[name], weights_1[name]) for name in kept)
     assert stage.backward(Microbatch(0, 2, 0)) == (None, True)
     with pytest.raises(StaleMessage):
-        stage.forward(Microbatch(0, 3, 0), 0, tokens=tokens, targets=targets)
+        stage.forward(Microbatch(0, 3, 0), 0, portion=0, tokens=tokens, targets=targets)
 
 
 def test_export_holds_the_hashed_tensors_under_their_names() -> None:

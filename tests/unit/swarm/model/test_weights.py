@@ -61,7 +61,7 @@ def test_masters_keep_steps_that_are_too_small_for_bfloat16() -> None:
 def test_a_graph_survives_the_commit_of_the_version_after_its_own(version: int) -> None:
     stage, (tokens, targets) = trained(1, version), text(9)
     run([stage], Microbatch(0, version, 0), version=version)
-    stage.forward(Microbatch(0, version + 1, 0), version, tokens=tokens, targets=targets)
+    stage.forward(Microbatch(0, version + 1, 0), version, portion=0, tokens=tokens, targets=targets)
     commit([stage], version)
     assert stage.version == version + 1
     assert stage.backward(Microbatch(0, version + 1, 0)) == (None, True)
@@ -70,11 +70,11 @@ def test_a_graph_survives_the_commit_of_the_version_after_its_own(version: int) 
 def test_the_computation_is_in_bfloat16_and_what_crosses_a_cut_is_not() -> None:
     first, last = (Stage(spec_of(2, dtype=LOWERED), stage, CPU) for stage in range(2))
     tokens, targets = text(0)
-    y, _ = first.forward(Microbatch(0, 0, 0), 0, tokens=tokens)
+    y, _ = first.forward(Microbatch(0, 0, 0), 0, portion=0, tokens=tokens)
     assert y is not None
     assert y.dtype == torch.float32
     assert torch.equal(y, y.to(torch.bfloat16).float()), "bfloat16 boundary tensors lose nothing"
-    last.forward(Microbatch(0, 0, 0), 0, x=y, targets=targets)
+    last.forward(Microbatch(0, 0, 0), 0, portion=0, x=y, targets=targets)
     dx, _ = last.backward(Microbatch(0, 0, 0))
     assert dx is not None
     assert dx.dtype == torch.float32

@@ -1,0 +1,70 @@
+"""scheduler.jobs.driver: what a job's step trains is what the course of its brain says, from the data to the row."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import numpy as np
+
+from scheduler.brain.inputs import ReplicaRecord, Start
+from scheduler.brain.job import JobBrain
+from scheduler.brain.outputs import CommitRow, Effect, EvaluationRow
+from scheduler.brain.watchdog import Watchdog
+from scheduler.jobs.driver import JobDriver
+from swarm.data.batches import Batches, TokenData
+from swarm.job.spec import TrainingSection
+from swarm.messages import Average, Command, Route
+from swarm.types import Microbatch, PeerId
+from tests.support.brain import A, C, Swarm
+from tests.support.shifted_course import PORTIONS_AHEAD, RATE_STEPS_AHEAD, ShiftedCourse
+
+LENGTH, MICROBATCHES = 8, 4
+END = 300  # closes a text, so portions differ in how many of their targets count
+
+
+class Told:
+    """Replicas that obey at once, and what they and the database were told; the job ends with its first row."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm = swarm
+        self.driver: JobDriver
+        self.commands: list[tuple[PeerId, Command]] = []
+        self.rows: list[CommitRow] = []
+
+    def send(self, peer: PeerId, command: Command) -> None:
+        self.commands.append((peer, command))
+        if (event := self.swarm.reply(peer, command)) is not None:
+            self.driver.on_event(peer, event)
+
+    async def write_row(self, row: CommitRow) -> None:
+        self.rows.append(row)
+        self.driver.cancel("enough")
+
+    async def write_evaluation(self, row: EvaluationRow) -> None:
+        raise AssertionError("nothing is evaluated")
+
+    def carry_out(self, output: Effect) -> None:
+        pass
+
+
+def test_token_ids_divisor_and_learning_rate_are_those_that_the_course_names() -> None:
+    row = np.arange(40 * LENGTH + 1, dtype=np.uint16) % 257
+    row[PORTIONS_AHEAD * MICROBATCHES * LENGTH + 2] = END  # in the portion of step 0, not in portion 0
+    training = TrainingSection(steps=2, warmup_steps=0, global_batch_sequences=MICROBATCHES, microbatch_sequences=1)
+    batches = Batches(TokenData([row]), training, LENGTH, False, 0, end_of_text=END)
+    swarm = Swarm({A: 0, C: 1}, tokens_of=batches.tokens_of, learning_rate=lambda rate_step: rate_step / 100)
+    brain = JobBrain(swarm.brain.settings, Random(0), ShiftedCourse())
+    told = Told(swarm)
+    told.driver = JobDriver(brain, batches, told, Watchdog(60.0, 0.0))
+    replicas = tuple(ReplicaRecord(peer, 1, "", stage) for peer, stage in swarm.stage_of.items())
+    asyncio.run(told.driver.run(Start(replicas)))
+
+    routes = {(peer, one.microbatch): one for peer, one in told.commands if isinstance(one, Route)}
+    for index in range(MICROBATCHES):
+        tokens, targets = (array.astype("<i4").tobytes() for array in batches.microbatch(PORTIONS_AHEAD, index))
+        assert routes[A, Microbatch(0, 0, index)].tokens == tokens != batches.microbatch(0, index)[0].tobytes()
+        assert routes[C, Microbatch(0, 0, index)].targets == targets
+    divisor = MICROBATCHES * LENGTH - 1
+    assert {command.tokens for _, command in told.commands if isinstance(command, Average)} == {divisor}
+    assert [(one.tokens, one.learning_rate) for one in told.rows] == [(divisor, RATE_STEPS_AHEAD / 100)]
