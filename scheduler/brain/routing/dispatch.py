@@ -265,9 +265,23 @@ class Dispatch:
             links = self._state.links
             decision = choose_route(loads, now_s, self._rng, links.cost_s, links.touches)
         else:
-            decision = self._wiring.choose(loads, now_s, self._rng)
+            to_do = self._state.ledger.in_flight() + self._to_feed()
+            decision = self._wiring.choose(loads, now_s, self._rng, to_do)
         self._why_not = "" if decision.plan else decision.reason
         return decision.plan
+
+    def _to_feed(self) -> int:
+        """Microbatches of open steps and of the next one that can be fed before there is another commit."""
+        settings, progress, ledger = self._state.settings, self._state.progress, self._state.ledger
+        fed = {step: ledger.unfed(step) for step in ledger.open_steps()}
+        count = 0
+        for step, first in {**fed, **({progress.next: 0} if progress.next < settings.steps else {})}.items():
+            if first is not None:
+                until = settings.microbatches
+                if settings.version_of(step, until - 1) > progress.committed:
+                    until = settings.overlap if settings.version_of(step, 0) <= progress.committed else 0
+                count += max(0, until - first)
+        return count
 
     def _has_other(self, stage: int, hops: Sequence[Hop | None]) -> bool:
         """Whether another replica of the stage can be reached from the neighbours on the route."""

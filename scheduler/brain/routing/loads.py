@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+from scheduler.brain.routing.lanes import Lanes
 from scheduler.brain.routing.pace import Pace
 from scheduler.brain.routing.policies import ReplicaLoad, StageLoad
 from scheduler.brain.state.brain_state import BrainState
@@ -47,7 +48,7 @@ class Loads:
         self._unmeasured: list[set[PeerId]] = [set() for _ in state.pool.by_stage]
         self._ranked: list[list[tuple[float, PeerId]]] = [[] for _ in state.pool.by_stage]  # as StageLoad has it
         self._stages = [
-            StageLoad(stage, _Replicas(peers, self._loads), self._ranked[stage])
+            StageLoad(stage, _Replicas(peers, self._loads), self._ranked[stage], Lanes())
             for stage, peers in enumerate(state.pool.by_stage)
         ]
 
@@ -136,6 +137,10 @@ class Loads:
             self._loads[peer] = load
             if load.has_credit:
                 insort(ranked, (load.completion_s, peer))
+        if load is not None and load.has_credit:
+            self._stages[stage].lanes.enter(peer, load.pace_s)
+        else:
+            self._stages[stage].lanes.leave(peer)
 
     def validate(self) -> None:
         """Assert that the loads that are kept equal newly computed ones."""
@@ -144,3 +149,4 @@ class Loads:
             assert peer in self._changed or self._state.ledger.has_changed(peer) or load == self.load(peer)
         for stage in self._stages:
             assert stage.ranked == StageLoad(stage.stage, stage.replicas).ranked
+            assert stage.lanes.fits({one.peer: one.pace_s for one in stage.replicas if one.has_credit})

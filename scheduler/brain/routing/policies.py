@@ -5,13 +5,15 @@ cost(a) ──────▶ cost(c) ──────▶ cost(e)      cost of
      ╲        ╱        ╲        ╱             cost of a link: its transfer seconds
 cost(b) ──────▶ cost(d) ──────▶ cost(f)      the cheapest path is the route
 
-That is `least_completion`, the default; without costs of links no stage influences another. `iwrr` gives each replica a
+That is `least_completion`, the default; without costs of links no stage influences another, unless the replicas of
+several stages are unequal: then a route leads from like to like (lanes.py). `iwrr` gives each replica a
 share of the work that is inverse to its measured seconds, and `uniform` chooses at random; both exist for comparison
 (benchmarks/models/routing.py). All three are a `RoutingPolicy`. SWARM calls this stochastic wiring.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from operator import itemgetter
 from random import Random
 from typing import Protocol, TypeAlias
 
+from scheduler.brain.routing.lanes import ALL, Lanes
 from swarm.text import counted
 from swarm.types import Decision, PeerId, Routing
 
@@ -45,12 +48,14 @@ class ReplicaLoad:
 class StageLoad:
     """The replicas that may take the hop at one stage; ties between them are listed in their order.
 
-    Whoever keeps them also ranked, those with credit by (completion_s, peer), spares a policy to look at all of them.
+    Whoever keeps them also ranked, those with credit by (completion_s, peer), and in lanes spares a policy to look at
+    all of them.
     """
 
     stage: int
     replicas: Sequence[ReplicaLoad]
     kept_ranked: Sequence[tuple[float, PeerId]] | None = None
+    kept_lanes: Lanes | None = None
 
     @property
     def ranked(self) -> Sequence[tuple[float, PeerId]]:
@@ -58,6 +63,17 @@ class StageLoad:
         if self.kept_ranked is not None:
             return self.kept_ranked
         return sorted((one.completion_s, one.peer) for one in self.replicas if one.has_credit)
+
+    @property
+    def lanes(self) -> Lanes:
+        """The lanes of those with credit."""
+        if self.kept_lanes is not None:
+            return self.kept_lanes
+        lanes = Lanes()
+        for one in self.replicas:
+            if one.has_credit:
+                lanes.enter(one.peer, one.pace_s)
+        return lanes
 
 
 class RoutingPolicy(Protocol):
@@ -75,11 +91,17 @@ class RoutingPolicy(Protocol):
     def done(self, peer: PeerId, seconds: float, units: float = 1.0) -> None:
         """The peer finished `units` of work in `seconds`, waiting included."""
 
-    def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
-        """One replica with credit per stage, or no plan and why. All randomness comes from `rng`."""
+    def choose(
+        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf
+    ) -> Decision[tuple[PeerId, ...]]:
+        """One replica with credit per stage, or no plan and why. All randomness comes from `rng`.
+
+        `to_do`: the microbatches that are in flight or can be fed before the next commit.
+        """
 
 
 AS_GOOD = 1.1  # of the least completion: smaller differences mean nothing, as paces and queues are estimates
+PATIENCE = 0.75  # the power of the pace: 1 = all queues end at the same time, 0 = all queues are equally long
 
 
 class LeastCompletion(RoutingPolicy):
@@ -99,13 +121,38 @@ class LeastCompletion(RoutingPolicy):
         self._count += 1
         self._given[peer] = self._count
 
-    def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
+    def choose(
+        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf
+    ) -> Decision[tuple[PeerId, ...]]:
         ranked = [load.ranked for load in loads]
         if not all(ranked):
             return Decision(None, _lacking(loads) or "")
-        path = tuple(self._next(load, soonest, rng) for load, soonest in zip(loads, ranked, strict=True))
+        if sum(load.lanes.is_unequal for load in loads) > 1:
+            path = self._like_to_like(loads, to_do, rng)
+        else:
+            path = tuple(self._next(load, soonest, rng) for load, soonest in zip(loads, ranked, strict=True))
         cost_s = sum(soonest[0][0] for soonest in ranked)
         return Decision(path, f"expected to finish in {cost_s:.3g} s at {now_s:.3f}: {' > '.join(path)}")
+
+    def _like_to_like(self, loads: Sequence[StageLoad], to_do: float, rng: Random) -> tuple[PeerId, ...]:
+        """A route through replicas that stand alike in their stages: slow ones behind slow ones, fast behind fast.
+
+        While there is much to do, slow replicas get a little more than would end with the others, as a pipeline needs
+        about the same number in flight at any speed. None gets work with which it would end after all the rest.
+        """
+        end_s = max(to_do / load.lanes.per_s for load in loads)
+        lane, path = ALL, list[PeerId]()
+        for load in loads:
+            lanes, ranked = load.lanes, load.ranked
+            if lanes.is_unequal:
+                near = set(lanes.beside(lane))
+                in_time = ranked[: bisect_right(ranked, end_s, key=itemgetter(0))]
+                in_time = [one for one in in_time if one[1] in near] or in_time
+                weighted = sorted((cost_s * lanes.pace_s(peer) ** (PATIENCE - 1.0), peer) for cost_s, peer in in_time)
+                ranked = weighted or ranked
+            path.append(self._next(load, ranked, rng))
+            lane = lanes.of(path[-1]) if lanes.is_unequal else lane
+        return tuple(path)
 
     def _next(self, load: StageLoad, ranked: Sequence[tuple[float, PeerId]], rng: Random) -> PeerId:
         good = bisect_right(ranked, AS_GOOD * ranked[0][0], key=itemgetter(0))
@@ -120,7 +167,9 @@ class LeastCompletion(RoutingPolicy):
 class Uniform(RoutingPolicy):
     """Any replica, with equal probability: the baseline that knows nothing."""
 
-    def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
+    def choose(
+        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf
+    ) -> Decision[tuple[PeerId, ...]]:
         if (lacking := _lacking(loads)) is not None:
             return Decision(None, lacking)
         path = tuple(_one_of([replica.peer for replica in pool], rng) for pool in _with_credit(loads))
@@ -179,7 +228,9 @@ class Iwrr(RoutingPolicy):
         turns.decayed_s = IWRR_NEWEST * seconds / units + (1.0 - IWRR_NEWEST) * turns.decayed_s
         turns.weight = IWRR_NEWEST + (1.0 - IWRR_NEWEST) * turns.weight
 
-    def choose(self, loads: Sequence[StageLoad], now_s: float, rng: Random) -> Decision[tuple[PeerId, ...]]:
+    def choose(
+        self, loads: Sequence[StageLoad], now_s: float, rng: Random, to_do: float = math.inf
+    ) -> Decision[tuple[PeerId, ...]]:
         if (lacking := _lacking(loads)) is not None:
             return Decision(None, lacking)
         path = []

@@ -1,6 +1,8 @@
-"""What a delivery that failed makes of the hops at its ends: moved, void, or left alone."""
+"""What a delivery that failed makes of the hops at its ends: moved, void, or left alone. What there is to feed."""
 
 from __future__ import annotations
+
+import pytest
 
 from scheduler.brain.outputs import Output
 from scheduler.brain.state.links import LINK_AVOIDED_S, LINK_DEAD_S
@@ -114,3 +116,15 @@ def test_what_is_said_of_a_hop_that_has_moved_since_changes_nothing() -> None:
     unreached(swarm, A, route, C)
     assert unreached(swarm, A, route, C) == [], "c is not on the route any more"
     assert unreached(swarm, C, route, A) == [], "nor does it matter what c cannot reach"
+
+
+@pytest.mark.parametrize(
+    ("overlap", "steps", "to_feed"),
+    [(0, 2, 3), (1, 2, 4), (4, 2, 7), (4, 1, 3)],
+    ids=["none", "part", "all", "last step"],
+)
+def test_what_can_be_fed_before_the_next_commit_is_counted(overlap: int, steps: int, to_feed: int) -> None:
+    """Of four microbatches of a step one is in flight; those that overlap belong to the next step."""
+    swarm = Swarm(max_in_flight=1, overlap=overlap, steps=steps)
+    swarm.answer(LoadStage)
+    assert swarm.brain._parts.dispatch._to_feed() == to_feed

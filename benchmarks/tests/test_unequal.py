@@ -1,0 +1,27 @@
+"""benchmarks.models.unequal: the model is repeatable, keeps no more than there is, and shows what lanes gain."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.models.unequal import FLEETS, Fleet, Model, kept
+from scheduler.brain.routing import lanes
+
+
+def test_one_replica_keeps_what_its_step_leaves_it() -> None:
+    fleet = Fleet("one", ((1.0,),), 8)
+    assert 0.97 < Model(fleet, 0, 6, 1).run() < 1.02
+    assert Model(fleet, 0, 6, 1).run() == Model(fleet, 0, 6, 1).run() != Model(fleet, 0, 6, 2).run()
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.25])
+def test_routes_from_like_to_like_keep_more_of_unequal_replicas(overlap: float) -> None:
+    fleet = FLEETS[1]
+    alone, alike = (kept(fleet, overlap, alike=way, seeds=2, steps=10) for way in (False, True))
+    assert alike > alone + 0.03
+    assert lanes.UNEQUAL == 1.5, "as it was"
+
+
+def test_equal_replicas_are_routed_as_before() -> None:
+    fleet = Fleet("equal", ((1.0, 1.0),) * 2, 12)
+    assert kept(fleet, 0.0, alike=True, seeds=1, steps=6) == kept(fleet, 0.0, alike=False, seeds=1, steps=6)
