@@ -3,7 +3,7 @@
       elements   0 ........ 64 ....... 128 ...... elements
       members    |    a     |     b     |    c     |         in order of peer id, contiguous, nothing left out
 
-A member's slice is the part that it sums for all; equal shares by default, measured bandwidth later.
+A member's slice is the part that it sums for all. Shares are equal, but those who cannot reach each other own nothing.
 """
 
 from __future__ import annotations
