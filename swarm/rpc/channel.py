@@ -154,14 +154,17 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterato
     """Wrap a servicer's method body: an exception becomes a status, and no traceback leaves the process.
 
     A SwarmError (also the first in an exception group) is sent to the caller. Anything else is our own fault: it is
-    logged with its traceback and answered as INTERNAL, without details.
+    logged with its traceback and answered as INTERNAL, without details. A caller that is gone is nobody's fault.
     """
     try:
-        yield
-    except grpc.aio.AbortError:
-        raise
-    except Exception as error:
-        await abort(context, public_error(error))
+        try:
+            yield
+        except (grpc.aio.AbortError, grpc.aio.InternalError):
+            raise
+        except Exception as error:
+            await abort(context, public_error(error))
+    except grpc.aio.InternalError as error:  # what gRPC raises when it cannot write
+        _log.debug("the caller left, or does not read", error=repr(error))
 
 
 def public_error(error: Exception) -> errors.SwarmError:
