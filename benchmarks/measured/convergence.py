@@ -1,6 +1,6 @@
 """What overlap, lookahead and boundary codecs cost or gain in loss, over seeds, at equal tokens.
 
-    python -m benchmarks.measured.convergence [--seeds 3] [--steps 400] [--table docs/convergence.md]
+    python -m benchmarks.measured.convergence [--seeds 3] [--steps 400] [--table docs/convergence.md] [--save RUNS.json]
 
 Each run is `swarm train-local` in this process: the stages, codecs at the cuts, overlap and data of a swarm, whose
 weights are bitwise those of this run in reproducible mode. So one core measures what many machines would train. A seed
@@ -11,11 +11,12 @@ fixes initial weights and data order. Each way runs at every learning rate of a 
 from __future__ import annotations
 
 import argparse
+import json
 import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -28,10 +29,11 @@ from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.reference.trainer import train_local
+from swarm.text import counted
 
 STAGES, MICROBATCHES, SEQUENCES, LENGTH = 4, 8, 16, 64
 RATES = (2e-3, 4e-3)
-MARK_START, MARK_END = "<!-- measured -->", "<!-- end -->"
+MARKS = ("<!-- measured -->", "<!-- end -->")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Run:
     """The losses of one run, step by step."""
 
     losses: tuple[float, ...]
+    sync_steps: int  # how many of them, from the first, overlap nothing
+    overlap: int  # how many microbatches of each step after those use weights one step old
 
     def at(self, share: float) -> float:
         """Mean loss of the tenth of the steps that ends at this share of the run."""
@@ -109,7 +113,8 @@ def measure(way: Way, seed: int, rate: float, steps: int, source: str) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         manifest = tokenise(spec, Path(folder))
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
-        return Run(train_local(spec, Batches.of_job(spec, data, manifest.end_of_text)).losses)
+        losses = train_local(spec, Batches.of_job(spec, data, manifest.end_of_text)).losses
+    return Run(losses, spec.sync_steps, spec.overlap)
 
 
 def best(runs: dict[tuple[Way, float], list[Run]], way: Way) -> tuple[float, list[Run]]:
@@ -118,6 +123,27 @@ def best(runs: dict[tuple[Way, float], list[Run]], way: Way) -> tuple[float, lis
         ((rate, made) for (one, rate), made in runs.items() if one == way),
         key=lambda item: mean(run.at(1.0) for run in item[1]),
     )
+
+
+def save(path: Path, runs: dict[tuple[Way, float], list[Run]]) -> None:
+    """Keep all losses, for tables that are made of them later."""
+    path.write_text(
+        json.dumps(
+            [
+                {"way": way.name, "rate": rate, "runs": [asdict(run) for run in made]}
+                for (way, rate), made in runs.items()
+            ]
+        )
+    )
+
+
+def saved(path: Path) -> dict[tuple[Way, float], list[Run]]:
+    """What `save` kept; KeyError for a way that is none of WAYS."""
+    ways = {way.name: way for way in WAYS}
+    return {
+        (ways[entry["way"]], entry["rate"]): [Run(**run | {"losses": tuple(run["losses"])}) for run in entry["runs"]]
+        for entry in json.loads(path.read_text())
+    }
 
 
 def overlap_rows(runs: dict[tuple[Way, float], list[Run]]) -> Iterator[list[str]]:
@@ -146,9 +172,17 @@ def _share(share: float | None) -> str:
     return "never" if share is None else f"{share:.2f}"
 
 
-def _markdown(header: Sequence[str], rows: Iterator[list[str]]) -> str:
+def markdown(header: Sequence[str], rows: Iterator[list[str]]) -> str:
+    """A table of text."""
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines)
+
+
+def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
+    """Replace what stands between two marks of a Markdown file."""
+    start, end = marks
+    before, _, rest = page.read_text().partition(start)
+    page.write_text(f"{before}{start}\n{text}\n{end}{rest.partition(end)[2]}")
 
 
 def main() -> None:
@@ -158,7 +192,10 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--table", type=Path, help="a Markdown file whose measured part is replaced")
+    parser.add_argument("--save", type=Path, help="a JSON file for all losses, for benchmarks.models.time_to_loss")
     arguments = parser.parse_args()
+    if arguments.table is not None and not arguments.table.is_file():
+        parser.error(f"--table {arguments.table}: there is no such file")
     torch.set_num_threads(arguments.threads)
     console = Console()
     source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
@@ -172,22 +209,22 @@ def main() -> None:
         return made
 
     by_rate = {(way, rate): runs_of(way, rate) for way in WAYS for rate in arguments.rates}
+    if arguments.save is not None:
+        save(arguments.save, by_rate)
     auto = next(way for way in WAYS if way.name == AUTO)
     by_codec = {CODECS[0]: by_rate[auto, arguments.rates[-1]]}
     by_codec |= {way: runs_of(way, arguments.rates[-1]) for way in CODECS[1:]}
     ways = ["way", "best rate", "loss", "against synchronous AdamW", "reaches its 75 %", "reaches its 100 %"]
     codecs = ["seed", *(way.name for way in CODECS), "most from float32"]
     text = (
-        f"Overlap and lookahead:\n\n{_markdown(ways, overlap_rows(by_rate))}\n\n"
-        f"Boundary codecs, with the defaults:\n\n{_markdown(codecs, codec_rows(by_codec, seeds))}\n\n"
+        f"Overlap and lookahead:\n\n{markdown(ways, overlap_rows(by_rate))}\n\n"
+        f"Boundary codecs, with the defaults:\n\n{markdown(codecs, codec_rows(by_codec, seeds))}\n\n"
         f"{arguments.steps} steps of {SEQUENCES * LENGTH} bytes in {MICROBATCHES} microbatches, {STAGES} stages, "
-        f"{arguments.seeds} seeds, learning rates {', '.join(f'{rate:g}' for rate in arguments.rates)}."
+        f"{counted(arguments.seeds, 'seed')}, learning rates {', '.join(f'{rate:g}' for rate in arguments.rates)}."
     )
     console.print(text, highlight=False)
     if arguments.table is not None:
-        before, _, rest = arguments.table.read_text().partition(MARK_START)
-        after = rest.partition(MARK_END)[2]
-        arguments.table.write_text(f"{before}{MARK_START}\n{text}\n{MARK_END}{after}")
+        write_between(arguments.table, MARKS, text)
 
 
 if __name__ == "__main__":

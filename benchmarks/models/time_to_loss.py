@@ -1,0 +1,88 @@
+"""How soon each way of training reaches a loss: the losses that were measured, at the speed of a modelled pipeline.
+
+    python -m benchmarks.measured.convergence --save RUNS.json
+    python -m benchmarks.models.time_to_loss RUNS.json [--stages 2 4 8] [--table docs/convergence.md]
+
+A step's time is that of `benchmarks.models.bubbles`, which needs no learning; a loss after so many steps is that of
+`benchmarks.measured.convergence`, which needs no clock. A step before `pipeline.sync_steps` takes as long as a
+synchronous one. What 1F1B does is "synchronous AdamW": it has the same idle time and the same updates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import mean
+
+import structlog
+from rich.console import Console
+
+from benchmarks.measured.convergence import SYNCHRONOUS, WAYS, Run, Way, best, markdown, saved, write_between
+from benchmarks.models.bubbles import STAGES, Shape, step_units
+
+SYNCHRONOUS_LOOKAHEAD = next(way for way in WAYS if way.name == "synchronous, lookahead")
+GOALS = (0.75, 1.0)  # the loss of synchronous AdamW after this share of its tokens
+MARKS = ("<!-- modelled -->", "<!-- modelled end -->")
+
+
+def units_to(run: Run, loss: float, step_units_of: Callable[[int], float]) -> float | None:
+    """How long the run takes to reach the loss; `step_units_of` gives a step's time by its late microbatches.
+
+    None if it never reaches it.
+    """
+    share = run.reaches(loss)
+    if share is None:
+        return None
+    steps = share * len(run.losses)
+    synchronous = min(steps, run.sync_steps)
+    return synchronous * step_units_of(0) + (steps - synchronous) * step_units_of(run.overlap)
+
+
+def speedup(ours: list[float | None], theirs: list[float | None]) -> str:
+    """How many times as fast the first is on average over seeds; "never" where a seed of it does not arrive."""
+    pairs = [(one, other) for one, other in zip(ours, theirs, strict=True) if one is not None and other is not None]
+    return f"{mean(other / one for one, other in pairs):.2f}" if len(pairs) == len(ours) else "never"
+
+
+def rows(
+    runs: dict[tuple[Way, float], list[Run]], goal: float, step_units_of: Callable[[int], float]
+) -> Iterator[list[str]]:
+    """For each way: how many times as fast as synchronous AdamW, and as the synchronous form of the default."""
+    goals = [run.at(goal) for run in best(runs, SYNCHRONOUS)[1]]
+
+    def times(way: Way) -> list[float | None]:
+        return [units_to(run, loss, step_units_of) for run, loss in zip(best(runs, way)[1], goals, strict=True)]
+
+    against = [times(way) for way in (SYNCHRONOUS, SYNCHRONOUS_LOOKAHEAD)]
+    for way in WAYS:
+        yield [way.name, *(speedup(times(way), theirs) for theirs in against)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="what benchmarks.measured.convergence --save wrote")
+    parser.add_argument("--stages", type=int, nargs="+", default=STAGES)
+    parser.add_argument("--table", type=Path, help="a Markdown file whose modelled part is replaced")
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    runs = saved(arguments.runs)
+    shapes = [Shape(stages) for stages in arguments.stages]
+    overlaps = {run.overlap for made in runs.values() for run in made} | {0}
+    units = {(shape, overlap): step_units(shape, overlap) for shape in shapes for overlap in sorted(overlaps)}
+    columns: dict[str, list[str]] = {way.name: [] for way in WAYS}
+    header = ["way"]
+    for shape in shapes:
+        for goal in GOALS:
+            header.append(f"{shape.stages} stages (idle {shape.bubble:.0%}), to {goal:.0%}")
+            for name, *ratios in rows(runs, goal, lambda overlap, shape=shape: units[shape, overlap]):  # type: ignore[misc]
+                columns[name].append(" / ".join(ratios))
+    text = markdown(header, iter([[name, *cells] for name, cells in columns.items()]))
+    Console().print(text, highlight=False)
+    if arguments.table is not None:
+        write_between(arguments.table, MARKS, text)
+
+
+if __name__ == "__main__":
+    main()
