@@ -10,12 +10,13 @@ import json
 import logging
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO, TypeAlias
 
 import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, Processor
+from structlog.typing import EventDict, ExcInfo, FilteringBoundLogger, Processor
 
 from swarm.errors import UsageError
 from swarm.text import printable, without_passwords
@@ -157,7 +158,14 @@ def _console(out: TextIO) -> list[Processor]:
         facts = {name: printable(fact) if isinstance(fact, str) else fact for name, fact in event.items()}
         return {"timestamp": moment.astimezone().strftime("%H:%M:%S"), **facts}
 
-    return [short_time, structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=28)]
+    console = structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=28, exception_formatter=_write_traceback)
+    return [short_time, console]
+
+
+def _write_traceback(out: TextIO, exc_info: ExcInfo) -> None:
+    """As Python writes it: without the values of variables, among which are passwords and other people's tensors."""
+    for line in "".join(traceback.format_exception(*exc_info)).splitlines():
+        out.write(f"\n{printable(line)}")
 
 
 class _ToStructlog(logging.Handler):

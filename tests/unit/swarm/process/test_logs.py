@@ -113,3 +113,19 @@ def test_no_line_shows_a_password_of_a_url(out: io.StringIO) -> None:
     assert "SECRET" not in "".join(forwarded)
     shown = out.getvalue().partition("─")  # where a terminal has the source lines of a traceback
     assert "SECRET" not in shown[0]
+
+
+@pytest.mark.parametrize("out", [_Terminal(), io.StringIO()])
+def test_a_traceback_shows_no_variable_and_moves_no_cursor(out: io.StringIO) -> None:
+    logs.configure("info", stream=out)
+    try:
+        _fail("hunter" + "2")
+    except ValueError as error:
+        logs.get_logger("scheduler").error("call failed", exc_info=error)
+    assert "in _fail" in out.getvalue()
+    assert "hunter2" not in out.getvalue()
+    assert "\x1b[2J" not in out.getvalue()
+
+
+def _fail(password: str) -> None:
+    raise ValueError(f"\x1b[2J{len(password)} characters")
