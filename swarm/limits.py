@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 PEERS_MAX = 4096  # that one scheduler knows at a time
 STAGES_MAX = 512  # of a job
+ISLANDS_MAX = 64  # of a job
 LAYERS_MAX = 10_000  # of a model
 SPEC_BYTES_MAX = 512 << 10  # of a job's spec, as sent and as resolved: it travels within LoadStage and JobView
 SHARDS_MAX = 4096  # token shards of a job; each is a mapping of a file, of which a process has about 65,000

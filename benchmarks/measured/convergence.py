@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -28,7 +29,7 @@ from swarm.data.shards import tokenise
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.reference.trainer import train_local
+from swarm.reference.trainer import Trained, train_local
 from swarm.text import counted
 
 STAGES, MICROBATCHES, SEQUENCES, LENGTH = 4, 8, 16, 64
@@ -79,7 +80,14 @@ class Run:
 
 def job(way: Way, seed: int, rate: float, steps: int, source: str) -> JobSpec:
     """A small Llama that reads `source` through STAGES stages, so three cuts."""
-    values = {
+    values = small_llama(seed, rate, steps, source)
+    values["training"]["lookahead"] = way.lookahead
+    return resolved(values | {"pipeline": {"stages": STAGES, "compression": "none"} | dict(way.pipeline)})
+
+
+def small_llama(seed: int, rate: float, steps: int, source: str) -> dict[str, Any]:
+    """The values of a job file: a model of STAGES layers that learns the bytes of `source`."""
+    return {
         "name": "convergence",
         "model": {
             "family": "llama",
@@ -98,23 +106,29 @@ def job(way: Way, seed: int, rate: float, steps: int, source: str) -> JobSpec:
             "global_batch_sequences": SEQUENCES,
             "microbatch_sequences": SEQUENCES // MICROBATCHES,
             "learning_rate": rate,
-            "lookahead": way.lookahead,
             "warmup_steps": max(1, steps // 10),
             "seed": seed,
         },
-        "pipeline": {"stages": STAGES, "compression": "none"} | dict(way.pipeline),
     }
+
+
+def resolved(values: dict[str, Any]) -> JobSpec:
+    """The job spec of these values, with every "auto" replaced."""
     return resolve(parse_job(values), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=STAGES)
 
 
 def measure(way: Way, seed: int, rate: float, steps: int, source: str) -> Run:
     """Train once."""
     spec = job(way, seed, rate, steps, source)
+    return Run(trained(spec).losses, spec.sync_steps, spec.overlap)
+
+
+def trained(spec: JobSpec) -> Trained:
+    """Tokenise and train a resolved spec in this process."""
     with tempfile.TemporaryDirectory() as folder:
         manifest = tokenise(spec, Path(folder))
         data = TokenData.open([shard.path for shard in manifest.shards], manifest.token_dtype)
-        losses = train_local(spec, Batches.of_job(spec, data, manifest.end_of_text)).losses
-    return Run(losses, spec.sync_steps, spec.overlap)
+        return train_local(spec, Batches.of_job(spec, data, manifest.end_of_text))
 
 
 def best(runs: dict[tuple[Way, float], list[Run]], way: Way) -> tuple[float, list[Run]]:

@@ -79,10 +79,23 @@ rebalance_interval_s = 30.0     # 1 to 3600: how often to look
 rebalance_min_gain   = 0.15     # 0 to 1: of throughput, net of what the move costs
 rebalance_cooldown_s = 120.0    # 0 to 86400: a stage server that has moved or joined stays so long
 
+[islands]
+count       = 1                 # 1 to 64 complete pipelines, joined by averaging.mode; more than 1: train-local only
+
 [averaging]
+mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says; train-local only
 compression = "none"            # of gradients between the replicas of a stage: none, bfloat16 or int8; what rounding
                                 # leaves out is added to the next step's
 timeout_s = 60.0                # 1 to 3600: one averaging round
+
+[outer]
+every_steps   = "auto"          # 1 to 1000000 inner steps between two exchanges; auto: diloco 50, streaming 100
+learning_rate = "auto"          # up to 10, of the outer step; auto: diloco 0.7, streaming 0.4
+momentum      = 0.9             # of the outer step (Nesterov), below 1
+fragments     = "auto"          # streaming: so many parts of the model in turn; auto: one for every three layers
+overlap_steps = "auto"          # streaming: inner steps while a part is exchanged; auto: 1
+mixing        = "auto"          # streaming: the share of its own weights that an island keeps, below 1; auto: 0.5
+compression   = "auto"          # none, bfloat16, int8, fp4: what islands send; auto: diloco bfloat16, streaming fp4
 
 [checkpoint]
 dir          = ""               # an absolute folder or URL (s3://, gs://) that the scheduler can write; empty = its own

@@ -27,6 +27,7 @@ from swarm.data.shards import Corpus, open_corpus, tokenise
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.errors import UsageError
 from swarm.hf.pretrained import ground, weight_files
+from swarm.job.islands import check_for_swarm
 from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
 from swarm.job.spec import JobSpec, load_job, spec_from_json
@@ -100,6 +101,7 @@ class Value:
 def check_job(path: Path, overrides: Sequence[str]) -> tuple[JobSpec, Corpus]:
     """The spec in `path` and its data, after every check that needs no scheduler: InvalidConfig, UsageError."""
     spec = ground(load_job(path, overrides))
+    check_for_swarm(spec)
     weight_files(spec)
     corpus = open_corpus(spec)
     # For its checks only: "auto" is resolved by the scheduler, which knows the peers.

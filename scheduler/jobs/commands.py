@@ -29,6 +29,7 @@ from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import InvalidConfig, NotAllowed
 from swarm.job.changes import check_changes, check_state, check_steps
+from swarm.job.islands import check_for_swarm
 from swarm.job.partition import resolve, shape_text
 from swarm.job.spec import JobSpec
 from swarm.limits import JOBS_OPEN_MAX, SHARDS_OPEN_MAX, SPEC_BYTES_MAX, SUBMITS_MAX
@@ -138,7 +139,11 @@ class Jobs:
         return sent
 
     async def _resolved(self, spec: JobSpec, tokens: JobTokens) -> JobSpec:
-        """The spec with every "auto" resolved on a thread: a cut of many layers takes a while. OutOfMemory."""
+        """The spec with every "auto" resolved on a thread: a cut of many layers takes a while.
+
+        OutOfMemory, InvalidConfig.
+        """
+        check_for_swarm(spec)
         idle = [peer.hello.memory_bytes for peer in self._membership.idle_peers()]
         present = [peer.hello.memory_bytes for peer in self._membership.peers() if peer.state is not PeerState.GONE]
         resolved = await self.aside(lambda: _resolve(spec, tokens, idle, present))

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.errors import InvalidData
+from swarm.job.islands import island_spec
 from swarm.job.spec import JobSpec, TrainingSection
 
 TokenIds: TypeAlias = NDArray[np.int32]
@@ -152,8 +153,8 @@ class Batches:
 
     @classmethod
     def of_job(cls, spec: JobSpec, data: TokenData, end_of_text: int) -> Batches:
-        """The batches of a resolved spec; `end_of_text` is the id that closes a document, -1 if none does."""
-        section, training = spec.data, spec.training
+        """The batches of a resolved spec, of whichever island; `end_of_text` closes a document, -1 if nothing does."""
+        section, training = spec.data, island_spec(spec).training
         return cls(
             data,
             training,

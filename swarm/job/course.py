@@ -27,3 +27,24 @@ class Course:
 
 
 PLAIN = Course()
+
+
+@dataclass(frozen=True, slots=True)
+class IslandCourse:
+    """The inner steps of one of several islands, which lease portions in turn, `lease` of them each.
+
+        lease 2, islands A and B, portions:    A A B B | A A B B | A B    the last lease is what is left, in equal parts
+
+    The rate step counts an island's own steps, so all islands are at the same place of the schedule.
+    """
+
+    steps: int  # inner steps of each island
+    lease: int
+    islands: int
+    island: int
+
+    def at(self, step: int) -> InnerStep:
+        """What inner step `step` (from 0) of the island trains."""
+        before = step - step % self.lease  # portions that each island had from earlier leases
+        leased = min(self.lease, self.steps - before)
+        return InnerStep(before * self.islands + self.island * leased + step - before, rate_step=step)

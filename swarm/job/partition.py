@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from swarm.errors import InvalidConfig
 from swarm.job.families import DEFAULT, FAMILIES
+from swarm.job.islands import island_spec, resolved_outer
 from swarm.job.model_config import filled_config
 from swarm.job.spec import JobSpec, parse_job
 from swarm.limits import STAGES_MAX
@@ -50,9 +51,10 @@ def resolve(
     values["model"]["config"] = filled_config(spec, vocabulary_size, end_of_text)
     if spec.training.microbatch_sequences == "auto":
         values["training"]["microbatch_sequences"] = auto_microbatch(
-            spec.training.global_batch_sequences, spec.data.sequence_length
+            island_spec(spec).training.global_batch_sequences, spec.data.sequence_length
         )
-    filled = parse_job(values)
+    values["outer"] = resolved_outer(spec)
+    filled = island_spec(parse_job(values))
     if spec.pipeline.split != "auto":
         split = spec.pipeline.split
     else:
@@ -61,7 +63,8 @@ def resolve(
     values["pipeline"] |= {"split": split, "stages": len(split)}
     if spec.pipeline.overlap == "auto":
         replicas = max(spec.limits.min_replicas, peers // len(split))
-        values["pipeline"]["overlap"] = auto_overlap(filled, len(split), replicas)
+        # Across an outer step late microbatches would use the weights before a merge; what that costs is not known.
+        values["pipeline"]["overlap"] = 0 if spec.has_outer_steps else auto_overlap(filled, len(split), replicas)
     if spec.pipeline.sync_steps == "auto":
         values["pipeline"]["sync_steps"] = spec.training.warmup_steps
     resolved = parse_job(values)
@@ -72,10 +75,10 @@ def resolve(
             f"a microbatch of {size} sequences of {resolved.data.sequence_length} tokens is more than {most} tokens",
             hint="lower training.microbatch_sequences or data.sequence_length",
         )
-    if resolved.overlap > resolved.training.microbatches:
+    microbatches = island_spec(resolved).training.microbatches
+    if island_spec(resolved).overlap > microbatches:
         raise InvalidConfig(
-            f"pipeline.overlap = {resolved.overlap} is more than the {resolved.training.microbatches} microbatches of "
-            "a step",
+            f"pipeline.overlap = {resolved.overlap} is more than the {microbatches} microbatches of a step",
             hint='lower pipeline.overlap, or set it to "auto"',
         )
     return resolved

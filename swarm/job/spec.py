@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.families import FAMILIES
 from swarm.job.schedule import version_of
-from swarm.limits import LAYERS_MAX, STAGES_MAX
+from swarm.limits import ISLANDS_MAX, LAYERS_MAX, STAGES_MAX
 from swarm.types import OnStall, Routing
 
 Auto: TypeAlias = Literal["auto"]
@@ -177,12 +177,33 @@ class PipelineSection(Section):
         return 0 if self.overlap == 0 else 1
 
 
+class IslandsSection(Section):
+    """How many complete pipelines train the job, each by itself between two exchanges ([outer])."""
+
+    count: Annotated[int, Field(ge=1, le=ISLANDS_MAX)] = 1
+
+
 class AveragingSection(Section):
-    """How replicas of a stage agree on one gradient."""
+    """How replicas of a stage agree on one gradient, and islands on one model."""
+
+    # allreduce: one island, every step; diloco, streaming: an outer step now and then (swarm/job/outer.py).
+    mode: Literal["allreduce", "diloco", "streaming"] = "allreduce"
 
     # Of gradients between replicas; what is left out is added to the next step's.
     compression: Literal["none", "bfloat16", "int8"] = "none"
     timeout_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
+
+
+class OuterSection(Section):
+    """What islands exchange, and when; "auto" depends on averaging.mode (swarm/job/islands.py)."""
+
+    every_steps: Auto | Annotated[int, Field(ge=1, le=10**6)] = "auto"  # inner steps between two exchanges
+    learning_rate: Auto | Annotated[float, Field(gt=0, le=10)] = "auto"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    fragments: Auto | Annotated[int, Field(ge=1, le=LAYERS_MAX)] = "auto"  # streaming only, as the next two
+    overlap_steps: Auto | Annotated[int, Field(ge=0, le=1000)] = "auto"  # inner steps while a fragment is exchanged
+    mixing: Auto | Annotated[float, Field(ge=0, lt=1)] = "auto"  # the share of its weights that an island keeps
+    compression: Auto | Literal["none", "bfloat16", "int8", "fp4"] = "auto"  # of what islands propose
 
 
 class CheckpointSection(Section):
@@ -217,7 +238,9 @@ class JobSpec(Section):
     data: DataSection
     training: TrainingSection = TrainingSection()
     pipeline: PipelineSection = PipelineSection()
+    islands: IslandsSection = IslandsSection()
     averaging: AveragingSection = AveragingSection()
+    outer: OuterSection = OuterSection()
     checkpoint: CheckpointSection = CheckpointSection()
     limits: LimitsSection = LimitsSection()
 
@@ -238,6 +261,7 @@ class JobSpec(Section):
                 "model.compile = true fuses operations, which rounds otherwise on each kind of machine: "
                 "with training.reproducible = true set it to false"
             )
+        self._check_islands()
         if self.model.id and not {"num_hidden_layers", "n_layer"} & self.model.config.keys():
             return self  # not grounded yet: the layers are known when it is
         layers = self.layers
@@ -257,6 +281,10 @@ class JobSpec(Section):
                 f"pipeline.stages = {pipeline.stages} is more than the model's {layers} decoder layers: "
                 f"use at most {layers} stages"
             )
+        if self.outer.fragments != "auto" and self.outer.fragments > layers:
+            raise ValueError(
+                f"outer.fragments = {self.outer.fragments} is more than the model's {layers} decoder layers"
+            )
         if pipeline.split != "auto":
             if sum(pipeline.split) != layers:
                 raise ValueError(
@@ -269,6 +297,41 @@ class JobSpec(Section):
                     "drop one of the two"
                 )
         return self
+
+    def _check_islands(self) -> None:
+        mode, outer, count = self.averaging.mode, self.outer, self.islands.count
+        if not self.has_outer_steps:
+            if count > 1:
+                raise ValueError(f'islands.count = {count} needs averaging.mode = "diloco" or "streaming"')
+            if outer != OuterSection():
+                raise ValueError(f'[outer] does nothing with averaging.mode = "{mode}": remove it, or set another mode')
+            return
+        batch, size = self.training.global_batch_sequences, self.training.microbatch_sequences
+        if batch % count or (size != "auto" and batch // count % size):
+            share = "" if batch % count else f" into shares of whole microbatches of {size}"
+            raise ValueError(
+                f"islands.count = {count} does not divide training.global_batch_sequences = {batch}{share}"
+            )
+        if mode == "diloco" and (outer.fragments, outer.overlap_steps, outer.mixing) not in _WHOLE_MODEL_AT_ONCE:
+            raise ValueError(
+                'averaging.mode = "diloco" merges the whole model at once: remove outer.fragments, outer.overlap_steps '
+                'and outer.mixing, or set averaging.mode = "streaming"'
+            )
+        every, fragments, overlap = outer.every_steps, outer.fragments, outer.overlap_steps
+        if "auto" not in (every, fragments, overlap) and overlap * fragments >= every:  # type: ignore[operator]  # numbers
+            raise ValueError(
+                f"outer.overlap_steps = {overlap} is too long for {fragments} fragments in {every} steps: "
+                "lower it, lower outer.fragments or raise outer.every_steps"
+            )
+        if self.checkpoint != CheckpointSection() or self.limits.on_nonfinite == "pause":
+            raise ValueError(
+                f'averaging.mode = "{mode}" has no checkpoints: remove [checkpoint] and limits.on_nonfinite = "pause"'
+            )
+
+    @property
+    def has_outer_steps(self) -> bool:
+        """Whether the job's islands, or its only one, make outer steps."""
+        return self.averaging.mode != "allreduce"
 
     @property
     def unmeasured_compression(self) -> str:
@@ -312,6 +375,8 @@ class JobSpec(Section):
         return bool(self.model.config.get("tie_word_embeddings", False))
 
 
+# [outer] fragments, overlap_steps and mixing of a job that is not cut into fragments, before and after it is resolved.
+_WHOLE_MODEL_AT_ONCE = (("auto", "auto", "auto"), (1, 0, 0.0))
 _SEE = "see: swarm submit --example"
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?\s*$")
 _FACTOR = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

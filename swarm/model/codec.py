@@ -1,13 +1,20 @@
 """Tensors to bytes and back: what travels between stage servers, and in which precision.
 
-A codec names what a boundary tensor looks like on the wire: as it is, cast to a shorter float, or as int8 in blocks.
-One table holds them. Slices of gradients travel as they are, or as bfloat16 or int8, whose blocks begin with the slice.
+A codec names what a tensor looks like on the wire: as it is, cast to a shorter float, or as int8 or fp4 in blocks. One
+table holds them; fp4 is for what islands propose only. Slices of gradients travel as they are, or as bfloat16 or int8,
+whose blocks begin with the slice.
 
     int8 payload of n values:  n int8 | ceil(n / 256) float32      value = int8 / 127 * scale of its block
 
 The scale of a block is its largest magnitude, so zeros and the largest values survive exactly and every error is at
 most scale / 254. A block with a value that is not finite gets such a scale too: all of it arrives as NaN, and the step
 is reported as not finite instead of being clipped silently.
+
+    fp4 payload of n values:   ceil(n / 2) bytes, low half first | ceil(n / 256) float32
+
+fp4 is a sign and three bits of exponent (E3M0): 0, or plus or minus 2^(e - 7) times the scale of the block, e = 1 .. 7.
+The nearest of these is taken, of two the one farther from zero, so what is below 2^-7 of the scale becomes 0, and every
+error is at most the larger of a third of the value and 2^-7 of the scale. What is not finite is treated as in int8.
 
 Whatever is decoded lies in fresh memory of torch's own alignment, never in the received buffer: matrix kernels may
 round differently on memory that is aligned differently, and bits must not depend on how bytes arrived.
@@ -48,6 +55,12 @@ INT8_BLOCK = 256
 INT8_TOP = 127
 # 4 MiB of float32 at a time: the passes over a tile find it in cache.
 INT8_TILE = 1 << 20
+
+FP4_BLOCK = 256
+# A ratio to the scale that reaches bound e - 1 has at least exponent e: half of the way from the value before, up.
+_FP4_BOUNDS = (2.0**-7, *(1.5 * 2.0**power for power in range(-6, 0)))
+_FP4_VALUES = np.array([sign * value for sign in (1, -1) for value in (0.0, *(2.0**power for power in range(-6, 1)))],
+                       dtype=np.float32)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +135,38 @@ def _int8_fill(tensor: Tensor, payload: memoryview) -> None:
             tile[whole:].mul_(scales[first + blocks])
 
 
+def _fp4_bytes(elements: int) -> int:
+    return math.ceil(elements / 2) + 4 * math.ceil(elements / FP4_BLOCK)
+
+
+def _fp4_encode(tensor: Tensor) -> Tensor:
+    flat = tensor.contiguous().view(-1)
+    blocks = nn.functional.pad(flat, (0, -flat.numel() % FP4_BLOCK)).view(-1, FP4_BLOCK)
+    scale = torch.linalg.vector_norm(blocks, math.inf, dim=1, keepdim=True)  # NaN if the block has one
+    ratio = (blocks / torch.where(scale == 0, 1.0, scale)).nan_to_num_(0.0)
+    size, exponents = ratio.abs(), torch.zeros_like(ratio, dtype=torch.uint8)
+    for bound in _FP4_BOUNDS:
+        exponents += size >= bound
+    codes = (exponents + 8 * ((ratio < 0) & (exponents > 0))).to(torch.uint8).view(-1)
+    codes = codes[: flat.numel() + flat.numel() % 2]
+    scales = torch.where(scale.isfinite(), scale, math.nan).view(-1)
+    return torch.cat([codes[0::2] | codes[1::2] << 4, scales.view(torch.uint8)])
+
+
+def _fp4_fill(tensor: Tensor, payload: memoryview) -> None:
+    flat, elements = tensor.view(-1), tensor.numel()
+    packed = np.frombuffer(payload[: math.ceil(elements / 2)], dtype=np.uint8)
+    codes = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)[:elements]
+    scales = _tensor_of(payload[math.ceil(elements / 2) :], "float32", (math.ceil(elements / FP4_BLOCK),))
+    torch.mul(torch.from_numpy(_FP4_VALUES[codes]), scales.repeat_interleave(FP4_BLOCK)[:elements], out=flat)
+
+
 CODECS: dict[str, Codec] = {
     "none": _cast("float32"),
     "bfloat16": _cast("bfloat16"),
     "float16": _cast("float16"),
     "int8": Codec("int8", _int8_bytes, _int8_encode, _int8_fill),
+    "fp4": Codec("fp4", _fp4_bytes, _fp4_encode, _fp4_fill),
 }
 
 

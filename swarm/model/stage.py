@@ -246,6 +246,21 @@ class Stage:
         self.weights.settle(step + 1)
         return self.digest()
 
+    @torch.no_grad()
+    def take_over(self, step: int, values: Mapping[str, Tensor]) -> None:
+        """Commit a step without microbatches: some parameters get new float32 values, all else stays as it is.
+
+        `version` becomes step + 1.
+        """
+        assert step == self.version, f"step {step} is applied to version {self.version}"
+        names = tuple(self.weights.newest())
+        for name in names:
+            parameter = self.weights.to_step(name, step)
+            if name in values:
+                parameter.copy_(values[name])
+        self.weights.changed(names, step + 1)
+        self.weights.settle(step + 1)
+
     def digest(self) -> str:
         """The digest of the newest parameters and the optimizer's state, in order of name."""
         return digest_of(

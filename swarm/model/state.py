@@ -32,6 +32,7 @@ from swarm.hf.model_folder import shard_name
 from swarm.hf.pretrained import MODEL_FOLDER, WeightFile, hub_files, weight_files
 from swarm.hf.safetensors_header import LENGTH_BYTES, StoredTensor, header_bytes, parse_header
 from swarm.job.families import FAMILIES, HEAD
+from swarm.job.fragments import Part
 from swarm.job.spec import JobSpec
 from swarm.messages import ParameterHash, StateFile
 from swarm.model.families import parameter_shapes
@@ -264,12 +265,23 @@ def wanted_names(spec: JobSpec, stage: int) -> frozenset[str]:
 
 def optimizer_path(spec: JobSpec, name: str) -> str:
     """The file of a checkpoint that holds the optimizer state of a parameter (a tied head: of the embedding)."""
+    match place_of(spec, name):
+        case Part.EMBEDDING:
+            return f"{OPTIMIZER_FOLDER}/embed.safetensors"
+        case Part.HEAD:
+            return f"{OPTIMIZER_FOLDER}/head.safetensors"
+        case layer:
+            return f"{OPTIMIZER_FOLDER}/layer-{layer:04d}.safetensors"
+
+
+def place_of(spec: JobSpec, name: str) -> int | Part:
+    """Where in the model a parameter lies: the index of its decoder layer, or the part before or behind the layers."""
     family = FAMILIES[spec.model.family]
     layer = re.match(rf"{re.escape(family.trunk)}\.{re.escape(family.layers)}\.(\d+)\.", name)
     if layer is not None:
-        return f"{OPTIMIZER_FOLDER}/layer-{int(layer.group(1)):04d}.safetensors"
+        return int(layer.group(1))
     behind = name == HEAD or name.startswith(f"{family.trunk}.{family.final_norm}.")
-    return f"{OPTIMIZER_FOLDER}/{'head' if behind else 'embed'}.safetensors"
+    return Part.HEAD if behind else Part.EMBEDDING
 
 
 _OTHER_MODEL = "the weights are of another architecture than config.json describes, or the folder is incomplete"

@@ -17,7 +17,7 @@ with quiet_start():
 
     from swarm.checkpoint.reader import open_folder
     from swarm.data.shards import open_corpus
-    from swarm.errors import SwarmError, UsageError
+    from swarm.errors import InvalidConfig, SwarmError, UsageError
     from swarm.hf.model_folder import check_out_dir
     from swarm.hf.pretrained import ground, weight_files
     from swarm.job.spec import load_job
@@ -43,7 +43,7 @@ def train_local(
         ),
     ] = None,
 ) -> None:
-    """Train a job in this one process and write the model folder; prints the sha256 of its weights.
+    """Train a job in this one process, all its islands, and write the model folder; prints the sha256 of its weights.
 
     Checkpoints (checkpoint.every_steps, every_s) go to checkpoint.dir, or to OUT-checkpoints.
     """
@@ -55,6 +55,11 @@ def train_local(
     out_dir = out or Path(spec.name)
     check_out_dir(out_dir)
     folder = resume_from or (Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None)
+    if folder is not None and spec.has_outer_steps:
+        raise InvalidConfig(
+            f'--resume-from: averaging.mode = "{spec.averaging.mode}" cannot go on from a checkpoint',
+            hint="to train on from its weights alone, set model.id to its model/ folder",
+        )
     start = open_folder(folder) if folder is not None else None
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

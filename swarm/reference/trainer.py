@@ -3,6 +3,7 @@
 It trains a job here and now (`swarm train-local`): the same stages, the wire codec at the same cuts, the same data,
 sums, clipping, schedule and optimizer, one microbatch after the other. It has no network, no replicas and no
 recovery, so it is short enough to be trusted; with `training.reproducible` the swarm must end with the same bits.
+Several islands take turns here, an inner step each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,7 +29,8 @@ from swarm.data.shards import Corpus, TokenManifest, tokenise
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import JobFailed, OutOfMemory
 from swarm.hf import model_folder
-from swarm.job.course import PLAIN, InnerStep
+from swarm.job.course import InnerStep
+from swarm.job.islands import courses, island_spec
 from swarm.job.partition import unit_names
 from swarm.job.schedule import NOT_FINITE_HINT, clip, evaluation_due, learning_rate, not_finite_fault, perplexity
 from swarm.job.spec import JobSpec
@@ -39,6 +41,7 @@ from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
 from swarm.model.state import parameter_hashes, read_initial, weights_file
 from swarm.reference.checkpoints import LocalCheckpoints, stages_from
+from swarm.reference.islands import OuterSteps
 from swarm.types import Microbatch, UnitName
 
 TOKENISE_LINE_S = 5.0
@@ -46,7 +49,10 @@ TOKENISE_LINE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One committed step. `loss` is nats per token, `norm` the global gradient norm before clipping (skipped: NaN)."""
+    """One committed step. `loss` is nats per token, `norm` the global gradient norm before clipping (skipped: NaN).
+
+    Of several islands: the loss of all tokens, the greatest norm, the smallest scale; skipped if one of them did.
+    """
 
     step: int
     loss: float
@@ -92,20 +98,30 @@ def train_local(
 ) -> Trained:
     """Train all steps of a resolved spec in this thread, or those after the checkpoint `start`.
 
-    `on_commit` may look at the stages after each step. JobFailed if a step is not finite and `limits.on_nonfinite` is
-    "fail", or too many were in a row; with "pause" after `on_commit`.
+    With outer steps, `islands.count` islands take turns, and the losses are those of all. `on_commit` may look at the
+    stages, those of the first island, after each step. JobFailed if a step is not finite and `limits.on_nonfinite` is
+    "fail", or too many of an island were in a row; with "pause" after `on_commit`.
     """
     device = device or torch.device("cpu")
     stages = build_stages(spec, device) if start is None else stages_from(start, spec, device)
-    if spec.model.compile and (fault := compile_layers(stages, spec)):
+    islands = [stages, *(build_stages(spec, device) for _ in range(1, spec.islands.count))]
+    if spec.model.compile and (fault := compile_layers([stage for island in islands for stage in island], spec)):
         _say(f"layers are not compiled: {fault}")
-    losses, evaluations, skipped_in_a_row = [], [], 0
+    outer, share = OuterSteps(spec, islands) if spec.has_outer_steps else None, island_spec(spec)
+    losses, evaluations, skipped_in_a_row, evaluates = [], [], [0] * len(islands), False
     for step in range(0 if start is None else start.step, spec.training.steps):
-        report = train_step(stages, spec, batches, step)
-        skipped_in_a_row = skipped_in_a_row + 1 if report.skipped else 0
-        limits = {"steps": spec.training.steps, "most": spec.limits.nonfinite_steps_max}
-        if report.skipped and (fault := not_finite_fault(step, skipped_in_a_row, **limits)):
-            raise JobFailed(fault, hint=NOT_FINITE_HINT)
+        reports = [
+            train_step(island, share, batches, course.at(step))
+            for island, course in zip(islands, courses(spec), strict=True)
+        ]
+        for number, one in enumerate(reports):
+            skipped_in_a_row[number] = skipped_in_a_row[number] + 1 if one.skipped else 0
+            limits = {"steps": spec.training.steps, "most": spec.limits.nonfinite_steps_max}
+            if one.skipped and (fault := not_finite_fault(step, skipped_in_a_row[number], **limits)):
+                raise JobFailed(fault, hint=NOT_FINITE_HINT)
+        if outer is not None and (dropped := outer.after(step, [one.tokens for one in reports])):
+            _say(f"after step {step + 1} what islands proposed is not finite, and is dropped: fragments {dropped}")
+        report = _together(step, reports)
         losses.append(report.loss)
         if on_step is not None:
             on_step(report)
@@ -116,11 +132,12 @@ def train_local(
                 f'the gradient of step {step} is not finite, and limits.on_nonfinite = "pause"',
                 hint="go on from the last checkpoint with: swarm train-local FILE --resume-from FOLDER",
             )
-        if (
-            evaluation_due(step + 1, spec.training.eval_every_steps, spec.training.steps)
-            and batches.evaluation_microbatches
-        ):
-            evaluations.append(evaluate(stages, spec, batches, step + 1))
+        due = evaluation_due(step + 1, spec.training.eval_every_steps, spec.training.steps)
+        evaluates = (evaluates or due) and batches.evaluation_microbatches > 0
+        # With diloco the outer weights, once the islands hold them; otherwise those of the first island as they are.
+        if evaluates and (spec.averaging.mode != "diloco" or outer is None or outer.is_level):
+            evaluates = False
+            evaluations.append(evaluate(stages, share, batches, step + 1))
             if on_evaluation is not None:
                 on_evaluation(evaluations[-1])
     return Trained(tuple(losses), tuple(stages), sha256_of(stages), tuple(evaluations))
@@ -132,10 +149,26 @@ def build_stages(spec: JobSpec, device: torch.device) -> list[Stage]:
     return [Stage(spec, stage, device, read_initial(spec, stage)) for stage in range(len(spec.pipeline.split))]
 
 
-def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, step: int) -> StepReport:
-    """Compute, average and apply one step on all stages."""
+def _together(step: int, reports: Sequence[StepReport]) -> StepReport:
+    """What the islands' reports of one inner step come to, as that of step `step` of the job."""
+    if len(reports) == 1:
+        return replace(reports[0], step=step)
+    tokens = sum(one.tokens for one in reports)
+    return StepReport(
+        step,
+        sum(one.loss * one.tokens for one in reports) / tokens,
+        max(one.norm for one in reports),
+        min(one.scale for one in reports),
+        reports[0].learning_rate,
+        any(one.skipped for one in reports),
+        tokens,
+    )
+
+
+def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, inner: InnerStep) -> StepReport:
+    """Compute, average and apply the next step, which trains what `inner` says, on all stages."""
     training = spec.training
-    inner = PLAIN.at(step)
+    step = stages[0].version
     loss, finite = 0.0, True
     for index in range(training.microbatches):
         microbatch_loss, microbatch_finite = _run(stages, spec, batches, inner, Microbatch(0, step, index))
@@ -154,7 +187,7 @@ def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, step: i
     skip = not math.isfinite(norm)  # finite float32 contributions may still add up to infinity
     if skip and spec.limits.on_nonfinite == "fail":
         raise JobFailed(
-            f"the gradient of step {step} is not finite",
+            f"the gradient of step {inner.rate_step} is not finite",
             hint='lower training.learning_rate, or set limits.on_nonfinite = "skip"',
         )
     rate = learning_rate(training, inner.rate_step)
@@ -164,12 +197,13 @@ def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, step: i
 
 
 def evaluate(stages: Sequence[Stage], spec: JobSpec, batches: Batches, version: int) -> EvaluationReport:
+    """The validation loss of the stages' newest weights, which people call version `version` of the job."""
     loss = 0.0
     for index in range(batches.evaluation_microbatches):
         tokens, targets = (torch.from_numpy(array) for array in batches.evaluation(index))
         x: Tensor | None = None
         for stage in stages:
-            y, microbatch_loss = stage.evaluate(version, x=x, tokens=tokens, targets=targets)
+            y, microbatch_loss = stage.evaluate(stage.version, x=x, tokens=tokens, targets=targets)
             x = None if y is None else round_trip(y, spec.unmeasured_compression)
         loss += microbatch_loss
     return EvaluationReport(version, loss / batches.evaluation_tokens)
@@ -279,6 +313,9 @@ def train_and_save(
             at_once = report.skipped and spec.limits.on_nonfinite == "pause"
             kept.after(stages, report.step + 1, report.loss, report.tokens, at_once=at_once)
 
+        if spec.has_outer_steps:
+            _say("no checkpoints: a job with outer steps cannot go on from one")
+
         try:
             trained = train_local(
                 spec,
@@ -286,7 +323,7 @@ def train_and_save(
                 device=where,
                 on_step=progress,
                 on_evaluation=_say_evaluation,
-                on_commit=keep,
+                on_commit=None if spec.has_outer_steps else keep,
                 start=start,
             )
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -312,9 +349,12 @@ def _opening(spec: JobSpec, manifest: TokenManifest, batches: Batches) -> str:
     assert spec.pipeline.split != "auto", "resolve the spec first"
     passes = spec.training.steps * spec.training.global_batch_sequences / batches.samples
     split = "+".join(str(layers) for layers in spec.pipeline.split)
+    share = island_spec(spec).training
+    of = f" in each of {spec.islands.count} islands" if spec.islands.count > 1 else ""
+    outer = f"; {spec.averaging.mode}, an exchange every {spec.outer.every_steps} steps" if spec.has_outer_steps else ""
     return (
         f"{manifest.tokens} tokens, {passes:.2f} passes; split {split} layers; "
-        f"{spec.training.microbatches} microbatches of {spec.training.microbatch_sequences} sequences; "
+        f"{share.microbatches} microbatches of {share.microbatch_sequences} sequences{of}{outer}; "
         f"unigram entropy {manifest.unigram_entropy:.3f} nats"
     )
 

@@ -469,6 +469,16 @@ def test_dry_run_says_what_the_data_are(swarm: Any, tmp_path: Path) -> None:
     assert "hint: set vocab_size in model.config, or model.tokenizer" in err
 
 
+def test_a_job_with_islands_is_refused_before_anything_is_tokenised(swarm: Any, fake: FakeJobs) -> None:
+    islands = ("--set", "averaging.mode=diloco", "--set", "islands.count=2", "--set", "data.source=no-such-file")
+    for flag in ("--dry-run", "-d"):
+        code, _, err = swarm("submit", flag, "job.toml", *islands)
+        assert code == 3
+        assert 'averaging.mode = "diloco" trains in one process only (swarm train-local)' in err
+        assert "hint: run: swarm train-local FILE" in err
+    assert not fake.submitted
+
+
 def test_dry_run_knows_a_familys_own_names(swarm: Any, tmp_path: Path) -> None:
     """GPT-2's own n_embd in a file was shown as a default, because a resolved spec calls it hidden_size."""
     job = JOB.replace("hidden_size = 16, intermediate_size = 32", "n_embd = 16").replace("num_hidden_layers", "n_layer")

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from swarm.data.batches import Batches, TokenData
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import JobFailed, NotAllowed
+from swarm.job.course import PLAIN
 from swarm.job.families import HEAD
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
@@ -179,14 +180,14 @@ def test_a_step_that_is_not_finite_is_skipped_or_ends_the_job(compression: str) 
         else:  # what crosses the cut is not finite
             dict(stages[0].module.named_parameters())["model.layers.0.mlp.down_proj.weight"][3, 3] = torch.inf
     before = sha256_of(stages)
-    report = train_step(stages, spec, batches_of(spec), 0)
+    report = train_step(stages, spec, batches_of(spec), PLAIN.at(0))
     assert report.skipped
     assert sha256_of(stages) == before
     assert [stage.version for stage in stages] == [1, 1]
 
     failing = spec.model_copy(update={"limits": spec.limits.model_copy(update={"on_nonfinite": "fail"})})
     with pytest.raises(JobFailed, match="step 1 is not finite"):
-        train_step(stages, failing, batches_of(spec), 1)
+        train_step(stages, failing, batches_of(spec), PLAIN.at(1))
 
 
 def test_the_reference_fails_like_the_swarm_if_all_its_steps_were_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:

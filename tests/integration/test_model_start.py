@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidConfig, InvalidModel, SwarmError
 from swarm.hf.pretrained import WeightFile, ground, weight_files
+from swarm.job.course import PLAIN
 from swarm.job.partition import balanced_split, flops_per_token, resolve
 from swarm.job.spec import JobSpec, parse_job, spec_from_json
 from swarm.messages import StateFile
@@ -275,17 +276,17 @@ def test_training_goes_on_from_a_checkpoint_at_another_cut_with_the_same_bits(
     batches = batches_of(whole)
     stages = build_stages(whole, CPU)
     for step in range(2):
-        train_step(stages, whole, batches, step)
+        train_step(stages, whole, batches, PLAIN.at(step))
     checkpoint(whole, stages, tmp_path / "saved")
     for step in range(2, 4):
-        train_step(stages, whole, batches, step)
+        train_step(stages, whole, batches, PLAIN.at(step))
     for count in (1, 3):
         spec = spec_of(tmp_path / "hf", stages=count, **changes)
         files = listed(tmp_path / "saved")
         again = [Stage(spec, stage, CPU, read_files(spec, stage, files, 2)) for stage in range(count)]
         assert [stage.version for stage in again] == [2] * count
         for step in range(2, 4):
-            train_step(again, spec, batches, step)
+            train_step(again, spec, batches, PLAIN.at(step))
         assert sha256_of(again) == sha256_of(stages)
 
 
@@ -293,7 +294,7 @@ def test_optimizer_files_are_checked_whole(tmp_path: Path) -> None:
     save(tmp_path / "hf")
     spec = spec_of(tmp_path / "hf", stages=2)
     stages = build_stages(spec, CPU)
-    train_step(stages, spec, batches_of(spec), 0)
+    train_step(stages, spec, batches_of(spec), PLAIN.at(0))
     checkpoint(spec, stages, tmp_path / "saved")
     files = listed(tmp_path / "saved")
     hashes = [hashlib.sha256(file.location.read_bytes()).hexdigest() for file in files]
@@ -324,7 +325,7 @@ def test_a_checkpoint_of_another_optimizer_or_with_a_file_missing_is_refused(tmp
     save(tmp_path / "hf")
     spec = spec_of(tmp_path / "hf")
     stages = build_stages(spec, CPU)
-    train_step(stages, spec, batches_of(spec), 0)
+    train_step(stages, spec, batches_of(spec), PLAIN.at(0))
     checkpoint(spec, stages, tmp_path / "saved")
     files = listed(tmp_path / "saved")
     other = spec_of(tmp_path / "hf", training__optimizer="nadamw")

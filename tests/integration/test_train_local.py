@@ -105,6 +105,21 @@ def test_the_hash_is_that_of_the_weights_not_of_the_cut(folder: Path, train_loca
     assert (folder / "m2" / "model.safetensors.index.json").exists()
 
 
+def test_islands_train_here_and_their_model_is_that_of_all(folder: Path, train_local: Callable[..., Done]) -> None:
+    islands = ["--threads", "1", "--set", "training.steps=6", "--set", "averaging.mode=diloco"]
+    two = train_local("job.toml", "--out", "two", *islands, "--set", "islands.count=2", "--set", "outer.every_steps=3")
+    assert two.code == 0, two.err
+    assert "1 microbatches of 2 sequences in each of 2 islands; diloco, an exchange every 3 steps" in two.err
+    assert "no checkpoints: a job with outer steps cannot go on from one" in two.err
+    assert (folder / "two" / "model.safetensors").exists()
+    assert not (folder / "two-checkpoints").exists() or not list((folder / "two-checkpoints").iterdir())
+    one = train_local("job.toml", "--out", "one", *islands, "--set", "outer.every_steps=3")
+    assert one.out != two.out
+    refused = train_local("job.toml", "--out", "three", *islands, "--resume-from", "two-checkpoints")
+    assert (refused.code, refused.out) == (3, "")
+    assert refused.err.startswith('error[E0300]: --resume-from: averaging.mode = "diloco" cannot go on from')
+
+
 def test_every_mistake_is_one_line_with_a_hint_and_its_exit_code(
     folder: Path, train_local: Callable[..., Done]
 ) -> None:

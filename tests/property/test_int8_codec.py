@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,31 +12,7 @@ from torch import Tensor
 
 from swarm.errors import CorruptFrame
 from swarm.model.codec import INT8_BLOCK, decode, encode, encoded_bytes, round_trip
-
-shapes = st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple)
-
-
-@st.composite
-def tensors(draw: st.DrawFn) -> Tensor:
-    """Blocks of very different size, some zero, with a few values of any finite float32."""
-    shape = draw(shapes)
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    values = rng.standard_normal(math.prod(shape))
-    blocks = math.ceil(values.size / INT8_BLOCK)
-    exponents = draw(st.lists(st.integers(-40, 38), min_size=blocks, max_size=blocks))
-    values *= np.repeat(10.0 ** np.array(exponents), INT8_BLOCK)[: values.size]
-    values *= rng.random(values.size) < draw(st.sampled_from([0.0, 0.1, 1.0]))
-    for place, value in draw(
-        st.lists(st.tuples(st.integers(0, values.size - 1), st.floats(width=32, allow_nan=False, allow_infinity=False)))
-    ):
-        values[place] = value
-    top = float(np.finfo(np.float32).max)
-    return torch.from_numpy(np.clip(values, -top, top).astype(np.float32)).view(shape)
-
-
-def blocks_of(tensor: Tensor) -> Tensor:
-    flat = tensor.double().view(-1)
-    return torch.nn.functional.pad(flat, (0, -flat.numel() % INT8_BLOCK)).view(-1, INT8_BLOCK)
+from tests.support.block_tensors import blocks_of, shapes, tensors
 
 
 @given(tensors())

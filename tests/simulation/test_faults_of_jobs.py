@@ -14,8 +14,8 @@ import pytest
 from scheduler.api.announcer import BusAnnouncer
 from scheduler.jobs.job import Job, JobProgress
 from scheduler.storage.database import JobRecord
-from swarm.errors import DatabaseUnavailable
-from swarm.job.spec import JobSpec
+from swarm.errors import DatabaseUnavailable, InvalidConfig
+from swarm.job.spec import JobSpec, parse_job
 from swarm.messages import Accumulated, Saved
 from swarm.mqtt.bus import Bus
 from swarm.types import JobState, PeerId, PeerState
@@ -87,6 +87,19 @@ def test_a_database_that_is_locked_for_a_while_costs_time_only(tmp_path: Path, m
         ]
         assert 0 < len(told) < refused
         assert "database is locked; tries again" in told[0]
+
+    play(tmp_path, act)
+
+
+def test_a_job_with_outer_steps_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
+    """Islands exist in one process only: a swarm would train the job as if it had said nothing of them."""
+
+    async def act(scene: Scene) -> None:
+        values = scene.spec.model_dump(mode="json") | {"averaging": {"mode": "diloco"}}
+        spec = parse_job(values | {"checkpoint": {}})
+        with pytest.raises(InvalidConfig, match=r"trains in one process only \(swarm train-local\)"):
+            await scene.rig.jobs.submit(spec, scene.tokens.of_job(), {})
+        assert not scene.rig.jobs.registry.all()
 
     play(tmp_path, act)
 

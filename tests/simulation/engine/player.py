@@ -17,6 +17,7 @@ import torch
 
 from scheduler.storage.database import JobTokens
 from swarm.data.tokenizer import ByteTokenizer
+from swarm.job.course import PLAIN
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.model.stage import Stage
@@ -244,7 +245,7 @@ def _trained(shape: Shape) -> _Prepared:
     stages = [kind(spec, stage, torch.device("cpu")) for stage in range(shape.stages)]
     digests, counts, weights = [], [], []
     for step in range(shape.steps):
-        counts.append(train_step(stages, spec, batches, step).tokens)
+        counts.append(train_step(stages, spec, batches, PLAIN.at(step)).tokens)
         digests.append(tuple(stage.digest() for stage in stages))
         weights.append(sha256_of(stages))
     return _Prepared(spec, tokens, folder, tuple(counts), tuple(digests), tuple(weights), samples)

@@ -47,11 +47,24 @@ def test_int8_sends_values_then_scales() -> None:
     assert np.frombuffer(payload[259:], np.float32).tolist() == [1.0, 254.0]
 
 
+def test_fp4_sends_two_values_in_a_byte_then_scales() -> None:
+    tensor = torch.cat([torch.tensor([-4.0, 2.0, 1.5, 0.02]), torch.zeros(252), torch.tensor([3.0])])
+    payload, dtype, shape = encode(tensor, "fp4")
+    assert (dtype, shape) == ("fp4", (257,))
+    assert payload.nbytes == encoded_bytes("fp4", (257,), "fp4") == 129 + 2 * 4
+    # Exponents 7, 6, then 6 again (0.375 of the scale is half of the way from 2^-2 to 2^-1), then 0; a sign is 8.
+    assert payload[:2].tolist() == [15 + (6 << 4), 6]
+    assert payload[128] == 7
+    assert np.frombuffer(payload[129:], np.float32).tolist() == [4.0, 3.0]
+    assert round_trip(tensor, "fp4")[:4].tolist() == [-4.0, 2.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize("codec", ["int8", "fp4"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_int8_carries_what_is_not_finite_in_its_block_and_nowhere_else(value: float) -> None:
+def test_blocks_carry_what_is_not_finite_and_no_other_does(value: float, codec: str) -> None:
     tensor = torch.randn(3, 256)
     tensor[1, 77] = value
-    arrived = round_trip(tensor, "int8")
+    arrived = round_trip(tensor, codec)
     assert arrived[1].isnan().all()
     assert arrived[0].isfinite().all()
     assert arrived[2].isfinite().all()

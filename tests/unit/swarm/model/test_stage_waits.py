@@ -28,7 +28,7 @@ def test_the_far_device_counts_reads_and_copies_and_refuses_to_mix(counted: Any)
 
 
 def test_the_host_waits_once_for_a_forward_and_once_for_a_backward(counted: Any) -> None:
-    assert len(counted["microbatches"]) == 12
+    assert len(counted["microbatches"]) == 15
     for microbatch, waits in counted["microbatches"].items():
         assert len(waits) == 2, microbatch
     assert len(counted["recomputation and dropout"]) == 2

@@ -1,0 +1,139 @@
+"""What exchanging rarely costs or gains in loss: diloco and streaming beside averaging every step, at equal tokens.
+
+    python -m benchmarks.measured.outer [--seeds 1] [--steps 300] [--rates 0.004] [--table docs/islands.md]
+
+Each run is `swarm train-local` in this process, on the model and text of `convergence`. Every run sees the same tokens
+in the same number of steps: with n islands each trains an nth of the batch. One island with outer steps stands beside
+several, because outer momentum acts there too and would otherwise be taken for an effect of exchanging rarely. Each way
+is shown at the best of the learning rates tried. "Loss" is that of the final weights on held-out text, nats per byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sysconfig
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from benchmarks.measured.convergence import (
+    LENGTH,
+    MARKS,
+    SEQUENCES,
+    markdown,
+    resolved,
+    small_llama,
+    trained,
+    write_between,
+)
+from swarm.text import counted
+
+ISLANDS = (1, 2, 4)
+HELD_OUT = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to join islands: averaging.mode, and what of [outer] differs from the defaults."""
+
+    mode: str
+    islands: int = 1
+    outer: tuple[tuple[str, object], ...] = ()
+
+    def __str__(self) -> str:
+        every = dict(self.outer).get("every_steps")
+        return f"{self.mode}, H {every}" if every else self.mode
+
+
+ALLREDUCE = Way("allreduce")
+
+
+def ways(periods: Sequence[int]) -> list[Way]:
+    """The ways that are compared with ALLREDUCE: both modes with every period and number of islands."""
+    return [
+        Way(mode, islands, (("every_steps", every),))
+        for mode in ("diloco", "streaming")
+        for every in periods
+        for islands in ISLANDS
+    ]
+
+
+def loss_of(way: Way, seed: int, rate: float, steps: int, source: str) -> float:
+    """Train once; the loss of the final weights on held-out text."""
+    values: dict[str, Any] = small_llama(seed, rate, steps, source)
+    values["data"] |= {"validation_ratio": HELD_OUT}
+    values["training"] |= {"eval_every_steps": steps}
+    values |= {
+        "pipeline": {"stages": 1, "overlap": 0},
+        "islands": {"count": way.islands},
+        "averaging": {"mode": way.mode},
+        "outer": dict(way.outer),
+    }
+    return trained(resolved(values)).evaluations[-1].loss
+
+
+Losses = Mapping[tuple[Way, float], Sequence[float]]
+
+
+def best(losses: Losses, way: Way) -> tuple[float, Sequence[float]]:
+    """The learning rate at which the way ends lowest, and its losses there, by seed."""
+    return min(((rate, found) for (one, rate), found in losses.items() if one == way), key=lambda item: mean(item[1]))
+
+
+def rows(losses: Losses, compared: Sequence[Way]) -> Iterator[list[str]]:
+    """A row for allreduce and for each mode and period; a column for each number of islands."""
+    base = mean(best(losses, ALLREDUCE)[1])
+    yield [str(ALLREDUCE), _cell(*best(losses, ALLREDUCE), base), *("" for _ in ISLANDS[1:])]
+    for name in dict.fromkeys(map(str, compared)):
+        alike = [way for way in compared if str(way) == name]
+        yield [name, *(_cell(*best(losses, way), base) for way in alike)]
+
+
+def _cell(rate: float, found: Sequence[float], base: float) -> str:
+    spread = f" ± {stdev(found):.3f}" if len(found) > 1 else ""
+    return f"{mean(found):.3f}{spread} ({100 * (mean(found) / base - 1):+.1f} %, rate {rate:g})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--every", type=int, nargs="+", default=(10, 50))
+    parser.add_argument("--rates", type=float, nargs="+", default=(4e-3,))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--table", type=Path, help="a Markdown file whose measured part is replaced")
+    arguments = parser.parse_args()
+    if arguments.table is not None and not arguments.table.is_file():
+        parser.error(f"--table {arguments.table}: there is no such file")
+    torch.set_num_threads(arguments.threads)
+    console = Console()
+    source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
+    compared, losses = ways(arguments.every), {}
+    for way in (ALLREDUCE, *compared):
+        for rate in arguments.rates:
+            started_s = time.perf_counter()
+            found = [loss_of(way, seed, rate, arguments.steps, source) for seed in range(arguments.seeds)]
+            losses[way, rate] = found
+            said = " ".join(f"{loss:.4f}" for loss in found)
+            took_s = time.perf_counter() - started_s
+            console.print(f"{way!s:16} {way.islands} islands  {rate:g}  {said}  {took_s:.0f} s", highlight=False)
+    header = ["way", *(counted(count, "island") for count in ISLANDS)]
+    text = (
+        f"{markdown(header, rows(losses, compared))}\n\n{arguments.steps} steps of {SEQUENCES * LENGTH} bytes, "
+        f"{counted(arguments.seeds, 'seed')}, "
+        f"learning rates {', '.join(f'{rate:g}' for rate in arguments.rates)}. In brackets: against allreduce, and the "
+        "learning rate."
+    )
+    console.print(text, highlight=False)
+    if arguments.table is not None:
+        write_between(arguments.table, MARKS, text)
+
+
+if __name__ == "__main__":
+    main()

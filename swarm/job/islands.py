@@ -1,0 +1,72 @@
+"""What [islands] and [outer] of a job file mean: the part of the job that one island trains, and when islands exchange.
+
+An island is a complete pipeline that trains by itself. Every island makes `training.steps` inner steps, each on its own
+share of the global batch, so a job has as many tokens with one island as with several.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swarm.errors import InvalidConfig
+from swarm.job.course import IslandCourse
+from swarm.job.fragments import auto_fragments
+from swarm.job.outer import OuterPlan, nesterov
+from swarm.job.spec import JobSpec
+
+# What "auto" stands for in [outer], by averaging.mode. Figures of the papers (swarm/job/outer.py).
+_AUTO: dict[str, dict[str, Any]] = {
+    "diloco": {"every_steps": 50, "learning_rate": 0.7, "fragments": 1, "overlap_steps": 0, "mixing": 0.0,
+               "compression": "bfloat16"},
+    "streaming": {"every_steps": 100, "learning_rate": 0.4, "overlap_steps": 1, "mixing": 0.5, "compression": "fp4"},
+}  # fmt: skip
+
+
+def resolved_outer(spec: JobSpec) -> dict[str, Any]:
+    """The values of [outer] with every "auto" replaced; as they are if the job has no outer step."""
+    values = spec.outer.model_dump()
+    if not spec.has_outer_steps:
+        return values
+    chosen = {"fragments": auto_fragments(spec.layers)} | _AUTO[spec.averaging.mode]
+    return {key: chosen[key] if value == "auto" else value for key, value in values.items()}
+
+
+def island_spec(spec: JobSpec) -> JobSpec:
+    """The job as one of its islands trains it: with its share of the global batch. One island's share is all of it."""
+    batch = spec.training.global_batch_sequences // spec.islands.count
+    training = spec.training.model_copy(update={"global_batch_sequences": batch})
+    return spec.model_copy(update={"training": training, "islands": spec.islands.model_copy(update={"count": 1})})
+
+
+def courses(spec: JobSpec) -> list[IslandCourse]:
+    """The course of each island of a resolved spec. Islands lease the portions of one outer period at a time."""
+    lease = spec.outer.every_steps if spec.outer.every_steps != "auto" else spec.training.steps
+    count = spec.islands.count
+    return [IslandCourse(spec.training.steps, lease, count, island) for island in range(count)]
+
+
+def outer_plan(spec: JobSpec) -> OuterPlan:
+    """When the islands of a resolved spec with outer steps capture and merge."""
+    outer = spec.outer
+    assert outer.every_steps != "auto", "resolve the spec first"
+    assert outer.learning_rate != "auto", "resolve the spec first"
+    assert outer.fragments != "auto", "resolve the spec first"
+    assert outer.overlap_steps != "auto", "resolve the spec first"
+    assert outer.mixing != "auto", "resolve the spec first"
+    return OuterPlan(
+        spec.training.steps,
+        outer.every_steps,
+        outer.fragments,
+        outer.overlap_steps,
+        outer.mixing,
+        nesterov(outer.learning_rate, outer.momentum),
+    )
+
+
+def check_for_swarm(spec: JobSpec) -> None:
+    """InvalidConfig if no scheduler can train the job, because its islands exist in one process only."""
+    if spec.has_outer_steps:
+        raise InvalidConfig(
+            f'averaging.mode = "{spec.averaging.mode}" trains in one process only (swarm train-local)',
+            hint="run: swarm train-local FILE; or remove averaging.mode, [islands] and [outer] to train in a swarm",
+        )

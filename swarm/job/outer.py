@@ -1,0 +1,83 @@
+"""When islands exchange their weights, and with which numbers: the modes diloco and streaming.
+
+    inner steps   0 ......... H-1 | H ......... 2H-1 | ...        fragment 0
+                               ▲ captured                 merged ▶ overlap_steps later
+    fragment p is captured p * H / P inner steps later than fragment 0
+
+An island trains by itself and, behind some inner steps, proposes how far it has moved from the anchor: the outer
+weights, which all islands share. A merge makes new outer weights out of all proposals and gives them to every island.
+Both happen behind the same inner steps at all islands, so the job file alone decides them. `swarm.model.outer` has the
+mathematics.
+
+Pure values; standard library only.
+
+Source: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (arXiv 2501.18512). Closing merges are ours: they make the outer
+weights the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OuterUpdate:
+    """The six numbers of an outer version, named as in `swarm.model.outer.advance`."""
+
+    a: float
+    d: float
+    e: float
+    x: float
+    y: float
+    z: float
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRule:
+    """The three numbers by which an island takes over new outer weights, named as in `swarm.model.outer.merged`."""
+
+    k: float
+    s: float
+    o: float
+
+
+REPLACE = MergeRule(0.0, 0.0, 0.0)  # the weights become the new outer weights
+
+
+def nesterov(learning_rate: float, momentum: float) -> OuterUpdate:
+    """Nesterov's momentum on the mean proposal D: m = momentum m + D; anchor -= learning_rate (momentum m + D)."""
+    return OuterUpdate(momentum, 1.0, 0.0, learning_rate * momentum, learning_rate, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class OuterPlan:
+    """When each fragment is captured and merged, counted in the inner steps of an island."""
+
+    steps: int  # inner steps of each island
+    every_steps: int  # H: between two captures of a fragment
+    fragments: int  # P
+    overlap_steps: int  # from a capture to its merge
+    mixing: float  # the share of the weights that a merge keeps
+    update: OuterUpdate
+
+    def captures(self, step: int) -> tuple[int, ...]:
+        """The fragments that islands propose behind inner step `step` (from 0); all of them behind the last."""
+        if step == self.steps - 1:
+            return tuple(range(self.fragments))
+        if step + 1 + self.overlap_steps >= self.steps:
+            return ()  # it could not be merged before the end; the closing capture has all of it
+        return tuple(p for p in range(self.fragments) if (step + 1 - self._offset(p)) % self.every_steps == 0)
+
+    def merges(self, step: int) -> tuple[int, ...]:
+        """The fragments that are merged behind inner step `step`, each in an outer step of its own."""
+        if step == self.steps - 1:
+            return tuple(range(self.fragments))
+        captured = step - self.overlap_steps
+        return self.captures(captured) if captured >= 0 else ()
+
+    def rule(self, step: int) -> MergeRule:
+        """How an island takes over what is merged behind inner step `step`; the last merges close the course."""
+        return REPLACE if step == self.steps - 1 else MergeRule(self.mixing, 0.0, 0.0)
+
+    def _offset(self, fragment: int) -> int:
+        return fragment * self.every_steps // self.fragments

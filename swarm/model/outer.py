@@ -1,0 +1,76 @@
+"""The mathematics between islands: proposals, outer versions, merges. Two linear forms, float32 on the CPU.
+
+    proposal       P = C(anchor - w)                         C: code and decode, so the proposer knows what others get
+    compose        D = sum of share_i P_i                    in float64, in order of islands, rounded to float32 once
+    advance        B += D;  m = a m + d D + e B;  anchor -= x m + y D;  B *= z
+    merged         w = k w + (1 - k) anchor' + s (anchor' - anchor) + o P
+
+Every product and every sum is rounded once, in the order written, and a term whose factor is 0 is left out: what is not
+finite in it has no effect. So all who compute a form get the same bits, and its numbers alone say which algorithm it is
+(`swarm.job.outer`): DiLoCo, Streaming DiLoCo and delayed Nesterov are all of this form.
+
+Source: DiLoCo (arXiv 2311.08105), algorithm 1; Streaming DiLoCo (arXiv 2501.18512), algorithm 2; delayed Nesterov, Liu
+et al. (arXiv 2401.09135), algorithm 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarm.job.outer import MergeRule, OuterUpdate
+from swarm.model.codec import round_trip
+
+
+@dataclass(frozen=True, slots=True)
+class OuterState:
+    """What all islands hold alike of one parameter: float32 on the CPU, in the parameter's shape."""
+
+    anchor: Tensor  # the outer weights
+    momentum: Tensor  # m
+    buffer: Tensor | None = None  # B, where the update collects proposals
+
+    @classmethod
+    def of(cls, weights: Tensor) -> OuterState:
+        """The state at the start: the weights are the anchor, and there is no momentum."""
+        return cls(weights.clone(), torch.zeros_like(weights))
+
+
+def proposal(anchor: Tensor, weights: Tensor, codec: str) -> Tensor:
+    """How far an island's weights are behind the anchor, as the others receive it: P."""
+    return round_trip(anchor - weights, codec)
+
+
+def compose(proposals: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """The mean proposal D; both are in order of islands, which fixes its bits."""
+    total = torch.zeros(proposals[0].shape, dtype=torch.float64)
+    for share, one in zip(shares, proposals, strict=True):
+        total += one.double().mul_(share)
+    return total.float()
+
+
+def advance(state: OuterState, delta: Tensor, update: OuterUpdate) -> OuterState:
+    """The next outer version, given D; an update with `e` or `z` needs a buffer."""
+    buffer = None if state.buffer is None else state.buffer + delta
+    terms = [(update.a, state.momentum), (update.d, delta)]
+    momentum = _sum([*terms, (update.e, buffer)] if buffer is not None else terms, delta)
+    anchor = state.anchor - _sum([(update.x, momentum), (update.y, delta)], delta)
+    return OuterState(anchor, momentum, None if buffer is None else _sum([(update.z, buffer)], delta))
+
+
+def merged(weights: Tensor, before: Tensor, after: Tensor, rule: MergeRule, own: Tensor) -> Tensor:
+    """An island's weights once the anchor went from `before` to `after`; `own` is its proposal, zeros for none."""
+    return _sum([(rule.k, weights), (1.0 - rule.k, after), (rule.s, after - before), (rule.o, own)], weights)
+
+
+def _sum(terms: Sequence[tuple[float, Tensor]], like: Tensor) -> Tensor:
+    """The sum of factor times tensor from left to right; zeros if no factor is left."""
+    total: Tensor | None = None
+    for factor, tensor in terms:
+        if factor != 0.0:
+            product = tensor * factor
+            total = product if total is None else total + product
+    return torch.zeros_like(like) if total is None else total

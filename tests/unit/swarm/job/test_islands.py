@@ -1,0 +1,93 @@
+"""swarm.job.islands: what [islands] and [outer] mean, and what they may not say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swarm.errors import InvalidConfig
+from swarm.job.islands import check_for_swarm, courses, island_spec, outer_plan
+from swarm.job.outer import nesterov
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec, parse_job, spec_from_json
+
+
+def spec_of(mode: str = "diloco", count: int = 2, **sections: dict[str, Any]) -> JobSpec:
+    config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 7, "num_attention_heads": 2}
+    values: dict[str, Any] = {
+        "name": "t",
+        "model": {"config": config},
+        "data": {"source": "x"},
+        "training": {"steps": 400, "global_batch_sequences": 64} | sections.pop("training", {}),
+        "islands": {"count": count},
+        "averaging": {"mode": mode},
+    }
+    return resolve(parse_job(values | sections), vocabulary_size=257, stages_if_auto=1)
+
+
+def test_every_mode_has_the_figures_of_its_paper_unless_the_job_says_otherwise() -> None:
+    plan = outer_plan(spec_of())
+    assert (plan.steps, plan.every_steps, plan.fragments, plan.overlap_steps, plan.mixing) == (400, 50, 1, 0, 0.0)
+    assert plan.update == nesterov(0.7, 0.9)
+    assert spec_of().outer.compression == "bfloat16"
+    plan = outer_plan(spec_of("streaming", outer={"every_steps": 30}))
+    assert (plan.every_steps, plan.fragments, plan.overlap_steps, plan.mixing) == (30, 3, 1, 0.5)
+    assert plan.update == nesterov(0.4, 0.9)
+    assert spec_of("streaming").outer.compression == "fp4"
+
+
+def test_a_resolved_job_with_islands_is_resolved_for_good() -> None:
+    spec = spec_of("streaming")
+    assert resolve(spec, vocabulary_size=257, stages_if_auto=3) == spec
+    assert spec_from_json(spec.model_dump_json()) == spec
+
+
+def test_an_island_trains_its_share_of_the_batch_and_one_island_all_of_it() -> None:
+    share = island_spec(spec_of(count=4))
+    assert share.training.global_batch_sequences == 16
+    assert share.training.microbatches * share.training.microbatch_sequences == 16
+    assert island_spec(share) == share
+    assert [course.island for course in courses(spec_of(count=4))] == [0, 1, 2, 3]
+    plain = spec_of("allreduce", 1)
+    assert island_spec(plain) == plain
+    assert [course.at(7).portion for course in courses(plain)] == [7]
+
+
+def test_steps_of_islands_do_not_overlap_unless_the_job_asks_for_it() -> None:
+    assert spec_of("allreduce", 1).overlap > 0
+    assert spec_of().overlap == 0
+    assert spec_of(pipeline={"overlap": 2}).overlap == 2
+    with pytest.raises(InvalidConfig, match="more than the 8 microbatches of a step"):
+        spec_of(count=4, training={"microbatch_sequences": 2}, pipeline={"overlap": 9})
+
+
+@pytest.mark.parametrize(
+    ("mode", "count", "sections", "told"),
+    [
+        ("allreduce", 2, {}, "islands.count = 2 needs averaging.mode"),
+        ("allreduce", 1, {"outer": {"momentum": 0.5}}, "does nothing with averaging.mode"),
+        ("diloco", 3, {}, "islands.count = 3 does not divide training.global_batch_sequences = 64"),
+        ("diloco", 4, {"training": {"microbatch_sequences": 32}}, "into shares of whole microbatches of 32"),
+        ("diloco", 2, {"outer": {"fragments": 2}}, "merges the whole model at once"),
+        ("diloco", 2, {"outer": {"mixing": 0.5}}, "merges the whole model at once"),
+        ("diloco", 2, {"outer": {"overlap_steps": 1}}, "merges the whole model at once"),
+        ("streaming", 2, {"outer": {"fragments": 8}}, "outer.fragments = 8 is more than the model's 7"),
+        ("streaming", 2, {"outer": {"every_steps": 6, "overlap_steps": 2}}, "2 is too long for 3 fragments in 6 steps"),
+        ("diloco", 2, {"checkpoint": {"every_steps": 10}}, "has no checkpoints"),
+        ("diloco", 2, {"limits": {"on_nonfinite": "pause"}}, "has no checkpoints"),
+        ("gaia", 2, {}, "averaging.mode"),
+    ],
+)
+def test_what_contradicts_itself_or_does_nothing_is_refused(
+    mode: str, count: int, sections: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=told):
+        spec_of(mode, count, **sections)
+
+
+def test_a_swarm_refuses_outer_steps_and_says_where_they_train() -> None:
+    check_for_swarm(spec_of("allreduce", 1))
+    for count in (1, 2):
+        with pytest.raises(InvalidConfig, match=r"trains in one process only \(swarm train-local\)"):
+            check_for_swarm(spec_of(count=count))

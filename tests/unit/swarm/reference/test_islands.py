@@ -1,0 +1,173 @@
+"""swarm.reference.islands: several islands in one process, joined by outer steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from swarm.data.batches import Batches, TokenData
+from swarm.job.families import HEAD
+from swarm.job.islands import courses, island_spec
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec, parse_job
+from swarm.model.families import EMBEDDING
+from swarm.model.stage import Stage
+from swarm.reference.islands import OuterSteps
+from swarm.reference.trainer import Trained, build_stages, train_local, train_step
+
+CPU = torch.device("cpu")
+T = 16
+
+
+def spec_of(
+    mode: str = "diloco", islands: int = 2, *, stages: int = 1, tied: bool = False, steps: int = 6, **outer: Any
+) -> JobSpec:
+    config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    training = {
+        "steps": steps, "warmup_steps": 2, "global_batch_sequences": 8, "microbatch_sequences": 2,
+        "learning_rate": 1e-2, "reproducible": True, "eval_every_steps": 1,
+    }  # fmt: skip
+    values = {
+        "name": "t",
+        "model": {"dtype": "float32", "config": config | {"tie_word_embeddings": tied}},
+        "data": {"source": "x", "sequence_length": T, "validation_ratio": 0.1},
+        "training": training,
+        "pipeline": {"stages": stages, "compression": "none"} | ({"overlap": 0} if mode == "allreduce" else {}),
+        "islands": {"count": islands},
+        "averaging": {"mode": mode},
+        "outer": outer,
+    }
+    return resolve(parse_job(values), vocabulary_size=257, stages_if_auto=1)
+
+
+def batches_of(spec: JobSpec) -> Batches:
+    text = np.random.default_rng(0).integers(0, 257, size=200 * T + 1).astype(np.uint16)
+    return Batches.of_job(spec, TokenData([text]), -1)
+
+
+def train(spec: JobSpec) -> Trained:
+    return train_local(spec, batches_of(spec))
+
+
+def weights(stages: list[Stage] | tuple[Stage, ...]) -> dict[str, Tensor]:
+    return {name: value.clone() for stage in stages for name, value in stage.weights.newest().items()}
+
+
+def farthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def test_one_island_with_an_outer_step_behind_every_step_of_rate_one_is_the_inner_optimizer() -> None:
+    plain = train(spec_of("allreduce", 1))
+    outer = train(spec_of(islands=1, every_steps=1, learning_rate=1.0, momentum=0.0, compression="none"))
+    assert farthest(weights(plain.stages), weights(outer.stages)) <= 1e-6
+    assert outer.losses == pytest.approx(plain.losses, abs=1e-6)
+    assert plain.stages[0].version == 6
+    assert outer.stages[0].version == 12, "an outer step is a step"
+
+
+def test_islands_train_by_themselves_and_an_exchange_takes_the_mean_of_what_they_learned() -> None:
+    spec = spec_of(every_steps=6, learning_rate=1.0, momentum=0.0, compression="none")
+    share, batches, alone = island_spec(spec), batches_of(spec), []
+    for course in courses(spec):
+        stages = build_stages(share, CPU)
+        for step in range(6):
+            train_step(stages, share, batches, course.at(step))
+        alone.append(weights(stages))
+    mean = {name: (alone[0][name] + alone[1][name]) / 2 for name in alone[0]}
+    assert farthest(alone[0], alone[1]) > 1e-3, "they saw other data"
+    assert farthest(mean, weights(train(spec).stages)) <= 1e-6
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("mode", ["diloco", "streaming"])
+def test_the_cut_changes_no_bit(mode: str, tied: bool) -> None:
+    """Fragments are layers and codes begin with each tensor, so stages are invisible to outer steps as well."""
+    every = {"every_steps": 2} if mode == "diloco" else {"every_steps": 4, "fragments": 3}
+    one, three = (train(spec_of(mode, stages=stages, tied=tied, compression="fp4", **every)) for stages in (1, 3))
+    assert (one.losses, one.evaluations, one.sha256) == (three.losses, three.evaluations, three.sha256)
+    if tied:
+        held = weights(three.stages)
+        assert torch.equal(held[EMBEDDING], held[HEAD])
+
+
+def test_diloco_is_evaluated_where_all_islands_hold_the_outer_weights_and_streaming_at_once() -> None:
+    diloco, streaming = (train(spec_of(mode, every_steps=4)).evaluations for mode in ("diloco", "streaming"))
+    assert [one.version for one in diloco] == [4, 6]
+    assert [one.version for one in streaming] == [1, 2, 3, 4, 5, 6]
+
+
+def pair(**outer: Any) -> tuple[list[list[Stage]], OuterSteps]:
+    """Two islands with weights of their own, and the outer steps between them."""
+    spec = spec_of(**outer)
+    islands = [build_stages(spec, CPU) for _ in range(2)]
+    steps = OuterSteps(spec, islands)
+    drift(islands)
+    return islands, steps
+
+
+def drift(islands: list[list[Stage]], seed: int = 0) -> None:
+    """Give each island weights of its own."""
+    for number, island in enumerate(islands):
+        generator = torch.Generator().manual_seed(seed + number)
+        for stage in island:
+            changed = {name: value + torch.randn(value.shape, generator=generator)
+                       for name, value in stage.weights.newest().items()}  # fmt: skip
+            stage.take_over(stage.version, changed)
+
+
+def test_proposals_weigh_as_much_as_the_tokens_behind_them() -> None:
+    """Those since the exchange before: what was behind an earlier proposal does not count again."""
+    islands, steps = pair(every_steps=3, learning_rate=1.0, momentum=0.0, compression="none")
+    for first, tokens in ((0, [100, 300]), (3, [300, 100])):
+        one, other = map(weights, islands)
+        for step in range(first, first + 3):
+            assert steps.after(step, tokens) == []
+            assert steps.is_level == (step == first + 2)
+        share = tokens[0] / 400
+        expected = {name: share * one[name] + (1 - share) * other[name] for name in one}
+        assert farthest(expected, weights(islands[0])) <= 1e-5
+        assert farthest(weights(islands[0]), weights(islands[1])) == 0.0
+        drift(islands, seed=10)
+
+
+def test_an_island_divides_by_the_targets_of_its_own_share() -> None:
+    spec = spec_of()
+    assert batches_of(spec).tokens_of(0) == spec.training.global_batch_sequences // 2 * T
+
+
+def test_streaming_merges_what_was_captured_and_keeps_a_share_of_the_weights() -> None:
+    islands, steps = pair(
+        mode="streaming", steps=8, every_steps=4, fragments=1, overlap_steps=2, mixing=0.25, learning_rate=1.0,
+        momentum=0.0, compression="none",
+    )  # fmt: skip
+    captured = [weights(island) for island in islands]
+    for step in range(4):
+        steps.after(step, [1, 1])
+    for stage in (stage for island in islands for stage in island):  # what is learned between capture and merge
+        stage.take_over(stage.version, {name: value + 1 for name, value in stage.weights.newest().items()})
+    steps.after(4, [1, 1])
+    assert farthest(weights(islands[0]), captured[0]) == pytest.approx(1.0, abs=1e-5), "it is on its way"
+    steps.after(5, [1, 1])
+    for island, own in zip(islands, captured, strict=True):
+        mean = {name: (captured[0][name] + captured[1][name]) / 2 for name in own}
+        expected = {name: 0.25 * (own[name] + 1) + 0.75 * mean[name] for name in own}
+        assert farthest(expected, weights(island)) <= 1e-5
+    steps.after(6, [1, 1])
+    steps.after(7, [1, 1])
+    assert farthest(weights(islands[0]), weights(islands[1])) == 0.0, "the closing merge"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_proposal_that_is_not_finite_is_dropped_and_heals_all_islands(bad: float) -> None:
+    islands, steps = pair(every_steps=6, compression="bfloat16")
+    start = weights(build_stages(spec_of(), CPU))
+    (broken,) = islands[1]
+    broken.take_over(1, {EMBEDDING: torch.full_like(start[EMBEDDING], bad)})
+    assert [steps.after(step, [1, 1]) for step in range(6)] == [[]] * 5 + [[0]]
+    assert farthest(start, weights(islands[0])) == farthest(start, weights(islands[1])) == 0.0
