@@ -41,7 +41,7 @@ def units_to(run: Run, loss: float, step_units_of: Callable[[int], float]) -> fl
 
 
 def speedup(ours: list[float | None], theirs: list[float | None]) -> str:
-    """How many times as fast the first is on average over seeds; "never" where a seed of it does not arrive."""
+    """How many times as fast the first is on average over seeds; "never" where a seed of either does not arrive."""
     pairs = [(one, other) for one, other in zip(ours, theirs, strict=True) if one is not None and other is not None]
     return f"{mean(other / one for one, other in pairs):.2f}" if len(pairs) == len(ours) else "never"
 

@@ -100,8 +100,8 @@ class Value:
 
 def check_job(path: Path, overrides: Sequence[str]) -> tuple[JobSpec, Corpus]:
     """The spec in `path` and its data, after every check that needs no scheduler: InvalidConfig, UsageError."""
-    spec = ground(load_job(path, overrides))
-    check_for_swarm(spec)
+    check_for_swarm(spec := load_job(path, overrides))
+    spec = ground(spec)
     weight_files(spec)
     corpus = open_corpus(spec)
     # For its checks only: "auto" is resolved by the scheduler, which knows the peers.

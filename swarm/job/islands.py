@@ -14,7 +14,8 @@ from swarm.job.fragments import auto_fragments
 from swarm.job.outer import OuterPlan, nesterov
 from swarm.job.spec import JobSpec
 
-# What "auto" stands for in [outer], by averaging.mode. Figures of the papers (swarm/job/outer.py).
+# What "auto" stands for in [outer], by averaging.mode: the papers' learning rates (swarm/job/outer.py) and streaming's
+# period; diloco's period and both codes are ours.
 _AUTO: dict[str, dict[str, Any]] = {
     "diloco": {"every_steps": 50, "learning_rate": 0.7, "fragments": 1, "overlap_steps": 0, "mixing": 0.0,
                "compression": "bfloat16"},
@@ -28,7 +29,13 @@ def resolved_outer(spec: JobSpec) -> dict[str, Any]:
     if not spec.has_outer_steps:
         return values
     chosen = {"fragments": auto_fragments(spec.layers)} | _AUTO[spec.averaging.mode]
-    return {key: chosen[key] if value == "auto" else value for key, value in values.items()}
+    every = chosen["every_steps"] if values["every_steps"] == "auto" else values["every_steps"]
+    if values["overlap_steps"] == "auto" and every == 1:
+        chosen["overlap_steps"] = 0
+    filled = {key: chosen[key] if value == "auto" else value for key, value in values.items()}
+    if values["fragments"] == "auto" and filled["overlap_steps"]:  # as many as can be exchanged one after the other
+        filled["fragments"] = max(1, min(filled["fragments"], (every - 1) // filled["overlap_steps"]))
+    return filled
 
 
 def island_spec(spec: JobSpec) -> JobSpec:

@@ -51,7 +51,7 @@ TOKENISE_LINE_S = 5.0
 class StepReport:
     """One committed step. `loss` is nats per token, `norm` the global gradient norm before clipping (skipped: NaN).
 
-    Of several islands: the loss of all tokens, the greatest norm, the smallest scale; skipped if one of them did.
+    Of several islands: the loss of all tokens, the greatest norm (NaN if one skipped), the smallest scale.
     """
 
     step: int
@@ -103,11 +103,12 @@ def train_local(
     "fail", or too many of an island were in a row; with "pause" after `on_commit`.
     """
     device = device or torch.device("cpu")
-    stages = build_stages(spec, device) if start is None else stages_from(start, spec, device)
-    islands = [stages, *(build_stages(spec, device) for _ in range(1, spec.islands.count))]
+    share = island_spec(spec)
+    stages = build_stages(share, device) if start is None else stages_from(start, share, device)
+    islands = [stages, *(build_stages(share, device) for _ in range(1, spec.islands.count))]
     if spec.model.compile and (fault := compile_layers([stage for island in islands for stage in island], spec)):
         _say(f"layers are not compiled: {fault}")
-    outer, share = OuterSteps(spec, islands) if spec.has_outer_steps else None, island_spec(spec)
+    outer = OuterSteps(spec, islands) if spec.has_outer_steps else None
     losses, evaluations, skipped_in_a_row, evaluates = [], [], [0] * len(islands), False
     for step in range(0 if start is None else start.step, spec.training.steps):
         reports = [
@@ -157,7 +158,7 @@ def _together(step: int, reports: Sequence[StepReport]) -> StepReport:
     return StepReport(
         step,
         sum(one.loss * one.tokens for one in reports) / tokens,
-        max(one.norm for one in reports),
+        math.nan if any(one.skipped for one in reports) else max(one.norm for one in reports),
         min(one.scale for one in reports),
         reports[0].learning_rate,
         any(one.skipped for one in reports),
@@ -248,7 +249,9 @@ def _run(
     stages: Sequence[Stage], spec: JobSpec, batches: Batches, inner: InnerStep, microbatch: Microbatch
 ) -> tuple[float, bool]:
     """One microbatch through all stages and back: (sum of token losses, whether all gradients were finite)."""
-    version = spec.version_of(microbatch.step, microbatch.index)
+    # Outer steps make versions too; `sync_steps` counts inner ones.
+    is_synchronous = inner.rate_step < spec.sync_steps
+    version = microbatch.step if is_synchronous else spec.version_of(microbatch.step, microbatch.index)
     codec = spec.unmeasured_compression
     tokens, targets = (torch.from_numpy(array) for array in batches.microbatch(inner.portion, microbatch.index))
     x: Tensor | None = None

@@ -64,7 +64,7 @@ class Lanes:
 
     @property
     def is_unequal(self) -> bool:
-        """Whether the slowest replica takes at least half as long again as the fastest."""
+        """Whether the slowest replica takes more than half as long again as the fastest."""
         self._draw()
         return self._is_unequal
 

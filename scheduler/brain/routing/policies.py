@@ -48,8 +48,8 @@ class ReplicaLoad:
 class StageLoad:
     """The replicas that may take the hop at one stage; ties between them are listed in their order.
 
-    Whoever keeps them also ranked, those with credit by (completion_s, peer), and in lanes spares a policy to look at
-    all of them.
+    Whoever keeps them also ranked, those with credit by (completion_s, peer), and in lanes spares a policy to sort them
+    anew; where replicas are unequal, a policy still looks at those of a lane.
     """
 
     stage: int
@@ -140,7 +140,7 @@ class LeastCompletion(RoutingPolicy):
         While there is much to do, slow replicas get a little more than would end with the others, as a pipeline needs
         about the same number in flight at any speed. None gets work with which it would end after all the rest.
         """
-        end_s = max(to_do / load.lanes.per_s for load in loads)
+        end_s = max(to_do / load.lanes.per_s for load in loads if load.lanes.is_unequal)  # not of a hop that is fixed
         lane, path = ALL, list[PeerId]()
         for load in loads:
             lanes, ranked = load.lanes, load.ranked

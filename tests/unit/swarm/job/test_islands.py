@@ -73,7 +73,12 @@ def test_steps_of_islands_do_not_overlap_unless_the_job_asks_for_it() -> None:
         ("diloco", 2, {"outer": {"mixing": 0.5}}, "merges the whole model at once"),
         ("diloco", 2, {"outer": {"overlap_steps": 1}}, "merges the whole model at once"),
         ("streaming", 2, {"outer": {"fragments": 8}}, "outer.fragments = 8 is more than the model's 7"),
-        ("streaming", 2, {"outer": {"every_steps": 6, "overlap_steps": 2}}, "2 is too long for 3 fragments in 6 steps"),
+        (
+            "streaming",
+            2,
+            {"outer": {"every_steps": 6, "overlap_steps": 2, "fragments": 3}},
+            "2 is too long for 3 fragments in 6 steps",
+        ),
         ("diloco", 2, {"checkpoint": {"every_steps": 10}}, "has no checkpoints"),
         ("diloco", 2, {"limits": {"on_nonfinite": "pause"}}, "has no checkpoints"),
         ("gaia", 2, {}, "averaging.mode"),
@@ -84,6 +89,15 @@ def test_what_contradicts_itself_or_does_nothing_is_refused(
 ) -> None:
     with pytest.raises(InvalidConfig, match=told):
         spec_of(mode, count, **sections)
+
+
+@pytest.mark.parametrize(("every", "overlap", "fragments"), [(6, 2, 2), (3, "auto", 2), (1, "auto", 3), (30, 29, 1)])
+def test_automatic_fragments_are_as_many_as_can_be_exchanged_one_after_the_other(
+    every: int, overlap: object, fragments: int
+) -> None:
+    plan = outer_plan(spec_of("streaming", 2, outer={"every_steps": every, "overlap_steps": overlap}))
+    assert plan.fragments == fragments
+    assert plan.overlap_steps * plan.fragments < plan.every_steps
 
 
 def test_a_swarm_refuses_outer_steps_and_says_where_they_train() -> None:

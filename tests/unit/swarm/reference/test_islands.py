@@ -171,3 +171,12 @@ def test_a_proposal_that_is_not_finite_is_dropped_and_heals_all_islands(bad: flo
     broken.take_over(1, {EMBEDDING: torch.full_like(start[EMBEDDING], bad)})
     assert [steps.after(step, [1, 1]) for step in range(6)] == [[]] * 5 + [[0]]
     assert farthest(start, weights(islands[0])) == farthest(start, weights(islands[1])) == 0.0
+
+
+@pytest.mark.parametrize("mode", ["diloco", "streaming"])
+def test_no_microbatch_is_late_in_the_first_steps_however_many_outer_steps_lie_between(mode: str) -> None:
+    """Versions count outer steps too, `pipeline.sync_steps` does not."""
+    spec = spec_of(mode, every_steps=2)
+    late = {"overlap": "all", "sync_steps": spec.training.steps}
+    never_late = spec.model_copy(update={"pipeline": spec.pipeline.model_copy(update=late)})
+    assert train(never_late).sha256 == train(spec).sha256
