@@ -172,11 +172,12 @@ def _within_limit(data: bytes) -> bytes:
 
 
 def _store_chunks(header: StoreHeader, content: memoryview) -> Iterator[bytes]:
-    yield session_pb2.StoreChunk(header=to_message(header)).SerializeToString()
-    if content.nbytes:
-        content = content.cast("B")
-        for start in range(0, len(content), CHUNK_BYTES):
-            yield session_pb2.StoreChunk(payload=bytes(content[start : start + CHUNK_BYTES])).SerializeToString()
+    """The header goes with the first chunk: gRPC forgets why a call was refused when another write follows."""
+    content = content.cast("B") if content.nbytes else content
+    first = bytes(content[:CHUNK_BYTES])
+    yield session_pb2.StoreChunk(header=to_message(header), payload=first).SerializeToString()
+    for start in range(CHUNK_BYTES, len(content), CHUNK_BYTES):
+        yield session_pb2.StoreChunk(payload=bytes(content[start : start + CHUNK_BYTES])).SerializeToString()
 
 
 # The scheduler's side ------------------------------------------------------------------------------------------------
