@@ -240,9 +240,7 @@ async def test_callers_that_do_not_read_what_they_pulled_are_few() -> None:
     await links.close()
 
 
-async def test_callers_that_do_not_read_what_they_pulled_lose_their_place(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_callers_that_do_not_read_what_they_pulled_lose_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each unread stream held its answer for ever."""
     monkeypatch.setattr("swarm.rpc.peers.PULL_CHUNK_S_MAX", 0.2)
     links = GrpcPeerLinks()
@@ -255,7 +253,6 @@ async def test_callers_that_do_not_read_what_they_pulled_lose_their_place(
                 await asyncio.sleep(0.1)
         assert reply.total_bytes == 16 << 20
     await links.close()
-    assert "Traceback" not in caplog.text
 
 
 async def test_callers_that_leave_while_they_are_answered_leave_no_traceback_in_the_log() -> None:
