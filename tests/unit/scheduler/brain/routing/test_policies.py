@@ -364,16 +364,6 @@ def test_no_replica_gets_work_with_which_it_would_end_after_all_the_rest() -> No
     assert likes([queue, queue], 0.0) == "xx", "where nobody is in time, the first to end"
 
 
-def test_a_hop_that_is_fixed_does_not_say_when_the_rest_ends() -> None:
-    queue = {"x": 6, "y": 9, "z": 1}  # z would need 0.8 s
-    rate = 1 / 0.1 + 1 / 0.2 + 1 / 0.4
-    fixed = stage(0, ReplicaLoad(A, 0, 100.0))
-    loads = [fixed, *(StageLoad(place + 1, one.replicas) for place, one in enumerate(unequal([queue, queue])))]
-    plan = LeastCompletion().choose(loads, 0.0, Random(0), 0.79 * rate).plan
-    assert plan is not None
-    assert plan[1:] == ("x0", "x1")
-
-
 def test_a_route_goes_beside_a_lane_whose_replicas_would_be_late() -> None:
     first, second = {"x": 19, "y": 19, "z": 0}, {"x": 2, "y": 5, "z": 9}
     rate = 1 / 0.1 + 1 / 0.2 + 1 / 0.4
