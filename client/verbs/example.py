@@ -92,7 +92,8 @@ timeout_s = 60.0                # 1 to 3600: one averaging round
 every_steps   = "auto"          # 1 to 1000000 inner steps between two exchanges; auto: diloco 50, streaming 100
 learning_rate = "auto"          # up to 10, of the outer step; auto: diloco 0.7, streaming 0.4
 momentum      = 0.9             # of the outer step (Nesterov), below 1
-fragments     = "auto"          # streaming: so many parts of the model in turn; auto: one for every three layers
+fragments     = "auto"          # streaming: so many parts of the model in turn; auto: one for every three layers, if
+                                # so many can be exchanged one after the other
 overlap_steps = "auto"          # streaming: inner steps while a part is exchanged; auto: 1
 mixing        = "auto"          # streaming: the share of its own weights that an island keeps, below 1; auto: 0.5
 compression   = "auto"          # none, bfloat16, int8, fp4: what islands send; auto: diloco bfloat16, streaming fp4
