@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swarm.messages import Average, Committed
+from swarm.messages import Average, Committed, Route, Void
+from swarm.types import Hop, Microbatch
 from tests.simulation.engine import checkers
 from tests.simulation.engine.checkers import CHECKERS, Checker
 from tests.simulation.engine.counting import NUMBERS
@@ -269,6 +270,22 @@ def test_a_checker_objects_to(sound: Result, checker: Checker, doctor: Doctor) -
     assert doctored.records != sound.history.records
     assert list(checker(doctored, facts))
     assert list(checker(sound.history, facts)) == []
+
+
+@pytest.mark.parametrize(("voided", "objects"), [(99, False), (98, True)])
+def test_a_void_takes_what_was_at_work_when_it_came_and_no_other_step(
+    sound: Result, voided: int, objects: bool
+) -> None:
+    hops = (Hop("peer-0", 1, 1, ""), Hop("peer-1", 1, 1, ""))
+    history = History()
+    history.records = more(
+        Commanded(1, Route(Microbatch(0, 99, 0), 99, hops)),
+        Commanded(1, Void(0, voided, 1)),
+        Held(4, frozenset([(99, 0, "backward")])),  # that backward ran when the Void came, and goes first
+        Held(4, frozenset()),
+        process="peer-0",
+    )(sound.history.records)
+    assert bool(list(checkers.held_until_commit(history, facts_of(sound.shape)))) is objects
 
 
 def test_every_checker_has_a_case() -> None:

@@ -140,7 +140,7 @@ class LeastCompletion(RoutingPolicy):
         While there is much to do, slow replicas get a little more than would end with the others, as a pipeline needs
         about the same number in flight at any speed. None gets work with which it would end after all the rest.
         """
-        end_s = max(to_do / load.lanes.per_s for load in loads)
+        end_s = max(to_do / load.lanes.per_s for load in loads if load.lanes.is_unequal)
         lane, path = ALL, list[PeerId]()
         for load in loads:
             lanes, ranked = load.lanes, load.ranked

@@ -286,6 +286,8 @@ def held_until_commit(history: History, _: Facts) -> Iterator[str]:
     held: dict[Replica, frozenset[tuple[int, int, str]]] = defaultdict(frozenset)
     committed: dict[Replica, int] = defaultdict(lambda: -1)  # newest step whose Commit came
     let_go: dict[Replica, set[tuple[int, int, str]]] = defaultdict(set)  # of later steps
+    routed: dict[Replica, set[tuple[int, int]]] = defaultdict(set)  # what a replica may be at work on now: it
+    # carries a Void or a Route out only when that is done, and what it did last is then held for a moment
     for record in history.records:
         replica = (record.process, record.incarnation)
         match record.what:
@@ -299,14 +301,18 @@ def held_until_commit(history: History, _: Facts) -> Iterator[str]:
             case Commanded(command=Commit(step=step)):
                 committed[replica] = max(committed[replica], step)
             case Commanded(command=Void(step=step)):
-                let_go[replica] |= {one for one in held[replica] if one[0] == step}
+                let_go[replica] |= {
+                    (*key, side.value) for key in routed[replica] if key[0] == step for side in Direction
+                }
             case Commanded(command=Route() as route):
-                # It may be at work on it now, and carry the command out only when that is done.
-                if all(hop.peer != record.process for hop in route.hops):
-                    key = (route.microbatch.step, route.microbatch.index)
+                key = (route.microbatch.step, route.microbatch.index)
+                if any(hop.peer == record.process for hop in route.hops):
+                    routed[replica].add(key)
+                else:
                     let_go[replica] |= {(*key, side.value) for side in Direction}
             case Commanded(command=LoadStage() | Release()) | Ended():
                 let_go[replica] |= held[replica]
+                routed.pop(replica, None)
                 committed.pop(replica, None)
 
 

@@ -364,6 +364,13 @@ def test_no_replica_gets_work_with_which_it_would_end_after_all_the_rest() -> No
     assert likes([queue, queue], 0.0) == "xx", "where nobody is in time, the first to end"
 
 
+def test_a_hop_that_is_settled_already_does_not_say_when_the_rest_ends() -> None:
+    """A refill names one replica for it, and by the pace of a slow one alone everybody would be in time."""
+    queue = {"x": 6, "y": 9, "z": 1}  # z would need 0.8 s
+    rate = 1 / 0.1 + 1 / 0.2 + 1 / 0.4
+    assert likes([queue, queue, {"z": 0}], 0.79 * rate) == "xxz"
+
+
 def test_a_route_goes_beside_a_lane_whose_replicas_would_be_late() -> None:
     first, second = {"x": 19, "y": 19, "z": 0}, {"x": 2, "y": 5, "z": 9}
     rate = 1 / 0.1 + 1 / 0.2 + 1 / 0.4
