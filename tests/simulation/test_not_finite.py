@@ -48,8 +48,7 @@ def train(
     async def main() -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                database = f"sqlite:///{folder / 'swarm.db'}"
-                rig = await Rig.start(tokens, 1, tasks, Random(1), duplicate_ratio=0.0, database=database)
+                rig = await Rig.start(tokens, 1, tasks, Random(1), duplicate_ratio=0.0)
                 job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
                 if restart:
                     while job.progress.steps_done < 2:

@@ -15,7 +15,7 @@ from tests.support.scenes import Run, Task, replayed, train
 async def restart(run: Run, stored: JobState) -> None:
     """Kill the scheduler when the database had only that state of the job, and start one on it."""
     await run.rig.kill_scheduler()
-    with sa.create_engine(run.rig.database).begin() as connection:
+    with run.rig.engine.begin() as connection:
         connection.execute(sa.text("UPDATE jobs SET state = :state"), {"state": stored.value})
     await run.rig.start_scheduler()
     run.job = run.rig.jobs.registry.find(run.job.record.id)

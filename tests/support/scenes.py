@@ -35,7 +35,6 @@ def play(
     *,
     seed: int = 1,
     rng: Random | None = None,
-    database: str = "sqlite://",
     hold_bytes: int = 1 << 30,
     limit_s: float = 7200.0,
     record: bool = False,
@@ -47,9 +46,7 @@ def play(
         try:
             async with asyncio.TaskGroup() as tasks:
                 chance = Random(seed) if rng is None else rng
-                rig = await Rig.start(
-                    tokens, peers, tasks, chance, database=database, hold_bytes=hold_bytes, record=record
-                )
+                rig = await Rig.start(tokens, peers, tasks, chance, hold_bytes=hold_bytes, record=record)
                 while len(rig.membership.idle_peers()) < peers:
                     await asyncio.sleep(0.1)
                 given.append(await act(rig))
@@ -159,10 +156,7 @@ def train(
         assert run.job.record.weights_sha256 == task.sha256
         return run
 
-    database = f"sqlite:///{task.tokens.root / f'{seed}.db'}"
-    return play(
-        task.tokens, peers, act, seed=seed, database=database, hold_bytes=hold_bytes, limit_s=400.0, record=record
-    )
+    return play(task.tokens, peers, act, seed=seed, hold_bytes=hold_bytes, limit_s=400.0, record=record)
 
 
 def replayed(run: Run) -> float:
@@ -280,7 +274,7 @@ def stall(task: Task, peers: int, act: Callable[[Scene], Awaitable[None]], *, se
         job = await rig.jobs.submit(task.spec, task.tokens.of_job(), ByteTokenizer().tokenizer_files())
         await act(Scene(rig, task, job, Random(f"{seed} breaks")))
 
-    play(task.tokens, peers, submitted, seed=seed, database=f"sqlite:///{task.tokens.root / 'jobs.db'}")
+    play(task.tokens, peers, submitted, seed=seed)
 
 
 def make_spec(folder: Path, **changes: object) -> JobSpec:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+import sqlalchemy as sa
+
 from scheduler.api.announcer import NoAnnouncer
 from scheduler.api.sessions import Sessions
 from scheduler.assembly import Scheduler, assemble
@@ -16,7 +18,7 @@ from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
-from scheduler.storage.database import Database, JobTokens
+from scheduler.storage.database import Database, JobTokens, _next_epoch
 from scheduler.storage.stores import Stores
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage, HubPolicy, MemoryBudget
@@ -29,6 +31,7 @@ from swarm.messages import PROTOCOL_VERSION, Hello
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
 from swarm.types import JobState, PeerId
+from tests.support.databases import fresh_engine
 from tests.support.devices import InlineDevice
 from tests.support.sim import loop as sim
 from tests.support.sim.fabric import Counts
@@ -120,8 +123,8 @@ class Rig:
     tokens: Tokens
     tasks: asyncio.TaskGroup
     rng: Random
-    database: str
     hold_bytes: int
+    engine: sa.Engine = field(default_factory=fresh_engine)  # its database, whichever scheduler runs
     parts: Scheduler = field(init=False)
     jobs: Jobs = field(init=False)
     membership: Membership = field(init=False)
@@ -145,13 +148,12 @@ class Rig:
         rng: Random,
         *,
         duplicate_ratio: float = 0.2,
-        database: str = "sqlite://",
         hold_bytes: int = 1 << 30,
         record: bool = False,
         device_type: type[InlineDevice] = InlineDevice,
     ) -> Rig:
-        """`database` is a URL; one in memory ends with the scheduler."""
-        rig = cls(SimNetwork(rng, duplicate_ratio=duplicate_ratio), tokens, tasks, rng, database, hold_bytes)
+        """A system of a scheduler and idle peers."""
+        rig = cls(SimNetwork(rng, duplicate_ratio=duplicate_ratio), tokens, tasks, rng, hold_bytes)
         rig.record = record
         await rig.start_scheduler()
         for number in range(peers):
@@ -166,7 +168,7 @@ class Rig:
 
     async def _run_scheduler(self, started: asyncio.Event) -> None:
         log, loop = get_logger("rig"), asyncio.get_running_loop()
-        self.store = await Database.open(self.database, None)
+        self.store = Database(self.engine, _next_epoch(self.engine), None)
         self.metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
         async with asyncio.TaskGroup() as tasks:
             ports = SchedulerPorts(

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import sqlite3
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO
 
-import sqlalchemy as sa
 import structlog
-from sqlalchemy.pool import StaticPool
 
 from scheduler.api.announcer import NoAnnouncer
 from scheduler.api.sessions import COMMANDS_WAITING_MAX
@@ -31,7 +27,7 @@ from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.checkpoint_catalog import CheckpointCatalog
-from scheduler.storage.database import Database, JobTokens, _next_epoch, migrate
+from scheduler.storage.database import Database, JobTokens, _next_epoch
 from scheduler.storage.stores import Stores
 from stage_server.brain.early_inputs import EARLY_BYTES_MAX
 from stage_server.brain.work_queue import ORDERS_MAX
@@ -63,6 +59,7 @@ from tests.simulation.engine.history import (
     Started,
 )
 from tests.simulation.engine.scenario import DatabaseOutage, Disk, Failpoint, Scenario, Shape
+from tests.support.databases import fresh_engine
 from tests.support.devices import SimDevice
 from tests.support.sim import loop as sim
 from tests.support.sim.fabric import Observer
@@ -75,7 +72,6 @@ WALL_START_UNIX_S = 1_700_000_000.0
 SAMPLE_S = 0.2
 PATIENCE_S_MAX = 1.0  # between two dials of a stage server: a scheduler that restarts is found soon
 LOG_LINES_KEPT = 400
-_COMPILED: dict[Any, Any] = {}
 
 
 @dataclass(slots=True)
@@ -134,7 +130,7 @@ class World(Observer):
             late_s_max=links.late_s_max,
         )
         self.network = SimNetwork(sim.rng("network"), codec=links.encode, weather=self.weather, observer=self)
-        self.engine = _fresh_engine()
+        self.engine = fresh_engine()
         self.peers: dict[str, Peer] = {}
         self.scheduler: SchedulerSide | None = None
         self.retired: set[str] = set()  # names that do not come back
@@ -604,22 +600,6 @@ class FaultyFiles(Files):
 def sim_task(work: Any) -> asyncio.Task[Any]:
     """A task that belongs to no process, whoever asks for it."""
     return asyncio.get_running_loop().create_task(work, context=Process.outside())
-
-
-@lru_cache(maxsize=1)
-def _migrated() -> bytes:
-    """An empty database with all tables, as bytes: migrations take their time, so they run once."""
-    connection = sqlite3.connect(":memory:", check_same_thread=False)
-    engine = sa.create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
-    migrate(engine)
-    return connection.serialize()
-
-
-def _fresh_engine() -> sa.Engine:
-    connection = sqlite3.connect(":memory:", check_same_thread=False)
-    connection.deserialize(_migrated())
-    engine = sa.create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
-    return engine.execution_options(compiled_cache=_COMPILED)  # else each world compiles every statement anew
 
 
 def _leaves(error: object) -> str:
