@@ -24,6 +24,7 @@ from client.up.up import UpOptions, up_and_wait
 from swarm.errors import InvalidConfig
 from swarm.job.spec import parse_job
 from swarm.wire import jobs_pb2 as pb
+from tests.support.processes import Forked, code_changes
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -168,16 +169,21 @@ class Up:
         self._family: dict[int, psutil.Process] = {}
         ours = ("SWARM_SCHEDULER",)
         environment = {name: text for name, text in os.environ.items() if not name.startswith("SWARM_") or name in ours}
-        self.process = subprocess.Popen(
-            # -P: the stand-ins' names hide packages of ours otherwise.
-            [sys.executable, "-P", str(here / "driver.py"), json.dumps({"data_dir": str(here / "data")} | options)],
-            cwd=here,
-            env=environment | {"PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        environment |= {"PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"}
+        command = [str(here / "driver.py"), json.dumps({"data_dir": str(here / "data")} | options)]
+        if code_changes():
+            self.process: subprocess.Popen[str] | Forked = subprocess.Popen(
+                # -P: the stand-ins' names hide packages of ours otherwise.
+                [sys.executable, "-P", *command],
+                cwd=here,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        else:
+            self.process = Forked(command, None, environ=environment, folder=here)
 
     def until(self, words: str) -> None:
         """Read what it says up to these words."""

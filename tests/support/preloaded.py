@@ -1,4 +1,4 @@
-"""What a scheduler and a stage server import, once for all that the tests fork from this process."""
+"""What a scheduler, a stage server and `swarm up` import, once for all that the tests fork from this process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from stage_server.lean_imports import lean_imports
 with lean_imports():
     import stage_server.app
 
+import client.up.up
 import scheduler.app
 
-__all__ = ["scheduler", "stage_server"]
+__all__ = ["client", "scheduler", "stage_server"]

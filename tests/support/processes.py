@@ -12,9 +12,10 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,17 +43,30 @@ FORKS.set_forkserver_preload(["tests.support.preloaded"])
 class Forked:
     """A process that begins with its imports done, behind the part of subprocess.Popen that the tests use."""
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path | None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Run a module, or a file whose name ends with .py; without `log` its stderr is its stdout."""
         self.args = arguments
         reader, writer = FORKS.Pipe(duplex=False)
-        values = (list(arguments), writer, log, dict(os.environ), os.getcwd())
-        self._process = FORKS.Process(target=_run_module, args=values, daemon=True)
+        where = str(folder) if folder is not None else os.getcwd()
+        values = (list(arguments), writer, log, dict(os.environ if environ is None else environ), where)
+        self._process = FORKS.Process(target=_run, args=values, daemon=True)
         self._process.start()
         writer.close()
         self.stdout = os.fdopen(os.dup(reader.fileno()))
         reader.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
 
     def poll(self) -> int | None:
         return self._process.exitcode
@@ -64,6 +78,22 @@ class Forked:
             raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
         return code
 
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """What is left of its stdout, once it has ended and whoever shares its stdout with it."""
+        killer = threading.Timer(timeout, self.kill) if timeout is not None else None
+        if killer is not None:
+            killer.start()
+        out = self.stdout.read()
+        self.wait(timeout)
+        if killer is not None:
+            killer.cancel()
+        self.stdout.close()
+        return out, None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
     def terminate(self) -> None:
         self._process.terminate()
 
@@ -71,21 +101,28 @@ class Forked:
         self._process.kill()
 
 
-def _run_module(arguments: list[str], stdout: Connection, log: Path, environ: dict[str, str], folder: str) -> None:
-    """As `python -m` runs it: its own session, streams, environment and folder; it dies with its parent."""
+def _run(arguments: list[str], stdout: Connection, log: Path | None, environ: dict[str, str], folder: str) -> None:
+    """As `python` runs it: its own session, streams, environment and folder; it dies with its parent."""
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
     os.dup2(stdout.fileno(), 1)
-    with log.open("a") as err:
-        os.dup2(err.fileno(), 2)
+    if log is None:
+        os.dup2(stdout.fileno(), 2)
+    else:
+        with log.open("a") as err:
+            os.dup2(err.fileno(), 2)
+    stdout.close()
     sys.argv = arguments
-    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    if arguments[0].endswith(".py"):
+        runpy.run_path(arguments[0], run_name="__main__")
+    else:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
-def _code_changes() -> bool:
+def code_changes() -> bool:
     """Whether this is the mutation check, where each process has to import the code as it is then."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and spec.name.startswith("tests.mutations")
@@ -102,7 +139,7 @@ class Process:
     @classmethod
     def start(cls, log: Path, module: str, *flags: str, before: Sequence[str] = ()) -> Process:
         """Run `python -m module`; `before` is a command that runs it. A log that is there is gone on with."""
-        if not before and not _code_changes():
+        if not before and not code_changes():
             return cls(Forked([*module.split(), *flags], log), log)
         with log.open("a") as err:
             child = subprocess.Popen(

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.mutations.catalogue import ROOT
+from tests.support.processes import Process
 
 
 @pytest.fixture(scope="module")
-def counted() -> Any:
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What tests/support/waits.py counts."""
-    command = [sys.executable, "-m", "tests.support.waits"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    log = tmp_path_factory.mktemp("waits") / "log"
+    counting = Process.start(log, "tests.support.waits").child
+    out, _ = counting.communicate(timeout=240)
+    assert counting.returncode == 0, log.read_text()
+    return json.loads(out)
 
 
 def test_the_far_device_counts_reads_and_copies_and_refuses_to_mix(counted: Any) -> None:
