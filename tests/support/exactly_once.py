@@ -19,6 +19,7 @@ import hashlib
 import math
 from collections import Counter, deque
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from random import Random
 from typing import assert_never
 
@@ -792,3 +793,19 @@ def chaos(seed: int, *, partly: bool = False) -> World:
     world.calm()
     world.validate()
     return world
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is kept of a chaos."""
+
+    seen: Counter[str]  # what happened, by kind
+    replayed: int
+    decided: str  # the digest of every output of every brain, less the words for people
+
+
+@cache
+def ran(seed: int, *, partly: bool) -> Run:
+    """What became of `chaos(seed)`: played once for all tests that ask."""
+    world = chaos(seed, partly=partly)
+    return Run(world.seen, world.brain.counts().replayed, world.decided.hexdigest())
