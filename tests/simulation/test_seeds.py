@@ -55,7 +55,9 @@ def test_a_seed_gives_the_same_history_in_every_process() -> None:
     play(SCENARIOS["calm"], 7)
     here = [play(SCENARIOS[name], 3).history.sha256() for name in names]
     code = (
-        "from tests.simulation.engine.player import play\n"
+        "from stage_server.lean_imports import lean_imports\n"
+        "with lean_imports():\n"
+        "    from tests.simulation.engine.player import play\n"
         "from tests.simulation.engine.scenario import SCENARIOS\n"
         f"print(*(play(SCENARIOS[name], 3).history.sha256() for name in {names}))"
     )
