@@ -22,7 +22,7 @@ def about_job(run: Run) -> dict[str, str]:
 
 
 def test_the_last_of_a_stage_is_drained_once_another_has_joined_and_both_are_explained(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=24)
+    task = Task.make(tmp_path, training__steps=14)
 
     async def drain_the_last(run: Run) -> None:
         await run.until_step(2)
@@ -93,7 +93,7 @@ async def restart(run: Run) -> None:
 
 
 def test_a_restarted_scheduler_gives_a_drained_peer_no_work_until_its_stage_server_starts_anew(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=14)
+    task = Task.make(tmp_path, training__steps=10)
 
     async def drain_idle(run: Run) -> None:
         rig = run.rig

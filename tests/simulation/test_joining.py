@@ -73,7 +73,7 @@ def test_peers_come_and_go_at_random(tmp_path: Path, seed: int) -> None:
 
 
 def test_a_donor_dies_while_it_gives(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=16)
+    task = Task.make(tmp_path, training__steps=10)
 
     async def kill_donor(run: Run) -> None:
         await run.until_step(2)
@@ -92,7 +92,7 @@ def test_a_donor_dies_while_it_gives(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_was_thought_gone_wakes_up_and_joins_again(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=16)
+    task = Task.make(tmp_path, training__steps=10)
 
     async def cut(run: Run) -> None:
         await run.until_step(1)
@@ -139,7 +139,7 @@ def test_a_session_breaks_between_report_and_admission(
     tmp_path: Path, moment: type[Event | Command], seed: int
 ) -> None:
     """The report was lost with it, and the joiner waited for the answer for as long as the job ran."""
-    task = Task.make(tmp_path, training__steps=24)
+    task = Task.make(tmp_path, training__steps=14)
 
     async def cut(run: Run) -> None:
         await run.until_step(1)

@@ -60,7 +60,7 @@ def test_drained_replicas_hand_their_work_over_without_any_being_done_again(
 
 
 def test_the_last_of_a_stage_stays_until_another_has_joined(tmp_path: Path) -> None:
-    task = Task.make(tmp_path, training__steps=12)
+    task = Task.make(tmp_path, training__steps=8)
 
     async def drain_the_last(run: Run) -> None:
         await run.until_step(1)
@@ -101,7 +101,7 @@ def test_drains_deaths_and_joins_at_random(tmp_path: Path, seed: int) -> None:
 def test_a_replica_moves_to_the_stage_that_limits(tmp_path: Path, staleness: int) -> None:
     task = Task.make(
         tmp_path,
-        training__steps=20,
+        training__steps=16,
         pipeline__staleness=staleness,
         pipeline__rebalance_interval_s=1.0,
         pipeline__rebalance_cooldown_s=1.0,
