@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -11,12 +14,18 @@ from typing import Any, TypeVar, cast
 import grpc
 from google.protobuf.message import Message
 
-from swarm.errors import IncompatibleVersion, SchedulerUnreachable
+from client.shell import Shell
+from swarm.errors import IncompatibleVersion, NotAdmitted, SchedulerUnreachable, SwarmError, WrongSwarm
 from swarm.messages import PROTOCOL_VERSION
+from swarm.pki.identity import Identity
+from swarm.pki.names import scheduler_of
+from swarm.pki.profiles import find_profile, profile_folder
 from swarm.rpc.channel import connect_sync, translate
+from swarm.rpc.members import renewed
 from swarm.text import printable
 from swarm.wire import jobs_pb2 as pb
-from swarm.wire import jobs_pb2_grpc
+from swarm.wire import jobs_pb2_grpc, members_pb2_grpc
+from swarm.wire import members_pb2 as members_pb
 
 # Uploads and streams may take longer than a plain call. Each ends with its connection, and keep-alive notices within
 # seconds that a connection is dead.
@@ -25,6 +34,9 @@ CHUNK_BYTES = 1 << 20
 SECONDS_PER_MIB = 128.0
 # Calls for which the scheduler reads whole checkpoints may take this long.
 READING_S_MAX = 3600.0
+PROBE_S_MAX = 5.0
+# What gRPC says when the other side shows no certificate that we trust, or speaks no TLS at all.
+_HANDSHAKE = re.compile(r"CERTIFICATE_VERIFY_FAILED|Hostname Verification|[Hh]andshake failed|SSL_ERROR")
 
 
 Reply = TypeVar("Reply", bound=Message)
@@ -46,18 +58,101 @@ def printed(reply: Reply) -> Reply:
     return reply
 
 
+def dial(shell: Shell, timeout_s: float = 0.0) -> Scheduler:
+    """A connection to the scheduler of the shared flags; a call has `timeout_s`, or what the flags say."""
+    return Scheduler(shell.scheduler, timeout_s or shell.timeout_s, identity_for(shell), lambda: identity_for(shell))
+
+
+def identity_for(shell: Shell) -> Identity | None:
+    """What this person proves himself with to the scheduler of the flags; None with --insecure.
+
+    A certificate that is getting old is renewed on the way. Raises SchedulerUnreachable, NotAdmitted, CertificateEnded.
+    """
+    if shell.insecure:
+        return None
+    address = shell.scheduler
+    identity = find_profile(address)
+    if identity is None:
+        if not _listens(address):
+            raise _nobody(address)
+        raise NotAdmitted(
+            f"no certificate for the scheduler at {address}",
+            hint="join first: swarm login --join LINE, which an admin prints with swarm token create; "
+            "for a scheduler that was started with --insecure, add --insecure here too",
+        )
+    identity.check(time.time())
+    if time.time() >= identity.renews_unix_s:
+        try:
+            identity = renewed(address, identity, shell.timeout_s)
+            identity.save(profile_folder(address))
+        except SwarmError as error:
+            shell.say(f"the certificate for {address} was not renewed: {error.message}")
+    return identity
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S_MAX):
+            return True
+    except OSError:
+        return False
+
+
+def _nobody(address: str) -> SchedulerUnreachable:
+    return SchedulerUnreachable(
+        f"no scheduler answers at {address}",
+        hint="start one with: swarm up, or name another: --scheduler HOST:PORT",
+    )
+
+
+def _stranger(address: str) -> WrongSwarm:
+    return WrongSwarm(
+        f"what answers at {address} does not prove that it is the swarm of your certificate",
+        hint="if its scheduler was set up anew, join again: swarm login --join LINE; "
+        f"yours is in {profile_folder(address)}",
+    )
+
+
 class Scheduler:
     """A connection to the scheduler at `address`; use it as a context manager.
 
     Every method raises SchedulerUnreachable, DeadlinePassed, or the error that the scheduler answered with.
     """
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float,
+        identity: Identity | None = None,
+        renew: Callable[[], Identity | None] = lambda: None,
+    ) -> None:
+        """Without an identity it speaks plaintext, which only a scheduler with --insecure answers.
+
+        `renew` gives a younger identity: a job may be followed for longer than a certificate lives.
+        """
         self.address = address
         self.timeout_s = timeout_s
-        self._channel = connect_sync(address)
+        self._renew = renew
+        self._dial(identity)
+
+    def _dial(self, identity: Identity | None) -> None:
+        self._identity = identity
+        server_name = "" if identity is None else scheduler_of(identity.cluster).dns
+        self._channel = connect_sync(self.address, identity, server_name)
         # generated code has no types
-        self._stub: Any = jobs_pb2_grpc.JobsStub(self._channel)  # type: ignore[no-untyped-call]
+        self._jobs: Any = jobs_pb2_grpc.JobsStub(self._channel)  # type: ignore[no-untyped-call]
+        self._members: Any = members_pb2_grpc.MembersStub(self._channel)  # type: ignore[no-untyped-call]
+
+    @property
+    def _stub(self) -> Any:
+        """The Jobs service, on a connection whose certificate is young enough."""
+        if self._identity is not None and time.time() >= self._identity.renews_unix_s:
+            younger = self._renew()
+            if younger is not None and younger is not self._identity:
+                self._channel.close()
+                self._dial(younger)
+        return self._jobs
 
     def __enter__(self) -> Scheduler:
         return self
@@ -158,6 +253,34 @@ class Scheduler:
         with self._translated():
             yield from self._stub.Pull(pb.PullRequest(job=job, step=step))
 
+    def _why_unreachable(self, message: str) -> SwarmError:
+        if _HANDSHAKE.search(message):
+            return _stranger(self.address)
+        if self._identity is None and "failed to connect" in message and _listens(self.address):
+            return NotAdmitted(f"what answers at {self.address} takes no plaintext", hint="leave --insecure out")
+        return _nobody(self.address)
+
+    # Members ---------------------------------------------------------------------------------------------------------
+
+    def create_token(self, request: members_pb.CreateTokenRequest) -> members_pb.TokenLine:
+        return cast(members_pb.TokenLine, self._call(self._members.CreateToken, request))
+
+    def tokens(self) -> list[members_pb.TokenView]:
+        reply: members_pb.TokenList = self._call(self._members.ListTokens, members_pb.ListTokensRequest())
+        return list(reply.tokens)
+
+    def revoke_token(self, token_id: str) -> members_pb.TokenView:
+        request = members_pb.RevokeTokenRequest(id=token_id)
+        return cast(members_pb.TokenView, self._call(self._members.RevokeToken, request))
+
+    def members(self) -> list[members_pb.MemberView]:
+        reply: members_pb.MemberList = self._call(self._members.ListMembers, members_pb.ListMembersRequest())
+        return list(reply.members)
+
+    def revoke_member(self, name: str, reason: str) -> members_pb.MemberView:
+        request = members_pb.RevokeMemberRequest(name=name, reason=reason)
+        return cast(members_pb.MemberView, self._call(self._members.RevokeMember, request))
+
     def _call(self, method: Any, request: Any, timeout_s: float = 0.0) -> Any:
         with self._translated():
             return printed(method(request, timeout=timeout_s or self.timeout_s))
@@ -170,10 +293,7 @@ class Scheduler:
             found = translate(error, self.address)
             found.message, found.hint = printable(found.message), printable(found.hint)
             if isinstance(found, SchedulerUnreachable) and not found.hint:
-                found = SchedulerUnreachable(
-                    f"no scheduler answers at {self.address}",
-                    hint="start one with: swarm up, or name another: --scheduler HOST:PORT",
-                )
+                found = self._why_unreachable(found.message)
             raise found from error
         except RuntimeError as error:
             # A signal that comes while gRPC takes its lock back hides behind the failure to give it up.

@@ -49,6 +49,12 @@ def _shared_flags(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No messages, only data and errors.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours.")] = False,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", envvar="SWARM_INSECURE", help="Speak plaintext, as a scheduler with --insecure does."
+        ),
+    ] = False,
 ) -> None:
     shell: Shell = context.obj
     if scheduler is not None:
@@ -62,6 +68,7 @@ def _shared_flags(
     shell.quiet |= quiet
     shell.yes |= yes
     shell.no_color |= no_color
+    shell.insecure |= insecure
 
 
 def _shared_command() -> Any:

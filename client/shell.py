@@ -45,6 +45,7 @@ class Shell:
     quiet: bool = False
     yes: bool = False
     no_color: bool = False
+    insecure: bool = False  # plaintext, to a scheduler that takes it
     _out: Console | None = field(default=None, repr=False)
     _err: Console | None = field(default=None, repr=False)
 

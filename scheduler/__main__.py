@@ -70,6 +70,16 @@ def scheduler(
     record: Annotated[
         bool, typer.Option("--record", help="Write down what each job's brain hears, to be replayed: jobs/JOB/brain-*.")
     ] = False,
+    join_listen: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT where others join with a token (swarm token create).",
+            show_default="the host of --announce, port 7949 or any free one",
+        ),
+    ] = "",
+    certificate_life: Annotated[
+        float, typer.Option(min=1 / 720, max=720.0, help="How long a member's certificate is good for, hours.")
+    ] = 24.0,
     insecure: Insecure = False,
     log_level: LogLevel = "info",
     log_format: LogFormatName = "auto",
@@ -90,6 +100,8 @@ def scheduler(
         check_swarm(swarm),
         record,
         tuple(root.absolute() for root in checkpoint_root or ()),
+        3600.0 * certificate_life,
+        join_listen,
     )
     run_process(serve(options))
 

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from random import SystemRandom
 
+from scheduler.api.admission import Admission
 from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
 from scheduler.api.job_service import JobService
 from scheduler.api.metric_expiry import tidy
@@ -27,8 +28,9 @@ from swarm.mqtt.broker import local_broker
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import Announcement
 from swarm.mqtt.presence import Presence
+from swarm.pki.authority import LIFE_S
 from swarm.process.http import HttpEndpoint
-from swarm.process.lifecycle import check_announce, check_http_host, check_loopback, lock_folder, say_ready
+from swarm.process.lifecycle import check_announce, check_http_host, check_listen, lock_folder, say_ready
 from swarm.process.logs import get_logger
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import add_session_service
@@ -56,6 +58,8 @@ class SchedulerOptions:
     swarm: str = topics.DEFAULT_SWARM  # its name at the broker
     record: bool = False  # what happens to the brains of jobs
     checkpoint_roots: tuple[Path, ...] = ()  # a job may name a folder below these, or below data_dir
+    certificate_life_s: float = LIFE_S
+    join_listen: str = ""  # "" = the host of the address, at 7949 or any free port
 
 
 async def serve(options: SchedulerOptions) -> None:
@@ -63,7 +67,7 @@ async def serve(options: SchedulerOptions) -> None:
 
     Raises InvalidConfig if an address, folder or database cannot be used, NotAllowed if the folder is in use.
     """
-    check_loopback(options.listen, options.insecure)
+    check_listen(options.listen)
     check_announce(options.listen, options.announce)
     check_http_host(options.http_host, options.http_port, options.insecure)
     product = metadata.version("swarm-stages")
@@ -93,9 +97,17 @@ async def serve(options: SchedulerOptions) -> None:
             announcer = BusAnnouncer(bus, options.swarm)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        server = new_server()
-        host, bound = options.listen.rpartition(":")[0], bind(server, options.listen)
+        admission: Admission | None = None
+        if not options.insecure:
+            admission = await Admission.open(options.data_dir, database, log, options.certificate_life_s)
+            stack.callback(admission.close)
+        metrics.process.insecure(options.insecure)
+        server = new_server(None if admission is None else admission.guard)
+        wallet = None if admission is None else admission.wallet
+        host, bound = options.listen.rpartition(":")[0], bind(server, options.listen, wallet)
         address = options.announce or f"{host}:{bound}"
+        if options.insecure:
+            log.warning("--insecure: whoever reaches this address owns the swarm", address=address)
         presence: Presence | None = None
         if bus is not None:
             tasks.create_task(bus.run())
@@ -127,6 +139,11 @@ async def serve(options: SchedulerOptions) -> None:
         add_session_service(server, scheduler.sessions)
         service = JobService(scheduler.jobs, membership, database.epoch, product, time.time, scheduler.chaos)
         jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+        joins = ""
+        if admission is not None:
+            loop = asyncio.get_running_loop()
+            joins = await admission.serve(server, options.join_listen, address, loop, scheduler.sessions.revoke)
+            tasks.create_task(admission.renew())
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
         stack.callback(scheduler.sessions.close)
@@ -151,6 +168,7 @@ async def serve(options: SchedulerOptions) -> None:
         tasks.create_task(watch.run())
         tasks.create_task(tidy(scheduler.jobs, membership, metrics, time.time))
         broker = bus.endpoint.shown if bus is not None else broker  # without the password
-        log.info("scheduler started", address=address, http=http_address, broker=broker, epoch=database.epoch)
-        say_ready("scheduler", address=address, http=http_address, broker=broker)
+        facts = {"address": address, "http": http_address, "broker": broker, "joins": joins}
+        log.info("scheduler started", epoch=database.epoch, **facts)
+        say_ready("scheduler", **facts)
         await asyncio.Event().wait()

@@ -15,6 +15,7 @@ with quiet_start():
     from stage_server.lean_imports import lean_imports
     from stage_server.options import DEFAULT_SHARE, MemoryShare, StageServerOptions
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
+    from swarm.pki.tokens import read_line
     from swarm.process import lifecycle
     from swarm.process.logs import configure
 
@@ -81,6 +82,12 @@ def stage_server(
     hub_token: Annotated[
         bool, typer.Option("--hub-token", help="Ask the hub as yourself (HF_TOKEN, login): jobs get what you may see.")
     ] = False,
+    join: Annotated[
+        str, typer.Option(metavar="LINE", help="Join a swarm with the line that swarm token create printed; once.")
+    ] = "",
+    join_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same, from a file.", show_default=False)
+    ] = None,
     insecure: lifecycle.Insecure = False,
     log_level: lifecycle.LogLevel = "info",
     log_format: lifecycle.LogFormatName = "auto",
@@ -114,6 +121,7 @@ def stage_server(
         orphan_timeout_s=orphan_timeout,
         drain_timeout_s=drain_timeout,
         insecure=insecure,
+        join=read_line(join, join_file),
         allow_chaos=allow_chaos,
         allow_hub=tuple(allow_hub or ()),
         hub_token=hub_token,

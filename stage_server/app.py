@@ -22,18 +22,22 @@ from stage_server.memory_watch import watch_memory
 from stage_server.metrics import StageServerMetrics
 from stage_server.options import StageServerOptions
 from stage_server.ports import HubPolicy, MemoryBudget
+from stage_server.session.enrolment import Enrolment
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
-from swarm.errors import InvalidConfig
+from swarm.errors import InvalidConfig, RoleForbids, SchedulerUnreachable
 from swarm.messages import PROTOCOL_VERSION, Hello
 from swarm.model.runtime import choose_device, describe_device, free_bytes, limit_memory, used_bytes
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import find_scheduler
+from swarm.pki.identity import Wallet
+from swarm.pki.names import Role
 from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import Farewell, lock_first, say_ready
 from swarm.process.logs import Logger, configure, get_logger
 from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import bind, new_server
+from swarm.rpc.guard import Caller, Guard
 from swarm.rpc.peers import GrpcPeerLinks, Neighbour, PeerLinks, add_peer_service
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.text import size
@@ -41,6 +45,7 @@ from swarm.types import PeerId
 
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
 PORTS_TRIED_MAX = 100
+FIRST_DIAL_PAUSE_S = 1.0
 HANG_UP_S_MAX = 2.0  # how long a scheduler may take to end a session that this process leaves
 
 
@@ -62,15 +67,44 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         folder, lock = lock_first(options.data_dirs)
         stack.enter_context(lock)
         peer = _identity(folder)
+        wallet = Wallet()
+        enrolment: Enrolment | None = None
+        if not options.insecure:
+            enrolment = Enrolment(peer, folder / "pki", wallet, get_logger("stage-server"))
+            if options.join is not None:
+                await enrolment.join(options.join)
+        metrics.process.insecure(options.insecure)
+
+        async def find() -> str:
+            """Where the scheduler is; by then this process has a certificate for it."""
+            address = options.scheduler or ("" if options.broker or enrolment is None else enrolment.scheduler)
+            if not address:
+                if not options.broker:
+                    raise InvalidConfig(f"{folder} does not say where its scheduler is", hint="add --scheduler")
+                address = (await find_scheduler(options.broker, swarm=options.swarm)).address
+            if enrolment is not None:
+                await enrolment.admit(address)
+            return address
+
+        speaks_tls = not options.insecure and not options.is_alone
+        if speaks_tls:  # others reach this process: it proves who it is from the first moment on
+            while True:
+                try:
+                    await find()
+                    break
+                except SchedulerUnreachable as error:
+                    get_logger("stage-server").warning("scheduler not reached", reason=error.message)
+                    await asyncio.sleep(FIRST_DIAL_PAUSE_S)
         harm = Harm(get_logger("chaos")) if options.allow_chaos else None
         thread = ThreadDevice(device_name, threads)
         stack.callback(thread.close)
         device: Device = thread if harm is None else HarmedDevice(thread, harm)
-        dialled = GrpcPeerLinks(metrics, on_wire=None if harm is None else harm.garble)
+        dialled = GrpcPeerLinks(metrics, on_wire=None if harm is None else harm.garble, wallet=wallet)
         links: PeerLinks = dialled if harm is None else HarmedLinks(dialled, harm)
         stack.push_async_callback(links.close)
-        server = new_server()
-        port = _bind_free(server) if not options.listen else bind(server, options.listen)
+        server = new_server(Guard(_may_exchange) if speaks_tls else None)
+        shown = wallet if speaks_tls else None
+        port = _bind_free(server) if not options.listen else bind(server, options.listen, shown)
         host = (options.listen or "127.0.0.1:0").rpartition(":")[0]
         address = options.announce or f"{host}:{port}"
 
@@ -116,17 +150,12 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             )
             bus = Bus(options.broker, f"swarm-{peer}", will=will, on_connected=metrics.process.mqtt_link)
 
-        async def find() -> str:
-            if options.scheduler:
-                return options.scheduler
-            return (await find_scheduler(options.broker, swarm=options.swarm)).address
-
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         ports = ServerPorts(
             device,
             links,
             find,
-            GrpcSchedulerLink,
+            lambda address: GrpcSchedulerLink(address, wallet.identity),
             tasks,
             metrics,
             get_logger("stage-server"),
@@ -144,6 +173,8 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
 
         configure(options.log_level, options.log_format, forward)
         log = get_logger("stage-server")
+        if enrolment is not None:
+            tasks.create_task(enrolment.renew(stage_server.dial_anew))
         tasks.create_task(watch_memory(used, memory_bytes, device, metrics, log))
         receiver: Neighbour = stage_server if harm is None else HarmedReceiver(stage_server, harm)
         add_peer_service(server, receiver, metrics, receiver)
@@ -173,6 +204,12 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         say_ready("stage-server", peer=peer, address=address, http=http_address)
         farewell.begin = partial(_hand_over, stage_server, tasks, options.drain_timeout_s, log)
         await stage_server.serve()
+
+
+def _may_exchange(caller: Caller, method: str) -> None:
+    """Only stage servers have business with a stage server; which of them, its route and its round say."""
+    if caller.principal.role is not Role.STAGE_SERVER:
+        raise RoleForbids(f"{caller.principal} is no stage server and may not call {method.rpartition('/')[2]}")
 
 
 def _hand_over(

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.spec import parse_size
-from swarm.process.lifecycle import check_announce, check_http_host, check_loopback
+from swarm.pki.tokens import JoinLine
+from swarm.process.lifecycle import check_announce, check_http_host, check_listen
 from swarm.process.logs import LogFormat
-from swarm.text import counted, is_address
+from swarm.text import counted, is_address, is_loopback
 
 DEFAULT_SHARE = "90%"
 THREADS_PER_CORE_MAX = 8
@@ -65,17 +66,30 @@ class StageServerOptions:
     orphan_timeout_s: float
     drain_timeout_s: float  # 0 = end at once
     insecure: bool
+    join: JoinLine | None
     allow_chaos: bool
     allow_hub: tuple[str, ...]  # patterns of model ids
     hub_token: bool
     log_level: str
     log_format: LogFormat
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether only this machine can reach it: tensors then travel in plaintext, which is faster."""
+        hosts = [address.rpartition(":")[0] for address in (self.listen or "127.0.0.1:0", self.announce) if address]
+        return all(map(is_loopback, hosts))
+
     def check(self) -> None:
         """InvalidConfig if flags contradict each other, or open to others what is not meant for them."""
-        if bool(self.broker) == bool(self.scheduler):
+        joined_before = any((folder / "pki" / "scheduler").exists() for folder in self.data_dirs)
+        if not (self.broker or self.scheduler or self.join or joined_before):
             raise InvalidConfig(
-                "give either --broker or --scheduler",
+                "say where the scheduler is: --scheduler, --broker or --join",
+                hint="for example --scheduler 127.0.0.1:7950; an admin prints LINE for --join: swarm token create",
+            )
+        if self.broker and self.scheduler:
+            raise InvalidConfig(
+                "give either --broker or --scheduler, not both",
                 hint="for example --scheduler 127.0.0.1:7950, or --broker mqtt://HOST:1883 to find it there",
             )
         if self.scheduler and not is_address(self.scheduler):
@@ -88,6 +102,6 @@ class StageServerOptions:
                 f"--threads {self.threads} is too many for {counted(cores, 'core')}",
                 hint="--threads auto takes one for each core",
             )
-        check_loopback(self.listen or "127.0.0.1:0", self.insecure)
+        check_listen(self.listen or "127.0.0.1:0")
         check_announce(self.listen or "127.0.0.1:0", self.announce)
         check_http_host(self.http_host, self.http_port, self.insecure)

@@ -69,6 +69,43 @@ class SchedulerUnreachable(SwarmError):
     exit_code = 4
 
 
+class NotAdmitted(SwarmError):
+    """Who asks has not proved who he is."""
+
+    code = "E0500"
+    exit_code = 5
+
+
+class BadToken(NotAdmitted):
+    """A join token that is unknown, used up or too old, or not for this."""
+
+    code = "E0501"
+
+
+class WrongSwarm(NotAdmitted):
+    """Somebody else answers at the address: not the swarm that the token or the certificate is of."""
+
+    code = "E0502"
+
+
+class RoleForbids(NotAdmitted):
+    """Who asks is known, and his role does not allow it."""
+
+    code = "E0503"
+
+
+class Revoked(NotAdmitted):
+    """Who asks was a member, and is none any more."""
+
+    code = "E0504"
+
+
+class CertificateEnded(NotAdmitted):
+    """The certificate is too old: its holder did not renew it in time."""
+
+    code = "E0505"
+
+
 class IncompatibleVersion(SwarmError):
     """The two sides speak different protocol versions."""
 

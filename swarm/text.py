@@ -5,6 +5,7 @@ Standard library only: the deciding modules explain themselves with these.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Iterable
@@ -34,6 +35,15 @@ def is_address(text: str) -> bool:
     """
     found = _ADDRESS.fullmatch(text)
     return found is not None and 0 < int(found["port"]) < 65536 and found["host"].lower() not in _TARGET_KINDS
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host."""
+    host = host.strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def first_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,9 @@ pytest.register_assert_rewrite("tests.support")
 # One thread for torch, here and in the processes that tests start: several tests run side by side, and threads that
 # spin on busy cores take minutes for what one does in a second.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# No test reads or writes the profiles of whoever runs it.
+os.environ["SWARM_PROFILES"] = os.path.join(tempfile.gettempdir(), f"swarm-test-profiles-{os.getpid()}")
 
 settings.register_profile("any machine", deadline=None)  # how long an example takes is the machine's
 settings.load_profile("any machine")

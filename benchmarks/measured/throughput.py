@@ -46,6 +46,7 @@ from swarm.data.shards import TokenManifest, tokenise
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
+from swarm.pki.profiles import find_profile
 from swarm.process.children import dying_with_parent
 from swarm.wire import jobs_pb2 as pb
 
@@ -345,7 +346,7 @@ class Swarm:
     def connect(self, spec: JobSpec, manifest: TokenManifest) -> Scheduler:
         """Wait for all processes and upload the tokens; gives the connection, to be closed by the caller."""
         self._http = [json.loads(self._fleet.line(server))["http"] for server in self._servers]
-        self._jobs = Scheduler(self._address, timeout_s=30.0)
+        self._jobs = Scheduler(self._address, 30.0, find_profile(self._address))
         deadline_s = time.monotonic() + READY_S_MAX
         while len(self._jobs.peers(state="idle")) < len(self._servers):
             assert time.monotonic() < deadline_s, "the stage servers do not reach the scheduler"

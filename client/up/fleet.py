@@ -168,7 +168,8 @@ class Fleet:
         return await asyncio.create_subprocess_exec(
             *dying_with_parent(command),
             # The children belong to this swarm, whichever scheduler the user's commands talk to.
-            env={name: value for name, value in os.environ.items() if name != "SWARM_SCHEDULER"},
+            env={name: value for name, value in os.environ.items() if name != "SWARM_SCHEDULER"}
+            | ({"SWARM_INSECURE": "1"} if self._shell.insecure else {}),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

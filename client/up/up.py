@@ -23,6 +23,7 @@ import grpc
 import platformdirs
 import typer
 
+from client.connection import identity_for
 from client.shell import DEFAULT_SCHEDULER, Shell
 from client.up.demo import NAME, demo_job, free_name, report
 from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
@@ -31,6 +32,7 @@ from swarm.checkpoint.storage import local_folder
 from swarm.errors import DeadlinePassed, InvalidConfig, UsageError
 from swarm.job.spec import JobSpec
 from swarm.mqtt.broker import local_broker
+from swarm.pki.names import scheduler_of
 from swarm.process.lifecycle import lock_folder
 from swarm.rpc.channel import connect
 from swarm.types import PeerState
@@ -150,7 +152,7 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
         roots = _checkpoint_roots(spec)
         scheduler, servers = await _start(shell, options, programs, fleet, broker, folder, roots)
         address = scheduler.ready["address"]
-        jobs = await stack.enter_async_context(_jobs(address))
+        jobs = await stack.enter_async_context(_jobs(shell, address))
         await fleet.guard(_wait_for_peers(shell, jobs, servers, fleet))
         _show(shell, broker, scheduler, servers, fleet.logs)
         if options.demo:
@@ -322,8 +324,10 @@ def _flags(shell: Shell, address: str) -> list[str]:
 
 
 @asynccontextmanager
-async def _jobs(address: str) -> AsyncIterator[Any]:
-    channel = connect(address)
+async def _jobs(shell: Shell, address: str) -> AsyncIterator[Any]:
+    shell.scheduler = address
+    identity = identity_for(shell)
+    channel = connect(address, identity, "" if identity is None else scheduler_of(identity.cluster).dns)
     try:
         yield jobs_pb2_grpc.JobsStub(channel)  # type: ignore[no-untyped-call]  # generated code
     finally:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from client.connection import Scheduler
+from client.connection import dial
 from client.shell import Shell
 from swarm.errors import NotAllowed
 from swarm.wire import jobs_pb2 as pb
@@ -61,7 +61,7 @@ def chaos(
             raise NotAllowed(f"this would {what}", hint="say that it is meant: --yes")
         typer.confirm(f"{what}?", abort=True, err=True)
     request = pb.ChaosRequest(fault=fault, peer=peer, for_s=for_, factor=factor, seed=seed, against=against)
-    with Scheduler(shell.scheduler, max(shell.timeout_s, for_ + WATCH_S_MAX)) as scheduler:
+    with dial(shell, max(shell.timeout_s, for_ + WATCH_S_MAX)) as scheduler:
         shell.say(f"{what} ...")
         report = scheduler.chaos(request)
     if shell.json:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from client.connection import Scheduler
+from client.connection import dial
 from client.flags import JobName
 from client.shell import Shell, finite, utc
 from client.views import number
@@ -26,7 +26,7 @@ def checkpoints(
 ) -> int:
     """List the checkpoints of a job: step, time, size, loss, whether a resume from it is exact, faults."""
     shell: Shell = context.obj
-    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+    with dial(shell) as scheduler:
         view = scheduler.get(job)
         found = scheduler.checkpoints(view.id, verify=verify)
     faults = sum(bool(one.fault) for one in found)

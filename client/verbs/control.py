@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from client.connection import Scheduler
+from client.connection import dial
 from client.flags import Detach, JobName
 from client.shell import Shell
 from client.verbs.follow import follow_to_success
@@ -32,7 +32,7 @@ def cancel(
 ) -> int:
     """Save jobs, then stop them; `swarm resume` continues them. A second cancel stops at once, without saving."""
     shell: Shell = context.obj
-    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+    with dial(shell) as scheduler:
         found, errors = _each(shell, jobs, scheduler.get)
         ids = [view.id for view in found]
         if ids and not shell.yes and sys.stdin.isatty() and sys.stderr.isatty():
@@ -50,7 +50,7 @@ def cancel(
 def pause(context: typer.Context, job: JobName) -> int:
     """Commit the open steps, write a checkpoint and free the stage servers; `swarm resume` continues the job."""
     shell: Shell = context.obj
-    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+    with dial(shell) as scheduler:
         view = scheduler.pause(scheduler.get(job).id)
         if view.state == JobState.PAUSING:
             shell.say(f"job {view.id}: {view.state}: {view.reason}")
@@ -91,7 +91,7 @@ def resume(
 ) -> int:
     """Continue a paused, failed or cancelled job from a checkpoint, with any number of stages, and follow it."""
     shell: Shell = context.obj
-    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+    with dial(shell) as scheduler:
         scheduler.check_protocol()
         view = scheduler.get(job)
         spec_json = ""

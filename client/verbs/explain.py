@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from client.connection import Scheduler
+from client.connection import dial
 from client.shell import Shell, finite
 from swarm.errors import UsageError
 from swarm.wire import jobs_pb2 as pb
@@ -39,7 +39,7 @@ def explain(
     request = pb.ExplainRequest(about=about)
     if microbatch:
         request.microbatch.CopyFrom(microbatch_name(microbatch))
-    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+    with dial(shell) as scheduler:
         found = scheduler.explain(request)
     if shell.json:
         shell.data(explanation_values(found))

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from client.connection import Scheduler
+from client.connection import dial
 from client.flags import JobName
 from client.shell import Shell, utc
 from swarm.errors import NotFound, UsageError
@@ -40,7 +40,7 @@ def logs(
     request = pb.LogsRequest(
         job=job, follow=follow, tail=tail, peer=peer, stage=stage, level=level, since_unix_s=since_s
     )
-    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+    with dial(shell) as scheduler:
         known = not request.peer or any(view.id.startswith(request.peer) for view in scheduler.peers())
         request.follow &= known
         for entry in scheduler.logs(request):

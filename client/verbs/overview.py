@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from client.connection import Scheduler
+from client.connection import dial
 from client.flags import JobName
 from client.shell import Shell, product
 from client.verbs.follow import follow, raise_unless_succeeded
@@ -28,7 +28,7 @@ def ls(
     shell: Shell = context.obj
     if state and state not in list(JobState):
         raise UsageError(f'there is no job state "{state}"', hint=f"one of: {', '.join(JobState)}")
-    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+    with dial(shell) as scheduler:
         views = scheduler.jobs(all=all_, state=state, limit=limit)
     if shell.json:
         shell.data([job_values(view) for view in views])
@@ -45,7 +45,7 @@ def status(
 ) -> None:
     """Show one job: state, reason, step, loss, speed, peers per stage."""
     shell: Shell = context.obj
-    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+    with dial(shell) as scheduler:
         view = scheduler.get(job)
         if watch:
             view = follow(shell, scheduler, view.id)
@@ -62,7 +62,7 @@ def version(context: typer.Context) -> None:
     shell: Shell = context.obj
     answer = None
     try:
-        with Scheduler(shell.scheduler, min(shell.timeout_s, VERSION_S_MAX)) as scheduler:
+        with dial(shell, min(shell.timeout_s, VERSION_S_MAX)) as scheduler:
             answer = scheduler.version()
     except SwarmError as error:
         shell.say(error.message)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from client.connection import Scheduler
+from client.connection import dial
 from client.shell import Shell
 from client.views import peer_values, peers_table
 from swarm.errors import INTERRUPTED, DeadlinePassed, SchedulerUnreachable, UsageError
@@ -48,7 +48,7 @@ def peers(
 
 
 def show_peers(shell: Shell, stage: int, state: str) -> None:
-    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+    with dial(shell) as scheduler:
         views = scheduler.peers(state=state, stage=stage)
     if shell.json:
         shell.data([peer_values(view) for view in views])
@@ -71,7 +71,7 @@ def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:
         typer.confirm(f"drain {peer}: it gets no work until its stage server is started again?", abort=True, err=True)
     seen: pb.DrainView | None = None
     said_s = -LINE_S
-    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+    with dial(shell) as scheduler:
         try:
             for seen in scheduler.drain(peer, "drained by its user", timeout_s if wait else shell.timeout_s):
                 if seen.waits_for and time.monotonic() - said_s >= LINE_S:

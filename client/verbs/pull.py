@@ -11,7 +11,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from client.connection import Scheduler
+from client.connection import dial
 from client.flags import JobName
 from client.shell import Shell, bytes_bar
 from client.verbs.precision import Dtype, convert_folder
@@ -39,7 +39,7 @@ def pull(
     """Fetch the model of a checkpoint (by default the newest) as a Hugging Face folder; every hash is checked."""
     shell: Shell = context.obj
     _check_target(folder, force)
-    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+    with dial(shell) as scheduler:
         view = scheduler.get(job)
         final = view.weights_sha256 if step in (LATEST, str(view.steps)) else ""
         part = _new_sibling(folder)

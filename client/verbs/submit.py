@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from client.connection import Scheduler
+from client.connection import Scheduler, dial
 from client.flags import Detach
 from client.shell import Shell, bytes_bar
 from client.upload import File, open_start, upload, upload_start, upload_weights
@@ -116,7 +116,7 @@ def send_job(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool
     """
     spec, corpus = check_job(path, overrides)
     start = open_start(corpus.resolve(spec))
-    with Scheduler(shell.scheduler, shell.timeout_s) as scheduler:
+    with dial(shell) as scheduler:
         scheduler.check_protocol()
         with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
             with bytes_bar(shell, "tokenising") as advance:

@@ -18,6 +18,7 @@ from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, StaleMess
 from swarm.limits import INCARNATION_AHEAD_S, PEERS_MAX, SESSIONS_AT_ONCE, SESSIONS_PER_S, Bucket
 from swarm.messages import PROTOCOL_VERSION, Command, Event, FetchRequest, Hello, StoreHeader, Welcome
 from swarm.process.logs import Logger
+from swarm.rpc.guard import CALLER
 from swarm.rpc.session import CONNECTION
 from swarm.types import PeerId, PeerState
 
@@ -130,6 +131,7 @@ class Sessions:
     async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
         """Serve one session: the first event is a Hello, then events go to the listener and commands come out."""
         hello = await self._hello(events)
+        _check_name(hello.peer)
         loop = asyncio.get_running_loop()
         connection = CONNECTION.get()
         self._check(hello, connection, loop.time())
@@ -151,6 +153,7 @@ class Sessions:
 
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take a stage's weights from a peer that has a session and serves that stage."""
+        _check_name(header.peer)
         session = self._sessions.get(header.peer)
         connection = CONNECTION.get()
         if session is None or (session.incarnation, session.connection) != (header.incarnation, connection):
@@ -186,6 +189,12 @@ class Sessions:
                 if transition.after is PeerState.GONE:
                     self.drop(transition.peer)
 
+    def revoke(self, peer: PeerId, reason: str) -> None:
+        """The peer belongs to the swarm no more: end its session, and let others do its work."""
+        for transition in self._membership.revoked(peer, asyncio.get_running_loop().time(), reason):
+            self._listener.on_transition(transition)
+        self.drop(peer)
+
     def drop(self, peer: PeerId) -> None:
         """End the session of a peer that is gone, so that it dials again if it still can."""
         session = self._sessions.get(peer)
@@ -198,7 +207,7 @@ class Sessions:
             session.end()
 
     def _check(self, hello: Hello, connection: str, now_s: float) -> None:
-        """Refuse a session that would harm others: nobody proves who he is yet.
+        """Refuse a session that would harm others: over plaintext nobody proves who he is.
 
         A process that was started again, or that dials again after its connection broke, is not held up: its older
         session has ended by then, is on the same machine, or falls silent within seconds.
@@ -253,6 +262,15 @@ class Sessions:
             self._log.warning("session broken", peer=peer, reason=error.message)
         finally:
             session.end()
+
+
+def _check_name(peer: PeerId) -> None:
+    """Refused if the caller proved to be somebody else; over plaintext nobody proves anything."""
+    caller = CALLER.get()
+    if caller is not None and caller.principal.name != peer:
+        raise Refused(
+            f"{caller.principal} called itself {peer}", hint="a stage server goes by the name in its certificate"
+        )
 
 
 def _host(connection: str) -> str:

@@ -177,7 +177,7 @@ class Database:
 
     async def jobs(self) -> list[JobRecord]:
         """All jobs, newest first."""
-        rows = await self._select(sa.select(_JOBS).order_by(_JOBS.c.created_unix_s.desc()))
+        rows = await self.select(sa.select(_JOBS).order_by(_JOBS.c.created_unix_s.desc()))
         return [_record(row) for row in rows]
 
     async def put_job(self, record: JobRecord) -> None:
@@ -190,7 +190,7 @@ class Database:
             if not changed:
                 connection.execute(sa.insert(_JOBS).values(values))
 
-        await self._write(write)
+        await self.write(write)
 
     async def put_commit(self, job: JobId, row: CommitRow, now_unix_s: float) -> None:
         """Write the commit point of a step; writing it again after an unknown outcome changes nothing."""
@@ -206,18 +206,18 @@ class Database:
             if connection.execute(mine).first() is None:
                 connection.execute(sa.insert(_COMMITS).values(values))
 
-        await self._write(write)
+        await self.write(write)
 
     async def last_rows(self, job: JobId, timeline: int, count: int) -> tuple[CommitRow, ...]:
         """The newest `count` commit rows of a timeline, oldest first."""
         query = sa.select(_COMMITS).where(_COMMITS.c.job == job, _COMMITS.c.timeline == timeline)
-        rows = await self._select(query.order_by(_COMMITS.c.step.desc()).limit(count))
+        rows = await self.select(query.order_by(_COMMITS.c.step.desc()).limit(count))
         return tuple(_commit_row(row) for row in reversed(rows))
 
     async def commits(self, job: JobId) -> list[dict[str, Any]]:
         """The commit rows of a job in order, as plain values."""
         table = _COMMITS.c
-        return await self._select(sa.select(_COMMITS).where(table.job == job).order_by(table.timeline, table.step))
+        return await self.select(sa.select(_COMMITS).where(table.job == job).order_by(table.timeline, table.step))
 
     async def put_evaluation(self, job: JobId, row: EvaluationRow, now_unix_s: float) -> None:
         """Write the result of an evaluation; writing it again changes nothing."""
@@ -230,7 +230,7 @@ class Database:
             if connection.execute(sa.select(table.version).where(key)).first() is None:
                 connection.execute(sa.insert(_EVALUATIONS).values(values))
 
-        await self._write(write)
+        await self.write(write)
 
     async def evaluations(self, job: JobId) -> list[EvaluationRow]:
         """The results of a job's evaluations, in order."""
@@ -238,7 +238,7 @@ class Database:
         query = sa.select(_EVALUATIONS).where(table.job == job).order_by(table.timeline, table.version)
         return [
             EvaluationRow(row["timeline"], row["version"], _or_nan(row["loss"]), row["tokens"])
-            for row in await self._select(query)
+            for row in await self.select(query)
         ]
 
     async def put_drain(self, peer: PeerId, drain: Drain) -> None:
@@ -248,24 +248,24 @@ class Database:
             connection.execute(sa.delete(_DRAINS).where(_DRAINS.c.peer == peer))
             connection.execute(sa.insert(_DRAINS).values(peer=peer, **asdict(drain)))
 
-        await self._write(write)
+        await self.write(write)
 
     async def delete_drain(self, peer: PeerId, incarnation: int) -> None:
         """Forget the drain of this incarnation, if there is one."""
         key = sa.and_(_DRAINS.c.peer == peer, _DRAINS.c.incarnation == incarnation)
-        await self._write(lambda connection: connection.execute(sa.delete(_DRAINS).where(key)))
+        await self.write(lambda connection: connection.execute(sa.delete(_DRAINS).where(key)))
 
     async def drains(self) -> dict[PeerId, Drain]:
-        rows = await self._select(sa.select(_DRAINS))
+        rows = await self.select(sa.select(_DRAINS))
         return {PeerId(row["peer"]): Drain(row["incarnation"], row["reason"]) for row in rows}
 
     async def writable(self) -> None:
         """Raise unless a write would be taken now."""
-        await self._write(lambda _connection: None)
+        await self.write(lambda _connection: None)
 
     async def check_epoch(self) -> None:
         """Fenced if another scheduler has taken the database over, DatabaseUnavailable if it does not answer."""
-        if await self._select(sa.select(_CONTROL.c.epoch)) != [{"epoch": self.epoch}]:
+        if await self.select(sa.select(_CONTROL.c.epoch)) != [{"epoch": self.epoch}]:
             raise self._fenced()
 
     def _fenced(self) -> Fenced:
@@ -274,7 +274,12 @@ class Database:
             hint="only one scheduler may run on a database: stop this one",
         )
 
-    async def _write(self, change: Callable[[sa.Connection], object]) -> None:
+    async def write(self, change: Callable[[sa.Connection], object]) -> None:
+        """Make a change, in a transaction that first claims the epoch.
+
+        Raises Fenced, DatabaseRejected or DatabaseUnavailable.
+        """
+
         def transaction() -> None:
             with self._engine.begin() as connection:
                 claim = sa.update(_CONTROL).where(_CONTROL.c.id == 1, _CONTROL.c.epoch == self.epoch)
@@ -293,7 +298,9 @@ class Database:
                 f"the database did not take a write: {_cause(error)}", hint="check disk space and the database's log"
             ) from error
 
-    async def _select(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+    async def select(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+        """The rows that a query gives; DatabaseUnavailable."""
+
         def read() -> list[dict[str, Any]]:
             with self._engine.connect() as connection:
                 return [dict(row) for row in connection.execute(query).mappings()]

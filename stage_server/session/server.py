@@ -21,7 +21,15 @@ from stage_server.session.event_queue import EventQueue
 from stage_server.state.joiner import JoinClient
 from stage_server.state.loading import build_stage
 from swarm import messages
-from swarm.errors import IncompatibleVersion, OutOfMemory, Refused, SchedulerUnreachable, StaleMessage, SwarmError
+from swarm.errors import (
+    IncompatibleVersion,
+    NotAdmitted,
+    OutOfMemory,
+    Refused,
+    SchedulerUnreachable,
+    StaleMessage,
+    SwarmError,
+)
 from swarm.job.spec import spec_from_json
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
@@ -122,6 +130,11 @@ class StageServer:
             self._outgoing.end()
             await self._detached.wait()
 
+    def dial_anew(self) -> None:
+        """End the session and begin another one, which proves itself with the present certificate."""
+        if self._link is not None and not self._leaving:
+            self._outgoing.end()
+
     async def serve(self) -> None:
         """Stay attached to a scheduler, whatever happens to it; returns only by cancellation or IncompatibleVersion."""
         try:
@@ -187,7 +200,9 @@ class StageServer:
                         self._log.info("attached to scheduler", scheduler=address, peer=command.peer, epoch=epoch)
                     else:
                         await self._handle(command)
-            if self._outgoing.ended:
+            if self._outgoing.ended and not self._leaving:
+                self._log.info("dials anew, with a newer certificate", scheduler=address)
+            elif self._outgoing.ended:
                 self._log.info("left the scheduler", scheduler=address, reason=self._leaving)
             else:
                 self._log.warning("scheduler ended the session", scheduler=address)
@@ -195,7 +210,7 @@ class StageServer:
             if not welcomed:
                 raise
             self._log.warning("session lost", scheduler=address, reason=error.message)
-        except IncompatibleVersion:
+        except (IncompatibleVersion, NotAdmitted):
             raise
         except SwarmError as error:
             # Such as StaleMessage: a newer process with this peer's id is attached. It may pass: dial again, later.

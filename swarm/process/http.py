@@ -10,6 +10,7 @@ import asyncio
 import errno
 import socket
 import socketserver
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -52,7 +53,7 @@ class HttpEndpoint:
         self._loop = loop
         self._readiness = readiness
         self._handler = type("Handler", (_Handler,), {"endpoint": self, "registry": registry})
-        self._server: _Server | None = None
+        self._server: BoundedServer | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> int:
@@ -73,11 +74,11 @@ class HttpEndpoint:
         server.server_close()
         self._thread.join(timeout=REQUEST_S_MAX)
 
-    def _bind(self) -> _Server:
+    def _bind(self) -> BoundedServer:
         last = min(self._port + PORTS_TRIED_MAX, 65535) if self._next_free and self._port else self._port
         for port in range(self._port, last + 1):
             try:
-                return _Server((self._host, port), self._handler)
+                return BoundedServer((self._host, port), self._handler)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise InvalidConfig(
@@ -127,13 +128,19 @@ class HttpEndpoint:
             return [f"readiness unknown: {error}"]
 
 
-class _Server(ThreadingHTTPServer):
-    """A thread per request, so that one slow reader does not hold up the probes, and a bound on their number."""
+class BoundedServer(ThreadingHTTPServer):
+    """A thread per request, so that one slow reader does not hold up the probes, and a bound on their number.
+
+    With `tls` it speaks HTTPS; the handshake is part of the request, and shares its deadline.
+    """
 
     block_on_close = False
     request_queue_size = 16
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._tls = tls
         self._lock = threading.Lock()
         self._held: dict[Any, None] = {}  # connections, the oldest first
         self._deadlines: dict[Any, threading.Timer] = {}
@@ -143,6 +150,12 @@ class _Server(ThreadingHTTPServer):
         # HTTPServer.server_bind looks up the host's name, which can take many seconds without working DNS.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def get_request(self) -> tuple[Any, Any]:
+        request, client_address = super().get_request()
+        if self._tls is not None:
+            request = self._tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        return request, client_address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer on a thread; when all places are taken, the oldest connection makes room: a probe must get through."""

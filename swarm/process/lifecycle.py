@@ -22,11 +22,13 @@ import typer
 
 from swarm.errors import INTERRUPTED, InvalidConfig, NotAllowed, SwarmError, UsageError, leaves
 from swarm.process.logs import LogFormat
-from swarm.text import is_address
+from swarm.text import is_address, is_loopback
 
 # The flags that both servers have, spelled once.
 HttpHost: TypeAlias = Annotated[str, typer.Option(help="Address of /metrics and /healthz.")]
-Insecure: TypeAlias = Annotated[bool, typer.Option(help="Allow plaintext off loopback.")]
+Insecure: TypeAlias = Annotated[
+    bool, typer.Option("--insecure", help="Speak plaintext with anybody; for tests and private networks.")
+]
 LogLevel: TypeAlias = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 LogFormatName: TypeAlias = Annotated[str, typer.Option(help="auto, json or text.")]
 
@@ -63,12 +65,11 @@ def say_ready(role: str, **facts: str) -> None:
     print(json.dumps({"schema": "swarm.ready/1", "role": role, **facts}), flush=True)
 
 
-def check_loopback(listen: str, insecure: bool) -> None:
-    """InvalidConfig for an address that others could reach without TLS, unless --insecure allows it."""
-    host, colon, port = listen.rpartition(":")
+def check_listen(listen: str) -> None:
+    """InvalidConfig unless it is HOST:PORT, where port 0 is any."""
+    _, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
         raise InvalidConfig(f"--listen {listen} is not HOST:PORT", hint="for example --listen 127.0.0.1:7950")
-    _refuse_unless_private(f"--listen {listen}", host, insecure)
 
 
 def check_announce(listen: str, announce: str) -> None:
@@ -103,19 +104,9 @@ def _addresses_hint() -> str:
 
 def check_http_host(host: str, port: int | None, insecure: bool) -> None:
     """InvalidConfig if /metrics and /healthz would be open to others, unless --insecure allows it."""
-    if port is not None:
-        _refuse_unless_private(f"--http-host {host}", host, insecure)
-
-
-def _refuse_unless_private(flag: str, host: str, insecure: bool) -> None:
-    host = host.strip("[]")
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback and not insecure:
+    if port is not None and not is_loopback(host) and not insecure:
         raise InvalidConfig(
-            f"{flag} would take plaintext connections from other machines",
+            f"--http-host {host} would take plaintext connections from other machines",
             hint="listen on 127.0.0.1, or add --insecure if the network is private",
         )
 

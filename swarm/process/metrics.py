@@ -34,9 +34,16 @@ class ProcessMetrics:
             version, str(protocol)
         ).set(1)
         self._mqtt_connected = Gauge("swarm_mqtt_connected", "1 while linked to the broker", registry=self.registry)
+        self._insecure = Gauge(
+            "swarm_insecure", "1 while this process speaks plaintext with anybody (--insecure)", registry=self.registry
+        )
         self._mqtt_reconnects = Counter(
             "swarm_mqtt_reconnects_total", "Links to the broker after the first", registry=self.registry
         )
+
+    def insecure(self, is_insecure: bool) -> None:
+        """Whether this process speaks plaintext with anybody."""
+        self._insecure.set(is_insecure)
 
     def mqtt_link(self, connected: bool) -> None:
         """The link to the broker came up or went down; fits `Bus(on_connected=...)`."""

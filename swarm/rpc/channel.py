@@ -8,9 +8,9 @@ error crosses a connection as a status code, its text as the status details, and
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import grpc
 import grpc.aio
@@ -18,6 +18,7 @@ import structlog
 
 from swarm import errors
 from swarm.limits import RPCS_MAX
+from swarm.pki.identity import Identity, Wallet
 from swarm.text import is_address
 
 Options = list[tuple[str, int | str]]
@@ -72,26 +73,53 @@ def check_address(address: str) -> str:
     return address
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port`; dials on first use and fails fast while nobody listens. Refused for anything else."""
+def connect(address: str, identity: Identity | None = None, server_name: str = "") -> grpc.aio.Channel:
+    """A channel to `host:port`; dials on first use and fails fast while nobody listens. Refused for anything else.
+
+    With an identity both sides prove who they are, and the other one must be `server_name`. A channel keeps the
+    certificate that it was made with, so it must not outlive it.
+    """
     check_address(address)
-    return grpc.aio.insecure_channel(address, options=client_options())
+    if identity is None:
+        return grpc.aio.insecure_channel(address, options=client_options())
+    return grpc.aio.secure_channel(address, _credentials(identity), options=_expecting(server_name))
 
 
-def connect_sync(address: str) -> grpc.Channel:
-    """A blocking channel to `host:port`, for command-line tools. Refused for anything else."""
+def connect_sync(address: str, identity: Identity | None = None, server_name: str = "") -> grpc.Channel:
+    """`connect` for command-line tools: the channel blocks."""
     check_address(address)
-    return grpc.insecure_channel(address, options=client_options())
+    if identity is None:
+        return grpc.insecure_channel(address, options=client_options())
+    return grpc.secure_channel(address, _credentials(identity), options=_expecting(server_name))
 
 
-def new_server() -> grpc.aio.Server:
-    return grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=RPCS_MAX)
+def _credentials(identity: Identity) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(identity.ca_pem, identity.key_pem, identity.certificate_pem)
 
 
-def bind(server: grpc.aio.Server, address: str) -> int:
-    """Listen at `host:port` (port 0: any) and give the port; InvalidConfig if it is taken or not allowed."""
+def _expecting(server_name: str) -> Options:
+    return [*client_options(), ("grpc.ssl_target_name_override", server_name)]
+
+
+def new_server(guard: grpc.aio.ServerInterceptor | None = None) -> grpc.aio.Server:
+    return grpc.aio.server(
+        options=server_options(),
+        maximum_concurrent_rpcs=RPCS_MAX,
+        interceptors=() if guard is None else (guard,),
+    )
+
+
+def bind(server: grpc.aio.Server, address: str, wallet: Wallet | None = None) -> int:
+    """Listen at `host:port` (port 0: any) and give the port; InvalidConfig if it is taken or not allowed.
+
+    With a wallet, callers must prove who they are, and each handshake shows the certificate that it holds then.
+    """
     try:
-        port = server.add_insecure_port(address)
+        port = (
+            server.add_insecure_port(address)
+            if wallet is None
+            else server.add_secure_port(address, _server_credentials(wallet))
+        )
     except RuntimeError:
         port = 0
     if port == 0:
@@ -100,6 +128,25 @@ def bind(server: grpc.aio.Server, address: str) -> int:
             hint="choose another port, or stop the process that holds it",
         )
     return port
+
+
+def _server_credentials(wallet: Wallet) -> grpc.ServerCredentials:
+    shown: Identity | None = None
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        """Called before each handshake, on a thread of gRPC's; None: as before."""
+        nonlocal shown
+        identity = wallet.identity
+        if identity is shown or identity is None:
+            return None
+        shown = identity
+        pair = (identity.key_pem, identity.certificate_pem)
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=identity.ca_pem)
+
+    first = changed()
+    assert first is not None, "a server needs an identity before it listens"
+    fetch = cast(Callable[[], grpc.ServerCertificateConfiguration], changed)  # None is allowed, which its type omits
+    return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
 
 
 def translate(
@@ -181,6 +228,8 @@ _STATUS_BY_ERROR: dict[type[errors.SwarmError], grpc.StatusCode] = {
     errors.UsageError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidConfig: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SchedulerUnreachable: grpc.StatusCode.UNAVAILABLE,
+    errors.NotAdmitted: grpc.StatusCode.UNAUTHENTICATED,
+    errors.RoleForbids: grpc.StatusCode.PERMISSION_DENIED,
     errors.IncompatibleVersion: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -203,8 +252,8 @@ _ERROR_BY_STATUS: dict[grpc.StatusCode, type[errors.SwarmError]] = {
     grpc.StatusCode.ALREADY_EXISTS: errors.Refused,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Refused,
     grpc.StatusCode.NOT_FOUND: errors.NotFound,
-    grpc.StatusCode.PERMISSION_DENIED: errors.NotAllowed,
-    grpc.StatusCode.UNAUTHENTICATED: errors.NotAllowed,
+    grpc.StatusCode.PERMISSION_DENIED: errors.RoleForbids,
+    grpc.StatusCode.UNAUTHENTICATED: errors.NotAdmitted,
     grpc.StatusCode.DATA_LOSS: errors.CorruptFrame,
 }
 

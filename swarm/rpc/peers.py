@@ -30,11 +30,15 @@ from swarm.errors import (
     leaves,
 )
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
+from swarm.pki.identity import Wallet
+from swarm.pki.names import Role, any_of
 from swarm.rpc import frames
 from swarm.rpc.channel import answering, check_address, connect, public_error, translate
 from swarm.rpc.frames import Parts
+from swarm.rpc.guard import CALLER
 from swarm.rpc.mapping import from_message, parse, to_message
 from swarm.rpc.state import collect, state_chunks
+from swarm.text import is_loopback
 from swarm.wire import frame_pb2
 
 SERVICE: Final = "swarm.wire.Peer"
@@ -132,9 +136,14 @@ class GrpcPeerLinks:
         *,
         max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
         on_wire: Callable[[bytes], bytes] | None = None,
+        wallet: Wallet | None = None,
     ) -> None:
-        """`on_wire` sees each outgoing frame and may change it, to prove that the receiver notices."""
+        """`on_wire` sees each outgoing frame and may change it, to prove that the receiver notices.
+
+        With an identity in `wallet`, links to other machines prove who is at either end.
+        """
         self._on_wire = on_wire
+        self._wallet = wallet or Wallet()
         self._traffic = traffic or NoTraffic()
         self._max_bytes_in_flight = max_bytes_in_flight
         self._links: dict[str, _Link] = {}
@@ -150,7 +159,7 @@ class GrpcPeerLinks:
         if self._closed:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
         # A connection of its own: a joiner asks each replica seldom, and the state must not delay tensors.
-        channel = connect(address)
+        channel = _connect(address, self._wallet)
         try:
             method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/{PULL}")
             call = method(to_message(request).SerializeToString())
@@ -174,8 +183,17 @@ class GrpcPeerLinks:
         check_address(address)
         link = self._links.get(address)
         if link is None or link.error is not None:
-            link = self._links[address] = _Link(address, self._traffic, self._max_bytes_in_flight, self._on_wire)
+            link = self._links[address] = _Link(
+                address, self._traffic, self._max_bytes_in_flight, self._on_wire, self._wallet
+            )
         return link
+
+
+def _connect(address: str, wallet: Wallet) -> grpc.aio.Channel:
+    """A channel to a stage server; plaintext where both are on one machine, or where nobody has an identity."""
+    if wallet.identity is None or is_loopback(address.rpartition(":")[0]):
+        return connect(address)
+    return connect(address, wallet.identity, any_of(wallet.identity.cluster, Role.STAGE_SERVER))
 
 
 @dataclass(slots=True)
@@ -198,9 +216,11 @@ class _Link:
         address: str,
         traffic: Traffic,
         max_bytes_in_flight: int,
-        on_wire: Callable[[bytes], bytes] | None = None,
+        on_wire: Callable[[bytes], bytes] | None,
+        wallet: Wallet,
     ) -> None:
         self._on_wire = on_wire
+        self._wallet = wallet
         self.error: SwarmError | None = None
         self._address = address
         self._traffic = traffic
@@ -247,7 +267,7 @@ class _Link:
     async def _serve(self) -> None:
         """Run the stream until it breaks, then fail everything that waits for a receipt."""
         error: SwarmError = PeerUnavailable(f"{self._address}: the link was closed")
-        channel = connect(self._address)
+        channel = _connect(self._address, self._wallet)
         try:
             call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
             async with asyncio.TaskGroup() as tasks:
@@ -352,6 +372,13 @@ def _again(error: SwarmError) -> SwarmError:
     return type(error)(error.message, hint=error.hint)
 
 
+def _check_sender(sender: str) -> None:
+    """Refused if the caller proved to be somebody else; over plaintext nobody proves anything."""
+    caller = CALLER.get()
+    if caller is not None and caller.principal.name != sender:
+        raise Refused(f"{caller.principal} called itself {sender}")
+
+
 # The receiving side --------------------------------------------------------------------------------------------------
 
 
@@ -378,6 +405,7 @@ class _PeerService:
         """A part of the state, in chunks. A caller that does not read loses its place."""
         async with answering(context):
             request = from_message(StateRequest, parse(frame_pb2.StateRequest, data))
+            _check_sender(request.sender)
             if self._donor is None:
                 raise Refused("this process has no state to give")
             host = context.peer().rpartition(":")[0]
@@ -400,7 +428,7 @@ class _PeerService:
 
     async def exchange(self, requests: AsyncIterator[bytes], context: _Context) -> None:
         """One neighbour's stream. A frame that cannot be read ends it, since its tensor is unknown."""
-        assembler = frames.Assembler(self._receiver.admit)
+        assembler = frames.Assembler(self._admit)
         answers = _Answers(context)
         room = asyncio.Semaphore(MAX_RECEIVING)
         async with answering(context), asyncio.TaskGroup() as tasks:
@@ -415,6 +443,10 @@ class _PeerService:
                         await room.acquire()
                         answers.owed += 1
                         tasks.create_task(self._take(tensor, answers, room))
+
+    def _admit(self, header: TensorHeader) -> None:
+        _check_sender(header.sender)
+        self._receiver.admit(header)
 
     async def _take(self, tensor: frames.Tensor, answers: _Answers, room: asyncio.Semaphore) -> None:
         try:

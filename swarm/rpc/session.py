@@ -20,6 +20,8 @@ import grpc.aio
 from swarm.errors import CorruptFrame, PeerUnavailable, Refused
 from swarm.limits import MESSAGE_ASIDE_BYTES
 from swarm.messages import Command, Event, FetchRequest, Hello, StoreHeader
+from swarm.pki.identity import Identity
+from swarm.pki.names import scheduler_of
 from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, check_address, connect, public_error, translate
 from swarm.rpc.frames import CHUNK_BYTES
 from swarm.rpc.mapping import from_command, from_event, from_message, parse, to_command, to_event, to_message
@@ -94,11 +96,12 @@ class SessionHandler(Protocol):
 
 
 class GrpcSchedulerLink:
-    """SchedulerLink over gRPC to the scheduler at `address` ("host:port")."""
+    """SchedulerLink over gRPC to the scheduler at `address` ("host:port"); without an identity in plaintext."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, identity: Identity | None = None) -> None:
         self._address = address
-        self._channel = connect(address)
+        server_name = "" if identity is None else scheduler_of(identity.cluster).dns
+        self._channel = connect(address, identity, server_name)
 
     async def attach(self, events: AsyncIterator[Event]) -> AsyncGenerator[tuple[int, Command], None]:
         call: _Call = self._channel.stream_stream(f"/{SERVICE}/Attach")()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import time
 import traceback
 from pathlib import Path
 
+from swarm.pki.profiles import ENVIRONMENT
 from tests.chaos.relay import why_not
 from tests.chaos.scenarios import SCENARIOS, SUPPORTED, Scenario
 from tests.chaos.trial import Broken, Void
@@ -49,6 +51,7 @@ def main() -> int:
         if one.is_supported and (one.short or not options.short) and not (one.network and options.no_network)
     ]
     started_s = time.monotonic()
+    os.environ.setdefault(ENVIRONMENT, tempfile.mkdtemp(prefix="swarm-chaos-profiles-"))
     failed, microbatches = 0, 0
     for one in wanted:
         if one.network and not options.here:

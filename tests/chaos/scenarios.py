@@ -332,7 +332,7 @@ def not_a_number(folder: Path, seed: str, long: bool) -> Trial:
 def on_a_network(folder: Path, seed: str, relay: Relay) -> Trial:
     """A trial at host 0, whose stage servers are at hosts 1, 2, ..."""
     relay.move_here(0)
-    trial = Trial(folder, seed, "--insecure", grace_s=3.0)
+    trial = Trial(folder, seed, grace_s=3.0)
     trial.scheduler_host = relay.hosts[0]
     trial.server_hosts = relay.hosts[1:]
     trial.before_servers = [relay.at(host) for host in range(1, len(relay.hosts))]
@@ -342,7 +342,7 @@ def on_a_network(folder: Path, seed: str, relay: Relay) -> Trial:
 def partitions(folder: Path, seed: str, long: bool) -> Trial:
     """F8: links between peers cut in both directions and in one; a peer cut off from the scheduler, and from all."""
     with Relay(5, seed=Random(seed).getrandbits(32)) as relay, on_a_network(folder, seed, relay) as trial:
-        peers = trial.add_servers(4, "--insecure")
+        peers = trial.add_servers(4)
         host = {peer: number + 1 for number, peer in enumerate(peers)}
         work = Work(trial, 2, 300 if long else 90, limits__min_replicas=2)
         healed: dict[str, float] = {}
@@ -381,7 +381,7 @@ def partitions(folder: Path, seed: str, long: bool) -> Trial:
 def a_bad_network(folder: Path, seed: str, long: bool) -> Trial:
     """F11: every packet late by chance, so that they overtake one another; some lost, a quarter repeated."""
     with Relay(5, seed=Random(seed).getrandbits(32)) as relay, on_a_network(folder, seed, relay) as trial:
-        trial.add_servers(4, "--insecure")
+        trial.add_servers(4)
         relay.everywhere(delay_s=0.005, jitter_s=0.01, loss=0.01, duplicate=0.25)
         job = trial.job(2, 150 if long else 25)
         trial.proves(job)

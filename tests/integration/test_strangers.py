@@ -48,7 +48,7 @@ TURN_S_MAX = 0.5  # 50 ms likewise
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("strangers")
-    with Cluster(folder) as made:
+    with Cluster(folder, "--insecure") as made:  # where nobody proves who he is, limits are all there is
         made.upload(tokenise(small_spec(write_text(folder)), folder / "tokens"))
         SHARDS[:] = (folder / "scheduler" / "shards").glob("*.bin")
         yield made

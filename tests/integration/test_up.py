@@ -127,7 +127,7 @@ options = up.UpOptions(**({"stages": 2, "replicas": 1, "device": "cpu", "demo": 
 programs = fleet.Programs(program("scheduler"), program("stage"), program("client"), program("sample"))
 fleet.START_S_MAX = up.START_S_MAX = 30.0
 up.SILENT_S = 0.5
-shell = Shell()
+shell = Shell(insecure=True)
 try:
     sys.exit(asyncio.run(up.up_and_wait(shell, options, programs)))
 except SwarmError as error:
@@ -457,5 +457,5 @@ async def test_a_folder_that_cannot_be_made_is_an_error_with_a_hint(tmp_path: Pa
     (tmp_path / "file").touch()
     options = UpOptions(1, 1, "cpu", None, False, tmp_path / "file" / "data")
     with pytest.raises(InvalidConfig, match="cannot be used") as caught:
-        await up_and_wait(Shell(quiet=True), options)
+        await up_and_wait(Shell(quiet=True, insecure=True), options)
     assert "--data-dir" in caught.value.hint

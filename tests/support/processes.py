@@ -26,6 +26,8 @@ import grpc
 from swarm.data.shards import TokenManifest
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.spec import JobSpec
+from swarm.pki.names import scheduler_of
+from swarm.pki.profiles import find_profile
 from swarm.process.children import dying_with_parent
 from swarm.rpc.channel import connect_sync
 from swarm.wire import jobs_pb2 as pb
@@ -204,7 +206,13 @@ class Cluster:
             before=self.before_scheduler,
         )
         self.address = self.scheduler.wait_ready()["address"]
-        self.channel = connect_sync(self.address)
+        self.redial()
+
+    def redial(self) -> None:
+        """Speak as the local admin, whose profile the scheduler has written."""
+        identity = None if "--insecure" in self.scheduler_flags else find_profile(self.address)
+        server_name = "" if identity is None else scheduler_of(identity.cluster).dns
+        self.channel = connect_sync(self.address, identity, server_name)
         self.jobs = jobs_pb2_grpc.JobsStub(self.channel)  # type: ignore[no-untyped-call]
 
     def restart_scheduler(self, module: str = "scheduler") -> None:
@@ -242,6 +250,7 @@ class Cluster:
             *where,
             *("--listen", f"{host}:0", "--http-port", "0", "--threads", "1", "--device", "cpu"),
             *("--data-dir", str(self.folder / f"server-{number}"), "--drain-timeout", "0"),
+            *(flag for flag in self.scheduler_flags if flag == "--insecure"),
             *flags,
             before=self.before_servers[number] if number < len(self.before_servers) else (),
         )

@@ -157,6 +157,13 @@ class Membership:
             known.resume = PeerState.DRAINING
         return self._happen(known, Happening.LEAVING, known.leaving, now_s)
 
+    def revoked(self, peer: PeerId, now_s: float, reason: str) -> list[Transition]:
+        """The peer belongs to the swarm no more: it is gone at once, without grace."""
+        known = self._peers.get(peer)
+        if known is None or known.state is PeerState.GONE:
+            return []
+        return [self._move(known, PeerState.GONE, reason, now_s)]
+
     def tick(self, now_s: float) -> list[Transition]:
         """Look at the clock: which peers were silent too long?"""
         transitions: list[Transition] = []

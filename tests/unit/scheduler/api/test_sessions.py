@@ -15,9 +15,11 @@ from scheduler.brain.fleet.membership import Membership, Transition
 from swarm import limits
 from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, StaleMessage
 from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, Heartbeat, Hello, Release, StoreHeader, Welcome
+from swarm.pki.names import Principal, Role
 from swarm.process.logs import get_logger
+from swarm.rpc.guard import CALLER, Caller
 from swarm.rpc.session import CONNECTION
-from swarm.types import JobId, PeerId
+from swarm.types import JobId, PeerId, PeerState
 
 PEER = PeerId("p")
 HELLO = Hello(PEER, 2, PROTOCOL_VERSION, "0", "at p", "", "cpu", 1, 0, -1, JobId(""), 0, 0)
@@ -235,3 +237,47 @@ async def test_peers_and_their_sessions_are_bounded(monkeypatch: pytest.MonkeyPa
         await asyncio.sleep(0.2)
         assert await anext(aiter(made.attach(aiter(Line(again)))))
         made.close()
+
+
+# Who says who he is ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def called_by(name: str) -> Iterator[None]:
+    """What is called within is called by the stage server with a certificate of this name."""
+    token = CALLER.set(Caller(Principal("a" * 16, Role.STAGE_SERVER, name), "00"))
+    yield
+    CALLER.reset(token)
+
+
+async def test_a_stage_server_goes_by_the_name_in_its_certificate() -> None:
+    membership = Membership()
+    async with sessions(Heard(), membership=membership) as made:
+        with called_by("q"):
+            with pytest.raises(Refused, match="stage-server q called itself p"):
+                await anext(aiter(made.attach(aiter(Line(HELLO)))))
+            with pytest.raises(Refused, match="stage-server q called itself p"):
+                await made.store(STATE, nothing())
+        assert membership.get(PEER) is None
+        with called_by(PEER):
+            session = aiter(made.attach(aiter(Line(HELLO))))
+            assert await anext(session) == (7, Welcome(PEER, 1.0))
+            membership.assign(PEER, STATE.job, 0, 0.0)
+            assert await made.store(STATE, nothing()) == "stored"
+        made.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(session)
+
+
+async def test_the_session_of_a_revoked_stage_server_ends() -> None:
+    membership = Membership()
+    async with sessions(Heard(), membership=membership) as made:
+        session = aiter(made.attach(aiter(Line(HELLO))))
+        await anext(session)
+        made.revoke(PEER, "it was revoked: stolen")
+        known = membership.get(PEER)
+        assert known is not None
+        assert known.state is PeerState.GONE
+        with pytest.raises(StopAsyncIteration):
+            await anext(session)
+        made.revoke(PeerId("nobody"), "it was revoked")

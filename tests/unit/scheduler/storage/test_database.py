@@ -239,6 +239,8 @@ async def test_a_job_from_before_lookahead_keeps_plain_adamw(tmp_path: Path) -> 
     with sqlite3.connect(tmp_path / "a.db") as connection:
         old = {"name": "t", "training": {"steps": 3}}
         connection.execute("UPDATE jobs SET spec_json = ?", (json.dumps(old),))
+        connection.execute("DROP TABLE members")
+        connection.execute("DROP TABLE tokens")
         connection.execute("UPDATE alembic_version SET version_num = '0007'")
     connection.close()
     second = await Database.open(url, None)

@@ -86,6 +86,7 @@ def _stage_server(folder: Path, http_host: str = "127.0.0.1") -> StageServerOpti
         orphan_timeout_s=1.0,
         drain_timeout_s=0.0,
         insecure=False,
+        join=None,
         log_level="info",
         log_format="json",
         allow_chaos=False,

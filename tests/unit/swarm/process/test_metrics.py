@@ -15,6 +15,7 @@ from swarm.types import JobState
 
 EVERY_PROCESS = {
     "swarm_build_info": {"version", "protocol"},
+    "swarm_insecure": set(),
     "swarm_mqtt_connected": set(),
     "swarm_mqtt_reconnects_total": set(),
 }

@@ -1,0 +1,193 @@
+"""`swarm login`, `swarm token`, `swarm identity`: who belongs to the swarm."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.text import Text
+
+from client.connection import dial, identity_for
+from client.shell import Shell
+from client.views import FittedTable
+from swarm.errors import UsageError
+from swarm.pki.identity import Application
+from swarm.pki.joining import join as join_swarm
+from swarm.pki.names import MEMBERS, check_name, check_role
+from swarm.pki.profiles import profile_folder
+from swarm.pki.tokens import read_line
+from swarm.text import duration
+from swarm.wire import members_pb2 as pb
+
+
+def login(
+    context: typer.Context,
+    join: Annotated[
+        str, typer.Option(metavar="LINE", envvar="SWARM_JOIN", help="What swarm token create printed.")
+    ] = "",
+    join_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same, from a file.", show_default=False)
+    ] = None,
+    name: Annotated[str, typer.Option(help="Your name in this swarm.", show_default="your login")] = "",
+) -> int:
+    """Become a member: keep a key and a certificate for the scheduler that the line leads to."""
+    shell: Shell = context.obj
+    line = read_line(join, join_file)
+    if line is None:
+        raise UsageError("missing --join LINE", hint="an admin prints one: swarm token create --role submitter")
+    joined = join_swarm(line, check_name(name or _login_name()), Application(name or _login_name()))
+    folder = profile_folder(joined.scheduler)
+    joined.identity.save(folder)
+    if shell.json:
+        principal = joined.identity.principal
+        shell.data({"scheduler": joined.scheduler, "role": principal.role, "name": principal.name})
+    shell.say(f"you are {joined.identity.principal} at {joined.scheduler}; your key is in {folder}")
+    shell.say(f"try: swarm ls --scheduler {joined.scheduler}, or set SWARM_SCHEDULER={joined.scheduler}")
+    return 0
+
+
+def token(
+    context: typer.Context,
+    action: Annotated[
+        Literal["create", "ls", "revoke"], typer.Argument(help="create: print a line to join with; ls; revoke ID.")
+    ] = "ls",
+    id: Annotated[str, typer.Argument(metavar="[ID]", help="revoke: which one.", show_default=False)] = "",
+    role: Annotated[str, typer.Option(help=f"create: one of {', '.join(MEMBERS)}.", show_default=False)] = "",
+    ttl: Annotated[str, typer.Option(help="create: how long it can be used, such as 15m, 2h or 7d.")] = "15m",
+    uses: Annotated[int, typer.Option(min=1, max=1000, help="create: how many may join with it.")] = 1,
+    name: Annotated[str, typer.Option(help="create: names it is for, such as gpu-*.", show_default="any")] = "",
+) -> int:
+    """Let others join: create a token, list those that wait to be used, or revoke one."""
+    shell: Shell = context.obj
+    if action == "create":
+        if not role:
+            raise UsageError("missing --role", hint=f"one of: {', '.join(MEMBERS)}")
+        request = pb.CreateTokenRequest(role=check_role(role), ttl_s=_seconds(ttl), uses=uses, names=name)
+        with dial(shell) as scheduler:
+            made = scheduler.create_token(request)
+        if shell.json:
+            shell.data({"line": made.line} | _token_values(made.token))
+        else:
+            print(made.line, flush=True)
+        verb = "stage-server" if made.token.role == "stage-server" else "login"
+        shell.say(f"good for {duration(_seconds(ttl))}; on the other machine: swarm {verb} --join LINE")
+        return 0
+    with dial(shell) as scheduler:
+        tokens = [scheduler.revoke_token(_given(id, "ID"))] if action == "revoke" else scheduler.tokens()
+    if shell.json:
+        shell.data([_token_values(one) for one in tokens])
+    elif action == "revoke":
+        shell.say(f"token {tokens[0].id} is good no more; who has joined with it stays: swarm identity ls")
+    elif not tokens:
+        shell.say("no token waits to be used; make one with: swarm token create --role stage-server")
+    else:
+        shell.out.print(_token_table(tokens))
+    return 0
+
+
+def identity(
+    context: typer.Context,
+    action: Annotated[
+        Literal["ls", "show", "revoke"], typer.Argument(help="ls: all members; show: yourself; revoke NAME.")
+    ] = "ls",
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="revoke: NAME, or ROLE/NAME.", show_default=False)] = "",
+    reason: Annotated[str, typer.Option(help="revoke: told to whoever is refused.")] = "",
+) -> int:
+    """List the members of the swarm, show who you are, or take a member out at once."""
+    shell: Shell = context.obj
+    if action == "show":
+        return _show_self(shell)
+    with dial(shell) as scheduler:
+        members = [scheduler.revoke_member(_given(name, "NAME"), reason)] if action == "revoke" else scheduler.members()
+    if shell.json:
+        shell.data([_member_values(one) for one in members])
+    elif action == "revoke":
+        one = members[0]
+        shell.say(f"{one.role} {one.name} is out; its certificate is refused from now on, its work is done by others")
+    else:
+        shell.out.print(_member_table(members))
+    return 0
+
+
+def _show_self(shell: Shell) -> int:
+    identity = identity_for(shell)
+    if identity is None:
+        raise UsageError("--insecure: nobody proves who he is")
+    ends_s = identity.ends_unix_s - time.time()
+    principal = identity.principal
+    if shell.json:
+        shell.data({"role": principal.role, "name": principal.name, "swarm": principal.cluster, "ends_s": ends_s})
+    else:
+        shell.out.print(f"{principal} of swarm {principal.cluster}", markup=False, highlight=False)
+        shell.say(f"the certificate in {profile_folder(shell.scheduler)} ends in {duration(ends_s)}; use renews it")
+    return 0
+
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _seconds(text: str) -> float:
+    """A time span such as 15m; UsageError for anything else."""
+    found = re.fullmatch(r"([0-9]{1,7})([smhd])", text)
+    if found is None:
+        raise UsageError(f'--ttl is a time such as 15m, 2h or 7d, not "{text[:40]}"')
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+def _given(value: str, what: str) -> str:
+    if not value:
+        raise UsageError(f"missing argument {what}", hint="list them with: ls")
+    return value
+
+
+def _login_name() -> str:
+    try:
+        login = getpass.getuser()
+    except OSError:
+        login = ""
+    return re.sub(r"[^a-z0-9]+", "-", login.lower()).strip("-")[:63] or "somebody"
+
+
+def _token_values(token: pb.TokenView) -> dict[str, object]:
+    return {
+        "id": token.id,
+        "role": token.role,
+        "names": token.names,
+        "uses_left": token.uses_left,
+        "expires_unix_s": token.expires_unix_s,
+        "created_by": token.created_by,
+    }
+
+
+def _member_values(member: pb.MemberView) -> dict[str, object]:
+    return {
+        "role": member.role,
+        "name": member.name,
+        "state": member.state,
+        "certificate_ends_unix_s": member.ends_unix_s,
+        "invited_by": member.invited_by,
+        "reason": member.reason,
+    }
+
+
+def _token_table(tokens: list[pb.TokenView]) -> FittedTable:
+    columns = ("ID", "ROLE", "NAMES", "USES", "EXPIRES IN", "MADE BY")
+    rows = [
+        (one.id, one.role, one.names, str(one.uses_left), duration(one.expires_unix_s - time.time()), one.created_by)
+        for one in tokens
+    ]
+    return FittedTable(columns, [tuple(map(Text, row)) for row in rows], dropped_first=("USES", "NAMES"))
+
+
+def _member_table(members: list[pb.MemberView]) -> FittedTable:
+    columns = ("ROLE", "NAME", "STATE", "CERTIFICATE", "INVITED BY", "REASON")
+    rows = []
+    for one in members:
+        left_s = one.ends_unix_s - time.time()
+        ends = f"{duration(left_s)} left" if left_s > 0 else "ended"
+        rows.append((one.role, one.name, one.state, ends, one.invited_by, one.reason or "-"))
+    return FittedTable(columns, [tuple(map(Text, row)) for row in rows], dropped_first=("INVITED BY", "CERTIFICATE"))

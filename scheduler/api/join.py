@@ -1,0 +1,160 @@
+"""Where somebody without a certificate becomes a member: HTTPS, as gRPC cannot ask for a certificate of some only.
+
+GET /v1/ca gives the authority to anybody. POST /v1/join takes a token's secret and a request, and gives a certificate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import Callable, Coroutine
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+from scheduler.storage.members import Members
+from swarm.errors import BadToken, InvalidConfig, Refused, RetryElsewhere, SwarmError
+from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE, JOIN_FAILURES_PER_S, Bucket
+from swarm.pki.identity import Identity
+from swarm.pki.joining import CA_PATH, JOIN_PATH
+from swarm.process.http import REQUEST_S_MAX, BoundedServer
+from swarm.process.logs import get_logger
+
+_ADDRESSES_MAX = 4096  # whose failures are counted
+
+
+class JoinEndpoint:
+    """Takes joins at `host:port` on threads of its own; the book of members is asked on the event loop."""
+
+    def __init__(
+        self, members: Members, scheduler: Callable[[], str], loop: asyncio.AbstractEventLoop, folder: Path
+    ) -> None:
+        """`scheduler` gives the address where members go; `folder` holds the scheduler's own certificate."""
+        self._members = members
+        self._scheduler = scheduler
+        self._loop = loop
+        self._folder = folder
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._server: BoundedServer | None = None
+        self._thread: threading.Thread | None = None
+        self._failures: dict[str, Bucket] = {}
+        self._log = get_logger("join")
+
+    def show(self, identity: Identity) -> None:
+        """Prove with this certificate from the next handshake on."""
+        identity.save(self._folder)
+        self._tls.load_cert_chain(self._folder / "cert.pem", self._folder / "key.pem")
+
+    def start(self, host: str, port: int) -> int:
+        """Listen and give the port; InvalidConfig if it is taken or not allowed."""
+        handler = type("Handler", (_Handler,), {"endpoint": self})
+        try:
+            self._server = BoundedServer((host.strip("[]"), port), handler, self._tls)
+        except OSError as error:
+            raise InvalidConfig(
+                f"cannot take joins at {host}:{port}: {error.strerror or error}",
+                hint="choose another address with --join-listen",
+            ) from None
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="joins", daemon=True
+        )
+        self._thread.start()
+        return self._server.server_port
+
+    def close(self) -> None:
+        server, self._server = self._server, None
+        if server is None or self._thread is None:
+            return
+        server.shutdown()
+        server.server_close()
+        self._thread.join(timeout=REQUEST_S_MAX)
+
+    def authority(self) -> dict[str, str]:
+        return {"ca": self._members.authority.pem.decode()}
+
+    def join(self, body: bytes, address: str) -> dict[str, str]:
+        """The answer to a join; BadToken, Refused, RetryElsewhere. Runs on the request's thread."""
+        asked = _asked(body)
+        failures = self._failures.get(address) or Bucket(JOIN_FAILURES_PER_S, JOIN_FAILURES_AT_ONCE)
+        return self._ask_loop(self._join(asked, address, failures))
+
+    async def _join(self, asked: dict[str, str], address: str, failures: Bucket) -> dict[str, str]:
+        if address in self._failures and not failures.take(self._loop.time()):
+            raise RetryElsewhere("too many joins failed from this address", hint="wait a minute, then try again")
+        try:
+            pem = await self._members.join(asked["id"], asked["secret"], asked["name"], asked["csr"].encode())
+        except BadToken as error:
+            if len(self._failures) >= _ADDRESSES_MAX:
+                self._failures.clear()
+            self._failures[address] = failures
+            self._log.warning("join refused", address=address, token=asked["id"][:20], reason=error.message)
+            raise
+        self._failures.pop(address, None)
+        self._log.info("joined", address=address, token=asked["id"], name=asked["name"])
+        return {"certificate": pem.decode(), "scheduler": self._scheduler()}
+
+    def _ask_loop(self, question: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
+        try:
+            answer = asyncio.run_coroutine_threadsafe(question, self._loop)
+        except RuntimeError:  # the loop is closed
+            question.close()
+            raise RetryElsewhere("the scheduler is ending") from None
+        try:
+            return answer.result(REQUEST_S_MAX)
+        except TimeoutError:
+            answer.cancel()
+            raise RetryElsewhere("the scheduler is busy", hint="try again") from None
+
+
+def _asked(body: bytes) -> dict[str, str]:
+    try:
+        asked = json.loads(body)
+        wanted = {key: asked[key] for key in ("id", "secret", "name", "csr")}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        wanted = {}
+    if not wanted or not all(isinstance(value, str) and value.isascii() for value in wanted.values()):
+        raise Refused("a join is JSON with id, secret, name and csr, all of them ASCII")
+    return wanted
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request with one JSON object; `JoinEndpoint` gives its class the endpoint."""
+
+    timeout = REQUEST_S_MAX
+    endpoint: JoinEndpoint
+
+    def do_GET(self) -> None:
+        if self.path == CA_PATH:
+            self._reply(200, self.endpoint.authority())
+        else:
+            self._fail(404, Refused(f"here are {CA_PATH} and {JOIN_PATH}"))
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        # As many digits as int() reads, and only those that it knows.
+        is_number = length.isascii() and length.isdigit() and len(length) < 10
+        if self.path != JOIN_PATH or not is_number or int(length) > JOIN_BODY_BYTES_MAX:
+            self._fail(400, Refused(f"post at most {JOIN_BODY_BYTES_MAX} bytes to {JOIN_PATH}"))
+            return
+        try:
+            self._reply(200, self.endpoint.join(self.rfile.read(int(length)), self.client_address[0]))
+        except RetryElsewhere as error:
+            self._fail(429, error)
+        except SwarmError as error:
+            self._fail(403, error)
+
+    def _fail(self, status: int, error: SwarmError) -> None:
+        self._reply(status, {"code": error.code, "message": error.message, "hint": error.hint})
+
+    def _reply(self, status: int, answer: dict[str, str]) -> None:
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Joins are logged by name, and not by request line."""

@@ -1,0 +1,99 @@
+"""Answers `swarm token` and `swarm identity`, and renews certificates: the Members service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, cast
+
+import grpc.aio
+
+from scheduler.storage.members import Member, Members, Token
+from swarm.errors import NotAdmitted
+from swarm.pki.names import check_role
+from swarm.rpc import channel
+from swarm.rpc.guard import CALLER, Caller
+from swarm.wire import members_pb2 as pb
+from swarm.wire import members_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+# It never swallows an error, which its own type does not say.
+_answering = cast(Callable[[Context], AbstractAsyncContextManager[None, None]], channel.answering)
+
+
+class MemberService(members_pb2_grpc.MembersServicer):
+    """`join_address` is where tokens lead to."""
+
+    def __init__(self, members: Members, join_address: str) -> None:
+        self._members = members
+        self._join_address = join_address
+
+    async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.Certificate:
+        async with _answering(context):
+            pem = await self._members.renew(_caller(), request.csr_pem)
+            return pb.Certificate(pem=pem, ca_pem=self._members.authority.pem)
+
+    async def Issue(self, request: pb.IssueRequest, context: Context) -> pb.Certificate:
+        async with _answering(context):
+            by = str(_caller().principal)
+            pem = await self._members.issue(request.csr_pem, check_role(request.role), request.name, by)
+            return pb.Certificate(pem=pem, ca_pem=self._members.authority.pem)
+
+    async def CreateToken(self, request: pb.CreateTokenRequest, context: Context) -> pb.TokenLine:
+        async with _answering(context):
+            line, token = await self._members.create_token(
+                check_role(request.role),
+                request.ttl_s,
+                request.uses,
+                request.names,
+                str(_caller().principal),
+                self._join_address,
+            )
+            return pb.TokenLine(line=str(line), token=_token_view(token))
+
+    async def ListTokens(self, request: pb.ListTokensRequest, context: Context) -> pb.TokenList:
+        async with _answering(context):
+            return pb.TokenList(tokens=map(_token_view, self._members.tokens()))
+
+    async def RevokeToken(self, request: pb.RevokeTokenRequest, context: Context) -> pb.TokenView:
+        async with _answering(context):
+            return _token_view(await self._members.revoke_token(request.id))
+
+    async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.MemberList:
+        async with _answering(context):
+            return pb.MemberList(members=map(_member_view, self._members.members()))
+
+    async def RevokeMember(self, request: pb.RevokeMemberRequest, context: Context) -> pb.MemberView:
+        async with _answering(context):
+            return _member_view(await self._members.revoke(request.name, request.reason))
+
+
+def _caller() -> Caller:
+    caller = CALLER.get()
+    if caller is None:
+        raise NotAdmitted(
+            "this scheduler takes plaintext from anybody and has no members", hint="start it without --insecure"
+        )
+    return caller
+
+
+def _token_view(token: Token) -> pb.TokenView:
+    return pb.TokenView(
+        id=token.id,
+        role=token.role,
+        names=token.names,
+        uses_left=token.uses_left,
+        expires_unix_s=token.expires_unix_s,
+        created_by=token.created_by,
+    )
+
+
+def _member_view(member: Member) -> pb.MemberView:
+    return pb.MemberView(
+        role=member.role,
+        name=member.name,
+        state="revoked" if member.is_revoked else "active",
+        ends_unix_s=member.ends_unix_s,
+        invited_by=member.invited_by,
+        reason=member.reason,
+    )

@@ -1,0 +1,334 @@
+"""The book of members: who has a certificate, who may get one, and who must not be let in any more.
+
+It lives in memory, where every call is checked against it, and in the database, where each change is written first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import hmac
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
+
+import sqlalchemy as sa
+
+from scheduler.brain.access import check_role
+from scheduler.storage.database import Database
+from swarm.errors import BadToken, CertificateEnded, NotFound, Refused, Revoked, RoleForbids, UsageError
+from swarm.limits import MEMBERS_MAX, TOKENS_MAX
+from swarm.pki import keys
+from swarm.pki.authority import LIFE_S, Authority
+from swarm.pki.identity import Identity, issue
+from swarm.pki.names import MEMBERS, Principal, Role, check_name
+from swarm.pki.tokens import JoinLine, new_line, secret_hash
+from swarm.rpc.guard import Caller
+
+TOKEN_TTL_S_MAX = 30 * 86400.0
+TOKEN_USES_MAX = 1000
+REASON_CHARACTERS_MAX = 300
+NAMES_CHARACTERS_MAX = 80
+KEYS_MAX = 8  # of one member that are good at a time, beside the newest
+
+_METADATA = sa.MetaData()
+_MEMBERS = sa.Table(
+    "members",
+    _METADATA,
+    *(sa.Column(name, sa.Text, primary_key=True) for name in ("role", "name")),
+    *(sa.Column(name, sa.Text) for name in ("keys_json", "invited_by")),
+    sa.Column("revoked_unix_s", sa.Float),
+    sa.Column("reason", sa.Text),
+)
+_TOKENS = sa.Table(
+    "tokens",
+    _METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    *(sa.Column(name, sa.Text) for name in ("secret_hash", "role", "names")),
+    sa.Column("uses_left", sa.Integer),
+    sa.Column("expires_unix_s", sa.Float),
+    sa.Column("created_by", sa.Text),
+    sa.Column("created_unix_s", sa.Float),
+    sa.Column("joined_json", sa.Text),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A holder of certificates. Each of his keys is good until its certificate ends."""
+
+    role: Role
+    name: str
+    keys: Mapping[str, float] = field(default_factory=dict)  # fingerprint -> Unix time at which its certificate ends
+    invited_by: str = ""
+    revoked_unix_s: float = 0.0  # 0: a member
+    reason: str = ""
+
+    @property
+    def ends_unix_s(self) -> float:
+        """When the newest certificate ends."""
+        return max(self.keys.values(), default=0.0)
+
+    @property
+    def is_revoked(self) -> bool:
+        return self.revoked_unix_s > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Lets `uses_left` more join in a role, under a name that `names` (a pattern) allows."""
+
+    id: str
+    secret_hash: str
+    role: Role
+    names: str
+    uses_left: int
+    expires_unix_s: float
+    created_by: str
+    created_unix_s: float
+    joined_json: str = "{}"  # name -> fingerprint of whoever joined with it, who may ask again
+
+
+class Members:
+    """All certificates come from here. Every method raises a SwarmError that says what to do."""
+
+    def __init__(
+        self, authority: Authority, database: Database, wall_s: Callable[[], float], life_s: float = LIFE_S
+    ) -> None:
+        """`life_s`: how long a certificate is good for."""
+        self.authority = authority
+        self.life_s = life_s
+        self._database = database
+        self._wall_s = wall_s
+        self._members: dict[tuple[Role, str], Member] = {}
+        self._tokens: dict[str, Token] = {}
+        self._changing = asyncio.Lock()  # two joiners must not share one use
+        self.on_revoked: Callable[[Member], None] = lambda member: None
+
+    async def load(self) -> None:
+        """Read what earlier starts wrote."""
+        for row in await self._database.select(sa.select(_MEMBERS)):
+            member = Member(keys=json.loads(row.pop("keys_json")), **row | {"role": Role(row["role"])})
+            self._members[member.role, member.name] = member
+        for row in await self._database.select(sa.select(_TOKENS)):
+            self._tokens[row["id"]] = Token(**row | {"role": Role(row["role"])})
+
+    # Who calls --------------------------------------------------------------------------------------------------
+
+    def check(self, caller: Caller, method: str) -> None:
+        """Raise unless the caller may call the method now: his role, his name and his key."""
+        check_role(caller.principal, method, self.authority.cluster)
+        self._check_known(caller)
+
+    def _check_known(self, caller: Caller) -> None:
+        principal = caller.principal
+        member = self._members.get((principal.role, principal.name))
+        if member is None:
+            raise Revoked(f"{principal} is not in the book of members", hint="join again, with a new token")
+        if member.is_revoked:
+            raise Revoked(f"{principal} was revoked: {member.reason or 'no reason given'}", hint="ask an admin")
+        if self._wall_s() >= member.keys.get(caller.fingerprint, 0.0):  # the connection may be older than that
+            raise CertificateEnded(
+                f"the certificate of {principal} on this connection is good no more: it ended, or was replaced",
+                hint="dial again; if that does not help, join again with a new token",
+            )
+
+    # Certificates ------------------------------------------------------------------------------------------------
+
+    async def issue_here(self, role: Role, name: str) -> Identity:
+        """An identity for a process or person on this machine."""
+        principal = Principal(self.authority.cluster, role, name)
+        identity = issue(self.authority, principal, self._wall_s(), life_s=self.life_s)
+        key = keys.read_key(identity.key_pem).public_key()
+        async with self._changing:
+            known = self._members.get((role, name)) or Member(role, name, invited_by="the scheduler")
+            await self._put(self._with_key(known, key))
+        return identity
+
+    async def issue(self, csr_pem: bytes, role: Role, name: str, by: str) -> bytes:
+        """A certificate for whom an admin vouches; an earlier one of that name is good no more.
+
+        A stage server asks by itself with the profile of the local admin, so this takes nobody in again: Revoked.
+        """
+        key = keys.requested_key(csr_pem)
+        async with self._changing:
+            known = self._members.get((role, name))
+            if known is not None and known.is_revoked:
+                raise Revoked(
+                    f"{role} {name} was revoked: {known.reason or 'no reason given'}",
+                    hint=f"to take it in again, join with a new token: swarm token create --role {role} --name {name}",
+                )
+            return await self._certify(key, Member(role, check_name(name), invited_by=by))
+
+    async def renew(self, caller: Caller, csr_pem: bytes) -> bytes:
+        """A certificate for the caller's name and a new key; the present one stays good until it ends."""
+        key = keys.requested_key(csr_pem)
+        async with self._changing:
+            self._check_known(caller)  # again: an admin may have changed it meanwhile
+            known = self._members[caller.principal.role, caller.principal.name]
+            return await self._certify(key, known)
+
+    async def join(self, id: str, secret: str, name: str, csr_pem: bytes) -> bytes:
+        """A certificate for whoever holds a token; BadToken for anybody else.
+
+        The same key may ask again while the token lives, as its answer may have been lost.
+        """
+        key = keys.requested_key(csr_pem)
+        fingerprint = keys.fingerprint(key).hex()
+        async with self._changing:
+            token = self._tokens.get(id)
+            is_right = hmac.compare_digest(secret_hash(secret), token.secret_hash if token else "0" * 64)
+            if token is None or not is_right or self._wall_s() >= token.expires_unix_s:
+                raise _bad_token()
+            name = check_name(name or (token.names if "*" not in token.names else ""))
+            joined: dict[str, str] = json.loads(token.joined_json)
+            known = self._members.get((token.role, name))
+            # Not in the book: the database failed after the use was spent. Another key there: the name was given anew.
+            is_repeated = joined.get(name) == fingerprint and (
+                known is None or known.keys.get(fingerprint, 0.0) > self._wall_s()
+            )
+            if not is_repeated:
+                if token.uses_left < 1:
+                    raise _bad_token()
+                if not fnmatch.fnmatchcase(name, token.names):
+                    raise BadToken(f'this token is for names like "{token.names}", not for "{name}"')
+                self._check_free(token, name)
+                joined[name] = fingerprint
+                # The use is spent before the certificate exists: if the database fails now, ask again.
+                await self._put_token(
+                    replace(token, uses_left=token.uses_left - 1, joined_json=json.dumps(joined)), token
+                )
+            elif known is not None and known.is_revoked:
+                raise Revoked(f"{token.role} {name} was revoked", hint="ask an admin")
+            joins = Member(token.role, name, invited_by=token.created_by)
+            return await self._certify(key, known if is_repeated and known is not None else joins)
+
+    def _check_free(self, token: Token, name: str) -> None:
+        """BadToken if somebody else holds the name; a name that was revoked is free for tokens made since."""
+        known = self._members.get((token.role, name))
+        if known is None or (not known.is_revoked and known.ends_unix_s <= self._wall_s()):
+            return
+        if known.is_revoked and token.created_unix_s > known.revoked_unix_s:
+            return
+        raise BadToken(
+            f"{token.role} {name} was revoked" if known.is_revoked else f"there is a {token.role} {name} already",
+            hint="choose another name, or have an admin revoke it first and make a new token",
+        )
+
+    async def _certify(self, key: keys.PublicKey, member: Member) -> bytes:
+        now_unix_s = self._wall_s()
+        principal = Principal(self.authority.cluster, member.role, member.name)
+        certificate = self.authority.certify(key, principal, now_unix_s, life_s=self.life_s)
+        await self._put(self._with_key(member, key))
+        return certificate
+
+    def _with_key(self, member: Member, key: keys.PublicKey) -> Member:
+        """The member with one more key, and without those whose certificates have ended."""
+        now_unix_s = self._wall_s()
+        good = {one: ends_unix_s for one, ends_unix_s in member.keys.items() if ends_unix_s > now_unix_s}
+        newest = sorted(good.items(), key=itemgetter(1))[-KEYS_MAX:]
+        return replace(member, keys=dict(newest) | {keys.fingerprint(key).hex(): now_unix_s + self.life_s})
+
+    # For admins --------------------------------------------------------------------------------------------------
+
+    async def create_token(
+        self, role: Role, ttl_s: float, uses: int, names: str, by: str, address: str
+    ) -> tuple[JoinLine, Token]:
+        """A line that lets `uses` join at `address`; its secret is kept nowhere."""
+        if role not in MEMBERS:
+            raise RoleForbids(f"nobody joins as {role}")
+        if len(names) > NAMES_CHARACTERS_MAX:
+            raise UsageError(f"a pattern of names has at most {NAMES_CHARACTERS_MAX} characters")
+        if not 0.0 < ttl_s <= TOKEN_TTL_S_MAX or not 1 <= uses <= TOKEN_USES_MAX:
+            raise UsageError(f"a token lives at most 30 days and lets at most {TOKEN_USES_MAX} join")
+        now_unix_s = self._wall_s()
+        async with self._changing:
+            ended = [token.id for token in self._tokens.values() if token.expires_unix_s <= now_unix_s]
+            await self._delete_tokens(ended)
+            if len(self._tokens) >= TOKENS_MAX:
+                raise Refused(f"{TOKENS_MAX} tokens wait to be used", hint="revoke some: swarm token ls")
+            line = new_line(address, self.authority.pin)
+            token = Token(
+                line.id, secret_hash(line.secret), role, names or "*", uses, now_unix_s + ttl_s, by, now_unix_s
+            )
+            await self._put_token(token, None)
+        return line, token
+
+    def tokens(self) -> list[Token]:
+        """Those that still let somebody join, the newest first."""
+        live = [one for one in self._tokens.values() if one.uses_left and one.expires_unix_s > self._wall_s()]
+        return sorted(live, key=lambda token: -token.created_unix_s)
+
+    async def revoke_token(self, id: str) -> Token:
+        async with self._changing:
+            if (token := self._tokens.get(id)) is None:
+                raise NotFound(f'there is no token "{id[:20]}"', hint="list them with: swarm token ls")
+            await self._delete_tokens([id])
+        return token
+
+    def members(self) -> list[Member]:
+        return sorted(self._members.values(), key=lambda member: (member.role, member.name))
+
+    async def revoke(self, name: str, reason: str) -> Member:
+        """Take a member out: NAME, or ROLE/NAME where several roles know the name. It counts from the next call on."""
+        role, _, plain = name.rpartition("/")
+        found = [one for one in self._members.values() if one.name == plain and role in ("", one.role)]
+        if len(found) != 1:
+            several = ", ".join(f"{one.role}/{one.name}" for one in found)
+            raise NotFound(
+                f'there is no member "{name[:80]}"' if not found else f'"{name}" is the name of several: {several}',
+                hint="list them with: swarm identity ls",
+            )
+        revoked = replace(found[0], revoked_unix_s=self._wall_s(), reason=reason[:REASON_CHARACTERS_MAX])
+        self._members[revoked.role, revoked.name] = revoked  # at once, even if the database is away
+        self.on_revoked(revoked)
+        async with self._changing:
+            await self._put(revoked)
+            by = str(Principal(self.authority.cluster, revoked.role, revoked.name))
+            await self._delete_tokens([token.id for token in self._tokens.values() if token.created_by == by])
+        return revoked
+
+    # Rows --------------------------------------------------------------------------------------------------------
+
+    async def _put(self, member: Member) -> None:
+        """Write a member down, then know him."""
+        key = (member.role, member.name)
+        before = self._members.get(key)
+        if key not in self._members and len(self._members) >= MEMBERS_MAX:
+            raise Refused(f"{MEMBERS_MAX} members are in the book already")
+        table = _MEMBERS.c
+
+        def write(connection: sa.Connection) -> None:
+            row = sa.and_(table.role == member.role.value, table.name == member.name)
+            connection.execute(sa.delete(_MEMBERS).where(row))
+            values = asdict(member) | {"role": member.role.value, "keys_json": json.dumps(member.keys)}
+            del values["keys"]
+            connection.execute(sa.insert(_MEMBERS).values(values))
+
+        await self._database.write(write)
+        if self._members.get(key) is before:  # else he was revoked meanwhile
+            self._members[key] = member
+
+    async def _put_token(self, token: Token, before: Token | None) -> None:
+        def write(connection: sa.Connection) -> None:
+            if before is not None:
+                connection.execute(sa.delete(_TOKENS).where(_TOKENS.c.id == token.id))
+            connection.execute(sa.insert(_TOKENS).values(asdict(token) | {"role": token.role.value}))
+
+        await self._database.write(write)
+        self._tokens[token.id] = token
+
+    async def _delete_tokens(self, ids: list[str]) -> None:
+        if ids:
+            await self._database.write(
+                lambda connection: connection.execute(sa.delete(_TOKENS).where(_TOKENS.c.id.in_(ids)))
+            )
+        for one in ids:
+            del self._tokens[one]
+
+
+def _bad_token() -> BadToken:
+    return BadToken(
+        "the token is unknown, used or expired", hint="ask an admin for a new one: swarm token create --role ROLE"
+    )

@@ -1,0 +1,157 @@
+"""How a stage server comes by its certificate, and keeps it young.
+
+--join LINE       a token that an admin gave out         kept in DATA/pki: afterwards no flag is needed
+this machine      the local admin of a scheduler here    his profile vouches, and nobody types anything
+DATA/pki          what was got before                    renewed while the process lives
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from swarm.errors import InvalidConfig, NotAdmitted, Revoked, SchedulerUnreachable, SwarmError
+from swarm.pki.files import read_private, write_private
+from swarm.pki.identity import Application, Identity, Wallet
+from swarm.pki.joining import join
+from swarm.pki.names import Role
+from swarm.pki.profiles import find_profile
+from swarm.pki.tokens import JoinLine
+from swarm.process.logs import Logger
+from swarm.rpc.members import renewed, vouched
+from swarm.types import PeerId
+
+LOOK_S = 30.0  # how often the certificate's age is looked at
+LOOK_S_MIN = 1.0
+CALL_S_MAX = 10.0
+POLL_S = 0.2
+PROFILE_LOOKS_MAX = 25  # a scheduler that starts on this machine listens before its profile is written
+
+
+class Enrolment:
+    """The identity of `peer`, in `folder` and in `wallet`."""
+
+    def __init__(
+        self, peer: PeerId, folder: Path, wallet: Wallet, log: Logger, wall_s: Callable[[], float] = time.time
+    ) -> None:
+        self._peer = peer
+        self._folder = folder
+        self._wallet = wallet
+        self._log = log
+        self._wall_s = wall_s
+        self._scheduler = ""
+        stored = Identity.load(folder)
+        if stored is not None and self._is_ours(stored):
+            wallet.identity = stored
+
+    @property
+    def scheduler(self) -> str:
+        """The address that came with the token; "" if none did."""
+        try:
+            return (self._folder / "scheduler").read_text().strip()
+        except OSError:
+            return ""
+
+    async def join(self, line: JoinLine) -> None:
+        """Join with a token, unless this was done before. BadToken, WrongSwarm, SchedulerUnreachable."""
+        held = self._wallet.identity
+        if held is not None and line.pin.startswith(held.cluster) and self._wall_s() < held.ends_unix_s:
+            return
+        # Kept until it has its certificate: a token takes the same key again if the answer was lost.
+        kept = self._folder / "joining.pem"
+        application = Application(self._peer, read_private(kept) if kept.exists() else b"")
+        write_private(kept, application.key_pem)
+        joined = await asyncio.to_thread(join, line, self._peer, application)
+        if not self._is_ours(joined.identity):
+            raise NotAdmitted(
+                f"the token is for {joined.identity.principal}, not for stage server {self._peer}",
+                hint="it needs: swarm token create --role stage-server",
+            )
+        self._keep(joined.identity)
+        write_private(self._folder / "scheduler", joined.scheduler.encode())
+        kept.unlink()
+        self._log.info("joined", peer=self._peer, scheduler=joined.scheduler, cluster=joined.identity.cluster)
+
+    async def admit(self, scheduler: str) -> None:
+        """Have a certificate that the scheduler at this address will take.
+
+        NotAdmitted if nobody vouches for this process, SchedulerUnreachable if the scheduler does not answer.
+        """
+        self._scheduler = scheduler
+        held, admin = self._wallet.identity, find_profile(scheduler)
+        if held is not None and self._wall_s() >= held.ends_unix_s:
+            held = None
+        if held is not None and (not self._may_vouch(admin) or admin is None or admin.cluster == held.cluster):
+            return
+        if admin is None:
+            admin = await self._profile_that_comes(scheduler)
+        if admin is None or not self._may_vouch(admin):
+            if self._wallet.identity is not None:
+                self._wallet.identity.check(self._wall_s())
+            raise NotAdmitted(
+                f"no certificate for the scheduler at {scheduler}",
+                hint="join first: swarm stage-server --join LINE; an admin prints LINE with: "
+                "swarm token create --role stage-server",
+            )
+        try:
+            identity = await asyncio.to_thread(vouched, scheduler, admin, Role.STAGE_SERVER, self._peer, CALL_S_MAX)
+        except SchedulerUnreachable:
+            if held is None:
+                raise
+            return  # the profile is of another swarm that was at this address, or nobody answers at all
+        self._keep(identity)
+        self._log.info("the local admin vouched", peer=self._peer, scheduler=scheduler, cluster=identity.cluster)
+
+    def _may_vouch(self, profile: Identity | None) -> bool:
+        return profile is not None and profile.principal.role is Role.ADMIN and self._wall_s() < profile.ends_unix_s
+
+    async def renew(self, renewed_now: Callable[[], None] = lambda: None) -> None:
+        """Renew the certificate in time, for ever, and say so each time. Revoked ends the process."""
+        while True:
+            held = self._wallet.identity
+            due_s = 0.0 if held is None else held.renews_unix_s - self._wall_s()
+            await asyncio.sleep(min(LOOK_S, max(LOOK_S_MIN, due_s)))
+            held = self._wallet.identity
+            if held is None or not self._wallet.is_due or not self._scheduler:
+                continue
+            try:
+                if self._wall_s() >= held.ends_unix_s:  # too late, unless the local admin vouches once more
+                    await self.admit(self._scheduler)
+                else:
+                    self._keep(await asyncio.to_thread(renewed, self._scheduler, held, CALL_S_MAX))
+                    self._log.info("certificate renewed", peer=self._peer)
+                renewed_now()
+            except Revoked:
+                raise
+            except SwarmError as error:
+                self._log.warning("certificate not renewed yet", reason=error.message)
+
+    async def _profile_that_comes(self, scheduler: str) -> Identity | None:
+        """The profile of a scheduler that is just starting here; SchedulerUnreachable if nobody listens."""
+        host, _, port = scheduler.rpartition(":")
+        try:
+            async with asyncio.timeout(CALL_S_MAX):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+        except (OSError, TimeoutError) as error:
+            raise SchedulerUnreachable(f"no scheduler answers at {scheduler}: {error or 'no answer in time'}") from None
+        for _ in range(PROFILE_LOOKS_MAX):
+            if (found := find_profile(scheduler)) is not None:
+                return found
+            await asyncio.sleep(POLL_S)
+        return None
+
+    def _keep(self, identity: Identity) -> None:
+        identity.save(self._folder)
+        self._wallet.identity = identity
+
+    def _is_ours(self, identity: Identity) -> bool:
+        principal = identity.principal
+        if principal.role is Role.STAGE_SERVER and principal.name != self._peer:
+            raise InvalidConfig(
+                f"the certificate in {self._folder} is for {principal}, this stage server is {self._peer}",
+                hint="give each stage server its own --data-dir",
+            )
+        return principal.role is Role.STAGE_SERVER

@@ -1,0 +1,128 @@
+"""The certificate authority of a swarm. The scheduler makes it at its first start and keeps its key.
+
+Certificates of members last a day and are renewed while their holders live, so a stolen one is soon worthless and no
+list of revoked ones has to travel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from swarm.errors import InvalidConfig
+from swarm.pki import keys
+from swarm.pki.files import read_private, write_private
+from swarm.pki.names import CLUSTER_CHARACTERS, Principal, any_of
+
+LIFE_S = 24 * 3600.0
+CLOCK_SLACK_S = 3600.0  # clocks of members may be behind by this much
+_AUTHORITY_LIFE = timedelta(days=3653)
+PIN_CHARACTERS = 26  # 130 bits
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Signs certificates; `cluster` is the swarm's name, made of the authority's key."""
+
+    key: keys.Key
+    certificate: x509.Certificate
+
+    @classmethod
+    def new(cls, now_unix_s: float) -> Authority:
+        key = keys.new_key()
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"swarm {_pin(key.public_key())[:8]}")])
+        now = datetime.fromtimestamp(now_unix_s, UTC)
+        builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now - timedelta(seconds=CLOCK_SLACK_S)).not_valid_after(
+            now + _AUTHORITY_LIFE
+        )
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        return cls(key, builder.sign(key, hashes.SHA256()))
+
+    @classmethod
+    def open(cls, folder: Path, now_unix_s: float) -> Authority:
+        """The authority that is kept in the folder, or a new one; InvalidConfig if its files cannot be used."""
+        key_file, certificate_file = folder / "ca.key", folder / "ca.crt"
+        if not key_file.exists():
+            if certificate_file.exists():
+                raise InvalidConfig(
+                    f"{key_file} is missing, which signs for the swarm of {certificate_file}",
+                    hint="put it back; or delete both, and all members join anew",
+                )
+            made = cls.new(now_unix_s)
+            # The certificate last: its being there says that the key is whole.
+            write_private(key_file, keys.key_pem(made.key))
+            write_private(certificate_file, made.pem)
+            return made
+        key = keys.read_key(read_private(key_file))
+        if not certificate_file.exists():  # the first start ended between the two
+            key_file.unlink()
+            return cls.open(folder, now_unix_s)
+        certificate = keys.read_certificate(certificate_file.read_bytes())
+        if keys.fingerprint(keys.public_key(certificate)) != keys.fingerprint(key.public_key()):
+            raise InvalidConfig(f"{certificate_file} is not the certificate of {key_file}", hint="put both back")
+        return cls(key, certificate)
+
+    @property
+    def pem(self) -> bytes:
+        return keys.certificate_pem(self.certificate)
+
+    @cached_property
+    def pin(self) -> str:
+        """What a join token names this authority by."""
+        return _pin(self.key.public_key())
+
+    @property
+    def cluster(self) -> str:
+        return self.pin[:CLUSTER_CHARACTERS]
+
+    def certify(self, key: keys.PublicKey, principal: Principal, now_unix_s: float, *, life_s: float = LIFE_S) -> bytes:
+        """A certificate (PEM) that says who holds the key."""
+        now = datetime.fromtimestamp(now_unix_s, UTC)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, principal.name)])
+        hosts = (principal.dns, any_of(principal.cluster, principal.role))
+        names = [x509.UniformResourceIdentifier(principal.uri), *map(x509.DNSName, hosts)]
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self.certificate.subject)
+        builder = builder.public_key(key).serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now - timedelta(seconds=CLOCK_SLACK_S))
+        builder = builder.not_valid_after(now + timedelta(seconds=life_s))
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+        both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        builder = builder.add_extension(both, critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = builder.add_extension(issuer, critical=False)
+        return keys.certificate_pem(builder.sign(self.key, hashes.SHA256()))
+
+
+def pin_of(pem: bytes) -> str:
+    """The pin of a CA's certificate; InvalidConfig if this is none."""
+    return _pin(keys.public_key(keys.read_certificate(pem)))
+
+
+def _pin(key: keys.PublicKey) -> str:
+    return keys.base32(keys.fingerprint(key))[:PIN_CHARACTERS]
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,120 @@
+"""What a process proves itself with: its key, its certificate, and the authority that it trusts.
+
+    FOLDER/key.pem   FOLDER/cert.pem   FOLDER/ca.pem      written in this order, so a certificate never lacks its key
+
+An `Identity` is immutable. Whoever renews it makes another one; `Wallet` is where a process keeps the present one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cryptography import x509
+
+from swarm.errors import CertificateEnded, InvalidConfig, NotAdmitted
+from swarm.pki import keys
+from swarm.pki.authority import CLOCK_SLACK_S, LIFE_S, Authority, pin_of
+from swarm.pki.files import read_private, write_private
+from swarm.pki.names import CLUSTER_CHARACTERS, Principal, principal_of
+
+RENEW_AT = 2 / 3  # of a certificate's life
+
+
+@dataclass(frozen=True)
+class Identity:
+    """All three as PEM."""
+
+    key_pem: bytes
+    certificate_pem: bytes
+    ca_pem: bytes
+
+    @cached_property
+    def principal(self) -> Principal:
+        return principal_of(keys.uris(self._certificate))
+
+    @cached_property
+    def cluster(self) -> str:
+        return pin_of(self.ca_pem)[:CLUSTER_CHARACTERS]
+
+    @cached_property
+    def ends_unix_s(self) -> float:
+        return keys.ends_unix_s(self._certificate)
+
+    @cached_property
+    def renews_unix_s(self) -> float:
+        """From when on a newer certificate should be asked for."""
+        begins_s = keys.begins(self._certificate).timestamp() + CLOCK_SLACK_S  # when it was made
+        return begins_s + RENEW_AT * (self.ends_unix_s - begins_s)
+
+    @cached_property
+    def _certificate(self) -> x509.Certificate:
+        return keys.read_certificate(self.certificate_pem)
+
+    def check(self, now_unix_s: float) -> Identity:
+        """This identity, if its certificate is still good; CertificateEnded otherwise."""
+        if now_unix_s >= self.ends_unix_s:
+            days = (now_unix_s - self.ends_unix_s) / 86400.0
+            raise CertificateEnded(
+                f"the certificate of {self.principal} ended {days:.1f} days ago",
+                hint=f"ask for a new token: swarm token create --role {self.principal.role}; then join again",
+            )
+        return self
+
+    def save(self, folder: Path) -> None:
+        write_private(folder / "key.pem", self.key_pem)
+        write_private(folder / "cert.pem", self.certificate_pem)
+        write_private(folder / "ca.pem", self.ca_pem)
+
+    @classmethod
+    def load(cls, folder: Path) -> Identity | None:
+        """What `save` wrote; None if there is nothing, or a start of it only. InvalidConfig if it cannot be used."""
+        if not (folder / "ca.pem").exists() or not (folder / "key.pem").exists():
+            return None
+        found = cls(*(read_private(folder / name) for name in ("key.pem", "cert.pem", "ca.pem")))
+        try:
+            own = keys.fingerprint(keys.public_key(found._certificate))
+            if own != keys.fingerprint(keys.read_key(found.key_pem).public_key()):
+                return None  # ended between the two files: the key is newer, and no certificate names it
+            found.principal  # noqa: B018  # raises
+        except (InvalidConfig, NotAdmitted) as error:
+            raise InvalidConfig(
+                f"the identity in {folder} cannot be used: {error}", hint="delete that folder and join again"
+            ) from error
+        return found
+
+
+class Application:
+    """A key for which no certificate exists yet."""
+
+    def __init__(self, name: str, key_pem: bytes = b"") -> None:
+        """With a new key, unless there is one that was kept."""
+        self._key = keys.read_key(key_pem) if key_pem else keys.new_key()
+        self.key_pem = keys.key_pem(self._key)
+        self.request_pem = keys.request_pem(self._key, name)
+
+    def granted(self, certificate_pem: bytes, ca_pem: bytes) -> Identity:
+        return Identity(self.key_pem, certificate_pem, ca_pem)
+
+
+def issue(authority: Authority, principal: Principal, now_unix_s: float, *, life_s: float = LIFE_S) -> Identity:
+    """An identity made where the authority is: key and certificate at once."""
+    key = keys.new_key()
+    certificate = authority.certify(key.public_key(), principal, now_unix_s, life_s=life_s)
+    return Identity(keys.key_pem(key), certificate, authority.pem)
+
+
+class Wallet:
+    """The present identity of a process; None: it speaks plaintext."""
+
+    def __init__(self, identity: Identity | None = None, wall_s: Callable[[], float] = time.time) -> None:
+        self.identity = identity
+        self._wall_s = wall_s
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the certificate should be renewed."""
+        return self.identity is not None and self._wall_s() >= self.identity.renews_unix_s

@@ -1,0 +1,122 @@
+"""Joining a swarm with a line that one of its admins gave out.
+
+    GET  /v1/ca      over TLS that proves nothing yet  -> the authority; its key must be the one that the line names
+    POST /v1/join    over TLS that the authority vouches for: the secret, a request -> certificate, where to go
+
+The first answer is compared with the line's pin, so whoever stands in between learns no secret.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from dataclasses import dataclass
+from typing import Any
+
+from swarm.errors import ERROR_BY_CODE, NotAdmitted, SchedulerUnreachable, SwarmError, WrongSwarm
+from swarm.pki import keys
+from swarm.pki.authority import pin_of
+from swarm.pki.identity import Application, Identity
+from swarm.pki.names import CLUSTER_CHARACTERS, Role, scheduler_of
+from swarm.pki.tokens import JoinLine
+
+CA_PATH, JOIN_PATH = "/v1/ca", "/v1/join"
+ANSWER_BYTES_MAX = 64 << 10
+CALL_S_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    identity: Identity
+    scheduler: str  # HOST:PORT
+
+
+def join(line: JoinLine, name: str, application: Application) -> Joined:
+    """Become a member; blocking. `name` may be empty where the token says who joins.
+
+    The same application may be handed in again if the answer was lost. Raises SchedulerUnreachable, WrongSwarm, or
+    what the scheduler raised (BadToken, Refused).
+    """
+    unproved = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    unproved.check_hostname = False
+    unproved.verify_mode = ssl.CERT_NONE
+    told = _text(_call(line.address, unproved, "GET", CA_PATH), "ca").encode(errors="replace")
+    try:
+        # Only the certificate whose key is compared: TLS would trust all that came with it.
+        ca_pem = keys.certificate_pem(keys.read_certificate(told))
+        pin = pin_of(ca_pem)
+    except SwarmError:
+        ca_pem, pin = b"", "nobody"
+    if pin != line.pin:
+        raise WrongSwarm(
+            f"{line.address} is not the swarm of the token: its authority is {pin[:8]}…, the token wants "
+            f"{line.pin[:8]}…",
+            hint="the address is wrong, or somebody stands in between; the secret was not sent",
+        )
+    proved = ssl.create_default_context(cadata=ca_pem.decode())
+    asked = {"id": line.id, "secret": line.secret, "name": name, "csr": application.request_pem.decode()}
+    server = scheduler_of(line.pin[:CLUSTER_CHARACTERS]).dns
+    answer = _call(line.address, proved, "POST", JOIN_PATH, asked, server)
+    identity = application.granted(_text(answer, "certificate").encode(), ca_pem)
+    if identity.principal.role is Role.SCHEDULER:
+        raise NotAdmitted(f"{line.address} answered with a certificate that is not for a member")
+    return Joined(identity, _text(answer, "scheduler"))
+
+
+class _Connection(http.client.HTTPSConnection):
+    """HTTPS to an address whose certificate must bear a name that is not the address."""
+
+    def __init__(self, address: str, context: ssl.SSLContext, server_name: str) -> None:
+        host, _, port = address.rpartition(":")
+        super().__init__(host.strip("[]"), int(port), timeout=CALL_S_MAX, context=context)
+        self._tls, self._server_name = context, server_name
+
+    def connect(self) -> None:
+        http.client.HTTPConnection.connect(self)
+        self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._server_name or None)
+
+
+def _call(
+    address: str,
+    context: ssl.SSLContext,
+    method: str,
+    path: str,
+    body: dict[str, str] | None = None,
+    server_name: str = "",
+) -> dict[str, Any]:
+    connection = _Connection(address, context, server_name)
+    try:
+        payload = None if body is None else json.dumps(body)
+        connection.request(method, path, payload, {"Content-Type": "application/json"} if body else {})
+        with connection.getresponse() as reply:
+            content = reply.read(ANSWER_BYTES_MAX + 1)
+    except ssl.SSLCertVerificationError as error:
+        raise WrongSwarm(
+            f"{address} could not prove that it is the swarm of the token: {error.verify_message}",
+            hint="the address is wrong, somebody stands in between, or clocks differ; the secret was not sent",
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise SchedulerUnreachable(
+            f"nobody takes joins at {address}: {error or type(error).__name__}",
+            hint="check that the scheduler runs, and that this machine reaches its --join-listen address",
+        ) from error
+    finally:
+        connection.close()
+    try:
+        answer = json.loads(content) if len(content) <= ANSWER_BYTES_MAX else None
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise SchedulerUnreachable(f"what answers at {address} takes no joins", hint="is it the --join-listen address?")
+    if reply.status != http.HTTPStatus.OK:
+        kind = ERROR_BY_CODE.get(str(answer.get("code")), NotAdmitted)
+        raise kind(str(answer.get("message", reply.reason))[:1000], hint=str(answer.get("hint", ""))[:1000])
+    return answer
+
+
+def _text(answer: dict[str, Any], key: str) -> str:
+    value = answer.get(key)
+    if not isinstance(value, str):
+        raise SchedulerUnreachable(f"the answer to the join lacks {key}", hint="both sides need the same version")
+    return value

@@ -1,0 +1,113 @@
+"""Who calls, and whether he may: asked before a call reaches its service.
+
+TLS has proved by then that the caller holds the key of a certificate that our authority signed. What is left is the
+name in it, and what a holder of that name may do.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from swarm.errors import InvalidConfig, NotAdmitted, SwarmError
+from swarm.pki import keys
+from swarm.pki.names import Principal, principal_of
+from swarm.rpc.channel import abort
+
+_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call, and with which key."""
+
+    principal: Principal
+    fingerprint: str  # sha256 of the public key, hex
+
+
+May: TypeAlias = Callable[[Caller, str], None]
+"""Raise NotAdmitted, or a kind of it, unless the caller may call the method ("/package.Service/Method")."""
+
+# Whose call is being answered; None: over plaintext, from anybody.
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Lets through the calls that `may` allows. `refused` hears of the others: method, who, why."""
+
+    def __init__(self, may: May, refused: Callable[[str, str, SwarmError], None] = lambda *_: None) -> None:
+        self._may = may
+        self._refused = refused
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        return handler if handler is None else self._guarded(handler, handler_call_details.method)
+
+    def _guarded(self, handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
+        """The same handler behind the check; which of four it has depends on what streams."""
+        name = f"{_kind(handler.request_streaming)}_{_kind(handler.response_streaming)}"
+        behaviour = getattr(handler, name)
+
+        async def answer(request: Any, context: _Context) -> Any:
+            await self._check(context, method)
+            return await behaviour(request, context)
+
+        async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
+            await self._check(context, method)
+            async with aclosing(behaviour(request, context)) as replies:
+                async for reply in replies:
+                    yield reply
+
+        make = getattr(grpc, f"{name}_rpc_method_handler")
+        guarded: grpc.RpcMethodHandler[Any, Any] = make(
+            stream if inspect.isasyncgenfunction(behaviour) else answer,
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
+        return guarded
+
+    async def _check(self, context: _Context, method: str) -> None:
+        who = "nobody"
+        try:
+            caller = caller_of(context)
+            who = caller.principal.uri
+            self._may(caller, method)
+        except SwarmError as error:
+            self._refused(method, who, error)
+            await abort(context, error)
+        CALLER.set(caller)
+
+
+def caller_of(context: _Context) -> Caller:
+    """Who proved himself on this connection; NotAdmitted if nobody did."""
+    proved = context.auth_context()
+    pem = next(iter(proved.get("x509_pem_cert", ())), b"")
+    if not pem:
+        raise NotAdmitted("this call came without a certificate", hint="join first: swarm login --join LINE")
+    return _caller(bytes(pem))
+
+
+@lru_cache(maxsize=4096)
+def _caller(pem: bytes) -> Caller:
+    try:
+        certificate = keys.read_certificate(pem)
+        fingerprint = keys.fingerprint(keys.public_key(certificate)).hex()
+    except InvalidConfig as error:
+        raise NotAdmitted(error.message) from error
+    return Caller(principal_of(keys.uris(certificate)), fingerprint)
+
+
+def _kind(is_streaming: bool) -> str:
+    return "stream" if is_streaming else "unary"

@@ -1,0 +1,293 @@
+"""Who may come in, against real processes: nobody without a certificate, and members as far as their role goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from client.cli import run
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.errors import Refused
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.messages import PROTOCOL_VERSION, Event, Hello
+from swarm.pki.authority import Authority
+from swarm.pki.identity import Identity, issue
+from swarm.pki.names import Principal, Role, scheduler_of
+from swarm.pki.profiles import ENVIRONMENT, profile_folder
+from swarm.reference.trainer import train_local
+from swarm.rpc.channel import connect_sync
+from swarm.rpc.session import GrpcSchedulerLink
+from swarm.types import PeerId
+from swarm.wire import jobs_pb2 as pb
+from swarm.wire import jobs_pb2_grpc
+from tests.support.processes import Cluster, Process
+from tests.support.simulated import Tokens, small_spec, write_text
+
+pytestmark = pytest.mark.timeout(180)
+
+Swarm = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("guarded")) as made:
+        made.add_servers(1)
+        yield made
+
+
+@pytest.fixture
+def swarm(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> Swarm:
+    """Run a command as somebody (a folder of profiles; the local admin by default): exit code, data or error."""
+
+    def call(*words: str, profiles: Path | None = None) -> tuple[int, Any]:
+        capfd.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            if profiles is not None:
+                patch.setenv(ENVIRONMENT, str(profiles))
+            code = run([*words, "--scheduler", cluster.address, "-o", "json", "-q"])
+        out, _ = capfd.readouterr()
+        told = json.loads(out) if out else {}
+        return code, told.get("data", told.get("error"))
+
+    return call
+
+
+def version_as(cluster: Cluster, identity: Identity | None, server_name: str = "") -> grpc.StatusCode:
+    """What a call of Jobs.Version comes to."""
+    with connect_sync(cluster.address, identity, server_name) as channel:
+        stub: Any = jobs_pb2_grpc.JobsStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            stub.Version(pb.VersionRequest(), timeout=10)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+def test_nobody_comes_in_without_a_certificate_of_this_swarm(cluster: Cluster) -> None:
+    admin = Identity.load(profile_folder(cluster.address))
+    assert admin is not None
+    name = scheduler_of(admin.cluster).dns
+    other = Authority.new(time.time())
+    # The stranger trusts our authority; ours must not trust his.
+    stranger = issue(other, Principal(other.cluster, Role.ADMIN, "mallory"), time.time())
+    stranger = Identity(stranger.key_pem, stranger.certificate_pem, admin.ca_pem)
+    assert version_as(cluster, admin, name) is grpc.StatusCode.OK
+    assert version_as(cluster, None) is grpc.StatusCode.UNAVAILABLE
+    assert version_as(cluster, stranger, name) is grpc.StatusCode.UNAVAILABLE
+    assert version_as(cluster, admin, "mallory.scheduler.swarm") is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_person_joins_with_a_token_and_may_do_what_the_role_says(
+    cluster: Cluster, swarm: Swarm, tmp_path: Path
+) -> None:
+    code, made = swarm("token", "create", "--role", "viewer")
+    assert code == 0
+    line = made["line"]
+    assert swarm("login", "--join", line, "--name", "vera", profiles=tmp_path)[0] == 0
+    key = next(tmp_path.glob("*/key.pem"))
+    assert (stat.S_IMODE(key.stat().st_mode), stat.S_IMODE(key.parent.stat().st_mode)) == (0o600, 0o700)
+
+    assert swarm("peers", profiles=tmp_path)[0] == 0
+    for forbidden in (
+        ("peers", "drain", "x", "-y"),
+        ("token", "create", "--role", "admin"),
+        ("identity", "revoke", "x"),
+    ):
+        code, error = swarm(*forbidden, profiles=tmp_path)
+        assert (code, error["code"]) == (5, "E0503"), error
+        assert "your role viewer does not allow" in error["message"]
+
+    code, error = swarm("login", "--join", line, "--name", "eve", profiles=tmp_path / "eve")
+    assert (code, error["code"]) == (5, "E0501"), "a token is for one"
+    assert swarm("login", "--join", line[:-1], profiles=tmp_path / "eve")[0] == 2
+    code, error = swarm("ls", profiles=tmp_path / "eve")
+    assert (code, error["code"]) == (5, "E0500")
+    assert "swarm login --join" in error["hint"]
+
+    assert swarm("identity", "revoke", "vera", "--reason", "she left")[0] == 0
+    code, error = swarm("ls", profiles=tmp_path)
+    assert (code, error["code"]) == (5, "E0504")
+    assert "she left" in error["message"]
+
+
+def test_a_token_is_revoked_and_one_that_is_too_old_is_none(cluster: Cluster, swarm: Swarm, tmp_path: Path) -> None:
+    made = swarm("token", "create", "--role", "submitter", "--uses", "5", "--name", "ci-*")[1]
+    assert [one["id"] for one in swarm("token", "ls")[1]] == [made["id"]]
+    code, error = swarm("login", "--join", made["line"], "--name", "laptop", profiles=tmp_path)
+    assert (code, error["code"]) == (5, "E0501")
+    assert 'for names like "ci-*"' in error["message"]
+    assert swarm("login", "--join", made["line"], "--name", "ci-1", profiles=tmp_path)[0] == 0
+    assert swarm("token", "revoke", made["id"])[0] == 0
+    assert swarm("token", "ls")[1] == []
+    assert swarm("login", "--join", made["line"], "--name", "ci-2", profiles=tmp_path)[0] == 5
+    assert swarm("token", "create", "--role", "scheduler")[0] == 2
+    assert swarm("token", "create", "--role", "viewer", "--ttl", "400d")[0] == 2
+
+
+def test_a_stage_server_joins_once_with_a_token_and_comes_back_without(
+    cluster: Cluster, swarm: Swarm, tmp_path: Path
+) -> None:
+    line = swarm("token", "create", "--role", "stage-server")[1]["line"]
+    flags = ("--http-port", "none", "--threads", "1", "--data-dir", str(tmp_path / "server"), "--drain-timeout", "0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENVIRONMENT, str(tmp_path / "nobody"))  # another machine: no profile vouches
+        for way in (("--join", line), ("--join", line), ()):
+            process = Process.start(tmp_path / "server.log", "stage_server", *way, *flags)
+            peer = process.wait_ready()["peer"]
+            until(lambda peer=peer: is_idle(cluster, peer))  # type: ignore[misc]
+            process.kill()
+            process.stop()
+
+        process = Process.start(tmp_path / "server.log", "stage_server", *flags)
+        process.wait_ready()
+        until(lambda: is_idle(cluster, peer))
+    started_s = time.monotonic()
+    assert swarm("identity", "revoke", peer, "--reason", "stolen")[0] == 0
+    assert process.child.wait(timeout=20) == 5
+    assert time.monotonic() - started_s < 5.0
+    assert "E0504" in process.log.read_text()
+    process.stop()
+    assert [one.reason for one in cluster.peers() if one.id == peer] == ["it was revoked: stolen"]
+
+
+def is_idle(cluster: Cluster, peer: str) -> bool:
+    return any(known.id == peer and known.state == "idle" for known in cluster.peers())
+
+
+def is_refused(cluster: Cluster, text: str) -> bool:
+    try:
+        cluster.peers()
+    except grpc.RpcError as error:
+        return text in error.details()
+    return False
+
+
+def until(met: Callable[[], bool], within_s: float = 30.0) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not met():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_a_member_cannot_speak_in_the_name_of_another(cluster: Cluster, swarm: Swarm, tmp_path: Path) -> None:
+    """Hello(peer=VICTIM, incarnation=2^63-1) used to take the victim's place for ever."""
+    victim = next(peer for peer in cluster.servers)
+    line = swarm("token", "create", "--role", "stage-server")[1]["line"]
+    assert swarm("login", "--join", line, "--name", "mallory", profiles=tmp_path)[0] == 0
+    mallory = Identity.load(next(tmp_path.glob("*/key.pem")).parent)
+    assert mallory is not None
+
+    async def attach() -> None:
+        hello = Hello(PeerId(victim), time.time_ns(), PROTOCOL_VERSION, "x", "127.0.0.1:9", "", "cpu", 1, 1 << 30, -1)
+
+        async def events() -> AsyncIterator[Event]:
+            yield hello
+            await asyncio.sleep(60)
+
+        link = GrpcSchedulerLink(cluster.address, mallory)
+        try:
+            async for _ in link.attach(events()):
+                pytest.fail("the session began")
+        finally:
+            await link.close()
+
+    with pytest.raises(Refused, match=f"stage-server mallory called itself {victim}"):
+        asyncio.run(asyncio.wait_for(attach(), 20))
+    assert is_idle(cluster, victim)
+    code, error = swarm("ls", profiles=tmp_path)
+    assert (code, error["code"]) == (5, "E0503"), "a stage server reads no jobs"
+
+
+def test_no_key_and_no_secret_is_told_or_readable(cluster: Cluster, swarm: Swarm, tmp_path: Path) -> None:
+    made = swarm("token", "create", "--role", "viewer")[1]
+    assert swarm("login", "--join", made["line"], "--name", "curious", profiles=tmp_path)[0] == 0
+    assert swarm("token", "ls", profiles=tmp_path)[0] == 5
+    assert swarm("identity", "revoke", "curious")[0] == 0
+    secret = made["line"].rpartition("-")[2][:26]
+    data = cluster.folder / "scheduler"
+    for path in (
+        cluster.folder / "scheduler.log",
+        data / "audit.jsonl",
+        data / "scheduler.db",
+        data / "scheduler.db-wal",
+    ):
+        content = path.read_bytes() if path.exists() else b""
+        assert secret.encode() not in content, path
+        assert b"PRIVATE KEY" not in content, path
+    for path in [*data.rglob("*"), *profile_folder(cluster.address).rglob("*")]:
+        with contextlib.suppress(FileNotFoundError):  # SQLite's own come and go
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    told = [json.loads(line) for line in (data / "audit.jsonl").read_text().splitlines()]
+    assert {"CreateToken", "RevokeMember"} <= {one["action"] for one in told if one["result"] == "ok"}
+    assert any(one["result"].startswith("E0503") for one in told)
+
+
+def test_a_scheduler_with_insecure_says_so_and_is_found_only_by_those_who_ask_for_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Cluster(tmp_path, "--insecure") as cluster:
+        assert "whoever reaches this address owns the swarm" in (tmp_path / "scheduler.log").read_text()
+        assert run(["peers", "--scheduler", cluster.address]) == 5
+        assert "add --insecure" in capfd.readouterr().err
+        assert run(["peers", "--scheduler", cluster.address, "--insecure"]) == 0
+        assert not (tmp_path / "scheduler" / "pki").exists()
+
+
+def job_spec(folder: Path, steps: int) -> JobSpec:
+    changes = {"training__steps": steps, "pipeline__stages": 2, "limits__min_replicas": 1}
+    spec = small_spec(write_text(folder), **changes)
+    return resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+
+
+def test_certificates_change_and_a_peer_is_revoked_while_a_job_runs_to_the_weights_of_one_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Certificates of five seconds: each is renewed while the job runs."""
+    spec = job_spec(tmp_path, 80)
+    tokens = Tokens.make(tmp_path / "tokens", spec)
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    life = ("--certificate-life", f"{5 / 3600:.6f}")
+    with Cluster(tmp_path, "--grace", "1", *life) as cluster:
+        peers = cluster.add_servers(4)
+        job = cluster.submit(spec, tokens.manifest)
+        cluster.wait_for_step(job.id, 20)
+        assert run(["identity", "revoke", peers[0], "--scheduler", cluster.address]) == 0
+        assert cluster.servers[peers[0]].child.wait(timeout=20) == 5
+        until(lambda: is_refused(cluster, "is good no more"))  # the connection stays, its certificate has ended
+        cluster.redial()
+        view = cluster.wait(job.id)
+        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        assert view.weights_sha256 == expected.sha256
+        renewals = (tmp_path / "server-1.log").read_text().count("certificate renewed")
+        assert renewals >= 1, cluster.tails()
+
+
+def test_an_older_data_folder_gets_an_authority_and_its_job_goes_on(tmp_path: Path) -> None:
+    """Handing over from plaintext is one restart of each process."""
+    spec = job_spec(tmp_path, 40)
+    tokens = Tokens.make(tmp_path / "tokens", spec)
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    with Cluster(tmp_path, "--insecure", "--grace", "60") as cluster:
+        peers = cluster.add_servers(2)
+        job = cluster.submit(spec, tokens.manifest)
+        cluster.wait_for_step(job.id, 20)
+        cluster.scheduler_flags = ("--grace", "2")
+        cluster.restart_scheduler()
+        for number, peer in enumerate(peers):  # one after the other: they speak plaintext until they are restarted
+            cluster.servers[peer].stop()
+            cluster.servers[peer] = cluster.start_server(number)
+            cluster.servers[peer].wait_ready()
+        view = cluster.wait(job.id)
+        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        assert view.weights_sha256 == expected.sha256

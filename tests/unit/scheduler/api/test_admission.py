@@ -1,0 +1,159 @@
+"""Who comes in: what a first start makes, what a later one finds, and what is written down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from scheduler.api import admission as module
+from scheduler.api.admission import AUDITED
+from scheduler.api.join import JoinEndpoint
+from scheduler.brain.access import RULES
+from scheduler.storage.audit import verify
+from swarm.errors import InvalidConfig, Revoked, RoleForbids
+from swarm.pki.identity import Application, Identity, Wallet
+from swarm.pki.joining import join
+from swarm.pki.names import Role, scheduler_of
+from swarm.pki.profiles import profile_folder
+from swarm.process.logs import get_logger
+from swarm.rpc.channel import connect, new_server, translate
+from swarm.rpc.members import renewed, vouched
+from swarm.wire import members_pb2 as pb
+from swarm.wire import members_pb2_grpc
+from tests.support.members import SchedulerSide, scheduler_side
+
+
+@pytest.fixture(autouse=True)
+def _profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_PROFILES", str(tmp_path / "profiles"))
+
+
+async def error_of(side: SchedulerSide, who: Identity, method: str, request: Any) -> Exception:
+    async with connect(side.address, who, scheduler_of(who.cluster).dns) as channel:
+        stub: Any = members_pb2_grpc.MembersStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.RpcError) as caught:
+            await getattr(stub, method)(request)
+    return translate(caught.value, side.address)
+
+
+def audited(folder: Path) -> list[tuple[str, str, str]]:
+    assert list(verify(folder / "audit.jsonl")) == []
+    lines = map(json.loads, (folder / "audit.jsonl").read_text().splitlines())
+    return [(line["actor"].rpartition("/")[2], line["action"], line["result"]) for line in lines]
+
+
+async def test_a_first_start_makes_a_swarm_whose_admin_types_nothing(tmp_path: Path) -> None:
+    async with scheduler_side(tmp_path / "data") as side:
+        admin = side.admin
+        assert (admin.principal.role, admin.principal.name) == (Role.ADMIN, "local")
+        assert admin.cluster == admin.principal.cluster == side.members.authority.cluster
+        made = await asyncio.to_thread(vouched, side.address, admin, Role.VIEWER, "ann", 10.0)
+    folders = [tmp_path / "data" / "pki", profile_folder(side.address)]
+    files = [path for folder in folders for path in folder.iterdir()]
+    assert len(files) == 8
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+    async with scheduler_side(tmp_path / "data") as side:
+        assert side.members.authority.cluster == made.cluster
+        assert (await asyncio.to_thread(renewed, side.address, made, 10.0)).principal == made.principal
+        assert side.admin.key_pem != admin.key_pem
+        for one in (admin, side.admin):  # a command that was under way knows the key before
+            await asyncio.to_thread(vouched, side.address, one, Role.VIEWER, "bob", 10.0)
+        await side.members.revoke("admin/local", "stolen")
+        admin = side.admin
+    async with scheduler_side(tmp_path / "data") as side:  # a restart takes nobody in again
+        for one in (admin, side.admin):
+            assert isinstance(await error_of(side, one, "ListMembers", pb.ListMembersRequest()), Revoked)
+
+
+async def test_changes_and_refusals_are_written_down(tmp_path: Path) -> None:
+    async with scheduler_side(tmp_path / "data") as side:
+        ann = await asyncio.to_thread(vouched, side.address, side.admin, Role.VIEWER, "ann", 10.0)
+        await asyncio.to_thread(renewed, side.address, ann, 10.0)  # changes nothing for others
+        error = await error_of(side, ann, "RevokeMember", pb.RevokeMemberRequest(name="local"))
+        assert isinstance(error, RoleForbids)
+    assert audited(tmp_path / "data") == [
+        ("local", "Issue", "ok"),
+        ("ann", "RevokeMember", f"{RoleForbids.code} {error.message}"),
+    ]
+
+
+async def test_a_flood_of_refused_calls_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DENIALS_PER_S", 0.0)
+    monkeypatch.setattr(module, "DENIALS_AT_ONCE", 3)
+    async with scheduler_side(tmp_path / "data") as side:
+        ann = await asyncio.to_thread(vouched, side.address, side.admin, Role.VIEWER, "ann", 10.0)
+        for _ in range(5):
+            assert isinstance(await error_of(side, ann, "ListTokens", pb.ListTokensRequest()), RoleForbids)
+    assert [action for _, action, _ in audited(tmp_path / "data")] == ["Issue", *["ListTokens"] * 3]
+
+
+def test_what_is_written_down_are_calls_that_exist() -> None:
+    assert set(RULES) >= AUDITED
+    for_admins = {method for method, roles in RULES.items() if roles == {Role.ADMIN}}
+    assert {method.rpartition("/")[2] for method in for_admins - AUDITED} == {"ListTokens", "ListMembers"}
+
+
+async def test_joins_are_taken_where_the_scheduler_says(tmp_path: Path) -> None:
+    async with scheduler_side(tmp_path / "data") as side:
+        line = await side.token()
+        assert line.address == side.joins != side.address
+        joined = await asyncio.to_thread(join, line, "gpu-1", Application("gpu-1"))
+        assert joined.scheduler == side.address
+        assert joined.identity.principal.name == "gpu-1"
+
+
+async def test_a_join_address_that_was_chosen_and_is_taken_is_an_error(tmp_path: Path) -> None:
+    async with scheduler_side(tmp_path / "data") as side:
+        other = module.Admission(side.members, side.admission._audit, tmp_path / "other", get_logger("test"))
+        loop = asyncio.get_running_loop()
+        with pytest.raises(InvalidConfig, match="cannot take joins at"):
+            await other.serve(new_server(), side.joins, side.address, loop, lambda *_: None)
+
+
+async def test_profiles_that_cannot_be_written_do_not_stop_a_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SWARM_PROFILES", str(tmp_path / "file"))
+    async with scheduler_side(tmp_path / "data") as side:
+        assert side.joins
+
+
+@pytest.mark.parametrize("disk", ["has room", "is full"])
+async def test_the_schedulers_certificate_is_renewed_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: str
+) -> None:
+    """A disk that was full when the certificate was renewed ended the scheduler."""
+    async with scheduler_side(tmp_path / "data") as side:
+        monkeypatch.setattr(module, "LOOK_S", 0.0)
+        monkeypatch.setattr(Wallet, "is_due", True)
+        first, shown, twice = side.admission.wallet.identity, list[Identity](), asyncio.Event()
+        really = JoinEndpoint.show
+
+        def show(endpoint: JoinEndpoint, identity: Identity) -> None:
+            shown.append(identity)
+            if len(shown) == 2:
+                twice.set()
+            if disk == "is full":
+                raise InvalidConfig("No space left on device")
+            really(endpoint, identity)
+
+        monkeypatch.setattr(JoinEndpoint, "show", show)
+        admin = side.admin
+        renewing = asyncio.create_task(side.admission.renew())
+        async with asyncio.timeout(30):
+            await twice.wait()
+        renewing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await renewing
+        assert side.admission.wallet.identity in shown
+        assert first not in shown
+        assert (side.admin != admin) == (disk == "has room")
+        made = await asyncio.to_thread(vouched, side.address, side.admin, Role.VIEWER, "ann", 10.0)
+        assert made.principal.name == "ann"

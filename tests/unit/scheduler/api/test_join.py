@@ -1,0 +1,221 @@
+"""Where somebody without a certificate comes in: real HTTPS, and whatever strangers send to it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.api import join as endpoints
+from scheduler.api.join import JoinEndpoint
+from scheduler.storage.database import Database
+from scheduler.storage.members import Members
+from swarm.errors import BadToken, InvalidConfig, Refused, RetryElsewhere, WrongSwarm
+from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE
+from swarm.pki.authority import Authority
+from swarm.pki.identity import Application
+from swarm.pki.joining import Joined, join
+from swarm.pki.names import Principal, Role
+from swarm.pki.tokens import JoinLine, secret_hash
+from tests.support.members import Clock, database_url, identity_of
+
+AUTHORITY = Authority.new(1_700_000_000.0)
+SCHEDULER = identity_of(AUTHORITY, Role.SCHEDULER, "scheduler")
+GOOD = {"id": "a" * 8, "secret": "b" * 26, "name": "gpu-1", "csr": ""}
+
+
+def trusting_all() -> ssl.SSLContext:
+    """TLS of a client that asks for no proof."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+class Serving:
+    """An endpoint with its book of members; asked from threads, as clients are elsewhere."""
+
+    def __init__(self, members: Members, endpoint: JoinEndpoint, port: int) -> None:
+        self.members = members
+        self.endpoint = endpoint
+        self.port = port
+
+    async def token(self, uses: int = 1) -> JoinLine:
+        address = f"127.0.0.1:{self.port}"
+        line, _ = await self.members.create_token(Role.STAGE_SERVER, 60.0, uses, "", "admin me", address)
+        return line
+
+    async def join(self, line: JoinLine, name: str = "gpu-1", application: Application | None = None) -> Joined:
+        return await asyncio.to_thread(join, line, name, application or Application(name))
+
+    async def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """Status and JSON of a raw request."""
+
+        def exchange() -> tuple[int, Any]:
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=10, context=trusting_all())
+            try:
+                connection.request(method, path, body, headers or {})
+                reply = connection.getresponse()
+                return reply.status, json.loads(reply.read())
+            finally:
+                connection.close()
+
+        return await asyncio.to_thread(exchange)
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Serving]:
+    database = await Database.open(database_url(folder), None)
+    members = Members(AUTHORITY, database, Clock(1_800_000_000.0))
+    endpoint = JoinEndpoint(members, lambda: "10.0.0.5:7950", asyncio.get_running_loop(), folder / "pki")
+    endpoint.show(SCHEDULER)
+    try:
+        yield Serving(members, endpoint, endpoint.start("127.0.0.1", 0))
+    finally:
+        await asyncio.to_thread(endpoint.close)
+        await database.close()
+
+
+async def test_whoever_has_a_token_becomes_a_member(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        line, application = await served.token(), Application("gpu-1")
+        joined = await served.join(line, application=application)
+        assert joined.scheduler == "10.0.0.5:7950"
+        assert joined.identity.principal == Principal(AUTHORITY.cluster, Role.STAGE_SERVER, "gpu-1")
+        again = await served.join(line, application=application)  # its answer may have been lost
+        assert again.identity.key_pem == joined.identity.key_pem
+        with pytest.raises(BadToken):
+            await served.join(line, "gpu-2")
+
+
+async def test_a_line_for_another_swarm_is_not_used_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as served:
+        asked: list[bytes] = []
+        monkeypatch.setattr(served.endpoint, "join", lambda body, address: asked.append(body))
+        with pytest.raises(WrongSwarm):
+            await served.join(replace(await served.token(), pin=Authority.new(0.0).pin))
+    assert asked == []
+
+
+async def test_guessing_is_slowed_down_and_a_good_join_forgives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "JOIN_FAILURES_PER_S", 0.0)  # however long this takes
+    async with serving(tmp_path) as served:
+        line = await served.token(uses=3)
+        wrong = replace(line, secret="a" * 26)
+        await served.join(line, "gpu-1")
+        for _ in range(2):
+            with pytest.raises(BadToken):
+                await served.join(wrong)
+        await served.join(line, "gpu-2")  # forgiven
+        for _ in range(JOIN_FAILURES_AT_ONCE + 1):
+            with pytest.raises(BadToken):
+                await served.join(wrong)
+        for one in (wrong, line):
+            with pytest.raises(RetryElsewhere, match="too many joins failed") as caught:
+                await served.join(one, "gpu-3")
+            assert caught.value.hint
+        assert len(served.members.members()) == 2
+
+
+BODIES = [
+    b"",
+    b"nonsense",
+    b"\xff\xfe",
+    b"3",
+    b"null",
+    b"[1, 2]",
+    b'"text"',
+    b"{}",
+    b"[" * (JOIN_BODY_BYTES_MAX - 1),
+    b'{"id":' * 2000,
+    json.dumps(GOOD | {"secret": 3}).encode(),
+    json.dumps(GOOD | {"name": None}).encode(),
+    json.dumps(GOOD | {"csr": ["x"]}).encode(),
+    json.dumps(GOOD | {"id": {"id": "x"}}).encode(),
+    *(json.dumps(GOOD | {key: "\ud800"}).encode() for key in GOOD),
+    json.dumps(GOOD | {"csr": "\x00" * 1000}).encode(),
+    json.dumps(GOOD | {"csr": "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END"}).encode(),
+]
+
+
+async def test_a_body_that_is_no_join_is_refused_with_a_reason(tmp_path: Path) -> None:
+    """Half of a surrogate pair, which JSON can spell and UTF-8 cannot, ended the request without an answer."""
+    async with serving(tmp_path) as served:
+        for body in BODIES:
+            status, answer = await served.ask("POST", "/v1/join", body)
+            assert (status, answer["code"]) == (403, Refused.code), body[:80]
+            assert set(answer) == {"code", "message", "hint"}
+        await served.join(await served.token())
+
+
+async def test_a_body_of_an_odd_length_is_not_read(tmp_path: Path) -> None:
+    """A length that counts as digits and is no number ended the request without an answer."""
+    async with serving(tmp_path) as served:
+        for length in ("", "-1", "1e3", "²", "x", str(JOIN_BODY_BYTES_MAX + 1), "9" * 5000, "0x10", "1_0"):
+            status, answer = await served.ask("POST", "/v1/join", None, {"Content-Length": length})
+            assert (status, answer["code"]) == (400, Refused.code), length[:80]
+        await served.join(await served.token())
+
+
+async def test_there_is_nothing_else(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        for path in ("/", "/v1/join", "/v1/ca/../../etc/passwd"):
+            status, answer = await served.ask("GET", path)
+            assert (status, answer["code"]) == (404, Refused.code)
+        assert (await served.ask("POST", "/v1/ca", b"{}"))[0] == 400
+        assert await served.ask("GET", "/v1/ca") == (200, {"ca": AUTHORITY.pem.decode()})
+
+
+async def test_clients_that_say_nothing_or_half_hold_nobody_up(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        silent = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(5)]
+        silent[0].sendall(b"GET /v1/ca HTTP/1.0\r\n\r\n")  # plaintext
+        half = await asyncio.to_thread(trusting_all().wrap_socket, silent[1])
+        half.sendall(b"POST /v1/join HTTP/1.0\r\nContent-Length: 100\r\n\r\n{")
+        await served.join(await served.token())
+        half.close()
+        for one in silent:
+            one.close()
+
+
+async def test_a_secret_is_in_no_answer_and_in_no_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async with serving(tmp_path) as served:
+        line = await served.token()
+        await served.join(line)
+        with pytest.raises(BadToken) as caught:
+            await served.join(line, "gpu-2")
+    out, err = capfd.readouterr()
+    for secret in (line.secret, secret_hash(line.secret)):
+        assert secret not in out + err + str(caught.value)
+    assert line.id in out + err
+
+
+async def test_a_renewed_certificate_is_shown_to_the_next_who_join(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        served.endpoint.show(identity_of(AUTHORITY, Role.SCHEDULER, "scheduler", life_s=-1.0))
+        line = await served.token()
+        with pytest.raises(WrongSwarm, match="expired"):
+            await served.join(line)
+        served.endpoint.show(SCHEDULER)
+        await served.join(line)
+
+
+async def test_a_busy_port_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        second = JoinEndpoint(served.members, str, asyncio.get_running_loop(), tmp_path / "other")
+        with pytest.raises(InvalidConfig, match=f"127.0.0.1:{served.port}") as caught:
+            second.start("127.0.0.1", served.port)
+        assert "--join-listen" in caught.value.hint
+        second.close()

@@ -1,0 +1,160 @@
+"""The audit log: what is changed in it shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scheduler.storage.audit import TAIL_BYTES, TEXT_CHARACTERS_MAX, Audit, verify
+from swarm.errors import InvalidConfig
+from tests.support.members import Clock
+
+WRONG = "does not follow from the line before it"
+
+
+def written(path: Path, count: int = 5) -> list[str]:
+    """The lines of a new log."""
+    audit = Audit(path, Clock())
+    for number in range(count):
+        audit.write("admin me", "Submit", "ok", job=f"demo-{number}")
+    audit.close()
+    return path.read_text().splitlines(keepends=True)
+
+
+def test_a_log_that_nobody_touched_is_whole_and_private(tmp_path: Path) -> None:
+    lines = written(tmp_path / "audit.jsonl")
+    assert list(verify(tmp_path / "audit.jsonl")) == []
+    assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+    first = json.loads(lines[0])
+    assert len(first.pop("hash")) == 64
+    assert first == {
+        "time_unix_s": Clock().unix_s,
+        "actor": "admin me",
+        "action": "Submit",
+        "result": "ok",
+        "job": "demo-0",
+    }
+
+
+def changed(lines: list[str]) -> list[str]:
+    return [lines[0], lines[1], lines[2].replace("demo-2", "demo-9"), *lines[3:]]
+
+
+def changed_beside(lines: list[str]) -> list[str]:
+    """Of two facts with one name, whoever reads the file sees the first, and JSON gives the second."""
+    return [lines[0], lines[1], lines[2].replace('"actor"', '"actor": "admin you", "actor"'), *lines[3:]]
+
+
+def with_another_hash(lines: list[str]) -> list[str]:
+    line = json.loads(lines[2]) | {"hash": "0" * 64}
+    return [lines[0], lines[1], json.dumps(line) + "\n", *lines[3:]]
+
+
+def with_a_number_for_a_hash(lines: list[str]) -> list[str]:
+    line = json.loads(lines[2]) | {"hash": 5}
+    return [lines[0], lines[1], json.dumps(line) + "\n", *lines[3:]]
+
+
+def removed(lines: list[str]) -> list[str]:
+    return lines[:2] + lines[3:]
+
+
+def removed_at_the_start(lines: list[str]) -> list[str]:
+    return lines[1:]
+
+
+def inserted(lines: list[str]) -> list[str]:
+    return [*lines[:2], lines[0], *lines[2:]]
+
+
+def swapped(lines: list[str]) -> list[str]:
+    return [lines[0], lines[2], lines[1], *lines[3:]]
+
+
+def nonsense(lines: list[str]) -> list[str]:
+    return [*lines[:2], "nonsense\n", *lines[2:]]
+
+
+@pytest.mark.parametrize(
+    ("harm", "breaks"),
+    [
+        (changed, [(3, WRONG)]),
+        (changed_beside, [(3, WRONG)]),
+        (with_another_hash, [(3, WRONG), (4, WRONG)]),
+        (with_a_number_for_a_hash, [(3, WRONG), (4, WRONG)]),
+        (removed, [(3, WRONG)]),
+        (removed_at_the_start, [(1, WRONG)]),
+        (inserted, [(3, WRONG), (4, WRONG)]),
+        (swapped, [(2, WRONG), (3, WRONG), (4, WRONG)]),
+        (nonsense, [(3, "is no line of an audit log")]),
+    ],
+)
+def test_what_was_done_to_a_log_shows(
+    tmp_path: Path, harm: Callable[[list[str]], list[str]], breaks: list[tuple[int, str]]
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_text("".join(harm(written(path))))
+    assert list(verify(path)) == breaks
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{}", "[" * 100_000, "\ufffd"])
+def test_a_line_of_another_kind_is_named_and_the_rest_is_still_looked_at(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "audit.jsonl"
+    lines = written(path, 2)
+    path.write_text(f"{text}\n{lines[0]}{lines[1]}")
+    assert list(verify(path)) == [(1, "is no line of an audit log")]
+
+
+def test_a_later_start_continues_the_chain(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    written(path)
+    lines = written(path)
+    assert len(lines) == 10
+    assert list(verify(path)) == []
+    path.write_text("".join(lines[:5] + lines[6:]))
+    assert list(verify(path)) == [(6, WRONG)]
+
+
+def test_a_log_longer_than_what_is_read_of_it_is_continued(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    audit = Audit(path, Clock())
+    while path.stat().st_size <= TAIL_BYTES:
+        audit.write("\U0001f600" * 999, "Submit", "ok", **{f"fact{number}": "é" * 999 for number in range(9)})
+    audit.close()
+    written(path)
+    assert list(verify(path)) == []
+
+
+def test_texts_of_others_are_cut_and_hide_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    audit = Audit(path, Clock())
+    audit.write("eve\n\x1b[2J\u202e", "Get", "x" * 10_000)
+    audit.close()
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert line["actor"] == "eve  [2J "
+    assert len(line["result"]) == TEXT_CHARACTERS_MAX
+    assert list(verify(path)) == []
+
+
+@pytest.mark.parametrize("content", [b"nonsense\n", b"\n", b"{}\n", b"3\n", b"[]\n", b"\xff\xff\n", b'{"hash": "0'])
+def test_after_a_line_that_was_cut_off_the_log_goes_on_and_tells_of_it(tmp_path: Path, content: bytes) -> None:
+    """A power cut must not keep the scheduler from starting."""
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(content)
+    audit = Audit(path, Clock())
+    audit.write("ann", "Cancel", "ok")
+    audit.close()
+    assert path.read_bytes().startswith(content)
+    lines = path.read_text(errors="replace").splitlines()
+    assert json.loads(lines[-1])["actor"] == "ann"
+    broken = [number for number, _ in verify(path)]
+    assert 1 in broken
+    assert len(lines) not in broken
+
+
+def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="No such file"):
+        Audit(tmp_path / "missing" / "audit.jsonl", Clock())

@@ -1,0 +1,108 @@
+"""What a process proves itself with: kept whole, renewed in time, and not used once it has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarm.errors import CertificateEnded, InvalidConfig
+from swarm.pki import keys
+from swarm.pki.authority import LIFE_S, Authority
+from swarm.pki.files import write_private
+from swarm.pki.identity import Application, Identity, Wallet, issue
+from swarm.pki.names import Principal, Role
+from tests.support.members import Clock, fingerprint_of
+
+NOW = 1_800_000_000.0
+AUTHORITY = Authority.new(NOW)
+GPU = Principal(AUTHORITY.cluster, Role.STAGE_SERVER, "gpu-3")
+
+
+def test_an_identity_knows_who_it_is_and_of_which_swarm() -> None:
+    made = issue(AUTHORITY, GPU, NOW)
+    assert (made.principal, made.cluster, made.ends_unix_s) == (GPU, AUTHORITY.cluster, NOW + LIFE_S)
+
+
+def test_a_certificate_is_renewed_after_two_thirds_of_its_life() -> None:
+    made, clock = issue(AUTHORITY, GPU, NOW), Clock(NOW)
+    assert made.renews_unix_s == NOW + LIFE_S * 2 / 3
+    wallet = Wallet(made, clock)
+    clock.unix_s = made.renews_unix_s - 1.0
+    assert not wallet.is_due
+    clock.unix_s = made.renews_unix_s
+    assert wallet.is_due
+    assert not Wallet(None, clock).is_due
+
+
+@pytest.mark.parametrize("life_s", [1.0, 600.0, 7200.0])
+def test_a_certificate_of_a_short_life_is_renewed_before_it_ends(life_s: float) -> None:
+    made = issue(AUTHORITY, GPU, NOW, life_s=life_s)
+    assert made.renews_unix_s < made.ends_unix_s == NOW + life_s
+
+
+def test_a_certificate_that_has_ended_says_what_to_do() -> None:
+    made = issue(AUTHORITY, GPU, NOW)
+    assert made.check(made.ends_unix_s - 1.0) is made
+    with pytest.raises(CertificateEnded, match=r"stage-server gpu-3 ended 1.5 days ago") as caught:
+        made.check(made.ends_unix_s + 1.5 * 86400.0)
+    assert "--role stage-server" in caught.value.hint
+
+
+def test_an_identity_is_read_as_it_was_saved_and_is_private(tmp_path: Path) -> None:
+    made = issue(AUTHORITY, GPU, NOW)
+    made.save(tmp_path / "pki")
+    assert Identity.load(tmp_path / "pki") == made
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "pki").iterdir()} == {0o600}
+
+
+def test_a_start_of_an_identity_counts_as_none(tmp_path: Path) -> None:
+    made = issue(AUTHORITY, GPU, NOW)
+    assert Identity.load(tmp_path) is None
+    for name, content in (("key.pem", made.key_pem), ("cert.pem", made.certificate_pem)):
+        write_private(tmp_path / name, content)
+        assert Identity.load(tmp_path) is None
+    made.save(tmp_path)
+    # A renewal that ended after its first file.
+    write_private(tmp_path / "key.pem", issue(AUTHORITY, GPU, NOW).key_pem)
+    assert Identity.load(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("key.pem", b"nonsense"),
+        ("cert.pem", b"nonsense"),
+        ("cert.pem", AUTHORITY.certify(keys.read_key(issue(AUTHORITY, GPU, NOW).key_pem).public_key(), GPU, NOW)[:99]),
+    ],
+    ids=["another key", "another certificate", "a part"],
+)
+def test_files_that_are_damaged_are_an_error_with_a_way_out(tmp_path: Path, name: str, content: bytes) -> None:
+    issue(AUTHORITY, GPU, NOW).save(tmp_path)
+    write_private(tmp_path / name, content)
+    with pytest.raises(InvalidConfig, match="cannot be used") as caught:
+        Identity.load(tmp_path)
+    assert "join again" in caught.value.hint
+
+
+def test_a_certificate_that_names_nobody_is_an_error(tmp_path: Path) -> None:
+    janitor = Principal(AUTHORITY.cluster, "janitor", "gpu-3")  # type: ignore[arg-type]
+    issue(AUTHORITY, janitor, NOW).save(tmp_path)
+    with pytest.raises(InvalidConfig, match="names nobody"):
+        Identity.load(tmp_path)
+
+
+def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    issue(AUTHORITY, GPU, NOW).save(tmp_path)
+    (tmp_path / "key.pem").chmod(0o644)
+    with pytest.raises(InvalidConfig, match="others can read the key"):
+        Identity.load(tmp_path)
+
+
+def test_an_application_becomes_an_identity_with_its_own_key() -> None:
+    application = Application("gpu-3")
+    key = keys.requested_key(application.request_pem)
+    made = application.granted(AUTHORITY.certify(key, GPU, NOW), AUTHORITY.pem)
+    assert made.principal == GPU
+    own = keys.fingerprint(keys.read_key(made.key_pem).public_key()).hex()
+    assert fingerprint_of(made.certificate_pem) == own == keys.fingerprint(key).hex()

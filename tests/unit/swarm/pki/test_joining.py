@@ -1,0 +1,194 @@
+"""Joining: whoever stands in between, or answers nonsense, learns no secret and gets no member."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.errors import BadToken, NotAdmitted, RetryElsewhere, SchedulerUnreachable, WrongSwarm
+from swarm.pki import keys
+from swarm.pki.authority import Authority
+from swarm.pki.identity import Application, Identity
+from swarm.pki.joining import ANSWER_BYTES_MAX, join
+from swarm.pki.names import Principal, Role
+from swarm.pki.tokens import JoinLine, new_line
+from swarm.process.http import BoundedServer
+from tests.support.members import identity_of, tls_of
+
+OURS, THEIRS = Authority.new(1_700_000_000.0), Authority.new(1_700_000_000.0)
+Answer = Callable[[dict[str, Any]], tuple[int, bytes]]
+
+
+@dataclass
+class Fake:
+    """Answers as the test says, and keeps all that it was sent."""
+
+    ca: bytes
+    answer: Answer = lambda asked: (200, b"{}")
+    ca_answer: bytes | None = None
+    heard: list[bytes] = field(default_factory=list)
+
+
+@contextmanager
+def answering(fake: Fake, shown: Identity, folder: Path) -> Iterator[str]:
+    """The fake behind HTTPS with this certificate; gives its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            fake.heard.append(str(self.headers).encode())
+            self._reply(200, fake.ca_answer or json.dumps({"ca": fake.ca.decode()}).encode())
+
+        def do_POST(self) -> None:
+            fake.heard.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self._reply(*fake.answer(json.loads(fake.heard[-1])))
+
+        def _reply(self, status: int, content: bytes) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = BoundedServer(("127.0.0.1", 0), Handler, tls_of(shown, folder))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def scheduler_of(authority: Authority) -> Identity:
+    return identity_of(authority, Role.SCHEDULER, "scheduler")
+
+
+def granting(role: Role = Role.STAGE_SERVER) -> Answer:
+    """Whoever asks becomes a member of our swarm."""
+
+    def answer(asked: dict[str, Any]) -> tuple[int, bytes]:
+        key = keys.requested_key(asked["csr"].encode())
+        principal = Principal(OURS.cluster, role, asked["name"])
+        pem = OURS.certify(key, principal, 1_700_000_000.0).decode()
+        return 200, json.dumps({"certificate": pem, "scheduler": "10.0.0.5:7950"}).encode()
+
+    return answer
+
+
+def joining(line: JoinLine) -> Any:
+    return join(line, "gpu-3", Application("gpu-3"))
+
+
+def test_a_join_sends_the_secret_once_and_gives_a_member(tmp_path: Path) -> None:
+    fake = Fake(OURS.pem, granting())
+    with answering(fake, scheduler_of(OURS), tmp_path) as address:
+        line = new_line(address, OURS.pin)
+        joined = joining(line)
+    assert joined.scheduler == "10.0.0.5:7950"
+    assert joined.identity.principal == Principal(OURS.cluster, Role.STAGE_SERVER, "gpu-3")
+    assert joined.identity.ca_pem == OURS.pem
+    assert [line.secret.encode() in heard for heard in fake.heard] == [False, True]
+    assert b"PRIVATE KEY" not in b"".join(fake.heard)
+
+
+@pytest.mark.parametrize(
+    ("ca", "shown"),
+    [
+        (THEIRS.pem, scheduler_of(THEIRS)),
+        (b"nonsense", scheduler_of(THEIRS)),
+        ("\ud800ß".encode(errors="surrogatepass").decode(errors="replace").encode(), scheduler_of(THEIRS)),
+        (OURS.pem, scheduler_of(THEIRS)),
+        (OURS.pem + THEIRS.pem, scheduler_of(THEIRS)),
+        (OURS.pem, identity_of(OURS, Role.STAGE_SERVER, "scheduler")),
+        (OURS.pem, identity_of(OURS, Role.ADMIN, "scheduler")),
+        (OURS.pem, identity_of(OURS, Role.SCHEDULER, "scheduler", life_s=-1.0)),
+    ],
+    ids=[
+        *("another authority", "no certificate", "not ASCII", "our authority shown by others"),
+        *("theirs beside ours", "a stage server of ours", "an admin of ours", "an ended certificate"),
+    ],
+)
+def test_somebody_else_at_the_address_does_not_get_the_secret(tmp_path: Path, ca: bytes, shown: Identity) -> None:
+    """TLS trusted all certificates of the first answer, and only the key of the first one was compared.
+
+    Whoever sent ours and then his own was taken for us, and was told the secret.
+    """
+    if shown.principal.cluster == THEIRS.cluster:  # his certificate says what we want to hear
+        alias = Principal(OURS.cluster, Role.SCHEDULER, "scheduler")
+        key = keys.read_key(shown.key_pem)
+        shown = Identity(
+            shown.key_pem, THEIRS.certify(key.public_key(), alias, 1_700_000_000.0, life_s=1e9), THEIRS.pem
+        )
+    fake = Fake(ca, granting())
+    with answering(fake, shown, tmp_path) as address:
+        line = new_line(address, OURS.pin)
+        with pytest.raises(WrongSwarm) as caught:
+            joining(line)
+    assert "the secret was not sent" in caught.value.hint
+    assert len(fake.heard) == 1
+    assert not any(line.secret.encode() in heard or line.id.encode() in heard for heard in fake.heard)
+
+
+def test_nobody_at_the_address_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    with answering(Fake(OURS.pem), scheduler_of(OURS), tmp_path) as address:
+        pass
+    with pytest.raises(SchedulerUnreachable, match="nobody takes joins at") as caught:
+        joining(new_line(address, OURS.pin))
+    assert "--join-listen" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"3",
+        b"[]",
+        b"{}",
+        b'{"certificate": 3}',
+        b'{"certificate": "x"',
+        b"[" * 60_000,
+        b" " * ANSWER_BYTES_MAX + b"{}",
+    ],
+    ids=["nothing", "not text", "a number", "a list", "empty", "wrong types", "cut", "deep", "long"],
+)
+@pytest.mark.parametrize("call", ["first", "second"])
+def test_an_answer_that_cannot_be_read_is_an_error_for_people(tmp_path: Path, call: str, content: bytes) -> None:
+    fake = Fake(OURS.pem, lambda asked: (200, content), content or b" " if call == "first" else None)
+    with answering(fake, scheduler_of(OURS), tmp_path) as address, pytest.raises(SchedulerUnreachable):
+        joining(new_line(address, OURS.pin))
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ({"code": "E0501", "message": "used", "hint": "ask again"}, BadToken),
+        ({"code": "E1100", "message": "used", "hint": "ask again"}, RetryElsewhere),
+        ({"code": "E9999", "message": "used", "hint": "ask again"}, NotAdmitted),
+        ({"code": ["E0501"], "message": "used", "hint": "ask again"}, NotAdmitted),
+    ],
+)
+def test_an_error_of_the_scheduler_keeps_its_class_text_and_hint(
+    tmp_path: Path, answer: dict[str, Any], kind: type[Exception]
+) -> None:
+    fake = Fake(OURS.pem, lambda asked: (403, json.dumps(answer).encode()))
+    with answering(fake, scheduler_of(OURS), tmp_path) as address, pytest.raises(kind) as caught:
+        joining(new_line(address, OURS.pin))
+    assert type(caught.value) is kind
+    assert str(caught.value) == "used (ask again)"
+
+
+def test_nobody_joins_as_the_scheduler(tmp_path: Path) -> None:
+    with answering(Fake(OURS.pem, granting(Role.SCHEDULER)), scheduler_of(OURS), tmp_path) as address:
+        with pytest.raises(NotAdmitted, match="not for a member"):
+            joining(new_line(address, OURS.pin))

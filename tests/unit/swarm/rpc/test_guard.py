@@ -1,0 +1,258 @@
+"""No call reaches a service before it is known whose it is, and that he may."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from swarm.errors import NotAdmitted, RoleForbids, SchedulerUnreachable, SwarmError
+from swarm.pki import keys
+from swarm.pki.authority import Authority
+from swarm.pki.identity import Identity, Wallet
+from swarm.pki.names import Principal, Role, any_of, scheduler_of
+from swarm.rpc.channel import bind, connect, new_server, translate
+from swarm.rpc.guard import CALLER, Caller, Guard
+from tests.support.members import LOOPBACK, fingerprint_of, identity_of
+
+OURS, THEIRS = Authority.new(time.time()), Authority.new(time.time())
+SCHEDULER = identity_of(OURS, Role.SCHEDULER, "scheduler")
+NAME = scheduler_of(OURS.cluster).dns
+ADMIN = identity_of(OURS, Role.ADMIN, "me")
+KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream", "writes", "writes_to_stream")
+
+
+class Service:
+    """One method of each kind; keeps who reached them."""
+
+    def __init__(self) -> None:
+        self.reached: list[Caller | None] = []
+
+    async def unary_unary(self, request: bytes, context: Any) -> bytes:
+        self.reached.append(CALLER.get())
+        return b"1"
+
+    async def unary_stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        self.reached.append(CALLER.get())
+        yield b"1"
+
+    async def stream_unary(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
+        self.reached.append(CALLER.get())
+        return b"".join([request async for request in requests])
+
+    async def stream_stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        self.reached.append(CALLER.get())
+        async for request in requests:
+            yield request
+
+    async def writes(self, request: bytes, context: Any) -> None:
+        self.reached.append(CALLER.get())
+        await context.write(b"1")
+
+    async def writes_to_stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        self.reached.append(CALLER.get())
+        await context.write(b"1")
+
+
+def kind_of(method: str) -> str:
+    return {"writes": "unary_stream", "writes_to_stream": "stream_stream"}.get(method, method)
+
+
+def only_admins(caller: Caller, method: str) -> None:
+    if caller.principal.role is not Role.ADMIN:
+        raise RoleForbids(f"{caller.principal} may not {method}", hint="ask")
+
+
+@asynccontextmanager
+async def serving(
+    service: Service, wallet: Wallet | None = None, refused: Callable[[str, str, SwarmError], None] = lambda *_: None
+) -> AsyncIterator[str]:
+    """The service behind TLS and the guard; gives its address."""
+    server = new_server(Guard(only_admins, refused))
+    handlers = {name: getattr(grpc, f"{kind_of(name)}_rpc_method_handler")(getattr(service, name)) for name in KINDS}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
+    address = f"127.0.0.1:{bind(server, LOOPBACK, wallet or Wallet(SCHEDULER))}"
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(None)
+
+
+async def call(channel: grpc.aio.Channel, method: str) -> bytes:
+    """Call a method of any kind; its answers, one after the other."""
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield b"1"
+
+    kind = kind_of(method)
+    made = getattr(channel, kind)(f"/test.Service/{method}")(requests() if kind.startswith("stream") else b"1")
+    return b"".join([part async for part in made]) if kind.endswith("stream") else bytes(await made)
+
+
+async def failure(channel: grpc.aio.Channel, method: str = "unary_unary") -> SwarmError:
+    async with channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            await call(channel, method)
+    return translate(caught.value, "it")
+
+
+@pytest.mark.parametrize("method", KINDS)
+async def test_every_kind_of_method_is_told_who_calls(method: str) -> None:
+    service = Service()
+    async with serving(service) as address, connect(address, ADMIN, NAME) as channel:
+        assert await call(channel, method) == b"1"
+    assert service.reached == [Caller(ADMIN.principal, fingerprint_of(ADMIN.certificate_pem))]
+
+
+@pytest.mark.parametrize("method", KINDS)
+async def test_no_kind_of_method_is_reached_by_those_who_may_not(method: str) -> None:
+    service, told = Service(), []
+    viewer = identity_of(OURS, Role.VIEWER, "eve")
+    async with serving(service, refused=lambda *facts: told.append(facts)) as address:
+        error = await failure(connect(address, viewer, NAME), method)
+    assert type(error) is RoleForbids
+    assert (error.message, error.hint) == (f"viewer eve may not /test.Service/{method}", "ask")
+    assert service.reached == []
+    assert [(method, who, str(why)) for method, who, why in told] == [
+        (f"/test.Service/{method}", viewer.principal.uri, str(error))
+    ]
+
+
+def _key(identity: Identity) -> keys.Key:
+    return keys.read_key(identity.key_pem)
+
+
+def _public(identity: Identity) -> keys.PublicKey:
+    return _key(identity).public_key()
+
+
+def without_certificate(address: str) -> grpc.aio.Channel:
+    trusting = grpc.ssl_channel_credentials(OURS.pem)
+    return grpc.aio.secure_channel(address, trusting, options=[("grpc.ssl_target_name_override", NAME)])
+
+
+def of_another_authority(address: str) -> grpc.aio.Channel:
+    alias = Principal(OURS.cluster, Role.ADMIN, "me")
+    made = identity_of(THEIRS, Role.ADMIN, "me")
+    named = THEIRS.certify(_public(made), alias, time.time())
+    return connect(address, Identity(made.key_pem, named, OURS.pem), NAME)
+
+
+def signed_by_a_member(address: str) -> grpc.aio.Channel:
+    """An admin's key is no authority, though it signs a certificate as one would."""
+    pretender = Authority(_key(ADMIN), ADMIN._certificate)
+    made = identity_of(THEIRS, Role.ADMIN, "me")
+    chain = pretender.certify(_public(made), ADMIN.principal, time.time()) + ADMIN.certificate_pem
+    return connect(address, Identity(made.key_pem, chain, OURS.pem), NAME)
+
+
+def ended(address: str) -> grpc.aio.Channel:
+    return connect(address, identity_of(OURS, Role.ADMIN, "me", life_s=-1.0), NAME)
+
+
+def with_the_key_of_another(address: str) -> grpc.aio.Channel:
+    return connect(
+        address, Identity(identity_of(OURS, Role.VIEWER, "eve").key_pem, ADMIN.certificate_pem, OURS.pem), NAME
+    )
+
+
+@pytest.mark.parametrize(
+    "dial", [connect, without_certificate, of_another_authority, signed_by_a_member, ended, with_the_key_of_another]
+)
+@pytest.mark.parametrize("method", ["unary_unary", "stream_stream"])
+async def test_nobody_gets_in_who_does_not_prove_who_he_is(
+    dial: Callable[[str], grpc.aio.Channel], method: str
+) -> None:
+    service = Service()
+    async with serving(service) as address:
+        assert isinstance(await failure(dial(address), method), SchedulerUnreachable)
+        async with connect(address, ADMIN, NAME) as channel:  # others are served as before
+            assert await call(channel, method) == b"1"
+    assert len(service.reached) == 1
+
+
+async def test_a_certificate_of_ours_that_names_nobody_is_not_enough() -> None:
+    service, told = Service(), []
+    janitor = Principal(OURS.cluster, "janitor", "joe")  # type: ignore[arg-type]
+    made = identity_of(OURS, Role.ADMIN, "me")
+    nobody = Identity(made.key_pem, OURS.certify(_public(made), janitor, time.time()), OURS.pem)
+    async with serving(service, refused=lambda *facts: told.append(facts)) as address:
+        error = await failure(connect(address, nobody, NAME))
+    assert type(error) is NotAdmitted
+    assert [who for _, who, _ in told] == ["nobody"]
+    assert service.reached == []
+
+
+async def test_over_plaintext_nobody_passes_a_guard() -> None:
+    service = Service()
+    server = new_server(Guard(only_admins))
+    handlers = {"unary_unary": grpc.unary_unary_rpc_method_handler(service.unary_unary)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
+    address = f"127.0.0.1:{bind(server, LOOPBACK)}"
+    await server.start()
+    error = await failure(connect(address))
+    await server.stop(None)
+    assert type(error) is NotAdmitted
+    assert "swarm login" in error.hint
+    assert service.reached == []
+
+
+async def test_a_failing_check_lets_nobody_through() -> None:
+    def broken(caller: Caller, method: str) -> None:
+        raise OSError("the disk is full")
+
+    service = Service()
+    server = new_server(Guard(broken))
+    handlers = {"unary_unary": grpc.unary_unary_rpc_method_handler(service.unary_unary)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
+    address = f"127.0.0.1:{bind(server, LOOPBACK, Wallet(SCHEDULER))}"
+    await server.start()
+    await failure(connect(address, ADMIN, NAME))
+    await server.stop(None)
+    assert service.reached == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "wanted"),
+    [
+        (identity_of(THEIRS, Role.SCHEDULER, "scheduler"), NAME),
+        (identity_of(OURS, Role.STAGE_SERVER, "scheduler"), NAME),
+        (identity_of(OURS, Role.SCHEDULER, "scheduler", life_s=-1.0), NAME),
+        (SCHEDULER, any_of(OURS.cluster, Role.STAGE_SERVER)),
+    ],
+    ids=["another swarm's", "a stage server", "ended", "no stage server"],
+)
+async def test_a_dialler_talks_only_to_whom_it_meant(shown: Identity, wanted: str) -> None:
+    service = Service()
+    async with serving(service, Wallet(shown)) as address:
+        assert isinstance(await failure(connect(address, ADMIN, wanted)), SchedulerUnreachable)
+    assert service.reached == []
+
+
+async def shown_at(address: str) -> bytes:
+    """The certificate that a server shows at a handshake."""
+    context = ssl.create_default_context(cadata=OURS.pem.decode())
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=NAME)
+    shown: bytes = writer.get_extra_info("ssl_object").getpeercert(True)
+    writer.transport.abort()
+    return ssl.DER_cert_to_PEM_cert(shown).encode()
+
+
+async def test_a_renewed_certificate_is_shown_at_the_next_handshake_and_open_connections_go_on() -> None:
+    service, wallet = Service(), Wallet(SCHEDULER)
+    renewed = identity_of(OURS, Role.SCHEDULER, "scheduler")
+    async with serving(service, wallet) as address, connect(address, ADMIN, NAME) as channel:
+        for identity in (SCHEDULER, SCHEDULER, renewed, renewed):
+            wallet.identity = identity
+            assert fingerprint_of(await shown_at(address)) == fingerprint_of(identity.certificate_pem)
+            assert await call(channel, "unary_unary") == b"1"
