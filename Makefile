@@ -26,6 +26,8 @@ demo: setup ## train a small model through 2 stages x 2 replicas on this machine
 
 # One process per core; one that has no tests left takes them from another. WORKERS=0 runs one test after the other.
 WORKERS ?= logical
+# Tests start many processes: without bytecode on disk each of them compiles the code anew.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: setup ## all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 

@@ -16,7 +16,6 @@ import grpc.aio
 
 from scheduler.api.join import JoinEndpoint
 from scheduler.api.member_service import MemberService
-from scheduler.storage.audit import Audit
 from scheduler.storage.database import Database
 from scheduler.storage.members import Member, Members
 from swarm.errors import InvalidConfig, SwarmError
@@ -25,6 +24,7 @@ from swarm.pki.authority import LIFE_S, Authority
 from swarm.pki.identity import RENEW_AT, Identity, Wallet, issue
 from swarm.pki.names import Role, scheduler_of
 from swarm.pki.profiles import profile_folder
+from swarm.process.audit import Audit
 from swarm.process.logs import Logger
 from swarm.rpc.guard import Caller, Guard
 from swarm.types import PeerId

@@ -14,12 +14,12 @@ from scheduler.api import admission as module
 from scheduler.api.admission import AUDITED
 from scheduler.api.join import JoinEndpoint
 from scheduler.brain.access import RULES
-from scheduler.storage.audit import verify
 from swarm.errors import InvalidConfig, Revoked, RoleForbids
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import join
 from swarm.pki.names import Role, scheduler_of
 from swarm.pki.profiles import profile_folder
+from swarm.process.audit import verify
 from swarm.process.logs import get_logger
 from swarm.rpc.channel import connect, new_server, translate
 from swarm.rpc.members import renewed, vouched

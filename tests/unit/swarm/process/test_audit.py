@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.storage.audit import TAIL_BYTES, TEXT_CHARACTERS_MAX, Audit, verify
 from swarm.errors import InvalidConfig
+from swarm.process.audit import TAIL_BYTES, TEXT_CHARACTERS_MAX, Audit, verify
 from tests.support.members import Clock
 
 WRONG = "does not follow from the line before it"

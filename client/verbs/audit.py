@@ -1,0 +1,77 @@
+"""`swarm audit`: what was asked of a scheduler on this machine, and whether its log was changed since."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import platformdirs
+import typer
+from rich.text import Text
+
+from client.shell import Shell
+from client.views import FittedTable
+from swarm.errors import InvalidConfig
+from swarm.process.audit import verify as breaks_of
+from swarm.text import counted, printable
+
+AUDIT_FILE = platformdirs.user_data_path("swarm") / "scheduler" / "audit.jsonl"
+
+
+def audit(
+    context: typer.Context,
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE]", help="audit.jsonl of a scheduler's --data-dir.", show_default=False)
+    ] = AUDIT_FILE,
+    verify: Annotated[bool, typer.Option("--verify", help="Only say whether the log is whole; exit 1 if not.")] = False,
+    actor: Annotated[str, typer.Option(help="Only lines whose actor contains this.")] = "",
+    last: Annotated[int, typer.Option(min=1, help="How many lines, the newest.")] = 50,
+) -> int:
+    """Show what people and machines asked of a scheduler on this machine, and what they were refused."""
+    shell: Shell = context.obj
+    try:
+        return _verify(shell, file) if verify else _show(shell, file, actor, last)
+    except OSError as error:
+        raise InvalidConfig(
+            f"{file} cannot be read: {error.strerror or error}",
+            hint="name the audit.jsonl in the scheduler's --data-dir",
+        ) from error
+
+
+def _verify(shell: Shell, file: Path) -> int:
+    breaks = list(breaks_of(file))
+    if shell.json:
+        shell.data([{"line": number, "problem": problem} for number, problem in breaks])
+    for number, problem in breaks:
+        shell.say(f"{file}:{number} {problem}")
+    shell.say(f"{counted(len(breaks), 'break')} in the chain" if breaks else "the chain is whole")
+    return 1 if breaks else 0
+
+
+def _show(shell: Shell, file: Path, actor: str, last: int) -> int:
+    lines = [line for line in map(_parsed, file.read_text(errors="replace").splitlines()) if line]
+    lines = [line for line in lines if actor in str(line.get("actor", ""))][-last:]
+    if shell.json:
+        shell.data(lines)
+    elif not lines:
+        shell.say("nothing was asked yet")
+    else:
+        shell.out.print(FittedTable(("TIME", "ACTOR", "ACTION", "RESULT"), list(map(_cells, lines)), dropped_first=()))
+    return 0
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """The line as values; empty if it is none, which --verify tells."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return line if isinstance(line, dict) else {}
+
+
+def _cells(line: dict[str, Any]) -> tuple[Text, ...]:
+    at_s = line.get("time_unix_s")
+    shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s)) if isinstance(at_s, int | float) else "-"
+    return (Text(shown), *(Text(printable(str(line.get(key, "-")))) for key in ("actor", "action", "result")))
