@@ -102,7 +102,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         dialled = GrpcPeerLinks(metrics, on_wire=None if harm is None else harm.garble, wallet=wallet)
         links: PeerLinks = dialled if harm is None else HarmedLinks(dialled, harm)
         stack.push_async_callback(links.close)
-        server = new_server(Guard(_may_exchange) if speaks_tls else None)
+        server = new_server(Guard(may_exchange) if speaks_tls else None)
         shown = wallet if speaks_tls else None
         port = _bind_free(server) if not options.listen else bind(server, options.listen, shown)
         host = (options.listen or "127.0.0.1:0").rpartition(":")[0]
@@ -206,7 +206,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         await stage_server.serve()
 
 
-def _may_exchange(caller: Caller, method: str) -> None:
+def may_exchange(caller: Caller, method: str) -> None:
     """Only stage servers have business with a stage server; which of them, its route and its round say."""
     if caller.principal.role is not Role.STAGE_SERVER:
         raise RoleForbids(f"{caller.principal} is no stage server and may not call {method.rpartition('/')[2]}")

@@ -26,6 +26,7 @@ from swarm.messages import Chaos
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
 from swarm.rpc.peers import Neighbour, PeerLinks
+from swarm.types import PeerId
 
 T = TypeVar("T")
 
@@ -140,15 +141,19 @@ class HarmedLinks:
         self._inner = inner
         self._harm = harm
 
-    async def send(self, address: str, header: TensorHeader, payload: bytes | memoryview) -> None:
+    async def send(
+        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+    ) -> None:
         if self._harm.cuts_address(address):
             await _unanswered(f"{address} does not answer: cut off by swarm chaos")
-        await self._inner.send(address, header, payload)
+        await self._inner.send(address, header, payload, to=to)
 
-    async def pull(self, address: str, request: StateRequest, limit_bytes: int) -> tuple[StateReply, memoryview]:
+    async def pull(
+        self, address: str, request: StateRequest, limit_bytes: int, *, to: PeerId | None = None
+    ) -> tuple[StateReply, memoryview]:
         if self._harm.cuts_address(address):
             await _unanswered(f"{address} does not answer: cut off by swarm chaos")
-        return await self._inner.pull(address, request, limit_bytes)
+        return await self._inner.pull(address, request, limit_bytes, to=to)
 
     async def close(self) -> None:
         await self._inner.close()

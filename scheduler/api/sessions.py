@@ -18,7 +18,7 @@ from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, StaleMess
 from swarm.limits import INCARNATION_AHEAD_S, PEERS_MAX, SESSIONS_AT_ONCE, SESSIONS_PER_S, Bucket
 from swarm.messages import PROTOCOL_VERSION, Command, Event, FetchRequest, Hello, StoreHeader, Welcome
 from swarm.process.logs import Logger
-from swarm.rpc.guard import CALLER
+from swarm.rpc.guard import check_caller
 from swarm.rpc.session import CONNECTION
 from swarm.types import PeerId, PeerState
 
@@ -131,7 +131,7 @@ class Sessions:
     async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
         """Serve one session: the first event is a Hello, then events go to the listener and commands come out."""
         hello = await self._hello(events)
-        _check_name(hello.peer)
+        check_caller(hello.peer)
         loop = asyncio.get_running_loop()
         connection = CONNECTION.get()
         self._check(hello, connection, loop.time())
@@ -153,7 +153,7 @@ class Sessions:
 
     async def store(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Take a stage's weights from a peer that has a session and serves that stage."""
-        _check_name(header.peer)
+        check_caller(header.peer)
         session = self._sessions.get(header.peer)
         connection = CONNECTION.get()
         if session is None or (session.incarnation, session.connection) != (header.incarnation, connection):
@@ -262,15 +262,6 @@ class Sessions:
             self._log.warning("session broken", peer=peer, reason=error.message)
         finally:
             session.end()
-
-
-def _check_name(peer: PeerId) -> None:
-    """Refused if the caller proved to be somebody else; over plaintext nobody proves anything."""
-    caller = CALLER.get()
-    if caller is not None and caller.principal.name != peer:
-        raise Refused(
-            f"{caller.principal} called itself {peer}", hint="a stage server goes by the name in its certificate"
-        )
 
 
 def _host(connection: str) -> str:

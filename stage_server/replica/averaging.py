@@ -154,7 +154,7 @@ def _key(command: Average, sender: Member, owner: Member, *, averaged: bool) -> 
 async def _send(links: PeerLinks, to: Member, letter: Letter, deadline_s: float, *, averaged: bool) -> None:
     try:
         async with asyncio.timeout_at(deadline_s):
-            await deliver(links, to.address, letter)
+            await deliver(links, to, letter)
     except TimeoutError:
         raise RoundBroken(f"{to.peer} took no {_word(averaged)} in time", accused=to.peer) from None
     except SwarmError as error:

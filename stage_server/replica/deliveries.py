@@ -98,7 +98,7 @@ class Deliveries:
     async def _send(self, address: str, to: PeerId, sent: Letter) -> None:
         loop = asyncio.get_running_loop()
         start = self._codecs.start(to, loop.time())
-        await self._ports.links.send(address, sent.header, sent.payload)
+        await self._ports.links.send(address, sent.header, sent.payload, to=to)
         if isinstance(sent.header, Boundary):
             self._codecs.delivered(to, start, sent.header.total_bytes, loop.time())
 

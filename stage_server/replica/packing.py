@@ -93,12 +93,12 @@ def _beyond(me: ReplicaId, direction: Direction) -> int:
     return me.stage + (1 if direction is Direction.FORWARD else -1)
 
 
-async def deliver(links: PeerLinks, address: str, letter: Letter) -> None:
+async def deliver(links: PeerLinks, to: Member, letter: Letter) -> None:
     """Send until the neighbour has it; PeerUnavailable or RetryElsewhere after DELIVERY_S_MAX, Refused at once."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + DELIVERY_S_MAX
     with suppress(RetryElsewhere):  # seldom raised: the usual delivery does without the retrying
-        await links.send(address, letter.header, letter.payload)
+        await links.send(to.address, letter.header, letter.payload, to=to.peer)
         return
     await asyncio.sleep(PAUSE_S * random.random())
     retrying = AsyncRetrying(
@@ -109,4 +109,4 @@ async def deliver(links: PeerLinks, address: str, letter: Letter) -> None:
     )
     async for attempt in retrying:
         with attempt:
-            await links.send(address, letter.header, letter.payload)
+            await links.send(to.address, letter.header, letter.payload, to=to.peer)

@@ -215,7 +215,7 @@ class JoinClient:
         timeout_s = pull_s_max(limit_bytes)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._ports.links.pull(hop.address, request, limit_bytes)
+                return await self._ports.links.pull(hop.address, request, limit_bytes, to=hop.peer)
         except TimeoutError:
             raise PeerUnavailable(f"{ask.donor} did not give its state within {timeout_s:g} s") from None
 
@@ -254,7 +254,7 @@ async def missed_record(
                 limit_bytes = records_bytes(1, chunk)
                 request = state_request(assignment, "records", chunk.index, commit_step, commit_step + 1)
                 async with asyncio.timeout(pull_s_max(limit_bytes)):
-                    reply, payload = await links.pull(donor.address, request, limit_bytes)
+                    reply, payload = await links.pull(donor.address, request, limit_bytes, to=donor.peer)
                 if reply.reach > commit_step or reply.version <= commit_step:
                     raise PeerUnavailable(f"{donor.peer} has no record of step {commit_step}")
                 (made,) = unpack_records(payload, 1, {name: sizes[name] for name in names})

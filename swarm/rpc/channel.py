@@ -19,7 +19,9 @@ import structlog
 from swarm import errors
 from swarm.limits import RPCS_MAX
 from swarm.pki.identity import Identity, Wallet
-from swarm.text import is_address
+from swarm.pki.names import Principal, Role, any_of
+from swarm.text import is_address, is_loopback
+from swarm.types import PeerId
 
 Options = list[tuple[str, int | str]]
 
@@ -83,6 +85,22 @@ def connect(address: str, identity: Identity | None = None, server_name: str = "
     if identity is None:
         return grpc.aio.insecure_channel(address, options=client_options())
     return grpc.aio.secure_channel(address, _credentials(identity), options=_expecting(server_name))
+
+
+def connect_to_peer(address: str, peer: PeerId | None, wallet: Wallet) -> grpc.aio.Channel:
+    """A channel to a stage server; plaintext where both are on one machine, or where nobody has an identity.
+
+    `peer` must answer there; None: any stage server of the swarm.
+    """
+    identity = wallet.identity
+    if identity is None or is_loopback(address.rpartition(":")[0]):
+        return connect(address)
+    role = Role.STAGE_SERVER
+    return connect(
+        address,
+        identity,
+        any_of(identity.cluster, role) if peer is None else Principal(identity.cluster, role, peer).dns,
+    )
 
 
 def connect_sync(address: str, identity: Identity | None = None, server_name: str = "") -> grpc.Channel:

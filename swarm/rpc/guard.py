@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from swarm.errors import InvalidConfig, NotAdmitted, SwarmError
+from swarm.errors import InvalidConfig, NotAdmitted, Refused, SwarmError
 from swarm.pki import keys
 from swarm.pki.names import Principal, principal_of
 from swarm.rpc.channel import abort
@@ -97,6 +97,13 @@ def caller_of(context: _Context) -> Caller:
     if not pem:
         raise NotAdmitted("this call came without a certificate", hint="join first: swarm login --join LINE")
     return _caller(bytes(pem))
+
+
+def check_caller(name: str) -> None:
+    """Refused if the caller proved to be somebody else; over plaintext nobody proves anything."""
+    caller = CALLER.get()
+    if caller is not None and caller.principal.name != name:
+        raise Refused(f"{caller.principal} called itself {name}", hint="a member goes by the name in its certificate")
 
 
 @lru_cache(maxsize=4096)

@@ -14,6 +14,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 import grpc
@@ -31,14 +32,13 @@ from swarm.errors import (
 )
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.pki.identity import Wallet
-from swarm.pki.names import Role, any_of
 from swarm.rpc import frames
-from swarm.rpc.channel import answering, check_address, connect, public_error, translate
+from swarm.rpc.channel import answering, check_address, connect_to_peer, public_error, translate
 from swarm.rpc.frames import Parts
-from swarm.rpc.guard import CALLER
+from swarm.rpc.guard import check_caller
 from swarm.rpc.mapping import from_message, parse, to_message
 from swarm.rpc.state import collect, state_chunks
-from swarm.text import is_loopback
+from swarm.types import PeerId
 from swarm.wire import frame_pb2
 
 SERVICE: Final = "swarm.wire.Peer"
@@ -59,8 +59,12 @@ _Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 class PeerLinks(Protocol):
     """The sending side: one process's links to its neighbours."""
 
-    async def send(self, address: str, header: TensorHeader, payload: bytes | memoryview) -> None:
+    async def send(
+        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+    ) -> None:
         """Deliver one tensor to the stage server at `address`; returns once its receiver accepted it.
+
+        Where processes prove who they are, `to` must answer there; None: any stage server of the swarm.
 
         Tensors of concurrent calls may arrive in any order, and one may arrive twice. If the receiver reports
         corruption, the tensor is sent once more. `payload` must not change until `send` returns or, if it was
@@ -69,7 +73,9 @@ class PeerLinks(Protocol):
         (`asyncio.timeout`).
         """
 
-    async def pull(self, address: str, request: StateRequest, limit_bytes: int) -> tuple[StateReply, memoryview]:
+    async def pull(
+        self, address: str, request: StateRequest, limit_bytes: int, *, to: PeerId | None = None
+    ) -> tuple[StateReply, memoryview]:
         """A part of a stage's state from the replica at `address`, whole and checked, of at most `limit_bytes`.
 
         Raises PeerUnavailable, CorruptFrame, or what the replica raised: StaleMessage (it does not serve that stage),
@@ -146,20 +152,24 @@ class GrpcPeerLinks:
         self._wallet = wallet or Wallet()
         self._traffic = traffic or NoTraffic()
         self._max_bytes_in_flight = max_bytes_in_flight
-        self._links: dict[str, _Link] = {}
+        self._links: dict[tuple[str, PeerId | None], _Link] = {}
         self._closed = False
 
-    async def send(self, address: str, header: TensorHeader, payload: bytes | memoryview) -> None:
+    async def send(
+        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+    ) -> None:
         try:
-            await self._link(address).send(header, payload)
+            await self._link(address, to).send(header, payload)
         except CorruptFrame:
-            await self._link(address).send(header, payload)
+            await self._link(address, to).send(header, payload)
 
-    async def pull(self, address: str, request: StateRequest, limit_bytes: int) -> tuple[StateReply, memoryview]:
+    async def pull(
+        self, address: str, request: StateRequest, limit_bytes: int, *, to: PeerId | None = None
+    ) -> tuple[StateReply, memoryview]:
         if self._closed:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
         # A connection of its own: a joiner asks each replica seldom, and the state must not delay tensors.
-        channel = _connect(address, self._wallet)
+        channel = connect_to_peer(address, to, self._wallet)
         try:
             method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/{PULL}")
             call = method(to_message(request).SerializeToString())
@@ -177,23 +187,16 @@ class GrpcPeerLinks:
             await link.close()
         self._links.clear()
 
-    def _link(self, address: str) -> _Link:
+    def _link(self, address: str, to: PeerId | None) -> _Link:
         if self._closed:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
         check_address(address)
-        link = self._links.get(address)
+        link = self._links.get((address, to))
         if link is None or link.error is not None:
-            link = self._links[address] = _Link(
-                address, self._traffic, self._max_bytes_in_flight, self._on_wire, self._wallet
-            )
+            dial = partial(connect_to_peer, address, to, self._wallet)
+            link = _Link(address, self._traffic, self._max_bytes_in_flight, self._on_wire, dial)
+            self._links[address, to] = link
         return link
-
-
-def _connect(address: str, wallet: Wallet) -> grpc.aio.Channel:
-    """A channel to a stage server; plaintext where both are on one machine, or where nobody has an identity."""
-    if wallet.identity is None or is_loopback(address.rpartition(":")[0]):
-        return connect(address)
-    return connect(address, wallet.identity, any_of(wallet.identity.cluster, Role.STAGE_SERVER))
 
 
 @dataclass(slots=True)
@@ -217,10 +220,10 @@ class _Link:
         traffic: Traffic,
         max_bytes_in_flight: int,
         on_wire: Callable[[bytes], bytes] | None,
-        wallet: Wallet,
+        dial: Callable[[], grpc.aio.Channel],
     ) -> None:
         self._on_wire = on_wire
-        self._wallet = wallet
+        self._dial = dial
         self.error: SwarmError | None = None
         self._address = address
         self._traffic = traffic
@@ -267,7 +270,7 @@ class _Link:
     async def _serve(self) -> None:
         """Run the stream until it breaks, then fail everything that waits for a receipt."""
         error: SwarmError = PeerUnavailable(f"{self._address}: the link was closed")
-        channel = _connect(self._address, self._wallet)
+        channel = self._dial()
         try:
             call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
             async with asyncio.TaskGroup() as tasks:
@@ -372,13 +375,6 @@ def _again(error: SwarmError) -> SwarmError:
     return type(error)(error.message, hint=error.hint)
 
 
-def _check_sender(sender: str) -> None:
-    """Refused if the caller proved to be somebody else; over plaintext nobody proves anything."""
-    caller = CALLER.get()
-    if caller is not None and caller.principal.name != sender:
-        raise Refused(f"{caller.principal} called itself {sender}")
-
-
 # The receiving side --------------------------------------------------------------------------------------------------
 
 
@@ -405,7 +401,7 @@ class _PeerService:
         """A part of the state, in chunks. A caller that does not read loses its place."""
         async with answering(context):
             request = from_message(StateRequest, parse(frame_pb2.StateRequest, data))
-            _check_sender(request.sender)
+            check_caller(request.sender)
             if self._donor is None:
                 raise Refused("this process has no state to give")
             host = context.peer().rpartition(":")[0]
@@ -445,7 +441,7 @@ class _PeerService:
                         tasks.create_task(self._take(tensor, answers, room))
 
     def _admit(self, header: TensorHeader) -> None:
-        _check_sender(header.sender)
+        check_caller(header.sender)
         self._receiver.admit(header)
 
     async def _take(self, tensor: frames.Tensor, answers: _Answers, room: asyncio.Semaphore) -> None:

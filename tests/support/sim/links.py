@@ -14,6 +14,7 @@ from swarm.rpc import frames
 from swarm.rpc.channel import public_error
 from swarm.rpc.peers import StateDonor, TensorReceiver, Traffic, take
 from swarm.rpc.state import collect, state_chunks
+from swarm.types import PeerId
 from tests.support.sim.fabric import Fabric, Flight
 from tests.support.sim.processes import Process
 
@@ -39,13 +40,17 @@ class SimPeerLinks:
         self._process = Process.current()
         self._closed = False
 
-    async def send(self, address: str, header: TensorHeader, payload: bytes | memoryview) -> None:
+    async def send(
+        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+    ) -> None:
         try:
             await self._send(address, header, payload)
         except CorruptFrame:
             await self._send(address, header, payload)
 
-    async def pull(self, address: str, request: StateRequest, limit_bytes: int) -> tuple[StateReply, memoryview]:
+    async def pull(
+        self, address: str, request: StateRequest, limit_bytes: int, *, to: PeerId | None = None
+    ) -> tuple[StateReply, memoryview]:
         if self._closed:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
         if self._process is not None and self._process.is_dead:

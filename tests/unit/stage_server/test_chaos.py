@@ -28,7 +28,9 @@ class Links:
     def __init__(self) -> None:
         self.sent: list[str] = []
 
-    async def send(self, address: str, header: TensorHeader, payload: bytes | memoryview) -> None:
+    async def send(
+        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+    ) -> None:
         self.sent.append(address)
 
     async def close(self) -> None:

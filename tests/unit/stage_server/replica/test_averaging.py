@@ -53,7 +53,7 @@ class Table:
     def __init__(self, *sides: Side) -> None:
         self.sides = {f"at {side.me.peer}": side for side in sides}
 
-    async def send(self, address: str, header: Slice, payload: memoryview) -> None:
+    async def send(self, address: str, header: Slice, payload: memoryview, *, to: PeerId) -> None:
         self.sides[address].mailbox.put(header, payload)
 
 

@@ -4,7 +4,9 @@ import pytest
 
 from stage_server.replica.packing import DELIVERY_S_MAX, PAUSE_S, Letter, deliver
 from swarm.errors import RetryElsewhere
+from swarm.messages import Member
 from swarm.peer_messages import TensorHeader
+from swarm.types import PeerId
 from tests.support.headers import header_of
 from tests.support.sim import loop as sim
 
@@ -16,7 +18,7 @@ class BusyNeighbour:
         self.refusals = refusals
         self.tried_s: list[float] = []
 
-    async def send(self, address: str, header: TensorHeader, payload: bytes) -> None:
+    async def send(self, address: str, header: TensorHeader, payload: bytes, *, to: PeerId) -> None:
         self.tried_s.append(asyncio.get_running_loop().time())
         await asyncio.sleep(0.5)
         if len(self.tried_s) <= self.refusals:
@@ -24,7 +26,9 @@ class BusyNeighbour:
 
 
 def delivered(links: BusyNeighbour) -> None:
-    sim.run(deliver(links, "a:1", Letter(header_of(4), b"abcd")), seed=1, limit_s=60.0)  # type: ignore[arg-type]
+    sim.run(
+        deliver(links, Member(PeerId("a"), 1, "a:1", 0, 1, ""), Letter(header_of(4), b"abcd")), seed=1, limit_s=60.0
+    )  # type: ignore[arg-type]
 
 
 def test_what_a_busy_neighbour_turned_away_is_sent_again_after_a_pause() -> None:
