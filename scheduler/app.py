@@ -142,7 +142,9 @@ async def serve(options: SchedulerOptions) -> None:
         joins = ""
         if admission is not None:
             loop = asyncio.get_running_loop()
-            joins = await admission.serve(server, options.join_listen, address, loop, scheduler.sessions.revoke)
+            joins = await admission.serve(
+                server, options.listen, bound, address, options.join_listen, loop, scheduler.sessions.revoke
+            )
             tasks.create_task(admission.renew())
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)

@@ -174,7 +174,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         configure(options.log_level, options.log_format, forward)
         log = get_logger("stage-server")
         if enrolment is not None:
-            tasks.create_task(enrolment.renew(stage_server.dial_anew))
+            tasks.create_task(enrolment.renew())
         tasks.create_task(watch_memory(used, memory_bytes, device, metrics, log))
         receiver: Neighbour = stage_server if harm is None else HarmedReceiver(stage_server, harm)
         add_peer_service(server, receiver, metrics, receiver)

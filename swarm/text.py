@@ -46,6 +46,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_wildcard(host: str) -> bool:
+    """Whether a process that listens there is reached at every address of its machine."""
+    try:
+        return ipaddress.ip_address(host.strip("[]") or "0.0.0.0").is_unspecified
+    except ValueError:
+        return False
+
+
 def first_line(error: BaseException) -> str:
     """What an error of a library says, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

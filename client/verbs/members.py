@@ -63,6 +63,7 @@ def token(
 ) -> int:
     """Let others join: create a token, list those that wait to be used, or revoke one."""
     shell: Shell = context.obj
+    _check_proved(shell)
     if action == "create":
         if not role:
             raise UsageError("missing --role", hint=f"one of: {', '.join(MEMBERS)}")
@@ -99,6 +100,7 @@ def identity(
 ) -> int:
     """List the members of the swarm, show who you are, or take a member out at once."""
     shell: Shell = context.obj
+    _check_proved(shell)
     if action == "show":
         return _show_self(shell)
     with dial(shell) as scheduler:
@@ -113,10 +115,14 @@ def identity(
     return 0
 
 
+def _check_proved(shell: Shell) -> None:
+    if shell.insecure:
+        raise UsageError("a scheduler with --insecure takes everybody and has no members", hint="leave --insecure out")
+
+
 def _show_self(shell: Shell) -> int:
     identity = identity_for(shell)
-    if identity is None:
-        raise UsageError("--insecure: nobody proves who he is")
+    assert identity is not None
     ends_s = identity.ends_unix_s - time.time()
     principal = identity.principal
     if shell.json:

@@ -27,6 +27,7 @@ from swarm.pki.profiles import profile_folder
 from swarm.process.audit import Audit
 from swarm.process.logs import Logger
 from swarm.rpc.guard import Caller, Guard
+from swarm.text import is_wildcard
 from swarm.types import PeerId
 from swarm.wire import members_pb2_grpc
 
@@ -68,32 +69,39 @@ class Admission:
         self,
         server: grpc.aio.Server,
         listen: str,
+        bound: int,
         address: str,
+        join_listen: str,
         loop: asyncio.AbstractEventLoop,
         cut: Callable[[PeerId, str], None],
     ) -> str:
-        """Take joins and give the address where; `listen` may be "": the host of `address`, at 7949 or a free port."""
-        # A person on this machine may dial it at loopback, wherever others reach it.
-        self._addresses = {address, f"127.0.0.1:{address.rpartition(':')[2]}"}
+        """Take joins and give the address where.
+
+        `join_listen` may be "": the host of `listen`, at port 7949 or any free one. `address` is where others reach us.
+        """
+        host, _, port = listen.rpartition(":")
+        self._addresses = {address}
+        if is_wildcard(host):  # then a person on this machine may dial it at loopback
+            self._addresses.add(f"127.0.0.1:{bound}")
         self._joins = JoinEndpoint(self.members, lambda: address, loop, self._folder)
         identity = self.wallet.identity
         assert identity is not None
         self._joins.show(identity)
-        host = (listen or address).rpartition(":")[0]
-        port = self._listen(host, int(listen.rpartition(":")[2]) if listen else DEFAULT_JOIN_PORT, bool(listen))
-        joins = f"{address.rpartition(':')[0]}:{port}"
+        if join_listen:
+            host, _, port = join_listen.rpartition(":")
+        joins = f"{address.rpartition(':')[0]}:{self._listen(host, int(port) if join_listen else None)}"
         self.members.on_revoked = partial(_cut, cut)
         service = MemberService(self.members, joins)
         members_pb2_grpc.add_MembersServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         await self._show_local_admin()
         return joins
 
-    def _listen(self, host: str, port: int, is_chosen: bool) -> int:
+    def _listen(self, host: str, port: int | None) -> int:
         assert self._joins is not None
         try:
-            return self._joins.start(host, port)
+            return self._joins.start(host, DEFAULT_JOIN_PORT if port is None else port)
         except InvalidConfig:
-            if is_chosen:
+            if port is not None:
                 raise
             return self._joins.start(host, 0)
 
@@ -108,11 +116,11 @@ class Admission:
                 continue
             try:
                 if self._joins is not None:
-                    self._joins.show(self.wallet.identity)
+                    await asyncio.to_thread(self._joins.show, self.wallet.identity)
                 await self._show_local_admin()
                 is_shown = True
-            except SwarmError as error:
-                self._log.warning("a certificate was not renewed everywhere", reason=error.message)
+            except (SwarmError, OSError) as error:
+                self._log.warning("a certificate was not renewed everywhere", reason=str(error))
 
     def close(self) -> None:
         if self._joins is not None:
@@ -127,19 +135,26 @@ class Admission:
         identity = await self.members.issue_here(Role.ADMIN, LOCAL_ADMIN)
         try:
             for address in self._addresses:
-                identity.save(profile_folder(address))
+                await asyncio.to_thread(identity.save, profile_folder(address))
         except InvalidConfig as error:
             self._log.warning("no profile for the local admin", reason=error.message)
 
     def _may(self, caller: Caller, method: str) -> None:
         self.members.check(caller, method)
         if method in AUDITED:
-            self._audit.write(caller.principal.uri, method.rpartition("/")[2], "ok")
+            self._record(caller.principal.uri, method, "allowed")
 
     def _denied(self, method: str, who: str, error: SwarmError) -> None:
         if self._denials.take(time.monotonic()):
-            self._audit.write(who, method.rpartition("/")[2], f"{error.code} {error.message}")
+            self._record(who, method, f"{error.code} {error.message}")
             self._log.warning("refused", method=method, who=who, reason=error.message)
+
+    def _record(self, who: str, method: str, result: str) -> None:
+        """A full disk must not keep an admin from cancelling and revoking."""
+        try:
+            self._audit.write(who, method.rpartition("/")[2], result)
+        except OSError as error:
+            self._log.error("not in the audit log", who=who, method=method, result=result, reason=str(error))
 
 
 def _cut(cut: Callable[[PeerId, str], None], member: Member) -> None:

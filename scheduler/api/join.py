@@ -85,7 +85,7 @@ class JoinEndpoint:
             raise RetryElsewhere("too many joins failed from this address", hint="wait a minute, then try again")
         try:
             pem = await self._members.join(asked["id"], asked["secret"], asked["name"], asked["csr"].encode())
-        except BadToken as error:
+        except (BadToken, Refused) as error:
             if len(self._failures) >= _ADDRESSES_MAX:
                 self._failures.clear()
             self._failures[address] = failures

@@ -30,7 +30,7 @@ TOKEN_TTL_S_MAX = 30 * 86400.0
 TOKEN_USES_MAX = 1000
 REASON_CHARACTERS_MAX = 300
 NAMES_CHARACTERS_MAX = 80
-KEYS_MAX = 8  # of one member that are good at a time, beside the newest
+KEYS_MAX = 1024  # of one member, beside the newest: almost two years of one connection
 
 _METADATA = sa.MetaData()
 _MEMBERS = sa.Table(
@@ -56,7 +56,11 @@ _TOKENS = sa.Table(
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A holder of certificates. Each of his keys is good until its certificate ends."""
+    """A holder of certificates.
+
+    A connection is older than the newest certificate, as nobody dials anew because of a renewal. So each key is good
+    while its holder goes on renewing; TLS sees to it that no new connection begins with a certificate that has ended.
+    """
 
     role: Role
     name: str
@@ -124,11 +128,11 @@ class Members:
     def _check_known(self, caller: Caller) -> None:
         principal = caller.principal
         member = self._members.get((principal.role, principal.name))
-        if member is None:
-            raise Revoked(f"{principal} is not in the book of members", hint="join again, with a new token")
+        if member is None:  # such as after a book of yesterday was restored
+            raise CertificateEnded(f"{principal} is not in the book of members", hint="join again, with a new token")
         if member.is_revoked:
             raise Revoked(f"{principal} was revoked: {member.reason or 'no reason given'}", hint="ask an admin")
-        if self._wall_s() >= member.keys.get(caller.fingerprint, 0.0):  # the connection may be older than that
+        if caller.fingerprint not in member.keys or self._wall_s() >= member.ends_unix_s:
             raise CertificateEnded(
                 f"the certificate of {principal} on this connection is good no more: it ended, or was replaced",
                 hint="dial again; if that does not help, join again with a new token",
@@ -142,7 +146,9 @@ class Members:
         identity = issue(self.authority, principal, self._wall_s(), life_s=self.life_s)
         key = keys.read_key(identity.key_pem).public_key()
         async with self._changing:
-            known = self._members.get((role, name)) or Member(role, name, invited_by="the scheduler")
+            known = self._members.get((role, name))
+            if known is None or known.is_revoked:  # then with this key alone
+                known = Member(role, name, invited_by="the scheduler")
             await self._put(self._with_key(known, key))
         return identity
 
@@ -224,11 +230,8 @@ class Members:
         return certificate
 
     def _with_key(self, member: Member, key: keys.PublicKey) -> Member:
-        """The member with one more key, and without those whose certificates have ended."""
-        now_unix_s = self._wall_s()
-        good = {one: ends_unix_s for one, ends_unix_s in member.keys.items() if ends_unix_s > now_unix_s}
-        newest = sorted(good.items(), key=itemgetter(1))[-KEYS_MAX:]
-        return replace(member, keys=dict(newest) | {keys.fingerprint(key).hex(): now_unix_s + self.life_s})
+        newest = sorted(member.keys.items(), key=itemgetter(1))[-KEYS_MAX:]
+        return replace(member, keys=dict(newest) | {keys.fingerprint(key).hex(): self._wall_s() + self.life_s})
 
     # For admins --------------------------------------------------------------------------------------------------
 

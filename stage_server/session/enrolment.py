@@ -27,7 +27,7 @@ LOOK_S = 30.0  # how often the certificate's age is looked at
 LOOK_S_MIN = 1.0
 CALL_S_MAX = 10.0
 POLL_S = 0.2
-PROFILE_LOOKS_MAX = 25  # a scheduler that starts on this machine listens before its profile is written
+PROFILE_LOOKS_MAX = 100  # a scheduler that starts on this machine listens before its profile is written
 
 
 class Enrolment:
@@ -69,7 +69,7 @@ class Enrolment:
                 f"the token is for {joined.identity.principal}, not for stage server {self._peer}",
                 hint="it needs: swarm token create --role stage-server",
             )
-        self._keep(joined.identity)
+        await self._keep(joined.identity)
         write_private(self._folder / "scheduler", joined.scheduler.encode())
         kept.unlink()
         self._log.info("joined", peer=self._peer, scheduler=joined.scheduler, cluster=joined.identity.cluster)
@@ -80,14 +80,14 @@ class Enrolment:
         NotAdmitted if nobody vouches for this process, SchedulerUnreachable if the scheduler does not answer.
         """
         self._scheduler = scheduler
-        held, admin = self._wallet.identity, find_profile(scheduler)
+        held, admin = self._wallet.identity, self._profile(scheduler)
         if held is not None and self._wall_s() >= held.ends_unix_s:
             held = None
-        if held is not None and (not self._may_vouch(admin) or admin is None or admin.cluster == held.cluster):
+        if held is not None and (admin is None or admin.cluster == held.cluster):
             return
         if admin is None:
             admin = await self._profile_that_comes(scheduler)
-        if admin is None or not self._may_vouch(admin):
+        if admin is None:
             if self._wallet.identity is not None:
                 self._wallet.identity.check(self._wall_s())
             raise NotAdmitted(
@@ -97,22 +97,34 @@ class Enrolment:
             )
         try:
             identity = await asyncio.to_thread(vouched, scheduler, admin, Role.STAGE_SERVER, self._peer, CALL_S_MAX)
-        except SchedulerUnreachable:
-            if held is None:
+        except SwarmError as error:
+            if held is not None:
+                return  # the profile is of another swarm that was at this address, or nobody answers at all
+            if isinstance(error, NotAdmitted):
                 raise
-            return  # the profile is of another swarm that was at this address, or nobody answers at all
-        self._keep(identity)
+            raise SchedulerUnreachable(f"the scheduler at {scheduler} gave no certificate: {error}") from error
+        await self._keep(identity)
         self._log.info("the local admin vouched", peer=self._peer, scheduler=scheduler, cluster=identity.cluster)
 
-    def _may_vouch(self, profile: Identity | None) -> bool:
-        return profile is not None and profile.principal.role is Role.ADMIN and self._wall_s() < profile.ends_unix_s
+    def _profile(self, scheduler: str) -> Identity | None:
+        """The profile of an admin of this machine whose word counts now; one that cannot be read is none."""
+        try:
+            found = find_profile(scheduler)
+        except InvalidConfig as error:
+            self._log.warning("a profile cannot be used", reason=str(error))
+            return None
+        if found is None or found.principal.role is not Role.ADMIN or self._wall_s() >= found.ends_unix_s:
+            return None
+        return found
 
-    async def renew(self, renewed_now: Callable[[], None] = lambda: None) -> None:
-        """Renew the certificate in time, for ever, and say so each time. Revoked ends the process."""
+    async def renew(self) -> None:
+        """Renew the certificate in time, for ever. Revoked ends the process."""
+        pause_s = 0.0
         while True:
             held = self._wallet.identity
             due_s = 0.0 if held is None else held.renews_unix_s - self._wall_s()
-            await asyncio.sleep(min(LOOK_S, max(LOOK_S_MIN, due_s)))
+            await asyncio.sleep(max(pause_s, min(LOOK_S, max(LOOK_S_MIN, due_s))))
+            pause_s = 0.0
             held = self._wallet.identity
             if held is None or not self._wallet.is_due or not self._scheduler:
                 continue
@@ -120,12 +132,13 @@ class Enrolment:
                 if self._wall_s() >= held.ends_unix_s:  # too late, unless the local admin vouches once more
                     await self.admit(self._scheduler)
                 else:
-                    self._keep(await asyncio.to_thread(renewed, self._scheduler, held, CALL_S_MAX))
+                    await self._keep(await asyncio.to_thread(renewed, self._scheduler, held, CALL_S_MAX))
                     self._log.info("certificate renewed", peer=self._peer)
-                renewed_now()
+                pause_s = held.life_s / 10  # also where the clocks differ by more than a certificate's life
             except Revoked:
                 raise
             except SwarmError as error:
+                pause_s = min(LOOK_S, held.life_s / 10)
                 self._log.warning("certificate not renewed yet", reason=error.message)
 
     async def _profile_that_comes(self, scheduler: str) -> Identity | None:
@@ -138,14 +151,17 @@ class Enrolment:
         except (OSError, TimeoutError) as error:
             raise SchedulerUnreachable(f"no scheduler answers at {scheduler}: {error or 'no answer in time'}") from None
         for _ in range(PROFILE_LOOKS_MAX):
-            if (found := find_profile(scheduler)) is not None:
+            if (found := self._profile(scheduler)) is not None:
                 return found
             await asyncio.sleep(POLL_S)
         return None
 
-    def _keep(self, identity: Identity) -> None:
-        identity.save(self._folder)
+    async def _keep(self, identity: Identity) -> None:
         self._wallet.identity = identity
+        try:
+            await asyncio.to_thread(identity.save, self._folder)
+        except InvalidConfig as error:
+            self._log.error("the certificate is not on disk", reason=error.message)
 
     def _is_ours(self, identity: Identity) -> bool:
         principal = identity.principal

@@ -26,6 +26,7 @@ from swarm.errors import (
     NotAdmitted,
     OutOfMemory,
     Refused,
+    Revoked,
     SchedulerUnreachable,
     StaleMessage,
     SwarmError,
@@ -85,6 +86,7 @@ class StageServer:
         self._tasks, self._log = ports.tasks, ports.log
         self._connect_retry = wait_random_exponential(multiplier=0.2, max=settings.connect_retry_s_max)
         self._outgoing = EventQueue()
+        self._was_welcomed = False
         self._link: SchedulerLink | None = None
         self._load_stage: messages.LoadStage | None = None  # loading or loaded
         self._replica: Replica | None = None
@@ -130,11 +132,6 @@ class StageServer:
             self._outgoing.end()
             await self._detached.wait()
 
-    def dial_anew(self) -> None:
-        """End the session and begin another one, which proves itself with the present certificate."""
-        if self._link is not None and not self._leaving:
-            self._outgoing.end()
-
     async def serve(self) -> None:
         """Stay attached to a scheduler, whatever happens to it; returns only by cancellation or IncompatibleVersion."""
         try:
@@ -174,7 +171,7 @@ class StageServer:
 
         `orphaned` waits to drop the job; a scheduler that welcomes us ends the wait.
         """
-        address = await self._ports.find_scheduler()
+        address = await self._find()
         link = self._ports.dial(address)
         welcomed = False
         heart: asyncio.Task[None] | None = None
@@ -192,7 +189,7 @@ class StageServer:
                     if isinstance(command, messages.Welcome):
                         if self._job != self._reported:
                             raise StaleMessage("the job was given up while the scheduler was dialled")
-                        welcomed = True
+                        welcomed = self._was_welcomed = True
                         orphaned.cancel()
                         self._link = link
                         self._detached.clear()
@@ -200,9 +197,7 @@ class StageServer:
                         self._log.info("attached to scheduler", scheduler=address, peer=command.peer, epoch=epoch)
                     else:
                         await self._handle(command)
-            if self._outgoing.ended and not self._leaving:
-                self._log.info("dials anew, with a newer certificate", scheduler=address)
-            elif self._outgoing.ended:
+            if self._outgoing.ended:
                 self._log.info("left the scheduler", scheduler=address, reason=self._leaving)
             else:
                 self._log.warning("scheduler ended the session", scheduler=address)
@@ -210,8 +205,13 @@ class StageServer:
             if not welcomed:
                 raise
             self._log.warning("session lost", scheduler=address, reason=error.message)
-        except (IncompatibleVersion, NotAdmitted):
+        except IncompatibleVersion:
             raise
+        except NotAdmitted as error:
+            if isinstance(error, Revoked) or not self._was_welcomed:
+                raise
+            # The scheduler may have lost its book, or the time of day: what this replica holds may be needed yet.
+            raise SchedulerUnreachable(f"the scheduler at {address} does not admit us: {error}") from error
         except SwarmError as error:
             # Such as StaleMessage: a newer process with this peer's id is attached. It may pass: dial again, later.
             raise SchedulerUnreachable(f"the scheduler at {address} ended the session: {error}") from error
@@ -221,6 +221,17 @@ class StageServer:
             if heart is not None:
                 heart.cancel()
             await link.close()
+
+    async def _find(self) -> str:
+        """Where the scheduler is. What is in the way ends the process only at its start: later it may pass."""
+        try:
+            return await self._ports.find_scheduler()
+        except (SchedulerUnreachable, Revoked):
+            raise
+        except SwarmError as error:
+            if not self._was_welcomed:
+                raise
+            raise SchedulerUnreachable(f"the scheduler cannot be dialled: {error}") from error
 
     async def _events(self) -> AsyncGenerator[messages.Event, None]:
         # No replica is held in a variable here: this generator outlives the job.

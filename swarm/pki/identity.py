@@ -45,10 +45,13 @@ class Identity:
         return keys.ends_unix_s(self._certificate)
 
     @cached_property
+    def life_s(self) -> float:
+        return self.ends_unix_s - keys.begins(self._certificate).timestamp() - CLOCK_SLACK_S
+
+    @cached_property
     def renews_unix_s(self) -> float:
         """From when on a newer certificate should be asked for."""
-        begins_s = keys.begins(self._certificate).timestamp() + CLOCK_SLACK_S  # when it was made
-        return begins_s + RENEW_AT * (self.ends_unix_s - begins_s)
+        return self.ends_unix_s - (1.0 - RENEW_AT) * self.life_s
 
     @cached_property
     def _certificate(self) -> x509.Certificate:

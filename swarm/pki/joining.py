@@ -20,6 +20,7 @@ from swarm.pki.authority import pin_of
 from swarm.pki.identity import Application, Identity
 from swarm.pki.names import CLUSTER_CHARACTERS, Role, scheduler_of
 from swarm.pki.tokens import JoinLine
+from swarm.text import is_address
 
 CA_PATH, JOIN_PATH = "/v1/ca", "/v1/join"
 ANSWER_BYTES_MAX = 64 << 10
@@ -61,7 +62,10 @@ def join(line: JoinLine, name: str, application: Application) -> Joined:
     identity = application.granted(_text(answer, "certificate").encode(), ca_pem)
     if identity.principal.role is Role.SCHEDULER:
         raise NotAdmitted(f"{line.address} answered with a certificate that is not for a member")
-    return Joined(identity, _text(answer, "scheduler"))
+    scheduler = _text(answer, "scheduler")
+    if not is_address(scheduler):  # it names the folder of the profile
+        raise NotAdmitted(f"{line.address} answered with an address of its scheduler that is none")
+    return Joined(identity, scheduler)
 
 
 class _Connection(http.client.HTTPSConnection):

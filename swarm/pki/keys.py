@@ -53,7 +53,10 @@ def requested_key(pem: bytes) -> PublicKey:
         raise Refused(f"a request for a certificate has at most {PEM_BYTES_MAX} bytes")
     try:
         request = x509.load_pem_x509_csr(pem)
-        is_signed, key = request.is_signature_valid, request.public_key()
+        key = request.public_key()
+        # The kind first: signatures of others can take long to check.
+        is_ours = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
+        is_signed = is_ours and request.is_signature_valid
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         raise Refused("this is no request for a certificate") from None
     if not is_signed or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):

@@ -38,12 +38,13 @@ class Audit:
             ) from error
 
     def write(self, actor: str, action: str, result: str, **facts: str) -> None:
-        """Add a line; `result` is "ok" or the code and text of an error."""
+        """Add a line; `result` is "allowed", or the code and text of an error. OSError if the disk is full."""
         line = {"time_unix_s": round(self._wall_s(), 3), "actor": actor, "action": action, "result": result} | facts
         line = {key: printable(one)[:TEXT_CHARACTERS_MAX] if isinstance(one, str) else one for key, one in line.items()}
-        self._newest = _hash(self._newest, line)
-        self._file.write(json.dumps(line | {"hash": self._newest}) + "\n")
+        newest = _hash(self._newest, line)
+        self._file.write(json.dumps(line | {"hash": newest}) + "\n")
         self._file.flush()
+        self._newest = newest
 
     def close(self) -> None:
         self._file.close()

@@ -141,6 +141,7 @@ class BoundedServer(ThreadingHTTPServer):
         self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None
     ) -> None:
         self._tls = tls
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._lock = threading.Lock()
         self._held: dict[Any, None] = {}  # connections, the oldest first
         self._deadlines: dict[Any, threading.Timer] = {}

@@ -22,7 +22,7 @@ import typer
 
 from swarm.errors import INTERRUPTED, InvalidConfig, NotAllowed, SwarmError, UsageError, leaves
 from swarm.process.logs import LogFormat
-from swarm.text import is_address, is_loopback
+from swarm.text import is_address, is_loopback, is_wildcard
 
 # The flags that both servers have, spelled once.
 HttpHost: TypeAlias = Annotated[str, typer.Option(help="Address of /metrics and /healthz.")]
@@ -75,19 +75,12 @@ def check_listen(listen: str) -> None:
 def check_announce(listen: str, announce: str) -> None:
     """UsageError unless others can dial `announce`, or, if that is empty, the address that is listened at."""
     if announce:
-        if not is_address(announce) or _is_wildcard(announce.rpartition(":")[0]):
+        if not is_address(announce) or is_wildcard(announce.rpartition(":")[0]):
             raise UsageError(
                 f'--announce is HOST:PORT of this machine, as others dial it, not "{announce}"', hint=_addresses_hint()
             )
-    elif _is_wildcard(listen.rpartition(":")[0]):
+    elif is_wildcard(listen.rpartition(":")[0]):
         raise UsageError(f"others cannot dial {listen}: say at which address they reach it", hint=_addresses_hint())
-
-
-def _is_wildcard(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]") or "0.0.0.0").is_unspecified
-    except ValueError:
-        return False
 
 
 def _addresses_hint() -> str:

@@ -122,7 +122,7 @@ async def scheduler_side(folder: Path) -> AsyncIterator[SchedulerSide]:
     loop = asyncio.get_running_loop()
     try:
         side.joins = await admission.serve(
-            server, LOOPBACK, address, loop, lambda peer, reason: side.cut.append((peer, reason))
+            server, LOOPBACK, 0, address, LOOPBACK, loop, lambda peer, reason: side.cut.append((peer, reason))
         )
         await server.start()
         yield side

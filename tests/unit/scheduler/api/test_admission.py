@@ -14,7 +14,7 @@ from scheduler.api import admission as module
 from scheduler.api.admission import AUDITED
 from scheduler.api.join import JoinEndpoint
 from scheduler.brain.access import RULES
-from swarm.errors import InvalidConfig, Revoked, RoleForbids
+from swarm.errors import CertificateEnded, InvalidConfig, RoleForbids
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import join
 from swarm.pki.names import Role, scheduler_of
@@ -25,7 +25,7 @@ from swarm.rpc.channel import connect, new_server, translate
 from swarm.rpc.members import renewed, vouched
 from swarm.wire import members_pb2 as pb
 from swarm.wire import members_pb2_grpc
-from tests.support.members import SchedulerSide, scheduler_side
+from tests.support.members import LOOPBACK, SchedulerSide, scheduler_side
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +66,9 @@ async def test_a_first_start_makes_a_swarm_whose_admin_types_nothing(tmp_path: P
             await asyncio.to_thread(vouched, side.address, one, Role.VIEWER, "bob", 10.0)
         await side.members.revoke("admin/local", "stolen")
         admin = side.admin
-    async with scheduler_side(tmp_path / "data") as side:  # a restart takes nobody in again
-        for one in (admin, side.admin):
-            assert isinstance(await error_of(side, one, "ListMembers", pb.ListMembersRequest()), Revoked)
+    async with scheduler_side(tmp_path / "data") as side:  # its owner is taken in again, with the new key alone
+        assert isinstance(await error_of(side, admin, "ListMembers", pb.ListMembersRequest()), CertificateEnded)
+        await asyncio.to_thread(vouched, side.address, side.admin, Role.VIEWER, "carl", 10.0)
 
 
 async def test_changes_and_refusals_are_written_down(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ async def test_changes_and_refusals_are_written_down(tmp_path: Path) -> None:
         error = await error_of(side, ann, "RevokeMember", pb.RevokeMemberRequest(name="local"))
         assert isinstance(error, RoleForbids)
     assert audited(tmp_path / "data") == [
-        ("local", "Issue", "ok"),
+        ("local", "Issue", "allowed"),
         ("ann", "RevokeMember", f"{RoleForbids.code} {error.message}"),
     ]
 
@@ -113,7 +113,7 @@ async def test_a_join_address_that_was_chosen_and_is_taken_is_an_error(tmp_path:
         other = module.Admission(side.members, side.admission._audit, tmp_path / "other", get_logger("test"))
         loop = asyncio.get_running_loop()
         with pytest.raises(InvalidConfig, match="cannot take joins at"):
-            await other.serve(new_server(), side.joins, side.address, loop, lambda *_: None)
+            await other.serve(new_server(), LOOPBACK, 0, side.address, side.joins, loop, lambda *_: None)
 
 
 async def test_profiles_that_cannot_be_written_do_not_stop_a_scheduler(

@@ -209,8 +209,8 @@ class Renewing:
         self.kept = asyncio.Event()
         keep = self.enrolment._keep
 
-        def noticed(identity: Identity) -> None:
-            keep(identity)
+        async def noticed(identity: Identity) -> None:
+            await keep(identity)
             self.kept.set()
 
         monkeypatch.setattr(self.enrolment, "_keep", noticed)

@@ -55,9 +55,9 @@ async def test_an_admin_vouches_and_others_do_not(tmp_path: Path) -> None:
 async def test_a_certificate_made_behind_the_books_back_is_refused(tmp_path: Path) -> None:
     async with scheduler_side(tmp_path / "data") as side:
         authority = side.members.authority
-        for name, kind in (("eve", Revoked), ("local", CertificateEnded)):
+        for name in ("eve", "local"):
             forged = identity_of(authority, Role.ADMIN, name)
-            with pytest.raises(kind):
+            with pytest.raises(CertificateEnded):
                 await asyncio.to_thread(vouched, side.address, forged, GPU, "gpu-1", CALL_S_MAX)
         scheduler = identity_of(authority, Role.SCHEDULER, "scheduler")
         with pytest.raises(NotAdmitted):
