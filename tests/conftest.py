@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +36,10 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+
+def pytest_sessionfinish() -> None:
+    shutil.rmtree(os.environ["SWARM_PROFILES"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -80,9 +80,8 @@ class Admission:
         `join_listen` may be "": the host of `listen`, at port 7949 or any free one. `address` is where others reach us.
         """
         host, _, port = listen.rpartition(":")
-        self._addresses = {address}
-        if is_wildcard(host):  # then a person on this machine may dial it at loopback
-            self._addresses.add(f"127.0.0.1:{bound}")
+        # Wherever others reach it, a person on this machine dials where it listens.
+        self._addresses = {address, f"{'127.0.0.1' if is_wildcard(host) else host}:{bound}"}
         self._joins = JoinEndpoint(self.members, lambda: address, loop, self._folder)
         identity = self.wallet.identity
         assert identity is not None

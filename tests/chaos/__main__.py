@@ -6,6 +6,7 @@ Every trial has a seed, and the line that repeats it is printed when it fails.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import shutil
@@ -51,7 +52,9 @@ def main() -> int:
         if one.is_supported and (one.short or not options.short) and not (one.network and options.no_network)
     ]
     started_s = time.monotonic()
-    os.environ.setdefault(ENVIRONMENT, tempfile.mkdtemp(prefix="swarm-chaos-profiles-"))
+    if ENVIRONMENT not in os.environ:  # else this is a part of such a run, in a network of its own
+        os.environ[ENVIRONMENT] = tempfile.mkdtemp(prefix="swarm-chaos-profiles-")
+        atexit.register(shutil.rmtree, os.environ[ENVIRONMENT], ignore_errors=True)
     failed, microbatches = 0, 0
     for one in wanted:
         if one.network and not options.here:

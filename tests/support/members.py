@@ -122,7 +122,13 @@ async def scheduler_side(folder: Path) -> AsyncIterator[SchedulerSide]:
     loop = asyncio.get_running_loop()
     try:
         side.joins = await admission.serve(
-            server, LOOPBACK, 0, address, LOOPBACK, loop, lambda peer, reason: side.cut.append((peer, reason))
+            server,
+            LOOPBACK,
+            int(address.rpartition(":")[2]),
+            address,
+            LOOPBACK,
+            loop,
+            lambda peer, reason: side.cut.append((peer, reason)),
         )
         await server.start()
         yield side
