@@ -74,7 +74,7 @@ def scheduler(
         str,
         typer.Option(
             help="HOST:PORT where others join with a token (swarm token create).",
-            show_default="the host of --announce, port 7949 or any free one",
+            show_default="the host of --listen, port 7949 or any free one",
         ),
     ] = "",
     certificate_life: Annotated[

@@ -68,6 +68,8 @@ async def serve(options: SchedulerOptions) -> None:
     Raises InvalidConfig if an address, folder or database cannot be used, NotAllowed if the folder is in use.
     """
     check_listen(options.listen)
+    if options.join_listen:
+        check_listen(options.join_listen, "--join-listen")
     check_announce(options.listen, options.announce)
     check_http_host(options.http_host, options.http_port, options.insecure)
     product = metadata.version("swarm-stages")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from swarm.errors import InvalidConfig, NotAdmitted, Revoked, SchedulerUnreachable, SwarmError
+from swarm.errors import BadToken, InvalidConfig, NotAdmitted, Revoked, SchedulerUnreachable, SwarmError
 from swarm.pki.files import read_private, write_private
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import join
@@ -55,15 +55,26 @@ class Enrolment:
             return ""
 
     async def join(self, line: JoinLine) -> None:
-        """Join with a token, unless this was done before. BadToken, WrongSwarm, SchedulerUnreachable."""
+        """Join with a token, unless this was done before. BadToken, WrongSwarm, SchedulerUnreachable.
+
+        Whoever was revoked has a certificate that looks good still, and comes back with a newer token.
+        """
         held = self._wallet.identity
-        if held is not None and line.pin.startswith(held.cluster) and self._wall_s() < held.ends_unix_s:
+        is_good = held is not None and line.pin.startswith(held.cluster) and self._wall_s() < held.ends_unix_s
+        used = self._folder / "token"
+        if is_good and used.exists() and used.read_text() == line.id:
             return
         # Kept until it has its certificate: a token takes the same key again if the answer was lost.
         kept = self._folder / "joining.pem"
         application = Application(self._peer, read_private(kept) if kept.exists() else b"")
         write_private(kept, application.key_pem)
-        joined = await asyncio.to_thread(join, line, self._peer, application)
+        try:
+            joined = await asyncio.to_thread(join, line, self._peer, application)
+        except BadToken as error:
+            if not is_good:
+                raise
+            self._log.warning("the token was not needed, or is none", reason=error.message)
+            return
         if not self._is_ours(joined.identity):
             raise NotAdmitted(
                 f"the token is for {joined.identity.principal}, not for stage server {self._peer}",
@@ -71,6 +82,7 @@ class Enrolment:
             )
         await self._keep(joined.identity)
         write_private(self._folder / "scheduler", joined.scheduler.encode())
+        write_private(used, line.id.encode())
         kept.unlink()
         self._log.info("joined", peer=self._peer, scheduler=joined.scheduler, cluster=joined.identity.cluster)
 

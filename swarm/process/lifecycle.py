@@ -65,11 +65,11 @@ def say_ready(role: str, **facts: str) -> None:
     print(json.dumps({"schema": "swarm.ready/1", "role": role, **facts}), flush=True)
 
 
-def check_listen(listen: str) -> None:
+def check_listen(listen: str, flag: str = "--listen") -> None:
     """InvalidConfig unless it is HOST:PORT, where port 0 is any."""
     _, colon, port = listen.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise InvalidConfig(f"--listen {listen} is not HOST:PORT", hint="for example --listen 127.0.0.1:7950")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise InvalidConfig(f"{flag} {listen} is not HOST:PORT", hint=f"for example {flag} 127.0.0.1:7950")
 
 
 def check_announce(listen: str, announce: str) -> None:

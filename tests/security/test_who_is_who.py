@@ -160,6 +160,12 @@ def test_a_stage_server_joins_once_with_a_token_and_comes_back_without(
     process.stop()
     assert [one.reason for one in cluster.peers() if one.id == peer] == ["it was revoked: stolen"]
 
+    newer = swarm("token", "create", "--role", "stage-server")[1]["line"]
+    process = Process.start(tmp_path / "server.log", "stage_server", "--join", newer, *flags)
+    assert process.wait_ready()["peer"] == peer
+    until(lambda: is_idle(cluster, peer))
+    process.stop()
+
 
 def is_idle(cluster: Cluster, peer: str) -> bool:
     return any(known.id == peer and known.state == "idle" for known in cluster.peers())

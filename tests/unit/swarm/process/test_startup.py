@@ -66,6 +66,8 @@ def test_ctrl_c_while_python_imports_is_no_traceback(here: Path, arguments: tupl
         (("stage_server", "--scheduler", "h:1", "--http-host", "0.0.0.0"), 3, "error[E0300]: --http-host 0.0.0.0"),
         (("stage_server", "--scheduler", "h:1", "--threads", "99999"), 3, "error[E0300]: --threads 99999 is too many"),
         (("stage_server", "--scheduler", "h:1", "--threads", "many"), 2, "error[E0200]: --threads is auto or"),
+        (("scheduler", "--join-listen", "nowhere"), 3, "error[E0300]: --join-listen nowhere is not HOST:PORT"),
+        (("scheduler", "--join-listen", "127.0.0.1:99999"), 3, "error[E0300]: --join-listen 127.0.0.1:99999 is not"),
         (("swarm.reference", "nothing.toml"), 3, "error[E0300]: job file nothing.toml does not exist"),
         (("swarm.reference", "job.toml", "--threads", "0"), 2, "error[E0200]: --threads 0"),
         (("swarm.reference", "job.toml", "--set", "training.stepps=1"), 3, "error[E0300]: job.toml: unknown key"),
