@@ -135,7 +135,8 @@ async def serve(options: SchedulerOptions) -> None:
         )
         membership = Membership(grace_s=options.grace_s)
         stack.callback(ports.stores.logs.flush)
-        scheduler = assemble(ports, tasks, membership, allow_chaos=options.allow_chaos)
+        issuer = None if admission is None else admission.issuer
+        scheduler = assemble(ports, tasks, membership, allow_chaos=options.allow_chaos, issuer=issuer)
         await scheduler.load()
 
         add_session_service(server, scheduler.sessions)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from scheduler.api.chaos import ChaosDesk
+from scheduler.api.passes import Issuer, Passes
 from scheduler.api.sessions import Connections, Sessions
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.allocator import Allocator
@@ -37,6 +38,7 @@ class Scheduler:
     restart: Restart
     drains: Drains
     tasks: asyncio.TaskGroup
+    passes: Passes | None = None
 
     async def load(self) -> None:
         """Read what an earlier start left. Nobody may dial before that."""
@@ -47,6 +49,8 @@ class Scheduler:
         """Hand out idle peers, and notice those that fall silent, for ever."""
         self.tasks.create_task(self.allocator.run())
         self.tasks.create_task(self.sessions.watch())
+        if self.passes is not None:
+            self.tasks.create_task(self.passes.keep())
 
     def stop(self) -> None:
         """From here on, the end of a session means nothing for jobs."""
@@ -54,14 +58,23 @@ class Scheduler:
 
 
 def assemble(
-    ports: SchedulerPorts, tasks: asyncio.TaskGroup, membership: Membership | None = None, *, allow_chaos: bool = False
+    ports: SchedulerPorts,
+    tasks: asyncio.TaskGroup,
+    membership: Membership | None = None,
+    *,
+    allow_chaos: bool = False,
+    issuer: Issuer | None = None,
 ) -> Scheduler:
-    """Make every part, each from those above it. What runs in the background runs in `tasks`."""
+    """Make every part, each from those above it. What runs in the background runs in `tasks`.
+
+    Without an `issuer` stage servers get no passes.
+    """
     membership = membership or Membership()
     connections = Connections(ports.log)
     drains = Drains(ports.stores.database, ports.log)
     registry = JobRegistry(ports)
-    peers = Peers(ports, registry, membership, connections, tasks)
+    passes = None if issuer is None else Passes(issuer, registry, membership, connections, ports.wall_s)
+    peers = Peers(ports, registry, membership, passes or connections, tasks)
     timelines = Timelines(ports, registry)
     rollback = Rollback(ports, registry, peers, timelines)
     runner = JobRunner(ports, registry, peers, membership, rollback, tasks)
@@ -72,7 +85,20 @@ def assemble(
     chaos = ChaosDesk(listener, jobs, membership, connections) if allow_chaos else None
     transfer = JobTransfer(ports.stores, registry)
     epoch = ports.stores.database.epoch
-    sessions = Sessions(epoch, membership, connections, chaos or listener, transfer, tasks, ports.log, ports.wall_s)
+    heard = chaos or listener
+    sessions = Sessions(epoch, membership, connections, heard, transfer, tasks, ports.log, ports.wall_s, passes)
     return Scheduler(
-        jobs, membership, connections, sessions, listener, transfer, chaos, peers, allocator, restart, drains, tasks
+        jobs,
+        membership,
+        connections,
+        sessions,
+        listener,
+        transfer,
+        chaos,
+        peers,
+        allocator,
+        restart,
+        drains,
+        tasks,
+        passes,
     )

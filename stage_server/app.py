@@ -23,8 +23,10 @@ from stage_server.metrics import StageServerMetrics
 from stage_server.options import StageServerOptions
 from stage_server.ports import HubPolicy, MemoryBudget
 from stage_server.session.enrolment import Enrolment
+from stage_server.session.gate import PassGate
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
-from swarm.errors import InvalidConfig, RoleForbids, SchedulerUnreachable
+from swarm.errors import InvalidConfig, RoleForbids, SchedulerUnreachable, SwarmError
+from swarm.limits import Bucket
 from swarm.messages import PROTOCOL_VERSION, Hello
 from swarm.model.runtime import choose_device, describe_device, free_bytes, limit_memory, used_bytes
 from swarm.mqtt import topics
@@ -36,9 +38,10 @@ from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import Farewell, lock_first, say_ready
 from swarm.process.logs import Logger, configure, get_logger
 from swarm.process.malloc import tune_malloc
-from swarm.rpc.channel import bind, new_server
+from swarm.rpc.channel import CONNECTION_S_MAX, bind, new_server
 from swarm.rpc.guard import Caller, Guard
-from swarm.rpc.peers import GrpcPeerLinks, Neighbour, PeerLinks, add_peer_service
+from swarm.rpc.peer_service import add_peer_service
+from swarm.rpc.peers import GrpcPeerLinks, Neighbour, PeerLinks
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.text import size
 from swarm.types import PeerId
@@ -46,6 +49,7 @@ from swarm.types import PeerId
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
 PORTS_TRIED_MAX = 100
 FIRST_DIAL_PAUSE_S = 1.0
+DENIALS_PER_S, DENIALS_AT_ONCE = 1.0, 20  # that are written down
 HANG_UP_S_MAX = 2.0  # how long a scheduler may take to end a session that this process leaves
 
 
@@ -102,13 +106,18 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         dialled = GrpcPeerLinks(metrics, on_wire=None if harm is None else harm.garble, wallet=wallet)
         links: PeerLinks = dialled if harm is None else HarmedLinks(dialled, harm)
         stack.push_async_callback(links.close)
-        server = new_server(Guard(may_exchange) if speaks_tls else None)
+        denials = Denials(metrics, get_logger("stage-server"))
+        guard = Guard(may_exchange, lambda _, who, error: denials.note(who, error)) if speaks_tls else None
+        server = new_server(guard, None if options.insecure else CONNECTION_S_MAX)
         shown = wallet if speaks_tls else None
         port = _bind_free(server) if not options.listen else bind(server, options.listen, shown)
         host = (options.listen or "127.0.0.1:0").rpartition(":")[0]
         address = options.announce or f"{host}:{port}"
 
         stage_server: StageServer | None = None
+        gate: PassGate | None = None
+        if not options.insecure:
+            gate = PassGate(wallet, lambda: None if stage_server is None else stage_server.place, denials.note)
         http_address = ""
         if options.http_port is not None:
             endpoint = HttpEndpoint(
@@ -160,6 +169,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             metrics,
             get_logger("stage-server"),
             obey_chaos=None if harm is None else harm.begin,
+            passes=gate,
         )
         budget = MemoryBudget.of(memory_bytes)
         hub = HubPolicy(options.allow_hub, options.hub_token)
@@ -177,7 +187,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             tasks.create_task(enrolment.renew())
         tasks.create_task(watch_memory(used, memory_bytes, device, metrics, log))
         receiver: Neighbour = stage_server if harm is None else HarmedReceiver(stage_server, harm)
-        add_peer_service(server, receiver, metrics, receiver)
+        add_peer_service(server, receiver, metrics, receiver, gate)
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
         if bus is not None:
@@ -204,6 +214,20 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         say_ready("stage-server", peer=peer, address=address, http=http_address)
         farewell.begin = partial(_hand_over, stage_server, tasks, options.drain_timeout_s, log)
         await stage_server.serve()
+
+
+class Denials:
+    """Counts who is turned away from this stage server, and writes down some of them."""
+
+    def __init__(self, metrics: StageServerMetrics, log: Logger) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._lines = Bucket(DENIALS_PER_S, DENIALS_AT_ONCE)
+
+    def note(self, who: str, error: SwarmError) -> None:
+        self._metrics.auth_failed(error.code)
+        if self._lines.take(time.monotonic()):
+            self._log.warning("turned away", who=who, error_code=error.code, reason=error.message)
 
 
 def may_exchange(caller: Caller, method: str) -> None:

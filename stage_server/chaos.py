@@ -155,6 +155,9 @@ class HarmedLinks:
             await _unanswered(f"{address} does not answer: cut off by swarm chaos")
         return await self._inner.pull(address, request, limit_bytes, to=to)
 
+    def cut_off(self, peer: PeerId) -> None:
+        self._inner.cut_off(peer)
+
     async def close(self) -> None:
         await self._inner.close()
 

@@ -43,6 +43,9 @@ class StageServerMetrics:
         )
         self._averaging = seconds("swarm_averaging_duration_seconds", "Completed averaging rounds", ("stage",))
         self._rounds = counter("swarm_averaging_rounds_total", "Averaging rounds by outcome", ("stage", "outcome"))
+        self._auth_failures = counter(
+            "swarm_auth_failures_total", "Calls of other stage servers that were turned away, by error code", ("code",)
+        )
         self._evicted = counter("swarm_outputs_evicted_total", "Held outputs dropped for memory", ("stage",))
         for direction in TRAFFIC_DIRECTIONS:
             for kind in TRAFFIC_KINDS:
@@ -67,6 +70,10 @@ class StageServerMetrics:
 
     def out_of_memory(self) -> None:
         self._oom.inc()
+
+    def auth_failed(self, code: str) -> None:
+        """A caller was turned away; `code` is that of a class of swarm.errors."""
+        self._auth_failures.labels(code).inc()
 
     def queue_depth(self, stage: int, *, forward: int, backward: int) -> None:
         self._queue_depth.labels(str(stage), "forward").set(forward)

@@ -106,6 +106,12 @@ class CertificateEnded(NotAdmitted):
     code = "E0505"
 
 
+class NoPass(NotAdmitted):
+    """A stage server has no pass for the job and stage of the one that it dials, or one that is good no more."""
+
+    code = "E0508"
+
+
 class IncompatibleVersion(SwarmError):
     """The two sides speak different protocol versions."""
 

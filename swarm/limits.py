@@ -59,6 +59,7 @@ COUNTS_MAX: Mapping[str, int] = {
     "Average.members": PEERS_MAX,
     "Commit.rounds": 1024,
     "Commit.donors": PEERS_MAX,
+    "Welcome.cut_off": MEMBERS_MAX,
     "Boundary.shape": 16,
     "EvaluationBoundary.shape": 16,
 }

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from swarm.types import EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 NO_JOB = JobId("")
 
 
@@ -267,11 +267,33 @@ Event: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
+class CutOff:
+    """A stage server was revoked: its passes that were issued until `unix_s` are worth nothing, and its streams end."""
+
+    peer: PeerId
+    unix_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Welcome:
-    """The first command of a session: the peer is known under this id and must send something every `heartbeat_s`."""
+    """The first command of a session: the peer is known under this id and must send something every `heartbeat_s`.
+
+    With a `pass_key` (Ed25519) it lets in only those who show a pass that this key signed; `unix_s` is the clock by
+    which passes end. `cut_off` names those who were revoked while passes of theirs may still be good.
+    """
 
     peer: PeerId
     heartbeat_s: float
+    pass_key: bytes = b""
+    unix_s: float = 0.0
+    cut_off: tuple[CutOff, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TakePass:
+    """What a stage server shows those whom it dials from now on; it comes before the stage that it is for."""
+
+    token: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,6 +493,8 @@ Command: TypeAlias = (
     | Evaluate
     | Follow
     | Admit
+    | TakePass
+    | CutOff
     | Chaos
 )
 

@@ -77,6 +77,21 @@ TensorHeader: TypeAlias = Boundary | EvaluationBoundary | Slice | Need
 
 
 @dataclass(frozen=True, slots=True)
+class Pass:
+    """What the scheduler says of a stage server to those whom it dials: which stage of which job it serves."""
+
+    cluster: str
+    job: JobId
+    timeline: int
+    peer: PeerId
+    incarnation: int
+    stage: int
+    stages: int
+    issued_unix_s: float  # both by the scheduler's clock
+    expires_unix_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StateRequest:
     """Asks a replica for a part of its stage's state; `chunk` as in stage_server.brain.chunks.
 

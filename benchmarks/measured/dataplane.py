@@ -28,7 +28,8 @@ from statistics import median
 from swarm.peer_messages import Boundary, TensorHeader
 from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import bind, new_server
-from swarm.rpc.peers import GrpcPeerLinks, add_peer_service
+from swarm.rpc.peer_service import add_peer_service
+from swarm.rpc.peers import GrpcPeerLinks
 from swarm.types import Direction, JobId, Microbatch, PeerId
 
 ROOT = Path(__file__).parents[2]

@@ -16,13 +16,16 @@ import grpc.aio
 
 from scheduler.api.join import JoinEndpoint
 from scheduler.api.member_service import MemberService
+from scheduler.api.passes import Issuer
 from scheduler.storage.database import Database
 from scheduler.storage.members import Member, Members
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.limits import Bucket
+from swarm.messages import CutOff
 from swarm.pki.authority import LIFE_S, Authority
 from swarm.pki.identity import RENEW_AT, Identity, Wallet, issue
 from swarm.pki.names import Role, scheduler_of
+from swarm.pki.passes import PassKey
 from swarm.pki.profiles import profile_folder
 from swarm.process.audit import Audit
 from swarm.process.logs import Logger
@@ -55,6 +58,9 @@ class Admission:
         self._addresses: set[str] = set()
         self.wallet = Wallet(self._own_identity())
         self.guard = Guard(self._may, self._denied)
+        revoked = [one for one in members.members() if one.is_revoked and one.role is Role.STAGE_SERVER]
+        cut_off = tuple(CutOff(PeerId(one.name), one.revoked_unix_s) for one in revoked)
+        self.issuer = Issuer(PassKey.open(folder), members.authority.cluster, cut_off)
 
     @classmethod
     async def open(cls, data_dir: Path, database: Database, log: Logger, life_s: float = LIFE_S) -> Admission:

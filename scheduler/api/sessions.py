@@ -48,6 +48,19 @@ class StateTransfer(Protocol):
         """Give a part of a file that a job starts from."""
 
 
+class PassDesk(Protocol):
+    """Gives stage servers passes for what they serve."""
+
+    def welcome(self, peer: PeerId, heartbeat_s: float) -> Welcome:
+        """The first command of a session."""
+
+    def renew(self, peer: PeerId) -> None:
+        """Give the peer a pass for what it serves now, if it serves anything."""
+
+    def cut_off(self, peer: PeerId) -> None:
+        """The peer was revoked: everybody is to end its streams, and to take none with the passes that it has."""
+
+
 @dataclass(slots=True)
 class Session:
     """One connection of a stage server, and the commands that wait to go down it; None ends it."""
@@ -126,6 +139,7 @@ class Sessions:
     _tasks: asyncio.TaskGroup
     _log: Logger
     _wall_s: Callable[[], float] = time.time
+    _passes: PassDesk | None = None  # none: with --insecure
     _beginning: Bucket = field(default_factory=lambda: Bucket(SESSIONS_PER_S, SESSIONS_AT_ONCE))
 
     async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
@@ -138,9 +152,12 @@ class Sessions:
         for transition in self._membership.hello(hello, loop.time()):
             self._listener.on_transition(transition)
         session = self._sessions.open(hello.peer, hello.incarnation, connection)
-        session.commands.put_nowait(Welcome(hello.peer, HEARTBEAT_S))
+        passes, welcome = self._passes, Welcome(hello.peer, HEARTBEAT_S)
+        session.commands.put_nowait(welcome if passes is None else passes.welcome(hello.peer, HEARTBEAT_S))
         self._log.info("peer attached", peer=hello.peer, address=hello.address, device=hello.device)
         self._listener.on_event(hello.peer, hello)
+        if passes is not None:
+            passes.renew(hello.peer)  # it may go on with a stage that it holds
         reader = self._tasks.create_task(self._read(hello.peer, session, events))
         try:
             while (command := await session.commands.get()) is not None:
@@ -194,6 +211,8 @@ class Sessions:
         for transition in self._membership.revoked(peer, asyncio.get_running_loop().time(), reason):
             self._listener.on_transition(transition)
         self.drop(peer)
+        if self._passes is not None:
+            self._passes.cut_off(peer)
 
     def drop(self, peer: PeerId) -> None:
         """End the session of a peer that is gone, so that it dials again if it still can."""

@@ -10,14 +10,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
+from stage_server.brain.passes import Place
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import Assignment, BuildStage, HubPolicy, MemoryBudget, ReplicaId, ReplicaPorts, Work
 from stage_server.replica.replica import Replica
 from stage_server.session.event_queue import EventQueue
+from stage_server.session.gate import place_of
 from stage_server.state.joiner import JoinClient
 from stage_server.state.loading import build_stage
 from swarm import messages
@@ -49,6 +52,19 @@ REFUSAL = "refused by what this stage server is doing now"  # all that a caller 
 REFUSED_TOLD_S = 10.0  # between lines of the log about messages that were refused
 
 
+class Passes(Protocol):
+    """Who may dial whom, as far as the scheduler says so on the session."""
+
+    def welcomed(self, welcome: messages.Welcome) -> None:
+        """A session began: whose passes are good from now on, and who was revoked."""
+
+    def take(self, token: bytes) -> None:
+        """Show this pass from now on."""
+
+    def cut_off(self, order: messages.CutOff) -> None:
+        """End the calls of a stage server that was revoked, and take none with the passes that it has."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerPorts:
     """What a stage server works through."""
@@ -61,6 +77,7 @@ class ServerPorts:
     metrics: StageServerMetrics
     log: Logger
     obey_chaos: Callable[[messages.Chaos], None] | None = None  # none: not started with --allow-chaos
+    passes: Passes | None = None  # none: started with --insecure
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +123,11 @@ class StageServer:
     def _job(self) -> JobId:
         """The job whose stage is loading or loaded."""
         return messages.NO_JOB if self._load_stage is None else self._load_stage.job
+
+    @property
+    def place(self) -> Place | None:
+        """What this stage server serves; None: nothing."""
+        return None if self._load_stage is None else place_of(self._load_stage)
 
     @property
     def is_attached(self) -> bool:
@@ -193,6 +215,8 @@ class StageServer:
                         orphaned.cancel()
                         self._link = link
                         self._detached.clear()
+                        if self._ports.passes is not None:
+                            self._ports.passes.welcomed(command)
                         heart = self._tasks.create_task(self._beat(command.heartbeat_s))
                         self._log.info("attached to scheduler", scheduler=address, peer=command.peer, epoch=epoch)
                     else:
@@ -284,6 +308,11 @@ class StageServer:
                     await self._drop(command.reason)
             case messages.Chaos():
                 self._on_chaos(command)
+            case messages.TakePass():
+                if self._ports.passes is not None:
+                    self._ports.passes.take(command.token)
+            case messages.CutOff():
+                self._cut_off(command)
             case messages.Follow():
                 if self._joiner is not None:
                     self._joiner.follow(command)
@@ -295,6 +324,12 @@ class StageServer:
                 self._log.warning("command without a job", command=type(command).__name__)
             case _:
                 await self._replica.handle(command)
+
+    def _cut_off(self, order: messages.CutOff) -> None:
+        self._log.warning("peer was revoked", peer=order.peer)
+        self._ports.links.cut_off(order.peer)
+        if self._ports.passes is not None:
+            self._ports.passes.cut_off(order)
 
     def _on_chaos(self, order: messages.Chaos) -> None:
         if self._ports.obey_chaos is None:

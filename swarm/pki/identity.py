@@ -115,6 +115,7 @@ class Wallet:
 
     def __init__(self, identity: Identity | None = None, wall_s: Callable[[], float] = time.time) -> None:
         self.identity = identity
+        self.pass_token = b""  # what a stage server shows its neighbours; none: it has no job, or there are no passes
         self._wall_s = wall_s
 
     @property

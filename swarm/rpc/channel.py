@@ -28,6 +28,7 @@ Options = list[tuple[str, int | str]]
 MAX_MESSAGE_BYTES = (4 << 20) + (64 << 10)  # one chunk, or one route with its tokens, and the fields around it
 MAX_METADATA_BYTES = 8 << 10
 MAX_CONCURRENT_STREAMS = 64  # per connection
+CONNECTION_S_MAX, CONNECTION_GRACE_S = 3600.0, 60.0  # of stage servers to each other
 KEEPALIVE_INTERVAL_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 2000  # a busy two-core machine answers pings late, and with 1000 it would count as dead
 
@@ -119,9 +120,21 @@ def _expecting(server_name: str) -> Options:
     return [*client_options(), ("grpc.ssl_target_name_override", server_name)]
 
 
-def new_server(guard: grpc.aio.ServerInterceptor | None = None) -> grpc.aio.Server:
+def new_server(
+    guard: grpc.aio.ServerInterceptor | None = None, connection_s_max: float | None = None
+) -> grpc.aio.Server:
+    """`connection_s_max`: a connection is broken after that and CONNECTION_GRACE_S, so its caller proves himself again.
+
+    What is under way on it by then is lost.
+    """
+    options = server_options()
+    if connection_s_max is not None:
+        options += [
+            ("grpc.max_connection_age_ms", round(1000 * connection_s_max)),
+            ("grpc.max_connection_age_grace_ms", round(1000 * CONNECTION_GRACE_S)),
+        ]
     return grpc.aio.server(
-        options=server_options(),
+        options=options,
         maximum_concurrent_rpcs=RPCS_MAX,
         interceptors=() if guard is None else (guard,),
     )

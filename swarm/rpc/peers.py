@@ -1,18 +1,20 @@
-"""Tensors from stage server to stage server: the ports, and their gRPC side.
+"""Tensors from stage server to stage server: the ports, and the gRPC side of those who dial.
 
     send() --> queue --> writer --frames--> reader --> Assembler --> receive()        one stream per neighbour,
     send() <-- future <-- reader <--receipts-- lock <-----------------+               dialled by the sender
 
 The writer alternates between the frames of the tensors under way, so a small tensor does not wait for a large one.
 Bytes under way to one neighbour are bounded by the sender (`MAX_BYTES_IN_FLIGHT`), tensors by the receiver as well.
-A link that breaks fails what is under way and is forgotten; the next `send` dials again.
+A link that breaks fails what is under way and is forgotten; the next `send` dials again. One that was dialled with an
+older pass than the present one is replaced, and ends once all that is under way on it has been answered. The side of
+those who are dialled is in peer_service.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeAlias
@@ -23,21 +25,17 @@ import grpc.aio
 from swarm.errors import (
     ERROR_BY_CODE,
     CorruptFrame,
-    DeadlinePassed,
     PeerUnavailable,
-    Refused,
-    RetryElsewhere,
     SwarmError,
     leaves,
 )
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.pki.identity import Wallet
-from swarm.rpc import frames
-from swarm.rpc.channel import answering, check_address, connect_to_peer, public_error, translate
+from swarm.rpc import frames, passes
+from swarm.rpc.channel import check_address, connect_to_peer, public_error, translate
 from swarm.rpc.frames import Parts
-from swarm.rpc.guard import check_caller
-from swarm.rpc.mapping import from_message, parse, to_message
-from swarm.rpc.state import collect, state_chunks
+from swarm.rpc.mapping import parse, to_message
+from swarm.rpc.state import collect
 from swarm.types import PeerId
 from swarm.wire import frame_pb2
 
@@ -46,14 +44,9 @@ METHOD: Final = "Exchange"
 PULL: Final = "Pull"
 MAX_BYTES_IN_FLIGHT: Final = 64 << 20  # per neighbour; a larger tensor goes alone
 RECEIPTS_BYTES_MAX: Final = 1 << 20  # of one message; honest ones have as many as tensors are received at a time
-MAX_RECEIVING: Final = 64  # tensors of one stream that `receive` works on
-PULLS_MAX: Final = 16  # answers that this process holds at a time
-PULLS_OF_HOST_MAX: Final = 8
-PULL_CHUNK_S_MAX: Final = 30.0  # how long a caller may take to read 1 MiB of an answer
 _LEAST_CHARGE_BYTES: Final = 1 << 10  # so that tensors without payload are bounded too
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
-_Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class PeerLinks(Protocol):
@@ -81,6 +74,9 @@ class PeerLinks(Protocol):
         Raises PeerUnavailable, CorruptFrame, or what the replica raised: StaleMessage (it does not serve that stage),
         RetryElsewhere (it is busy), Refused. The deadline is the caller's.
         """
+
+    def cut_off(self, peer: PeerId) -> None:
+        """Break the links to a stage server that was revoked; what is in flight to it fails with PeerUnavailable."""
 
     async def close(self) -> None:
         """Break all links; what is in flight fails with PeerUnavailable."""
@@ -146,13 +142,14 @@ class GrpcPeerLinks:
     ) -> None:
         """`on_wire` sees each outgoing frame and may change it, to prove that the receiver notices.
 
-        With an identity in `wallet`, links to other machines prove who is at either end.
+        With an identity in `wallet`, links to other machines prove who is at either end. Its pass goes with each call.
         """
         self._on_wire = on_wire
         self._wallet = wallet or Wallet()
         self._traffic = traffic or NoTraffic()
         self._max_bytes_in_flight = max_bytes_in_flight
         self._links: dict[tuple[str, PeerId | None], _Link] = {}
+        self._retired: dict[_Link, PeerId | None] = {}  # which end by themselves
         self._closed = False
 
     async def send(
@@ -172,7 +169,8 @@ class GrpcPeerLinks:
         channel = connect_to_peer(address, to, self._wallet)
         try:
             method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/{PULL}")
-            call = method(to_message(request).SerializeToString())
+            metadata = passes.metadata(self._wallet.pass_token)
+            call = method(to_message(request).SerializeToString(), metadata=metadata)
             reply, payload = await collect(aiter(call), limit_bytes)
         except grpc.RpcError as failure:
             raise translate(failure, address, unavailable=PeerUnavailable) from None
@@ -181,9 +179,15 @@ class GrpcPeerLinks:
         self._traffic.received(address, "state", reply.total_bytes, reply.total_bytes)
         return reply, payload
 
+    def cut_off(self, peer: PeerId) -> None:
+        for link in [link for (_, to), link in self._links.items() if to == peer]:
+            link.cut()
+        for link in [link for link, to in self._retired.items() if to == peer]:
+            link.cut()
+
     async def close(self) -> None:
         self._closed = True
-        for link in list(self._links.values()):
+        for link in [*self._links.values(), *self._retired]:
             await link.close()
         self._links.clear()
 
@@ -191,10 +195,14 @@ class GrpcPeerLinks:
         if self._closed:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
         check_address(address)
-        link = self._links.get((address, to))
+        link, token = self._links.get((address, to)), self._wallet.pass_token
+        if link is not None and link.error is None and link.token != token:
+            self._retired[link] = to
+            link.retire(self._retired.pop)
+            link = None
         if link is None or link.error is not None:
             dial = partial(connect_to_peer, address, to, self._wallet)
-            link = _Link(address, self._traffic, self._max_bytes_in_flight, self._on_wire, dial)
+            link = _Link(address, self._traffic, self._max_bytes_in_flight, self._on_wire, dial, token)
             self._links[address, to] = link
         return link
 
@@ -221,9 +229,12 @@ class _Link:
         max_bytes_in_flight: int,
         on_wire: Callable[[bytes], bytes] | None,
         dial: Callable[[], grpc.aio.Channel],
+        token: bytes,
     ) -> None:
         self._on_wire = on_wire
         self._dial = dial
+        self.token = token
+        self._retires = False
         self.error: SwarmError | None = None
         self._address = address
         self._traffic = traffic
@@ -249,9 +260,19 @@ class _Link:
         # If cancelled after the first frame, the rest is still sent: half a tensor would stay open at the receiver.
         await receipt
 
-    async def close(self) -> None:
+    def retire(self, ended: Callable[[_Link], object]) -> None:
+        """Nothing more is sent: end when all that is under way has been answered, and say so."""
+        self._task.add_done_callback(lambda _: ended(self))
+        self._retires = True
+        self._wake.set()
+
+    def cut(self) -> None:
+        """Break now."""
         self._break(PeerUnavailable(f"{self._address}: the link was closed"))
         self._task.cancel()
+
+    async def close(self) -> None:
+        self.cut()
         await asyncio.wait({self._task})
 
     def _admit(self) -> None:
@@ -272,7 +293,7 @@ class _Link:
         error: SwarmError = PeerUnavailable(f"{self._address}: the link was closed")
         channel = self._dial()
         try:
-            call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+            call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=passes.metadata(self.token))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(call))
                 tasks.create_task(self._read(call))
@@ -291,6 +312,8 @@ class _Link:
         while True:
             batch = self._batch(opened)
             if not batch:
+                if self._retires and not self._unanswered:
+                    raise PeerUnavailable(f"{self._address}: the link was replaced by one with a newer pass")
                 self._wake.clear()
                 await self._wake.wait()
                 continue
@@ -345,6 +368,8 @@ class _Link:
     def _forget(self, sequence: int) -> None:
         self._free_bytes += self._unanswered.pop(sequence).charge_bytes
         self._admit()
+        if self._retires:
+            self._wake.set()
 
     def _settle(self, outgoing: _Outgoing, receipt: frame_pb2.Receipt) -> None:
         header = outgoing.header
@@ -373,122 +398,3 @@ class _Link:
 
 def _again(error: SwarmError) -> SwarmError:
     return type(error)(error.message, hint=error.hint)
-
-
-# The receiving side --------------------------------------------------------------------------------------------------
-
-
-def add_peer_service(
-    server: grpc.aio.Server, receiver: TensorReceiver, traffic: Traffic | None = None, donor: StateDonor | None = None
-) -> None:
-    """Serve `receiver`, and `donor` if there is one, to neighbours that dial with `GrpcPeerLinks`."""
-    service = _PeerService(receiver, traffic or NoTraffic(), donor)
-    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-        METHOD: grpc.stream_stream_rpc_method_handler(service.exchange),
-        PULL: grpc.unary_stream_rpc_method_handler(service.pull),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-
-
-class _PeerService:
-    def __init__(self, receiver: TensorReceiver, traffic: Traffic, donor: StateDonor | None) -> None:
-        self._receiver = receiver
-        self._traffic = traffic
-        self._donor = donor
-        self._pulls: Counter[str] = Counter()  # under way, by the caller's host
-
-    async def pull(self, data: bytes, context: _Context) -> None:
-        """A part of the state, in chunks. A caller that does not read loses its place."""
-        async with answering(context):
-            request = from_message(StateRequest, parse(frame_pb2.StateRequest, data))
-            check_caller(request.sender)
-            if self._donor is None:
-                raise Refused("this process has no state to give")
-            host = context.peer().rpartition(":")[0]
-            if self._pulls.total() >= PULLS_MAX or self._pulls[host] >= PULLS_OF_HOST_MAX:
-                raise RetryElsewhere("as many as this process serves at a time are being served already")
-            self._pulls[host] += 1
-            try:
-                reply, payload = await self._donor.give(request)
-                for chunk in state_chunks(reply, payload):
-                    try:
-                        async with asyncio.timeout(PULL_CHUNK_S_MAX):
-                            await context.write(chunk)
-                    except TimeoutError:
-                        raise DeadlinePassed(f"the answer was not read for {PULL_CHUNK_S_MAX:g} s") from None
-            finally:
-                self._pulls[host] -= 1
-                if not self._pulls[host]:
-                    del self._pulls[host]
-            self._traffic.sent(request.sender, "state", reply.total_bytes, reply.total_bytes)
-
-    async def exchange(self, requests: AsyncIterator[bytes], context: _Context) -> None:
-        """One neighbour's stream. A frame that cannot be read ends it, since its tensor is unknown."""
-        assembler = frames.Assembler(self._admit)
-        answers = _Answers(context)
-        room = asyncio.Semaphore(MAX_RECEIVING)
-        async with answering(context), asyncio.TaskGroup() as tasks:
-            async for message in requests:
-                for frame in map(frames.decode, frames.unpack(message)):
-                    try:
-                        tensor = assembler.add(frame)
-                    except Exception as error:
-                        await answers.send(frame.sequence, public_error(error))
-                        continue
-                    if tensor is not None:
-                        await room.acquire()
-                        answers.owed += 1
-                        tasks.create_task(self._take(tensor, answers, room))
-
-    def _admit(self, header: TensorHeader) -> None:
-        check_caller(header.sender)
-        self._receiver.admit(header)
-
-    async def _take(self, tensor: frames.Tensor, answers: _Answers, room: asyncio.Semaphore) -> None:
-        try:
-            error = await take(self._receiver, self._traffic, tensor)
-            answers.owed -= 1
-            await answers.send(tensor.sequence, error)
-        finally:
-            room.release()
-
-
-async def take(receiver: TensorReceiver, traffic: Traffic, tensor: frames.Tensor) -> SwarmError | None:
-    """Hand a complete tensor to the receiver; gives the error for the sender, None if all is well."""
-    header = tensor.header
-    traffic.received(header.sender, frames.kind_of(header), tensor.wire_bytes, frames.uncompressed_bytes(header))
-    try:
-        await receiver.receive(header, tensor.payload)
-    except Exception as error:
-        return public_error(error)
-    return None
-
-
-class _Answers:
-    """The receipts of one stream; gRPC allows one write at a time, and those that wait for it go together."""
-
-    def __init__(self, context: _Context) -> None:
-        self._context = context
-        self._lock = asyncio.Lock()
-        self._waiting: list[frame_pb2.Receipt] = []
-        self.owed = 0  # tensors that the receiver works on
-
-    async def send(self, sequence: int, error: SwarmError | None) -> None:
-        """Returns once the receipt was written, perhaps by another call along with its own."""
-        receipt = frame_pb2.Receipt(sequence=sequence)
-        if error is not None:
-            receipt.error_code = error.code
-            receipt.error_message = error.message
-        self._waiting.append(receipt)
-        async with self._lock:
-            if not self._waiting:
-                return
-            if self.owed:
-                await asyncio.sleep(0)  # others that came in the same message are about to be done
-            receipts, self._waiting = self._waiting, []
-            try:
-                await self._context.write(frame_pb2.Receipts(receipts=receipts).SerializeToString())
-            except Exception as error:
-                # Done or broken: the sender is gone, and nobody would read this.
-                if not (self._context.done() or isinstance(error, grpc.aio.InternalError)):
-                    raise

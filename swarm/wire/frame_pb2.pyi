@@ -157,6 +157,28 @@ class StateRequest(_message.Message):
     incarnation: int
     def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., stage: _Optional[int] = ..., part: _Optional[str] = ..., chunk: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., sender: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
+class Pass(_message.Message):
+    __slots__ = ("cluster", "job", "timeline", "peer", "incarnation", "stage", "stages", "issued_unix_s", "expires_unix_s")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    job: str
+    timeline: int
+    peer: str
+    incarnation: int
+    stage: int
+    stages: int
+    issued_unix_s: float
+    expires_unix_s: float
+    def __init__(self, cluster: _Optional[str] = ..., job: _Optional[str] = ..., timeline: _Optional[int] = ..., peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., issued_unix_s: _Optional[float] = ..., expires_unix_s: _Optional[float] = ...) -> None: ...
+
 class StateReply(_message.Message):
     __slots__ = ("version", "reach", "total_bytes", "checksum")
     VERSION_FIELD_NUMBER: _ClassVar[int]

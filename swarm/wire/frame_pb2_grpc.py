@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class PeerStub:
-    """Missing associated documentation comment in .proto file."""
+    """Where there are certificates, each call carries the caller's pass as metadata `swarm-pass-bin`: a signature of 64 bytes,
+    then the Pass that it is over.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -47,7 +49,9 @@ class PeerStub:
 
 
 class PeerServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Where there are certificates, each call carries the caller's pass as metadata `swarm-pass-bin`: a signature of 64 bytes,
+    then the Pass that it is over.
+    """
 
     def Exchange(self, request_iterator, context):
         """One long-lived stream per neighbour, dialled by the sender; one receipt per completed or refused tensor.
@@ -85,7 +89,9 @@ def add_PeerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Peer:
-    """Missing associated documentation comment in .proto file."""
+    """Where there are certificates, each call carries the caller's pass as metadata `swarm-pass-bin`: a signature of 64 bytes,
+    then the Pass that it is over.
+    """
 
     @staticmethod
     def Exchange(request_iterator,

@@ -351,7 +351,7 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "follow", "admit", "chaos")
+    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "follow", "admit", "take_pass", "cut_off", "chaos")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +365,8 @@ class Command(_message.Message):
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
+    TAKE_PASS_FIELD_NUMBER: _ClassVar[int]
+    CUT_OFF_FIELD_NUMBER: _ClassVar[int]
     CHAOS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     welcome: Welcome
@@ -379,16 +381,38 @@ class Command(_message.Message):
     evaluate: Evaluate
     follow: Follow
     admit: Admit
+    take_pass: TakePass
+    cut_off: CutOff
     chaos: Chaos
-    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., take_pass: _Optional[_Union[TakePass, _Mapping]] = ..., cut_off: _Optional[_Union[CutOff, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("peer", "heartbeat_s")
+    __slots__ = ("peer", "heartbeat_s", "pass_key", "unix_s", "cut_off")
     PEER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    PASS_KEY_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    CUT_OFF_FIELD_NUMBER: _ClassVar[int]
     peer: str
     heartbeat_s: float
-    def __init__(self, peer: _Optional[str] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+    pass_key: bytes
+    unix_s: float
+    cut_off: _containers.RepeatedCompositeFieldContainer[CutOff]
+    def __init__(self, peer: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., pass_key: _Optional[bytes] = ..., unix_s: _Optional[float] = ..., cut_off: _Optional[_Iterable[_Union[CutOff, _Mapping]]] = ...) -> None: ...
+
+class TakePass(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: bytes
+    def __init__(self, token: _Optional[bytes] = ...) -> None: ...
+
+class CutOff(_message.Message):
+    __slots__ = ("peer", "unix_s")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    unix_s: float
+    def __init__(self, peer: _Optional[str] = ..., unix_s: _Optional[float] = ...) -> None: ...
 
 class StateFile(_message.Message):
     __slots__ = ("path", "size_bytes", "sha256")

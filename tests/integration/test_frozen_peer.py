@@ -23,7 +23,7 @@ NOTICED_S_MAX = 6.0  # pings go out every second and may take two; the rest is f
 SERVER = """
 import asyncio, sys
 from swarm.rpc.channel import bind, new_server
-from swarm.rpc.peers import add_peer_service
+from swarm.rpc.peer_service import add_peer_service
 from swarm.rpc.session import add_session_service
 
 class Silent:

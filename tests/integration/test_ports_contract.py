@@ -26,7 +26,8 @@ from swarm.messages import Command, Event, FetchRequest, Heartbeat, Leaving, Sto
 from swarm.peer_messages import Boundary, Need, StateReply, StateRequest
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.frames import CHUNK_BYTES, payload_bytes
-from swarm.rpc.peers import GrpcPeerLinks, PeerLinks, TensorReceiver, Traffic, add_peer_service
+from swarm.rpc.peer_service import add_peer_service
+from swarm.rpc.peers import GrpcPeerLinks, PeerLinks, TensorReceiver, Traffic
 from swarm.rpc.session import GrpcSchedulerLink, SchedulerLink, SessionHandler, add_session_service
 from swarm.rpc.state import state_reply
 from swarm.types import Direction, JobId, Microbatch, PeerId

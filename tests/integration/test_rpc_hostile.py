@@ -21,7 +21,8 @@ from swarm.peer_messages import Boundary, StateReply, StateRequest
 from swarm.rpc.channel import answering, bind, connect, connect_sync, new_server, translate
 from swarm.rpc.frames import MESSAGE_BYTES, decode, message, split, unpack
 from swarm.rpc.mapping import to_event, to_header, to_message
-from swarm.rpc.peers import PULLS_OF_HOST_MAX, RECEIPTS_BYTES_MAX, GrpcPeerLinks, add_peer_service
+from swarm.rpc.peer_service import PULLS_OF_HOST_MAX, add_peer_service
+from swarm.rpc.peers import RECEIPTS_BYTES_MAX, GrpcPeerLinks
 from swarm.rpc.session import GrpcSchedulerLink, add_session_service
 from swarm.rpc.state import state_reply
 from swarm.types import JobId, PeerId
@@ -69,7 +70,7 @@ async def listening(receiver: Receiver) -> AsyncIterator[str]:
 PROCESS = """
 import asyncio
 from swarm.rpc.channel import bind, new_server
-from swarm.rpc.peers import add_peer_service
+from swarm.rpc.peer_service import add_peer_service
 from swarm.rpc.session import add_session_service
 class Silent:
     def admit(self, header): pass
@@ -242,7 +243,7 @@ async def test_callers_that_do_not_read_what_they_pulled_are_few() -> None:
 
 async def test_callers_that_do_not_read_what_they_pulled_lose_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each unread stream held its answer for ever."""
-    monkeypatch.setattr("swarm.rpc.peers.PULL_CHUNK_S_MAX", 0.2)
+    monkeypatch.setattr("swarm.rpc.peer_service.PULL_CHUNK_S_MAX", 0.2)
     links = GrpcPeerLinks()
     async with pulled_and_not_read() as address, asyncio.timeout(30):
         while True:

@@ -42,7 +42,7 @@ COVERED_BY = {
     "property/test_rpc_mapping.py": ("swarm/messages", "swarm/peer_messages"),
     "unit/swarm/rpc/test_mapping.py": ("swarm/limits",),
     "property/test_rpc_frames.py": ("swarm/rpc/frames",),
-    "integration/test_rpc_hostile.py": ("swarm/rpc/peers",),
+    "integration/test_rpc_hostile.py": ("swarm/rpc/peers", "swarm/rpc/peer_service"),
     "unit/swarm/model/test_stage.py": ("swarm/model/state", "swarm/model/units"),
     "integration/test_train_local.py": ("swarm/model/sample",),
     "integration/test_broker.py": ("swarm/mqtt/broker", "swarm/mqtt/presence"),

@@ -12,7 +12,8 @@ from swarm.errors import CorruptFrame, PeerUnavailable, SwarmError
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import public_error
-from swarm.rpc.peers import StateDonor, TensorReceiver, Traffic, take
+from swarm.rpc.peer_service import take
+from swarm.rpc.peers import StateDonor, TensorReceiver, Traffic
 from swarm.rpc.state import collect, state_chunks
 from swarm.types import PeerId
 from tests.support.sim.fabric import Fabric, Flight
@@ -97,6 +98,9 @@ class SimPeerLinks:
                 yield chunk
 
         return await collect(chunks(), limit_bytes)
+
+    def cut_off(self, peer: PeerId) -> None:
+        raise AssertionError("nobody is revoked here")
 
     async def close(self) -> None:
         self._closed = True

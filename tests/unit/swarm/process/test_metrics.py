@@ -64,6 +64,7 @@ STAGE_SERVER = {
     "swarm_averaging_duration_seconds": {"stage"},
     "swarm_averaging_rounds_total": {"stage", "outcome"},
     "swarm_outputs_evicted_total": {"stage"},
+    "swarm_auth_failures_total": {"code"},
 }
 
 
@@ -118,6 +119,7 @@ def test_a_stage_server_serves_the_promised_series_and_labels() -> None:
     metrics.encoded("forward", "int8")
     metrics.round_finished(0, "averaged", 0.2)
     metrics.output_evicted(0)
+    metrics.auth_failed("E0508")
     assert _series(metrics.registry) == EVERY_PROCESS | STAGE_SERVER
 
 

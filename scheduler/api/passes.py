@@ -1,0 +1,112 @@
+"""Passes of stage servers: what each serves, signed, so that those whom it dials need not ask.
+
+A pass goes down the session right before the stage that it is for, and anew every RENEW_S. It is good for PASS_LIFE_S,
+so whoever was revoked has none soon; that everybody hears of him at once (`CutOff`) only saves these minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler.api.sessions import Connections
+from scheduler.brain.fleet.membership import Membership
+from scheduler.jobs.job import split_of
+from scheduler.jobs.registry import JobRegistry
+from swarm.messages import Command, CutOff, LoadStage, TakePass, Welcome
+from swarm.peer_messages import Pass
+from swarm.pki.passes import PassKey
+from swarm.rpc.passes import issue
+from swarm.types import PeerId
+
+PASS_LIFE_S = 600.0
+RENEW_S = 300.0
+LOOK_S = 5.0  # how often it is looked who needs a new one
+_KEPT_S = 2 * PASS_LIFE_S  # that a revocation is told to those who attach
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """What a scheduler issues passes with."""
+
+    key: PassKey
+    cluster: str
+    revoked: tuple[CutOff, ...] = ()  # under earlier starts
+
+
+class Passes:
+    """Sends commands down the sessions, and each LoadStage with a pass for it."""
+
+    def __init__(
+        self,
+        issuer: Issuer,
+        registry: JobRegistry,
+        membership: Membership,
+        connections: Connections,
+        wall_s: Callable[[], float],
+    ) -> None:
+        self._issuer = issuer
+        self._registry = registry
+        self._membership = membership
+        self._connections = connections
+        self._wall_s = wall_s
+        self._start: tuple[float, float] | None = None
+        self._issued: dict[PeerId, float] = {}  # the newest, by our clock
+        self._revoked = {one.peer: one for one in issuer.revoked}
+
+    def welcome(self, peer: PeerId, heartbeat_s: float) -> Welcome:
+        """The first command of a session."""
+        now_unix_s = self._now_unix_s()
+        self._revoked = {one: cut for one, cut in self._revoked.items() if now_unix_s - cut.unix_s < _KEPT_S}
+        return Welcome(peer, heartbeat_s, self._issuer.key.public, now_unix_s, tuple(self._revoked.values()))
+
+    def send(self, peer: PeerId, command: Command) -> None:
+        """As CommandSender."""
+        if isinstance(command, LoadStage):
+            self.renew(peer)
+        self._connections.send(peer, command)
+
+    def renew(self, peer: PeerId) -> None:
+        """Give the peer a pass for what it serves now, if it serves anything."""
+        known, session = self._membership.get(peer), self._connections.get(peer)
+        job = None if known is None else self._registry.get(known.job)
+        if known is None or session is None or job is None:
+            return
+        now_unix_s = self._issued[peer] = self._now_unix_s()
+        given = Pass(
+            cluster=self._issuer.cluster,
+            job=job.record.id,
+            timeline=job.record.timeline,
+            peer=peer,
+            incarnation=session.incarnation,
+            stage=known.stage,
+            stages=len(split_of(job.spec)),
+            issued_unix_s=now_unix_s,
+            expires_unix_s=now_unix_s + PASS_LIFE_S,
+        )
+        self._connections.send(peer, TakePass(issue(self._issuer.key, given)))
+
+    def cut_off(self, peer: PeerId) -> None:
+        """The peer was revoked: everybody is to end its streams, and to take none with the passes that it has."""
+        order = self._revoked[peer] = CutOff(peer, self._now_unix_s())
+        self._issued.pop(peer, None)
+        for other, _ in self._connections.all():
+            if other != peer:
+                self._connections.send(other, order)
+
+    async def keep(self) -> None:
+        """Renew passes in time, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            attached = {peer for peer, _ in self._connections.all()}
+            self._issued = {peer: issued for peer, issued in self._issued.items() if peer in attached}
+            for peer in [peer for peer, issued in self._issued.items() if self._now_unix_s() - issued >= RENEW_S]:
+                self.renew(peer)
+                await asyncio.sleep(0)  # a signature at a time, between other things
+
+    def _now_unix_s(self) -> float:
+        """The wall clock at the first call, and the time since: a clock that is set right must not end any pass."""
+        loop_s = asyncio.get_running_loop().time()
+        started_s, started_unix_s = self._start = self._start or (loop_s, self._wall_s())
+        return started_unix_s + loop_s - started_s

@@ -1,0 +1,65 @@
+"""Who may dial whom: what a pass says, held against what the one who was dialled serves.
+
+                          0     1     2     3      stages; embedding and head of stages 0 and 3 may be tied
+    Exchange   from 1 to  ✓     ✓     ✓            neighbours, replicas of one stage
+               from 3 to  tied        ✓     ✓
+    Pull       from 1 to        ✓                  a joiner asks replicas of the stage that it was given
+
+Whether a tensor counts is decided later, by its route or its round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.errors import NoPass, Revoked, StaleMessage
+from swarm.peer_messages import Pass
+from swarm.types import JobId
+
+GRACE_S = 60.0  # that a stream goes on after its pass has ended; one that begins has none
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a stage server serves."""
+
+    job: JobId
+    timeline: int
+    stage: int
+    stages: int
+    is_tied: bool  # the first and the last stage average a unit together
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known apart from the pass, of the one that shows it and of the moment."""
+
+    cluster: str  # ours
+    now_unix_s: float  # by the scheduler's clock
+    name: str | None  # in the certificate of the caller; None: plaintext
+    cut_unix_s: float | None = None  # when the holder was revoked
+
+
+def check(shown: Pass, at: Place | None, known: Known, *, pulls: bool) -> None:
+    """NoPass or Revoked if the holder may not dial this place; StaleMessage if only what is served here is another.
+
+    The last happens to honest ones: whom they mean has moved on, or is not as far yet.
+    """
+    if shown.cluster != known.cluster:
+        raise NoPass(f"the pass is of swarm {shown.cluster}")
+    if known.name is not None and known.name != shown.peer:
+        raise NoPass(f"{known.name} showed the pass of {shown.peer}")
+    if known.now_unix_s >= shown.expires_unix_s:
+        raise NoPass(f"the pass of {shown.peer} ended {known.now_unix_s - shown.expires_unix_s:.0f} s ago")
+    if known.cut_unix_s is not None and shown.issued_unix_s <= known.cut_unix_s:
+        raise Revoked(f"stage server {shown.peer} was revoked after the pass was issued")
+    if at is None or (shown.job, shown.timeline) != (at.job, at.timeline):
+        raise StaleMessage(f"the pass of {shown.peer} is for job {shown.job}, timeline {shown.timeline}")
+    if shown.stages != at.stages or not _are_related(shown.stage, at, pulls=pulls):
+        raise NoPass(f"{shown.peer} has no pass for stage {at.stage} of job {at.job}: it serves stage {shown.stage}")
+
+
+def _are_related(stage: int, at: Place, *, pulls: bool) -> bool:
+    if pulls:
+        return stage == at.stage
+    return abs(stage - at.stage) <= 1 or (at.is_tied and {stage, at.stage} == {0, at.stages - 1})

@@ -1,0 +1,115 @@
+"""The gate before tensors and state: lets in who shows a pass of our scheduler, and sends away who was revoked.
+
+It judges by the scheduler's clock: the session says what that shows, and from there on the time is counted here. So
+clocks of machines need not agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import lru_cache
+
+from stage_server.brain.passes import GRACE_S, Known, Place, check
+from swarm.errors import NoPass, Revoked, StaleMessage, SwarmError
+from swarm.job.spec import spec_from_json
+from swarm.messages import CutOff, LoadStage, Welcome
+from swarm.peer_messages import Pass
+from swarm.pki.identity import Wallet
+from swarm.rpc import passes
+from swarm.types import PeerId
+
+REFUSAL = "no pass leads from the caller to what this stage server does now"  # all that a caller is told
+CUT_KEPT_S = 3600.0  # no pass is good for as long
+
+
+@lru_cache(maxsize=1)
+def place_of(load: LoadStage) -> Place:
+    """Where in its job a stage server is that was told to load this."""
+    is_tied = spec_from_json(load.spec_json).tied
+    return Place(load.job, load.timeline, load.stage, len(load.split), is_tied)
+
+
+class PassGate:
+    """The gate of one stage server; `wallet` has its own pass too."""
+
+    def __init__(
+        self,
+        wallet: Wallet,
+        place: Callable[[], Place | None],
+        refused: Callable[[str, SwarmError], None] = lambda *_: None,
+    ) -> None:
+        """`place` says what is served now. `refused` hears who was turned away, and why."""
+        self._wallet = wallet
+        self._place = place
+        self._refused = refused
+        self._key = b""
+        self._ahead_s = 0.0  # the scheduler's clock, beyond the event loop's
+        self._cut: dict[PeerId, float] = {}
+        self._inside: dict[asyncio.Timeout, Pass] = {}
+
+    # What the scheduler says ------------------------------------------------------------------------------------
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """A session began: whose passes are good from now on, and who was revoked."""
+        self._key = welcome.pass_key
+        self._ahead_s = welcome.unix_s - asyncio.get_running_loop().time()
+        for one in welcome.cut_off:
+            self.cut_off(one)
+
+    def take(self, token: bytes) -> None:
+        """Show this pass from now on."""
+        self._wallet.pass_token = token
+
+    def cut_off(self, order: CutOff) -> None:
+        """End the calls of a stage server that was revoked, and take none with the passes that it has."""
+        now_unix_s = self._now_unix_s()
+        self._cut = {peer: unix_s for peer, unix_s in self._cut.items() if now_unix_s - unix_s < CUT_KEPT_S}
+        self._cut[order.peer] = order.unix_s
+        for place, inside in self._inside.items():
+            if inside.peer == order.peer and inside.issued_unix_s <= order.unix_s and not place.expired():
+                place.reschedule(0.0)
+
+    @property
+    def inside(self) -> list[Pass]:
+        """The passes with which calls are being answered."""
+        return list(self._inside.values())
+
+    # Who comes --------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def enter(self, token: bytes, name: str | None, *, pulls: bool) -> AsyncIterator[Pass]:
+        """As swarm.rpc.passes.Gate; a stream outlives its pass by GRACE_S."""
+        try:
+            shown = passes.read(token, self._key)
+            check(shown, self._place(), self._known(shown, name), pulls=pulls)
+        except SwarmError as error:
+            raise self._turned_away(name or "a caller over plaintext", error) from None
+        inside = asyncio.timeout_at(shown.expires_unix_s + GRACE_S - self._ahead_s)
+        self._inside[inside] = shown
+        try:
+            async with inside:
+                yield shown
+        except TimeoutError:
+            if not inside.expired():
+                raise
+            is_cut = self._cut.get(shown.peer, 0.0) >= shown.issued_unix_s
+            ended = Revoked(f"{shown.peer} was revoked") if is_cut else NoPass(f"the pass of {shown.peer} has ended")
+            raise self._turned_away(shown.peer, ended) from None
+        finally:
+            del self._inside[inside]
+
+    def _known(self, shown: Pass, name: str | None) -> Known:
+        identity = self._wallet.identity
+        cluster = "" if identity is None else identity.cluster
+        return Known(cluster, self._now_unix_s(), name, self._cut.get(shown.peer))
+
+    def _now_unix_s(self) -> float:
+        return asyncio.get_running_loop().time() + self._ahead_s
+
+    def _turned_away(self, who: str, error: SwarmError) -> SwarmError:
+        """What the caller is told, who may be anybody; honest ones that come late are not counted."""
+        if not isinstance(error, StaleMessage):
+            self._refused(who, error)
+        return type(error)(REFUSAL)

@@ -1,0 +1,57 @@
+"""Passes on the wire: what the scheduler says of a stage server, which it shows to those whom it dials.
+
+scheduler ──TakePass──▶ dialler ──metadata of Exchange and Pull──▶ gate of the one that is dialled
+
+A pass is looked at once per call. Streams go on when it is renewed: a dialler begins a new one, and ends the older when
+all that is under way on it has been answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol
+
+from swarm.errors import NoPass, SwarmError
+from swarm.peer_messages import Pass
+from swarm.pki.passes import PassKey, signed_by
+from swarm.rpc.mapping import from_message, parse, to_message
+from swarm.wire import frame_pb2
+
+METADATA_KEY: Final = "swarm-pass-bin"
+
+
+class Gate(Protocol):
+    """Who may send tensors here, or pull: asked once for each call."""
+
+    def enter(self, token: bytes, name: str | None, *, pulls: bool) -> AbstractAsyncContextManager[Pass]:
+        """Be inside while the call is answered; gives what the pass says.
+
+        `name` is that of the caller's certificate; None: plaintext. Raises NoPass, Revoked or StaleMessage, also in the
+        midst of the call if the caller may not stay.
+        """
+
+
+def issue(key: PassKey, given: Pass) -> bytes:
+    """The pass as it is shown."""
+    return key.sign(to_message(given).SerializeToString())
+
+
+def read(token: bytes, public: bytes) -> Pass:
+    """What the pass says; NoPass unless the scheduler with this key has said it."""
+    statement = signed_by(public, token)
+    try:
+        return from_message(Pass, parse(frame_pb2.Pass, statement))
+    except SwarmError as error:
+        raise NoPass(f"what was signed is no pass: {error.message}") from None
+
+
+def metadata(token: bytes) -> tuple[tuple[str, bytes], ...]:
+    """What goes with a call."""
+    return ((METADATA_KEY, token),) if token else ()
+
+
+def shown(metadata: Iterable[tuple[str, str | bytes]] | None) -> bytes:
+    """The pass that came with a call, b"" if none did."""
+    found = next((value for key, value in metadata or () if key == METADATA_KEY), b"")
+    return found if isinstance(found, bytes) else b""

@@ -1,0 +1,199 @@
+"""Passes at the port of a stage server: it takes tensors from, and gives state to, those whom the scheduler sent.
+
+The attacks are over gRPC; what each pass is worth is a table (tests/unit/stage_server/brain/test_passes.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from stage_server.app import may_exchange
+from stage_server.brain.passes import Place
+from stage_server.session.gate import PassGate
+from swarm.errors import NoPass, PeerUnavailable, Refused, Revoked, StaleMessage, SwarmError
+from swarm.messages import CutOff, Welcome
+from swarm.peer_messages import Pass, StateReply, StateRequest, TensorHeader
+from swarm.pki.authority import Authority
+from swarm.pki.identity import Wallet
+from swarm.pki.names import Role
+from swarm.pki.passes import PassKey
+from swarm.rpc import channel
+from swarm.rpc.channel import bind, new_server
+from swarm.rpc.guard import Guard
+from swarm.rpc.passes import issue
+from swarm.rpc.peer_service import add_peer_service
+from swarm.rpc.peers import GrpcPeerLinks
+from swarm.rpc.state import state_reply
+from swarm.types import JobId, PeerId
+from tests.support.headers import header_of
+from tests.support.members import identity_of
+
+pytestmark = pytest.mark.timeout(60)
+
+A, B, JOB = PeerId("a"), PeerId("b"), JobId("j")
+OURS, KEY = Authority.new(time.time()), PassKey.new()
+NOW = time.time()
+AT = Place(JOB, 0, 1, 4, is_tied=False)
+PASS = Pass(OURS.cluster, JOB, 0, A, 1, 1, 4, NOW, NOW + 600)
+ASKED = StateRequest(JOB, 0, 1, "state", 0, 0, 1, A, 1)
+
+
+class Receiver:
+    """Takes what is let in, and holds it while it is told to."""
+
+    def __init__(self) -> None:
+        self.got = 0
+        self.opened = asyncio.Event()
+        self.opened.set()
+
+    def admit(self, header: TensorHeader) -> None:
+        pass
+
+    async def receive(self, header: TensorHeader, payload: memoryview) -> None:
+        await self.opened.wait()
+        self.got += 1
+
+    async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
+        return state_reply(1, 0, b"weights"), b"weights"
+
+
+@dataclass
+class World:
+    """The stage server b, which serves stage 1 of 4, and the links of a."""
+
+    receiver: Receiver
+    gate: PassGate
+    address: str
+    wallet: Wallet
+    links: GrpcPeerLinks
+    denied: list[str]
+
+    async def send(self, **header: Any) -> None:
+        async with asyncio.timeout(20):
+            await self.links.send(self.address, replace(header_of(4), **header), b"abcd", to=B)
+
+    async def pull(self, **request: Any) -> bytes:
+        async with asyncio.timeout(20):
+            _, payload = await self.links.pull(self.address, replace(ASKED, **request), 1 << 20, to=B)
+        return bytes(payload)
+
+    async def refusals(self, **changed: Any) -> tuple[type[SwarmError] | None, type[SwarmError] | None]:
+        """What comes of a tensor and of a pull with this pass."""
+        self.wallet.pass_token = issue(KEY, replace(PASS, **changed))
+        return await _error(self.send()), await _error(self.pull())
+
+
+async def _error(call: Any) -> type[SwarmError] | None:
+    try:
+        await call
+    except SwarmError as error:
+        return type(error)
+    return None
+
+
+@pytest.fixture(params=["TLS", "plaintext"])
+async def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    """On two machines, or on one."""
+    async with _world(monkeypatch, speaks_tls=request.param == "TLS") as made:
+        yield made
+
+
+@asynccontextmanager
+async def _world(monkeypatch: pytest.MonkeyPatch, *, speaks_tls: bool) -> AsyncIterator[World]:
+    monkeypatch.setattr(channel, "is_loopback", lambda host: not speaks_tls)
+    receiver, denied = Receiver(), list[str]()
+    own, theirs = (Wallet(identity_of(OURS, Role.STAGE_SERVER, name)) for name in (B, A))
+    gate = PassGate(own, lambda: AT, lambda _, error: denied.append(error.code))
+    gate.welcomed(Welcome(B, 1.0, KEY.public, NOW))
+    server = new_server(Guard(may_exchange) if speaks_tls else None)
+    add_peer_service(server, receiver, None, receiver, gate)
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0', own if speaks_tls else None)}"
+    await server.start()
+    theirs.pass_token = issue(KEY, PASS)
+    links = GrpcPeerLinks(wallet=theirs)
+    try:
+        yield World(receiver, gate, address, theirs, links, denied)
+    finally:
+        await links.close()
+        await server.stop(None)
+
+
+async def test_whom_the_scheduler_sent_is_let_in(world: World) -> None:
+    await world.send()
+    assert await world.pull() == b"weights"
+    assert await world.refusals(stage=2) == (None, NoPass), "the next stage sends, and has no business with the state"
+    assert world.receiver.got == 2
+
+
+async def test_a_pass_for_something_else_lets_nobody_in(world: World) -> None:
+    assert await world.refusals(stage=3) == (NoPass, NoPass), "right job, wrong stage"
+    assert await world.refusals(expires_unix_s=NOW - 1) == (NoPass, NoPass)
+    assert await world.refusals(job=JobId("other")) == (StaleMessage, StaleMessage)
+    assert await world.refusals(timeline=1) == (StaleMessage, StaleMessage)
+    for forged in (b"", issue(PassKey.new(), PASS), issue(KEY, PASS)[:-1] + b"\x01"):
+        world.wallet.pass_token = forged
+        assert (await _error(world.send()), await _error(world.pull())) == (NoPass, NoPass)
+    assert world.receiver.got == 0
+    assert world.denied == ["E0508"] * 10
+
+
+async def test_the_pass_of_another_is_none_and_nobody_is_named_but_its_holder(world: World) -> None:
+    # On one machine nothing but the message names another than the pass.
+    refused = Refused if channel.is_loopback("") else NoPass
+    assert await world.refusals(peer=PeerId("c")) == (refused, refused)
+    world.wallet.pass_token = issue(KEY, PASS)
+    for changed in ({"sender": PeerId("c")}, {"incarnation": 2}, {"job": JobId("other")}):
+        assert await _error(world.send(**changed)) is Refused
+        assert await _error(world.pull(**changed)) is Refused
+    assert world.receiver.got == 0
+
+
+async def test_whoever_is_revoked_is_cut_off_within_a_second(world: World) -> None:
+    world.receiver.opened.clear()
+    sending = asyncio.ensure_future(_error(world.send()))
+    await asyncio.sleep(0.2)
+    assert not sending.done()
+    world.gate.cut_off(CutOff(A, NOW))
+    async with asyncio.timeout(1.0):
+        assert await sending is Revoked
+    world.receiver.opened.set()
+    assert await world.refusals() == (Revoked, Revoked)
+    assert world.receiver.got == 0
+    assert await world.refusals(issued_unix_s=NOW + 1) == (None, None), "it joined again"
+
+
+async def test_links_to_one_who_was_revoked_break(world: World) -> None:
+    world.receiver.opened.clear()
+    sending = asyncio.ensure_future(_error(world.send()))
+    await asyncio.sleep(0.2)
+    world.links.cut_off(PeerId("c"))
+    await asyncio.sleep(0.05)
+    assert not sending.done()
+    world.links.cut_off(B)
+    async with asyncio.timeout(1.0):
+        assert await sending is PeerUnavailable
+
+
+async def test_a_renewed_pass_breaks_nothing_that_is_under_way(world: World) -> None:
+    """The older link ends when its tensors have arrived, so no stream lives as long as its pass."""
+    world.receiver.opened.clear()
+    first = asyncio.ensure_future(_error(world.send()))
+    await asyncio.sleep(0.2)
+    world.wallet.pass_token = issue(KEY, replace(PASS, issued_unix_s=NOW + 300, expires_unix_s=NOW + 900))
+    second = asyncio.ensure_future(_error(world.send()))
+    await asyncio.sleep(0.2)
+    assert {shown.issued_unix_s for shown in world.gate.inside} == {NOW, NOW + 300}
+    world.receiver.opened.set()
+    assert (await first, await second) == (None, None)
+    async with asyncio.timeout(5.0):
+        while len(world.gate.inside) > 1:
+            await asyncio.sleep(0.01)
+    assert [shown.issued_unix_s for shown in world.gate.inside] == [NOW + 300]
+    assert world.receiver.got == 2
