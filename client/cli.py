@@ -47,6 +47,7 @@ VERBS = {
     "login": Entry("client.verbs.members", "Join a swarm as a person, with a token."),
     "token": Entry("client.verbs.members", "Let others join: make, list or revoke tokens."),
     "identity": Entry("client.verbs.members", "List members, show yourself, or take a member out."),
+    "project": Entry("client.verbs.projects", "List projects, make one, or change its quota."),
     "audit": Entry("client.verbs.audit", "Show or verify what was asked of a scheduler here."),
     "version": Entry("client.verbs.overview", "Show the versions of this command and the scheduler."),
     "scheduler": Entry("scheduler", "Run the scheduler in this process.", program=True),

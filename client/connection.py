@@ -143,6 +143,7 @@ class Scheduler:
         # generated code has no types
         self._jobs: Any = jobs_pb2_grpc.JobsStub(self._channel)  # type: ignore[no-untyped-call]
         self._members: Any = members_pb2_grpc.MembersStub(self._channel)  # type: ignore[no-untyped-call]
+        self._projects: Any = members_pb2_grpc.ProjectsStub(self._channel)  # type: ignore[no-untyped-call]
 
     @property
     def _stub(self) -> Any:
@@ -280,6 +281,16 @@ class Scheduler:
     def revoke_member(self, name: str, reason: str) -> members_pb.MemberView:
         request = members_pb.RevokeMemberRequest(name=name, reason=reason)
         return cast(members_pb.MemberView, self._call(self._members.RevokeMember, request))
+
+    def projects(self) -> list[members_pb.ProjectView]:
+        reply: members_pb.ProjectList = self._call(self._projects.ListProjects, members_pb.ListProjectsRequest())
+        return list(reply.projects)
+
+    def create_project(self, request: members_pb.ProjectRequest) -> members_pb.ProjectView:
+        return cast(members_pb.ProjectView, self._call(self._projects.CreateProject, request))
+
+    def set_project(self, request: members_pb.ProjectRequest) -> members_pb.ProjectView:
+        return cast(members_pb.ProjectView, self._call(self._projects.SetProject, request))
 
     def _call(self, method: Any, request: Any, timeout_s: float = 0.0) -> Any:
         with self._translated():

@@ -14,7 +14,7 @@ from rich.text import Text
 from client.shell import finite, utc
 from swarm.job.schedule import perplexity
 from swarm.text import duration, size
-from swarm.types import JobState
+from swarm.types import DEFAULT_PROJECT, JobState
 from swarm.wire import jobs_pb2 as pb
 
 _STATE_STYLE = {
@@ -52,6 +52,8 @@ def job_values(view: pb.JobView, *, spec: bool = False) -> dict[str, Any]:
         "since": utc(view.since_unix_s),
         "created": utc(view.created_unix_s),
         "evaluation": evaluation_values(view),
+        "project": view.project,
+        "owner": view.owner or None,
         "stages": [
             {"peers": list(stage.peers), **{name: getattr(stage, name) for name in of_stage}} for stage in view.stages
         ],
@@ -98,14 +100,24 @@ def number(value: float, digits: int = 4) -> str:
     return "-" if finite(value) is None else f"{value:.{digits}f}"
 
 
+def _has_project(view: pb.JobView) -> bool:
+    return view.project not in ("", DEFAULT_PROJECT)
+
+
+def _whose(view: pb.JobView) -> str:
+    return f"{view.project}, submitted by {view.owner}" if view.owner else view.project
+
+
 def jobs_table(views: Sequence[pb.JobView]) -> RenderableType:
     now_unix_s = time.time()
     rows = []
+    several = any(map(_has_project, views))
     for view in views:
         running = view.state == JobState.RUNNING
         rows.append(
             (
                 Text(view.id),
+                *((Text(view.project), Text(view.owner or "-")) if several else ()),
                 state(view.state),
                 Text(f"{view.step}/{view.steps}"),
                 Text(number(view.loss) if view.step else "-"),
@@ -115,8 +127,9 @@ def jobs_table(views: Sequence[pb.JobView]) -> RenderableType:
                 Text(view.reason),
             )
         )
-    columns = ("ID", "STATE", "STEP", "LOSS", "TOKENS/S", "ETA", "AGE", "REASON")
-    return FittedTable(columns, rows, dropped_first=("AGE", "TOKENS/S", "LOSS", "ETA", "STEP"))
+    whose = ("PROJECT", "OWNER") if several else ()
+    columns = ("ID", *whose, "STATE", "STEP", "LOSS", "TOKENS/S", "ETA", "AGE", "REASON")
+    return FittedTable(columns, rows, dropped_first=("AGE", "TOKENS/S", "LOSS", "ETA", "STEP", *reversed(whose)))
 
 
 def job_table(view: pb.JobView) -> RenderableType:
@@ -125,6 +138,7 @@ def job_table(view: pb.JobView) -> RenderableType:
     skipped = f", {view.skipped_steps} of them skipped: not finite" if view.skipped_steps else ""
     rows: list[tuple[str, RenderableType]] = [
         ("job", Text(view.id)),
+        *([("project", Text(_whose(view)))] if _has_project(view) else []),
         ("state", Text.assemble(state(view.state), since)),
         ("reason", Text(view.reason or "-")),
         ("step", Text(f"{view.step} of {view.steps}{skipped}")),

@@ -15,6 +15,8 @@ from scheduler.api.admission import Admission
 from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
 from scheduler.api.job_service import JobService
 from scheduler.api.metric_expiry import tidy
+from scheduler.api.project_service import ProjectService
+from scheduler.api.seen_jobs import SeenJobs
 from scheduler.assembly import assemble
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.job import Announcer
@@ -34,7 +36,7 @@ from swarm.process.lifecycle import check_announce, check_http_host, check_liste
 from swarm.process.logs import get_logger
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import add_session_service
-from swarm.wire import jobs_pb2_grpc
+from swarm.wire import jobs_pb2_grpc, members_pb2_grpc
 
 GRACE_S = 5.0  # how long a suspect may stay silent or cut off before it is gone
 # Calls under way at the end get this long; streams to watchers and peers would stay open forever.
@@ -140,13 +142,24 @@ async def serve(options: SchedulerOptions) -> None:
         await scheduler.load()
 
         add_session_service(server, scheduler.sessions)
-        service = JobService(scheduler.jobs, membership, database.epoch, product, time.time, scheduler.chaos)
+        registry = scheduler.jobs.registry
+        seen = SeenJobs(registry) if admission is None else SeenJobs(registry, admission.asks, admission.refused)
+        service = JobService(scheduler.jobs, membership, database.epoch, product, time.time, scheduler.chaos, seen)
         jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+        projects = ProjectService(ports.stores, seen)
+        members_pb2_grpc.add_ProjectsServicer_to_server(projects, server)  # type: ignore[no-untyped-call]
         joins = ""
         if admission is not None:
             loop = asyncio.get_running_loop()
             joins = await admission.serve(
-                server, options.listen, bound, address, options.join_listen, loop, scheduler.sessions.revoke
+                server,
+                options.listen,
+                bound,
+                address,
+                options.join_listen,
+                loop,
+                scheduler.sessions.revoke,
+                ports.stores.projects,
             )
             tasks.create_task(admission.renew())
         await server.start()

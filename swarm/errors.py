@@ -112,6 +112,12 @@ class NoPass(NotAdmitted):
     code = "E0508"
 
 
+class NotOwner(NotAdmitted):
+    """Who asks may see the job, and somebody else submitted it."""
+
+    code = "E0509"
+
+
 class IncompatibleVersion(SwarmError):
     """The two sides speak different protocol versions."""
 
@@ -145,6 +151,12 @@ class NotAllowed(SwarmError):
 
     code = "E1000"
     exit_code = 10
+
+
+class QuotaReached(NotAllowed):
+    """The project has as much as an admin gave it."""
+
+    code = "E1001"
 
 
 class JobFailed(SwarmError):

@@ -39,6 +39,7 @@ UPLOAD_DISK_RESERVE_BYTES = 1 << 30  # that uploads leave free: checkpoints and 
 UNUSED_SHARD_KEPT_S = 86_400.0  # an uploaded file that no job names
 MEMBERS_MAX = 16_384  # in the scheduler's book, those who were revoked included
 TOKENS_MAX = 1024  # that wait to be used
+PROJECTS_MAX = 1024
 JOIN_BODY_BYTES_MAX = 16 << 10
 JOIN_FAILURES_PER_S, JOIN_FAILURES_AT_ONCE = 5 / 60, 5  # of one address
 RPCS_MAX = 16_384  # calls that one process answers at a time

@@ -16,6 +16,8 @@ JobId = NewType("JobId", str)
 PeerId = NewType("PeerId", str)
 UnitName = NewType("UnitName", str)
 
+DEFAULT_PROJECT = "default"  # of all who were given none
+
 Routing: TypeAlias = Literal["least_completion", "iwrr", "uniform"]
 """How replicas are chosen for a microbatch."""
 

@@ -17,6 +17,7 @@ from swarm.errors import InvalidConfig
 from swarm.process.audit import verify as breaks_of
 from swarm.text import counted, printable
 
+_COLUMNS = ("TIME", "ACTOR", "PROJECT", "ACTION", "RESULT")
 AUDIT_FILE = platformdirs.user_data_path("swarm") / "scheduler" / "audit.jsonl"
 
 
@@ -58,7 +59,7 @@ def _show(shell: Shell, file: Path, actor: str, last: int) -> int:
     elif not lines:
         shell.say("nothing was asked yet")
     else:
-        shell.out.print(FittedTable(("TIME", "ACTOR", "ACTION", "RESULT"), list(map(_cells, lines)), dropped_first=()))
+        shell.out.print(FittedTable(_COLUMNS, list(map(_cells, lines)), dropped_first=("PROJECT",)))
     return 0
 
 
@@ -74,4 +75,7 @@ def _parsed(text: str) -> dict[str, Any]:
 def _cells(line: dict[str, Any]) -> tuple[Text, ...]:
     at_s = line.get("time_unix_s")
     shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s)) if isinstance(at_s, int | float) else "-"
-    return (Text(shown), *(Text(printable(str(line.get(key, "-")))) for key in ("actor", "action", "result")))
+    return (
+        Text(shown),
+        *(Text(printable(str(line.get(key) or "-"))) for key in ("actor", "project", "action", "result")),
+    )

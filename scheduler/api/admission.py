@@ -17,19 +17,22 @@ import grpc.aio
 from scheduler.api.join import JoinEndpoint
 from scheduler.api.member_service import MemberService
 from scheduler.api.passes import Issuer
+from scheduler.brain.members import Member
+from scheduler.brain.projects import Person
 from scheduler.storage.database import Database
-from scheduler.storage.members import Member, Members
-from swarm.errors import InvalidConfig, SwarmError
+from scheduler.storage.members import Members
+from scheduler.storage.projects import Projects
+from swarm.errors import InvalidConfig, NotAdmitted, SwarmError
 from swarm.limits import Bucket
 from swarm.messages import CutOff
 from swarm.pki.authority import LIFE_S, Authority
 from swarm.pki.identity import RENEW_AT, Identity, Wallet, issue
-from swarm.pki.names import Role, scheduler_of
+from swarm.pki.names import PEOPLE, Role, principal_of, scheduler_of
 from swarm.pki.passes import PassKey
 from swarm.pki.profiles import profile_folder
 from swarm.process.audit import Audit
 from swarm.process.logs import Logger
-from swarm.rpc.guard import Caller, Guard
+from swarm.rpc.guard import CALLER, Caller, Guard
 from swarm.text import is_wildcard
 from swarm.types import PeerId
 from swarm.wire import members_pb2_grpc
@@ -42,6 +45,7 @@ DENIALS_PER_S, DENIALS_AT_ONCE = 10.0, 100  # that are written down
 AUDITED = frozenset(
     {f"/swarm.wire.Jobs/{name}" for name in ("Submit", "Cancel", "Pause", "Resume", "Drain", "Chaos", "Pull")}
     | {f"/swarm.wire.Members/{name}" for name in ("Issue", "CreateToken", "RevokeToken", "RevokeMember")}
+    | {f"/swarm.wire.Projects/{name}" for name in ("CreateProject", "SetProject")}
 )
 
 
@@ -80,6 +84,7 @@ class Admission:
         join_listen: str,
         loop: asyncio.AbstractEventLoop,
         cut: Callable[[PeerId, str], None],
+        projects: Projects,
     ) -> str:
         """Take joins and give the address where.
 
@@ -96,7 +101,7 @@ class Admission:
             host, _, port = join_listen.rpartition(":")
         joins = f"{address.rpartition(':')[0]}:{self._listen(host, int(port) if join_listen else None)}"
         self.members.on_revoked = partial(_cut, cut)
-        service = MemberService(self.members, joins)
+        service = MemberService(self.members, projects, joins)
         members_pb2_grpc.add_MembersServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         await self._show_local_admin()
         return joins
@@ -144,6 +149,18 @@ class Admission:
         except InvalidConfig as error:
             self._log.warning("no profile for the local admin", reason=error.message)
 
+    def asks(self) -> Person:
+        """Whose call is being answered."""
+        caller = CALLER.get()
+        assert caller is not None, "the guard stands before every call"
+        return self.members.person(caller.principal)
+
+    def refused(self, method: str, error: SwarmError) -> None:
+        """The job that the call names is not for the caller."""
+        caller = CALLER.get()
+        assert caller is not None
+        self._denied(method, caller.principal.uri, error)
+
     def _may(self, caller: Caller, method: str) -> None:
         self.members.check(caller, method)
         if method in AUDITED:
@@ -157,9 +174,17 @@ class Admission:
     def _record(self, who: str, method: str, result: str) -> None:
         """A full disk must not keep an admin from cancelling and revoking."""
         try:
-            self._audit.write(who, method.rpartition("/")[2], result)
+            self._audit.write(who, method.rpartition("/")[2], result, project=self._project_of(who))
         except OSError as error:
             self._log.error("not in the audit log", who=who, method=method, result=result, reason=str(error))
+
+    def _project_of(self, who: str) -> str:
+        """The project of a person in the book; empty for anybody else."""
+        try:
+            principal = principal_of([who])
+        except NotAdmitted:
+            return ""
+        return self.members.person(principal).project if principal.role in PEOPLE else ""
 
 
 def _cut(cut: Callable[[PeerId, str], None], member: Member) -> None:

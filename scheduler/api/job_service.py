@@ -12,8 +12,9 @@ import grpc.aio
 
 from scheduler.api.chaos import ChaosDesk
 from scheduler.api.drain import drain
+from scheduler.api.seen_jobs import OTHERS, SeenJobs
 from scheduler.api.uploads import MODEL, Uploads, read_request
-from scheduler.api.views import explanation, fitting, job_view, log_entry, log_filter, peer_view
+from scheduler.api.views import explanation, fitting, guarded_view, job_view, log_entry, log_filter, peer_view
 from scheduler.brain.explain.facts import Fact, explain_job, explain_peer
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.jobs.commands import Jobs
@@ -23,6 +24,7 @@ from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.job.spec import JobSpec, spec_from_json
 from swarm.limits import FOLLOWERS_MAX, JOBS_LISTED_MAX, SPEC_BYTES_MAX
 from swarm.messages import PROTOCOL_VERSION
+from swarm.pki.names import Role
 from swarm.rpc import channel
 from swarm.types import JobState, PeerId
 from swarm.wire import jobs_pb2 as pb
@@ -48,8 +50,11 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         product: str,
         wall_s: Callable[[], float],
         chaos: ChaosDesk | None = None,
+        seen: SeenJobs | None = None,
     ) -> None:
+        """`seen` finds jobs for the caller; without it, for anybody."""
         self._jobs = jobs
+        self._seen = seen or SeenJobs(jobs.registry)
         self._uploads = Uploads(jobs.stores)
         self._membership = membership
         self._epoch = epoch
@@ -65,18 +70,20 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def MissingShards(self, request: pb.ShardList, context: Context) -> pb.ShardList:
         async with _answering(context):
-            return pb.ShardList(shards=await self._uploads.missing(request.shards))
+            return pb.ShardList(shards=await self._uploads.missing(self._seen.person().project, request.shards))
 
     async def PutShard(self, request_iterator: AsyncIterator[pb.ShardChunk], context: Context) -> pb.PutShardReply:
         async with _answering(context):
-            return pb.PutShardReply(sha256=await self._uploads.put(request_iterator))
+            project = self._seen.person().project
+            return pb.PutShardReply(sha256=await self._uploads.put(project, request_iterator))
 
     async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            tokens, files = read_request(request, self._uploads)
+            person = self._seen.person()
+            tokens, files = read_request(request)
             spec = await self._spec(request.spec_json)
-            tokenizer_files = dict(request.tokenizer_files) | await self._uploads.tokenizer(request)
-            return job_view(await self._jobs.submit(spec, tokens, tokenizer_files, files))
+            tokenizer_files = dict(request.tokenizer_files) | await self._uploads.tokenizer(person.project, request)
+            return job_view(await self._jobs.submit(spec, tokens, tokenizer_files, files, person))
 
     # Looking -----------------------------------------------------------------------------------------------------
 
@@ -85,7 +92,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             return state.value == request.state if request.state else request.all or not state.is_final
 
         async with _answering(context):
-            jobs = [job for job in self._jobs.registry.all() if is_wanted(job.record.state)]
+            jobs = [job for job in self._seen.all() if is_wanted(job.record.state)]
             views = (
                 job_view(job, spec=False) for job in jobs[: min(request.limit or JOBS_LISTED_MAX, JOBS_LISTED_MAX)]
             )
@@ -93,25 +100,26 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Get(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            return job_view(self._jobs.registry.find(request.job))
+            return job_view(self._seen.find("Get", request.job))
 
     async def Watch(self, request: pb.JobRequest, context: Context) -> AsyncIterator[pb.JobView]:
         async with _answering(context):
             with self._following():
-                async for job in self._jobs.watch(self._jobs.registry.find(request.job)):
+                async for job in self._jobs.watch(self._seen.find("Watch", request.job)):
                     yield job_view(job)
                     if not job.record.state.is_final:
                         await asyncio.sleep(WATCH_S_MIN)
 
     async def Peers(self, request: pb.PeersRequest, context: Context) -> pb.PeerList:
         async with _answering(context):
-            peers = [
-                peer
-                for peer in self._membership.peers()
-                if (not request.state or peer.state.value == request.state)
-                and (request.stage < 0 or peer.stage == request.stage)
-            ]
-            return pb.PeerList(peers=fitting(self._peer_view(peer) for peer in peers))
+            views = map(self._peer_view, self._membership.peers())
+            wanted = (
+                view
+                for view in views
+                if (not request.state or view.state == request.state)
+                and (request.stage < 0 or view.stage == request.stage)
+            )
+            return pb.PeerList(peers=fitting(wanted))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.Explanation:
         async with _answering(context):
@@ -124,14 +132,14 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 return self._explain_microbatch(about, request.microbatch.step, request.microbatch.index)
             now_s = asyncio.get_running_loop().time()
             facts = explain_job(self._jobs.standing(about), about.situation(), self._jobs.idle(), now_s)
-            return explanation("job", about.record.id, facts)
+            return explanation("job", about.record.id, self._seen.facts(facts))
 
     def _find(self, reference: str) -> Job | Peer:
         """What a person named: a stage server if it is its whole id, else a job, else the beginning of a peer's id."""
         if (exact := self._membership.get(PeerId(reference))) is not None:
             return exact
         try:
-            return self._jobs.registry.find(reference)
+            return self._seen.find("Explain", reference)
         except NotFound as no_job:
             try:
                 return self._membership.find(reference)
@@ -140,12 +148,14 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 raise NotFound(told, hint=hint) from None
 
     def _explain_peer(self, known: Peer) -> pb.Explanation:
+        if not self._seen.knows_all_of(known):
+            return explanation("peer", known.hello.peer, [Fact("state", f"{known.state.value}: it serves {OTHERS}")])
         job = self._jobs.registry.get(known.job)
         idle = next((one for one in self._jobs.idle() if one.peer == known.hello.peer), None)
-        waiting = {job.record.id: job.record.reason for job in self._jobs.registry.waiting()}
+        waiting = {one.record.id: one.record.reason for one in self._seen.among(self._jobs.registry.waiting())}
         now_s = asyncio.get_running_loop().time()
         facts = explain_peer(known, job.situation() if job is not None else None, idle, waiting, now_s)
-        return explanation("peer", known.hello.peer, facts)
+        return explanation("peer", known.hello.peer, self._seen.facts(facts))
 
     def _explain_microbatch(self, job: Job, step: int, index: int) -> pb.Explanation:
         microbatches, brain = job.spec.training.microbatches, job.brain
@@ -163,7 +173,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Logs(self, request: pb.LogsRequest, context: Context) -> AsyncIterator[pb.LogEntry]:
         async with _answering(context):
-            job = self._jobs.registry.find(request.job)
+            job = self._seen.find("Logs", request.job)
             wanted = log_filter(request)
             follow = request.follow and not job.record.state.is_final
             tail = request.tail
@@ -182,20 +192,20 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            job = self._jobs.registry.find(request.job)
+            job = self._seen.find("Cancel", request.job)
             reason = request.reason[:REASON_CHARACTERS_MAX] or "cancelled by its user"
             await self._jobs.cancel(job, reason, checkpoint=not request.no_checkpoint)
             return job_view(job)
 
     async def Pause(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            job = self._jobs.registry.find(request.job)
+            job = self._seen.find("Pause", request.job)
             await self._jobs.pause(job, "paused by its user")
             return job_view(job)
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            job = self._jobs.registry.find(request.job)
+            job = self._seen.find("Resume", request.job)
             spec = await self._spec(request.spec_json) if request.spec_json else None
             await self._jobs.resume(job, getattr(request, "from"), spec)
             return job_view(job)
@@ -209,7 +219,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointList:
         async with _answering(context):
-            job = self._jobs.registry.find(request.job)
+            job = self._seen.find("Verify" if request.verify else "Checkpoints", request.job)
             shown = await self._jobs.stores.checkpoints.shown(job.record, job.spec, verify=request.verify)
             return pb.CheckpointList(checkpoints=[pb.CheckpointView(**asdict(one)) for one in shown])
 
@@ -224,7 +234,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     async def Pull(self, request: pb.PullRequest, context: Context) -> AsyncIterator[pb.FileChunk]:
         async with _answering(context):
-            job = self._jobs.registry.find(request.job)
+            job = self._seen.find("Pull", request.job)
             checkpoint = await self._jobs.stores.checkpoints.to_pull(job.record, job.spec, request.step)
             for file in checkpoint.files:
                 if not file.path.startswith(MODEL):
@@ -262,4 +272,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
     def _peer_view(self, peer: Peer) -> pb.PeerView:
         now_s = asyncio.get_running_loop().time()
-        return peer_view(peer, self._jobs.registry.get(peer.job), now_s, self._wall_s())
+        view = peer_view(peer, self._jobs.registry.get(peer.job), now_s, self._wall_s())
+        if self._seen.person().role is Role.ADMIN:
+            return view
+        return guarded_view(view, self._seen.shown, knows_job=self._seen.knows_all_of(peer))

@@ -8,11 +8,14 @@ from typing import Any, cast
 
 import grpc.aio
 
-from scheduler.storage.members import Member, Members, Token
+from scheduler.brain.members import Member, Token
+from scheduler.storage.members import Members
+from scheduler.storage.projects import Projects
 from swarm.errors import NotAdmitted
-from swarm.pki.names import check_role
+from swarm.pki.names import PEOPLE, check_role
 from swarm.rpc import channel
 from swarm.rpc.guard import CALLER, Caller
+from swarm.types import DEFAULT_PROJECT
 from swarm.wire import members_pb2 as pb
 from swarm.wire import members_pb2_grpc
 
@@ -24,8 +27,9 @@ _answering = cast(Callable[[Context], AbstractAsyncContextManager[None, None]], 
 class MemberService(members_pb2_grpc.MembersServicer):
     """`join_address` is where tokens lead to."""
 
-    def __init__(self, members: Members, join_address: str) -> None:
+    def __init__(self, members: Members, projects: Projects, join_address: str) -> None:
         self._members = members
+        self._projects = projects
         self._join_address = join_address
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.Certificate:
@@ -41,6 +45,8 @@ class MemberService(members_pb2_grpc.MembersServicer):
 
     async def CreateToken(self, request: pb.CreateTokenRequest, context: Context) -> pb.TokenLine:
         async with _answering(context):
+            project = request.project or DEFAULT_PROJECT
+            self._projects.quota(project)  # NotFound
             line, token = await self._members.create_token(
                 check_role(request.role),
                 request.ttl_s,
@@ -48,6 +54,7 @@ class MemberService(members_pb2_grpc.MembersServicer):
                 request.names,
                 str(_caller().principal),
                 self._join_address,
+                project,
             )
             return pb.TokenLine(line=str(line), token=_token_view(token))
 
@@ -85,6 +92,7 @@ def _token_view(token: Token) -> pb.TokenView:
         uses_left=token.uses_left,
         expires_unix_s=token.expires_unix_s,
         created_by=token.created_by,
+        project=token.project if token.role in PEOPLE else "",
     )
 
 
@@ -96,4 +104,5 @@ def _member_view(member: Member) -> pb.MemberView:
         ends_unix_s=member.ends_unix_s,
         invited_by=member.invited_by,
         reason=member.reason,
+        project=member.project if member.role in PEOPLE else "",
     )

@@ -44,7 +44,8 @@ async def tidy(jobs: Jobs, membership: Membership, metrics: SchedulerMetrics, wa
         here = {peer.hello.peer for peer in membership.peers() if peer.state is not PeerState.GONE}
         for name in absences.over(metrics.known_peers, here, loop.time()):
             metrics.forget_peer(name)
-        used = {sha256 for job in jobs.registry.all() for sha256 in job.record.tokens.shards}
-        used |= {file.sha256 for job in jobs.registry.all() for file in job.record.files}
-        await jobs.stores.files.remove_unused(used, wall_s() - UNUSED_SHARD_KEPT_S)
+        files, records = jobs.stores.files, [job.record for job in jobs.registry.all()]
+        used = {files.shard(record.project, sha256) for record in records for sha256 in record.tokens.shards}
+        used |= {files.shard(record.project, file.sha256) for record in records for file in record.files}
+        await files.remove_unused(used, wall_s() - UNUSED_SHARD_KEPT_S)
         await asyncio.sleep(TIDY_S)

@@ -9,10 +9,12 @@ import os
 import re
 import shutil
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from scheduler.brain.projects import check_bytes
 from scheduler.storage.database import JobTokens
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.stores import Stores
@@ -42,66 +44,76 @@ _FILES = Files()
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+@dataclass(eq=False, slots=True)
+class _Upload:
+    """A file that is under way."""
+
+    project: str
+    promised_bytes: int = 0  # that count as taken until it is here, or has failed
+
+
 class Uploads:
-    """Takes uploaded files into the data folder."""
+    """Takes uploaded files into the data folder, each for the project that sent it."""
 
     def __init__(self, stores: Stores) -> None:
         self._files = stores.files
-        self._open: dict[object, int] = {}  # bytes of each upload that is under way
+        self._projects = stores.projects
+        self._open: set[_Upload] = set()
         self._threads = stores.threads  # not the database's, which commits wait for
 
-    def path(self, sha256: str) -> Path:
-        """Where the file with this hash is, or would be; Refused if that is no hash."""
-        if not _SHA256.fullmatch(sha256):
-            raise Refused(f"{sha256[:80]!r} is no sha256")
-        return self._files.shard(sha256)
+    def path(self, project: str, sha256: str) -> Path:
+        """Where the project's file with this hash is, or would be; Refused if that is no hash."""
+        return self._files.shard(project, _checked(sha256))
 
-    async def missing(self, shards: Sequence[pb.Shard]) -> list[pb.Shard]:
-        """Those that are not here; Refused for too many at once."""
+    async def missing(self, project: str, shards: Sequence[pb.Shard]) -> list[pb.Shard]:
+        """Those that the project has not sent, whoever else has; Refused for too many at once."""
         if len(shards) > HASHES_ASKED_MAX:
             raise Refused(f"{len(shards)} files are asked for at once, at most {HASHES_ASKED_MAX}")
         return await run_blocking(
-            self._threads, lambda: [shard for shard in shards if not _keep(self.path(shard.sha256))]
+            self._threads, lambda: [shard for shard in shards if not _keep(self.path(project, shard.sha256))]
         )
 
-    async def put(self, chunks: AsyncIterator[pb.ShardChunk]) -> str:
-        """Take one file and give its hash; NotAllowed, Refused or InvalidData."""
+    async def put(self, project: str, chunks: AsyncIterator[pb.ShardChunk]) -> str:
+        """Take one file and give its hash; NotAllowed, QuotaReached, Refused or InvalidData."""
         if len(self._open) >= UPLOADS_MAX:
             raise NotAllowed(f"{UPLOADS_MAX} files are being uploaded already", hint="try again in a moment")
-        place = object()
-        self._open[place] = 0
+        upload = _Upload(project)
+        self._open.add(upload)
         try:
             rest = _while_busy(aiter(chunks))
             first = await anext(rest, None)
             if first is None or not first.HasField("shard"):
                 raise Refused("an upload begins with the shard's hash and size")
-            path, wanted_bytes = self.path(first.shard.sha256), first.shard.size_bytes
+            path, wanted_bytes = self.path(project, first.shard.sha256), first.shard.size_bytes
             if wanted_bytes > BLOB_BYTES_MAX:
                 raise Refused(f"a file has at most {BLOB_BYTES_MAX} bytes, not {wanted_bytes}")
             free = await run_blocking(self._threads, lambda: _free_bytes(path.parent))
-            self._check_room(wanted_bytes, free)
-            self._open[place] = wanted_bytes
+            self._check_room(project, wanted_bytes, free)
+            upload.promised_bytes = wanted_bytes  # at once: whoever is checked next must see it
             async with asyncio.timeout(max(UPLOAD_IDLE_S_MAX, UPLOAD_S_PER_MIB * wanted_bytes / (1 << 20))):
-                await self._write(path, first, rest)
+                await self._write(upload, path, first, rest)
         except TimeoutError:
             raise InvalidData("the upload stood still", hint="submit again") from None
         finally:
-            del self._open[place]
+            self._open.discard(upload)
         return first.shard.sha256
 
-    def _check_room(self, wanted_bytes: int, free: int) -> None:
-        """InvalidData if the file does not fit beside what is being uploaded."""
-        promised = sum(self._open.values())
+    def _check_room(self, project: str, wanted_bytes: int, free: int) -> None:
+        """QuotaReached or InvalidData if the file does not fit beside what is being uploaded."""
+        promised_to_it = sum(one.promised_bytes for one in self._open if one.project == project)
+        held = self._files.held_bytes(project)
+        check_bytes(project, self._projects.quota(project), held, promised_to_it, wanted_bytes)
+        promised = sum(one.promised_bytes for one in self._open)
         if free - promised - wanted_bytes < UPLOAD_DISK_RESERVE_BYTES:
             raise InvalidData(
                 f"a file of {size(wanted_bytes)} does not fit: {size(free)} free, {size(promised)} of them promised",
                 hint="free disk space in the scheduler's --data-dir",
             )
 
-    async def tokenizer(self, request: pb.SubmitRequest) -> dict[str, bytes]:
+    async def tokenizer(self, project: str, request: pb.SubmitRequest) -> dict[str, bytes]:
         """The tokenizer files among the uploaded files, by name; InvalidData if one is missing."""
         paths = {
-            name: self.path(file.sha256)
+            name: self.path(project, file.sha256)
             for file in request.files
             if (name := tokenizer_file_name(file.path)) is not None
         }
@@ -121,7 +133,9 @@ class Uploads:
                 f"a tokenizer file of the job is not here: {error.strerror or error}", hint="submit again to upload it"
             ) from error
 
-    async def _write(self, path: Path, first: pb.ShardChunk, rest: AsyncIterator[pb.ShardChunk]) -> None:
+    async def _write(
+        self, upload: _Upload, path: Path, first: pb.ShardChunk, rest: AsyncIterator[pb.ShardChunk]
+    ) -> None:
         """Write beside `path`, check size and hash, then move into place: a broken upload leaves nothing.
 
         A file that has its name counts as whole ever after, so it is synced to disk before it is renamed.
@@ -150,7 +164,7 @@ class Uploads:
                     f"{first.shard.size_bytes} bytes with {first.shard.sha256[:12]}…",
                     hint="submit again; if it happens again, the file changed while it was read",
                 )
-            _FILES.rename(part, path)
+            self._take(upload, part, path)
             await run_blocking(self._threads, lambda: _FILES.sync_folder(path.parent))
         except OSError as error:
             raise InvalidData(
@@ -158,6 +172,14 @@ class Uploads:
             ) from error
         finally:
             part.unlink(missing_ok=True)
+
+    def _take(self, upload: _Upload, part: Path, path: Path) -> None:
+        """Give a whole file its name. In one go, so no byte of a project is counted twice or not at all."""
+        is_new, size_bytes = not path.exists(), part.stat().st_size
+        _FILES.rename(part, path)
+        upload.promised_bytes = 0
+        if is_new:
+            self._files.took(upload.project, size_bytes)
 
 
 async def _while_busy(chunks: AsyncIterator[T]) -> AsyncIterator[T]:
@@ -185,11 +207,18 @@ def _keep(path: Path) -> bool:
     return True
 
 
-def read_request(request: pb.SubmitRequest, uploads: Uploads) -> tuple[JobTokens, tuple[StateFile, ...]]:
+def _checked(sha256: str) -> str:
+    """The text, if it is a hash; Refused otherwise."""
+    if not _SHA256.fullmatch(sha256):
+        raise Refused(f"{sha256[:80]!r} is no sha256")
+    return sha256
+
+
+def read_request(request: pb.SubmitRequest) -> tuple[JobTokens, tuple[StateFile, ...]]:
     """The job's tokens and the files that it starts from, checked; InvalidConfig or Refused."""
     _check_counts(request)
     for shard in request.shards:
-        uploads.path(shard.sha256)
+        _checked(shard.sha256)
     if request.token_dtype not in TOKEN_DTYPES:
         raise InvalidConfig(f"token_dtype is one of {', '.join(TOKEN_DTYPES)}, not {request.token_dtype!r}")
     if not math.isfinite(request.unigram_entropy) or request.unigram_entropy < 0:
@@ -211,7 +240,7 @@ def read_request(request: pb.SubmitRequest, uploads: Uploads) -> tuple[JobTokens
         end_of_text=request.end_of_text,
     )
     for file in request.files:
-        uploads.path(file.sha256)
+        _checked(file.sha256)
     files = tuple(
         StateFile(file.path, file.size_bytes, file.sha256)
         for file in request.files

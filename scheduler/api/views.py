@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from scheduler.brain.explain.facts import Fact
-from scheduler.brain.fleet.membership import Peer
+from scheduler.brain.fleet.membership import NO_STAGE, Peer
 from scheduler.jobs.job import Job, split_of
 from scheduler.storage.job_log import LogLine
 from swarm.errors import InvalidConfig
@@ -71,6 +71,8 @@ def job_view(job: Job, *, spec: bool = True) -> pb.JobView:
         hint=record.hint,
         checkpoint_step=job.newest.step if job.newest is not None else 0,
         skipped_steps=progress.skipped,
+        project=record.project,
+        owner=record.owner,
     )
 
 
@@ -95,6 +97,18 @@ def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> p
         product=hello.product,
         incarnation=hello.incarnation,
     )
+
+
+def guarded_view(view: pb.PeerView, shown: Callable[[str], str], *, knows_job: bool) -> pb.PeerView:
+    """The view for somebody who is no admin: no addresses, and nothing of the job that others let it serve."""
+    view.ClearField("address")
+    view.ClearField("http_address")
+    view.reason = shown(view.reason)
+    if not knows_job:
+        for name in ("reason", "job", "pace_s", "outstanding"):
+            view.ClearField(name)
+        view.stage = NO_STAGE
+    return view
 
 
 def explanation(kind: str, name: str, facts: Iterable[Fact]) -> pb.Explanation:

@@ -24,6 +24,8 @@ RULES: Mapping[str, frozenset[Role]] = {
     **_methods("Jobs", "MissingShards PutShard Submit Cancel Pause Resume Pull", _SUBMITTERS),
     **_methods("Jobs", "Drain Chaos", _ADMINS),
     **_methods("Session", "Attach Store Fetch", _STAGE_SERVERS),
+    **_methods("Projects", "ListProjects", _READERS),
+    **_methods("Projects", "CreateProject SetProject", _ADMINS),
     **_methods("Members", "Renew", _EVERYBODY),
     **_methods("Members", "Issue CreateToken ListTokens RevokeToken ListMembers RevokeMember", _ADMINS),
 }

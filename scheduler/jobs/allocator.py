@@ -156,7 +156,7 @@ class Allocator:
                 await self._registry.enter(job, state, reason)
             return
         try:
-            batches = self._files.batches(job.spec, job.record.tokens)
+            batches = self._files.batches(job.spec, job.record.tokens, job.record.project)
         except SwarmError as error:
             await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
             return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -12,6 +14,7 @@ from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
 from scheduler.brain.fleet.placement import stages_for
 from scheduler.brain.inputs import Stop
+from scheduler.brain.projects import ANYBODY, Person, check_jobs
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.job import Job, JobProgress, again, split_of
@@ -63,6 +66,7 @@ class Jobs:
         self.idle = allocator.idle
         self._drains = drains
         self._looking = asyncio.Semaphore(SUBMITS_MAX)
+        self._opening: Counter[str] = Counter()  # jobs that are about to be open, by project
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Look at what a caller sent on a thread; few at a time, so that others have threads for files."""
@@ -70,18 +74,34 @@ class Jobs:
             return await run_blocking(self.stores.threads, work)
 
     async def submit(
-        self, spec: JobSpec, tokens: JobTokens, tokenizer_files: dict[str, bytes], files: tuple[StateFile, ...] = ()
+        self,
+        spec: JobSpec,
+        tokens: JobTokens,
+        tokenizer_files: dict[str, bytes],
+        files: tuple[StateFile, ...] = (),
+        by: Person = ANYBODY,
     ) -> Job:
         """Accept a job: resolve what is still "auto", check its data and `files`, store it.
 
-        InvalidConfig, InvalidData, InvalidModel, OutOfMemory.
+        InvalidConfig, InvalidData, InvalidModel, OutOfMemory, QuotaReached.
         """
         self._check_room(tokens)
+        with self._opens(by.project):
+            return await self._submit(spec, tokens, tokenizer_files, files, by)
+
+    async def _submit(
+        self,
+        spec: JobSpec,
+        tokens: JobTokens,
+        tokenizer_files: dict[str, bytes],
+        files: tuple[StateFile, ...],
+        by: Person,
+    ) -> Job:
         resolved = await self._resolved(spec, tokens)
-        sent = await self.aside(lambda: self._look_at(resolved, tokens, files))
+        sent = await self.aside(lambda: self._look_at(resolved, tokens, files, by.project))
         await self.stores.checkpoints.open(resolved, JobId(spec.name))  # for its checks
         chosen = (
-            await self._timelines.start_from(resolved)
+            await self._timelines.start_from(resolved, by.project)
             if resolved.checkpoint.resume_from and sent is None
             else Found(None, ())
         )
@@ -101,6 +121,8 @@ class Jobs:
             spec_json=resolved.model_dump_json(),
             tokens=tokens,
             files=files,
+            project=by.project,
+            owner=by.owner,
             **(starting_at(start) if sent is None else {"first_steps": (sent.step,)}),
         )
         await self.stores.files.put_tokenizer(job_id, tokenizer_files)
@@ -128,11 +150,28 @@ class Jobs:
                 hint="raise data.upload_shard_bytes, or wait until other jobs have ended",
             )
 
-    def _look_at(self, spec: JobSpec, tokens: JobTokens, files: tuple[StateFile, ...]) -> Checkpoint | None:
+    @contextmanager
+    def _opens(self, project: str) -> Iterator[None]:
+        """For as long as a job is about to be open; QuotaReached if it would be one too many of its project.
+
+        The job counts from here on, so of many that come at the same time none slips in.
+        """
+        living = sum(not job.record.state.is_final for job in self.registry.all() if job.record.project == project)
+        check_jobs(project, self.stores.projects.quota(project), living + self._opening[project])
+        self._opening[project] += 1
+        try:
+            yield
+        finally:
+            self._opening[project] -= 1
+
+    def _look_at(
+        self, spec: JobSpec, tokens: JobTokens, files: tuple[StateFile, ...], project: str
+    ) -> Checkpoint | None:
         """Check what was uploaded for a job; gives the checkpoint in it. It reads files, so not on the event loop."""
-        self.stores.files.batches(spec, tokens)
-        check_uploaded(files, [self.stores.files.shard(file.sha256) for file in files])
-        sent = uploaded_checkpoint(files, self.stores.files.shard)
+        place = partial(self.stores.files.shard, project)
+        self.stores.files.batches(spec, tokens, project)
+        check_uploaded(files, [place(file.sha256) for file in files])
+        sent = uploaded_checkpoint(files, place)
         if sent is not None:
             check_state(sent.trainer_state(), spec)
             check_steps(spec, sent.step)
@@ -187,7 +226,7 @@ class Jobs:
         """Resume from a checkpoint (the "latest" valid one, or a step) on a new timeline, perhaps with other values.
 
         From "0", or if nothing was ever committed, the job starts from its beginning. NotAllowed unless it is paused,
-        failed or cancelled; InvalidConfig, NotFound, CheckpointDamaged.
+        failed or cancelled; InvalidConfig, NotFound, CheckpointDamaged, QuotaReached.
         """
         record = job.record
         if record.state not in _RESUMABLE or job.run is not None:
@@ -197,6 +236,10 @@ class Jobs:
                 f"job {record.id} {state}; only a paused, failed or cancelled one can be resumed",
                 hint=hint if record.state is JobState.SUCCEEDED else f"see: swarm status {record.id}",
             )
+        with self._opens(record.project) if record.state.is_final else nullcontext():
+            await self._resume(job, record, which, spec)
+
+    async def _resume(self, job: Job, record: JobRecord, which: str, spec: JobSpec | None) -> None:
         changed = job.spec
         if spec is not None:
             changed = await self._resolved(spec, record.tokens)

@@ -155,6 +155,6 @@ class JobTransfer:
         job = self._registry.get(request.job)
         if job is None or (run := job.run) is None or job.record.timeline != request.timeline:
             raise Refused(f"job {request.job} does not load anything on timeline {request.timeline}")
-        async for chunk in self._stores.files.state(job.record.files, job.start).read(request, self._stores.threads):
+        async for chunk in self._stores.files.state(job.record, job.start).read(request, self._stores.threads):
             run.driver.made_progress()
             yield chunk

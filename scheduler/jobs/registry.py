@@ -13,7 +13,7 @@ A stalled job lost a stage, or stood still: it goes back to a checkpoint and loa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -74,15 +74,17 @@ class JobRegistry:
         """All jobs, newest first."""
         return sorted(self._jobs.values(), key=lambda job: job.record.created_unix_s, reverse=True)
 
-    def find(self, reference: str) -> Job:
-        """The job that a person means; NotFound if there is none, or more than one.
+    def find(self, reference: str, among: Callable[[JobRecord], bool] = lambda record: True) -> Job:
+        """The job that a person means; NotFound if there is none, or more than one. Others than those `among` which he
+        looks do not exist for him.
 
         The job with this id, else the open one with this name, else the newest ended one with this name, else the only
         one whose id begins with it.
         """
-        if (exact := self._jobs.get(JobId(reference))) is not None:
+        jobs = [job for job in self.all() if among(job.record)]
+        exact = self._jobs.get(JobId(reference))
+        if exact is not None and among(exact.record):
             return exact
-        jobs = self.all()
         named = [job for job in jobs if job.record.name == reference]
         still_open = [job for job in named if not job.record.state.is_final]
         if len(still_open) > 1:

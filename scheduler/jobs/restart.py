@@ -40,7 +40,8 @@ class Restart:
 
     async def load(self) -> None:
         """Read all jobs and continue those that had not ended."""
-        await self._stores.files.remove_unfinished()
+        await self._stores.projects.load()
+        await self._stores.files.load()
         for record in await self._stores.database.jobs():
             job = await self._read(record)
             await self._continue(job)
@@ -91,7 +92,7 @@ class Restart:
         """Continue a job that was at work, once its peers are back."""
         try:
             job.start = await self._stores.checkpoints.start_of(job.record)
-            batches = self._stores.files.batches(job.spec, job.record.tokens)
+            batches = self._stores.files.batches(job.spec, job.record.tokens, job.record.project)
         except SwarmError as error:
             await self._fail(job, error)
         else:

@@ -81,7 +81,7 @@ class JobRunner:
 
     def _make_run(self, job: Job, batches: Batches, replicas: int) -> JobRun:
         record, limits = job.record, job.spec.limits
-        files = self._files.state(record.files, job.start).listed
+        files = self._files.state(record, job.start).listed
         settings = brain_settings(record, job.spec, self._store.epoch, batches, files, job.progress.skipped_in_a_row)
         seed, watchdog = self._rng.getrandbits(64), Watchdog(limits.no_progress_s, limits.max_runtime_s)
         recorder = record_brain(self._transcripts, settings, seed) if self._transcripts is not None else None

@@ -30,7 +30,7 @@ from scheduler.storage.data_folder import bind
 from scheduler.storage.executor import run_blocking
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
 from swarm.messages import StateFile
-from swarm.types import JobId, JobState, PeerId, Round, UnitName
+from swarm.types import DEFAULT_PROJECT, JobId, JobState, PeerId, Round, UnitName
 
 LOOK_S = 5.0  # how often the watch looks at the database
 _DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
@@ -54,7 +54,7 @@ _JOBS = sa.Table(
     sa.Column("timeline", sa.Integer),
     sa.Column("weights_sha256", sa.Text),
     *(sa.Column(name, sa.Text) for name in ("first_steps_json", "start_where", "start_name")),
-    sa.Column("peers_json", sa.Text),
+    *(sa.Column(name, sa.Text) for name in ("peers_json", "project", "owner")),
 )
 _COMMITS = sa.Table(
     "commits",
@@ -122,6 +122,8 @@ class JobRecord:
     start_where: str = ""  # storage and name of the checkpoint that the present timeline started from
     start_name: str = ""
     peers: Mapping[PeerId, int] = field(default_factory=dict)  # which peer serves which stage, while the job is at work
+    project: str = DEFAULT_PROJECT
+    owner: str = ""  # ROLE/NAME of whoever submitted it; nobody is known for jobs over plaintext or before projects
 
     def entered(self, state: JobState, reason: str, now_unix_s: float, **changes: Any) -> JobRecord:
         """The record in another state."""

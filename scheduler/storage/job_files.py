@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Set
+from collections import Counter
+from collections.abc import Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from scheduler.storage.database import JobTokens
+from scheduler.storage.database import JobRecord, JobTokens
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.state_files import CheckpointFiles, StateFiles
 from swarm.checkpoint.reader import Checkpoint
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidData
 from swarm.job.spec import JobSpec
-from swarm.messages import StateFile
-from swarm.types import JobId
+from swarm.types import DEFAULT_PROJECT, JobId
 
 
 class JobFiles:
@@ -24,19 +24,35 @@ class JobFiles:
 
     def __init__(self, root: Path, executor: ThreadPoolExecutor | None) -> None:
         self._root = root
+        self._shards = root / "shards"
         self._executor = executor
+        self._held_bytes: Counter[str] = Counter()  # by project
 
-    async def remove_unfinished(self) -> None:
-        """Delete files that a killed scheduler left half written."""
+    async def load(self) -> None:
+        """Delete files that a killed scheduler left half written, and count what each project holds."""
         await run_blocking(self._executor, lambda: _remove_unfinished(self._root))
+        self._held_bytes = await run_blocking(self._executor, lambda: _sizes(self._shards))
 
-    async def remove_unused(self, used: Set[str], before_unix_s: float) -> None:
+    async def remove_unused(self, used: Set[Path], before_unix_s: float) -> None:
         """Delete uploaded files that no job names and nobody asked for since then."""
-        await run_blocking(self._executor, lambda: _remove_unused(self._root / "shards", used, before_unix_s))
+        freed = await run_blocking(self._executor, lambda: _remove_unused(self._shards, used, before_unix_s))
+        self._held_bytes -= freed
 
-    def shard(self, sha256: str) -> Path:
-        """Where the token shard with this hash is, or would be."""
-        return self._root / "shards" / f"{sha256}.bin"
+    def shard(self, project: str, sha256: str) -> Path:
+        """Where the project's file with this hash is, or would be.
+
+        What a project has not sent itself is not there for it, so nobody learns what others have.
+        """
+        folder = self._shards if project == DEFAULT_PROJECT else self._shards / project
+        return folder / f"{sha256}.bin"
+
+    def took(self, project: str, size_bytes: int) -> None:
+        """The project has a file more."""
+        self._held_bytes[project] += size_bytes
+
+    def held_bytes(self, project: str) -> int:
+        """The size of all files that the project has sent and that are still here."""
+        return self._held_bytes[project]
 
     async def put_tokenizer(self, job: JobId, files: dict[str, bytes]) -> None:
         """Keep the job's tokenizer files, by name."""
@@ -48,18 +64,20 @@ class JobFiles:
         folder = self._tokenizer(job)
         return await run_blocking(self._executor, lambda: _read_files(folder))
 
-    def state(self, files: Iterable[StateFile], start: Checkpoint | None) -> StateFiles | CheckpointFiles:
+    def state(self, job: JobRecord, start: Checkpoint | None) -> StateFiles | CheckpointFiles:
         """The starting state of a timeline: a checkpoint, or the files that came with the job."""
-        return CheckpointFiles(start) if start else StateFiles({file: self.shard(file.sha256) for file in files})
+        if start:
+            return CheckpointFiles(start)
+        return StateFiles({file: self.shard(job.project, file.sha256) for file in job.files})
 
-    def batches(self, spec: JobSpec, tokens: JobTokens) -> Batches:
+    def batches(self, spec: JobSpec, tokens: JobTokens, project: str) -> Batches:
         """The job's data; InvalidData if a shard is not here."""
-        missing = [sha256 for sha256 in tokens.shards if not self.shard(sha256).exists()]
+        paths = [self.shard(project, sha256) for sha256 in tokens.shards]
+        missing = [path for path in paths if not path.exists()]
         if missing:
             raise InvalidData(
                 f"{len(missing)} of {len(tokens.shards)} token shards are not here", hint="submit again to upload them"
             )
-        paths = [self.shard(sha256) for sha256 in tokens.shards]
         data = TokenData.open(paths, tokens.token_dtype, spec.model.config["vocab_size"])
         return Batches.of_job(spec, data, tokens.end_of_text)
 
@@ -80,12 +98,34 @@ def _read_files(folder: Path) -> dict[str, bytes]:
 def _remove_unfinished(root: Path) -> None:
     for folder in root.glob("jobs/*/checkpoints/*.tmp-*"):
         shutil.rmtree(folder, ignore_errors=True)
-    for part in root.glob("shards/*.part"):
-        part.unlink(missing_ok=True)
+    for pattern in ("shards/*.part", "shards/*/*.part"):
+        for part in root.glob(pattern):
+            part.unlink(missing_ok=True)
 
 
-def _remove_unused(folder: Path, used: Set[str], before_unix_s: float) -> None:
-    for path in folder.glob("*.bin"):
+def _uploaded(folder: Path) -> Iterator[tuple[str, Path]]:
+    """(project, file) of all that was uploaded; the default project's lie in the folder itself."""
+    for pattern in ("*.bin", "*/*.bin"):
+        for path in folder.glob(pattern):
+            yield DEFAULT_PROJECT if path.parent == folder else path.parent.name, path
+
+
+def _sizes(folder: Path) -> Counter[str]:
+    """Bytes by project."""
+    found: Counter[str] = Counter()
+    for project, path in _uploaded(folder):
         with suppress(OSError):
-            if path.stem not in used and path.stat().st_mtime < before_unix_s:
+            found[project] += path.stat().st_size
+    return found
+
+
+def _remove_unused(folder: Path, used: Set[Path], before_unix_s: float) -> Counter[str]:
+    """The bytes that were freed, by project."""
+    freed: Counter[str] = Counter()
+    for project, path in _uploaded(folder):
+        with suppress(OSError):
+            known = path.stat()
+            if path not in used and known.st_mtime < before_unix_s:
                 path.unlink()
+                freed[project] += known.st_size
+    return freed

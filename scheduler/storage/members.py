@@ -6,18 +6,19 @@ It lives in memory, where every call is checked against it, and in the database,
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import hmac
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from operator import itemgetter
 
 import sqlalchemy as sa
 
 from scheduler.brain.access import check_role
+from scheduler.brain.members import Member, Token, grant_join
+from scheduler.brain.projects import Person
 from scheduler.storage.database import Database
-from swarm.errors import BadToken, CertificateEnded, NotFound, Refused, Revoked, RoleForbids, UsageError
+from swarm.errors import CertificateEnded, NotFound, Refused, Revoked, RoleForbids, UsageError
 from swarm.limits import MEMBERS_MAX, TOKENS_MAX
 from swarm.pki import keys
 from swarm.pki.authority import LIFE_S, Authority
@@ -25,6 +26,7 @@ from swarm.pki.identity import Identity, issue
 from swarm.pki.names import MEMBERS, Principal, Role, check_name
 from swarm.pki.tokens import JoinLine, new_line, secret_hash
 from swarm.rpc.guard import Caller
+from swarm.types import DEFAULT_PROJECT
 
 TOKEN_TTL_S_MAX = 30 * 86400.0
 TOKEN_USES_MAX = 1000
@@ -39,7 +41,7 @@ _MEMBERS = sa.Table(
     *(sa.Column(name, sa.Text, primary_key=True) for name in ("role", "name")),
     *(sa.Column(name, sa.Text) for name in ("keys_json", "invited_by")),
     sa.Column("revoked_unix_s", sa.Float),
-    sa.Column("reason", sa.Text),
+    *(sa.Column(name, sa.Text) for name in ("reason", "project")),
 )
 _TOKENS = sa.Table(
     "tokens",
@@ -50,48 +52,8 @@ _TOKENS = sa.Table(
     sa.Column("expires_unix_s", sa.Float),
     sa.Column("created_by", sa.Text),
     sa.Column("created_unix_s", sa.Float),
-    sa.Column("joined_json", sa.Text),
+    *(sa.Column(name, sa.Text) for name in ("joined_json", "project")),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A holder of certificates.
-
-    A connection is older than the newest certificate, as nobody dials anew because of a renewal. So each key is good
-    while its holder goes on renewing; TLS sees to it that no new connection begins with a certificate that has ended.
-    """
-
-    role: Role
-    name: str
-    keys: Mapping[str, float] = field(default_factory=dict)  # fingerprint -> Unix time at which its certificate ends
-    invited_by: str = ""
-    revoked_unix_s: float = 0.0  # 0: a member
-    reason: str = ""
-
-    @property
-    def ends_unix_s(self) -> float:
-        """When the newest certificate ends."""
-        return max(self.keys.values(), default=0.0)
-
-    @property
-    def is_revoked(self) -> bool:
-        return self.revoked_unix_s > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """Lets `uses_left` more join in a role, under a name that `names` (a pattern) allows."""
-
-    id: str
-    secret_hash: str
-    role: Role
-    names: str
-    uses_left: int
-    expires_unix_s: float
-    created_by: str
-    created_unix_s: float
-    joined_json: str = "{}"  # name -> fingerprint of whoever joined with it, who may ask again
 
 
 class Members:
@@ -124,6 +86,11 @@ class Members:
         """Raise unless the caller may call the method now: his role, his name and his key."""
         check_role(caller.principal, method, self.authority.cluster)
         self._check_known(caller)
+
+    def person(self, principal: Principal) -> Person:
+        """Whom projects know by this name; nobody who is not in the book belongs to one."""
+        member = self._members.get((principal.role, principal.name))
+        return Person(principal.role, principal.name, "" if member is None else member.project)
 
     def _check_known(self, caller: Caller) -> None:
         principal = caller.principal
@@ -165,7 +132,8 @@ class Members:
                     f"{role} {name} was revoked: {known.reason or 'no reason given'}",
                     hint=f"to take it in again, join with a new token: swarm token create --role {role} --name {name}",
                 )
-            return await self._certify(key, Member(role, check_name(name), invited_by=by))
+            project = DEFAULT_PROJECT if known is None else known.project
+            return await self._certify(key, Member(role, check_name(name), invited_by=by, project=project))
 
     async def renew(self, caller: Caller, csr_pem: bytes) -> bytes:
         """A certificate for the caller's name and a new key; the present one stays good until it ends."""
@@ -176,51 +144,17 @@ class Members:
             return await self._certify(key, known)
 
     async def join(self, id: str, secret: str, name: str, csr_pem: bytes) -> bytes:
-        """A certificate for whoever holds a token; BadToken for anybody else.
-
-        The same key may ask again while the token lives, as its answer may have been lost.
-        """
+        """A certificate for whoever holds a token; BadToken for anybody else."""
         key = keys.requested_key(csr_pem)
-        fingerprint = keys.fingerprint(key).hex()
         async with self._changing:
             token = self._tokens.get(id)
             is_right = hmac.compare_digest(secret_hash(secret), token.secret_hash if token else "0" * 64)
-            if token is None or not is_right or self._wall_s() >= token.expires_unix_s:
-                raise _bad_token()
-            name = check_name(name or (token.names if "*" not in token.names else ""))
-            joined: dict[str, str] = json.loads(token.joined_json)
-            known = self._members.get((token.role, name))
-            # Not in the book: the database failed after the use was spent. Another key there: the name was given anew.
-            is_repeated = joined.get(name) == fingerprint and (
-                known is None or known.keys.get(fingerprint, 0.0) > self._wall_s()
-            )
-            if not is_repeated:
-                if token.uses_left < 1:
-                    raise _bad_token()
-                if not fnmatch.fnmatchcase(name, token.names):
-                    raise BadToken(f'this token is for names like "{token.names}", not for "{name}"')
-                self._check_free(token, name)
-                joined[name] = fingerprint
+            fingerprint = keys.fingerprint(key).hex()
+            granted = grant_join(token if is_right else None, self._members, name, fingerprint, self._wall_s())
+            if granted.spent is not None:
                 # The use is spent before the certificate exists: if the database fails now, ask again.
-                await self._put_token(
-                    replace(token, uses_left=token.uses_left - 1, joined_json=json.dumps(joined)), token
-                )
-            elif known is not None and known.is_revoked:
-                raise Revoked(f"{token.role} {name} was revoked", hint="ask an admin")
-            joins = Member(token.role, name, invited_by=token.created_by)
-            return await self._certify(key, known if is_repeated and known is not None else joins)
-
-    def _check_free(self, token: Token, name: str) -> None:
-        """BadToken if somebody else holds the name; a name that was revoked is free for tokens made since."""
-        known = self._members.get((token.role, name))
-        if known is None or (not known.is_revoked and known.ends_unix_s <= self._wall_s()):
-            return
-        if known.is_revoked and token.created_unix_s > known.revoked_unix_s:
-            return
-        raise BadToken(
-            f"{token.role} {name} was revoked" if known.is_revoked else f"there is a {token.role} {name} already",
-            hint="choose another name, or have an admin revoke it first and make a new token",
-        )
+                await self._put_token(granted.spent, token)
+            return await self._certify(key, granted.member)
 
     async def _certify(self, key: keys.PublicKey, member: Member) -> bytes:
         now_unix_s = self._wall_s()
@@ -236,15 +170,17 @@ class Members:
     # For admins --------------------------------------------------------------------------------------------------
 
     async def create_token(
-        self, role: Role, ttl_s: float, uses: int, names: str, by: str, address: str
+        self, role: Role, ttl_s: float, uses: int, names: str, by: str, address: str, project: str = DEFAULT_PROJECT
     ) -> tuple[JoinLine, Token]:
-        """A line that lets `uses` join at `address`; its secret is kept nowhere."""
+        """A line that lets `uses` join at `address`, people in `project`; its secret is kept nowhere."""
         if role not in MEMBERS:
             raise RoleForbids(f"nobody joins as {role}")
         if len(names) > NAMES_CHARACTERS_MAX:
             raise UsageError(f"a pattern of names has at most {NAMES_CHARACTERS_MAX} characters")
         if not 0.0 < ttl_s <= TOKEN_TTL_S_MAX or not 1 <= uses <= TOKEN_USES_MAX:
             raise UsageError(f"a token lives at most 30 days and lets at most {TOKEN_USES_MAX} join")
+        if role is Role.STAGE_SERVER and project != DEFAULT_PROJECT:
+            raise UsageError("stage servers serve all projects", hint="leave --project out")
         now_unix_s = self._wall_s()
         async with self._changing:
             ended = [token.id for token in self._tokens.values() if token.expires_unix_s <= now_unix_s]
@@ -253,7 +189,15 @@ class Members:
                 raise Refused(f"{TOKENS_MAX} tokens wait to be used", hint="revoke some: swarm token ls")
             line = new_line(address, self.authority.pin)
             token = Token(
-                line.id, secret_hash(line.secret), role, names or "*", uses, now_unix_s + ttl_s, by, now_unix_s
+                id=line.id,
+                secret_hash=secret_hash(line.secret),
+                role=role,
+                names=names or "*",
+                uses_left=uses,
+                expires_unix_s=now_unix_s + ttl_s,
+                created_by=by,
+                created_unix_s=now_unix_s,
+                project=project,
             )
             await self._put_token(token, None)
         return line, token
@@ -329,9 +273,3 @@ class Members:
             )
         for one in ids:
             del self._tokens[one]
-
-
-def _bad_token() -> BadToken:
-    return BadToken(
-        "the token is unknown, used or expired", hint="ask an admin for a new one: swarm token create --role ROLE"
-    )

@@ -11,6 +11,7 @@ from scheduler.storage.checkpoint_catalog import CheckpointCatalog
 from scheduler.storage.database import Database
 from scheduler.storage.job_files import JobFiles
 from scheduler.storage.job_log import JobLogs
+from scheduler.storage.projects import Projects
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Stores:
     files: JobFiles
     checkpoints: CheckpointCatalog
     logs: JobLogs
+    projects: Projects
     transcripts: Path | None  # where brains are recorded, if they are
     threads: ThreadPoolExecutor | None
 
@@ -42,5 +44,11 @@ class Stores:
         catalog = CheckpointCatalog(root, threads, checkpoint_roots)
         transcripts = root / "jobs" if record else None
         return cls(
-            database, JobFiles(root, threads), catalog, JobLogs(root / "jobs", log_readers), transcripts, threads
+            database,
+            JobFiles(root, threads),
+            catalog,
+            JobLogs(root / "jobs", log_readers),
+            Projects(database),
+            transcripts,
+            threads,
         )

@@ -261,6 +261,7 @@ _STATUS_BY_ERROR: dict[type[errors.SwarmError], grpc.StatusCode] = {
     errors.SchedulerUnreachable: grpc.StatusCode.UNAVAILABLE,
     errors.NotAdmitted: grpc.StatusCode.UNAUTHENTICATED,
     errors.RoleForbids: grpc.StatusCode.PERMISSION_DENIED,
+    errors.NotOwner: grpc.StatusCode.PERMISSION_DENIED,
     errors.IncompatibleVersion: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18swarm/wire/members.proto\x12\nswarm.wire\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07\x63sr_pem\x18\x01 \x01(\x0c\";\n\x0cIssueRequest\x12\x0f\n\x07\x63sr_pem\x18\x01 \x01(\x0c\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"*\n\x0b\x43\x65rtificate\x12\x0b\n\x03pem\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63\x61_pem\x18\x02 \x01(\x0c\"N\n\x12\x43reateTokenRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05ttl_s\x18\x02 \x01(\x01\x12\x0c\n\x04uses\x18\x03 \x01(\r\x12\r\n\x05names\x18\x04 \x01(\t\"?\n\tTokenLine\x12\x0c\n\x04line\x18\x01 \x01(\t\x12$\n\x05token\x18\x02 \x01(\x0b\x32\x15.swarm.wire.TokenView\"s\n\tTokenView\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05names\x18\x03 \x01(\t\x12\x11\n\tuses_left\x18\x04 \x01(\r\x12\x16\n\x0e\x65xpires_unix_s\x18\x05 \x01(\x01\x12\x12\n\ncreated_by\x18\x06 \x01(\t\"\x13\n\x11ListTokensRequest\"2\n\tTokenList\x12%\n\x06tokens\x18\x01 \x03(\x0b\x32\x15.swarm.wire.TokenView\" \n\x12RevokeTokenRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x14\n\x12ListMembersRequest\"5\n\nMemberList\x12\'\n\x07members\x18\x01 \x03(\x0b\x32\x16.swarm.wire.MemberView\"p\n\nMemberView\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x13\n\x0b\x65nds_unix_s\x18\x04 \x01(\x01\x12\x12\n\ninvited_by\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\"3\n\x13RevokeMemberRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xe1\x03\n\x07Members\x12:\n\x05Renew\x12\x18.swarm.wire.RenewRequest\x1a\x17.swarm.wire.Certificate\x12:\n\x05Issue\x12\x18.swarm.wire.IssueRequest\x1a\x17.swarm.wire.Certificate\x12\x44\n\x0b\x43reateToken\x12\x1e.swarm.wire.CreateTokenRequest\x1a\x15.swarm.wire.TokenLine\x12\x42\n\nListTokens\x12\x1d.swarm.wire.ListTokensRequest\x1a\x15.swarm.wire.TokenList\x12\x44\n\x0bRevokeToken\x12\x1e.swarm.wire.RevokeTokenRequest\x1a\x15.swarm.wire.TokenView\x12\x45\n\x0bListMembers\x12\x1e.swarm.wire.ListMembersRequest\x1a\x16.swarm.wire.MemberList\x12G\n\x0cRevokeMember\x12\x1f.swarm.wire.RevokeMemberRequest\x1a\x16.swarm.wire.MemberViewb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18swarm/wire/members.proto\x12\nswarm.wire\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07\x63sr_pem\x18\x01 \x01(\x0c\";\n\x0cIssueRequest\x12\x0f\n\x07\x63sr_pem\x18\x01 \x01(\x0c\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"*\n\x0b\x43\x65rtificate\x12\x0b\n\x03pem\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63\x61_pem\x18\x02 \x01(\x0c\"_\n\x12\x43reateTokenRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05ttl_s\x18\x02 \x01(\x01\x12\x0c\n\x04uses\x18\x03 \x01(\r\x12\r\n\x05names\x18\x04 \x01(\t\x12\x0f\n\x07project\x18\x05 \x01(\t\"?\n\tTokenLine\x12\x0c\n\x04line\x18\x01 \x01(\t\x12$\n\x05token\x18\x02 \x01(\x0b\x32\x15.swarm.wire.TokenView\"\x84\x01\n\tTokenView\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05names\x18\x03 \x01(\t\x12\x11\n\tuses_left\x18\x04 \x01(\r\x12\x16\n\x0e\x65xpires_unix_s\x18\x05 \x01(\x01\x12\x12\n\ncreated_by\x18\x06 \x01(\t\x12\x0f\n\x07project\x18\x07 \x01(\t\"\x13\n\x11ListTokensRequest\"2\n\tTokenList\x12%\n\x06tokens\x18\x01 \x03(\x0b\x32\x15.swarm.wire.TokenView\" \n\x12RevokeTokenRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x14\n\x12ListMembersRequest\"5\n\nMemberList\x12\'\n\x07members\x18\x01 \x03(\x0b\x32\x16.swarm.wire.MemberView\"\x81\x01\n\nMemberView\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x13\n\x0b\x65nds_unix_s\x18\x04 \x01(\x01\x12\x12\n\ninvited_by\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0f\n\x07project\x18\x07 \x01(\t\"3\n\x13RevokeMemberRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x15\n\x13ListProjectsRequest\"8\n\x0bProjectList\x12)\n\x08projects\x18\x01 \x03(\x0b\x32\x17.swarm.wire.ProjectView\"p\n\x0eProjectRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\nquota_jobs\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0bquota_bytes\x18\x03 \x01(\x04H\x01\x88\x01\x01\x42\r\n\x0b_quota_jobsB\x0e\n\x0c_quota_bytes\"m\n\x0bProjectView\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nquota_jobs\x18\x02 \x01(\r\x12\x13\n\x0bquota_bytes\x18\x03 \x01(\x04\x12\x11\n\topen_jobs\x18\x04 \x01(\r\x12\x14\n\x0cupload_bytes\x18\x05 \x01(\x04\x32\xe1\x03\n\x07Members\x12:\n\x05Renew\x12\x18.swarm.wire.RenewRequest\x1a\x17.swarm.wire.Certificate\x12:\n\x05Issue\x12\x18.swarm.wire.IssueRequest\x1a\x17.swarm.wire.Certificate\x12\x44\n\x0b\x43reateToken\x12\x1e.swarm.wire.CreateTokenRequest\x1a\x15.swarm.wire.TokenLine\x12\x42\n\nListTokens\x12\x1d.swarm.wire.ListTokensRequest\x1a\x15.swarm.wire.TokenList\x12\x44\n\x0bRevokeToken\x12\x1e.swarm.wire.RevokeTokenRequest\x1a\x15.swarm.wire.TokenView\x12\x45\n\x0bListMembers\x12\x1e.swarm.wire.ListMembersRequest\x1a\x16.swarm.wire.MemberList\x12G\n\x0cRevokeMember\x12\x1f.swarm.wire.RevokeMemberRequest\x1a\x16.swarm.wire.MemberView2\xdd\x01\n\x08Projects\x12H\n\x0cListProjects\x12\x1f.swarm.wire.ListProjectsRequest\x1a\x17.swarm.wire.ProjectList\x12\x44\n\rCreateProject\x12\x1a.swarm.wire.ProjectRequest\x1a\x17.swarm.wire.ProjectView\x12\x41\n\nSetProject\x12\x1a.swarm.wire.ProjectRequest\x1a\x17.swarm.wire.ProjectViewb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,25 +38,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CERTIFICATE']._serialized_start=134
   _globals['_CERTIFICATE']._serialized_end=176
   _globals['_CREATETOKENREQUEST']._serialized_start=178
-  _globals['_CREATETOKENREQUEST']._serialized_end=256
-  _globals['_TOKENLINE']._serialized_start=258
-  _globals['_TOKENLINE']._serialized_end=321
-  _globals['_TOKENVIEW']._serialized_start=323
-  _globals['_TOKENVIEW']._serialized_end=438
-  _globals['_LISTTOKENSREQUEST']._serialized_start=440
-  _globals['_LISTTOKENSREQUEST']._serialized_end=459
-  _globals['_TOKENLIST']._serialized_start=461
-  _globals['_TOKENLIST']._serialized_end=511
-  _globals['_REVOKETOKENREQUEST']._serialized_start=513
-  _globals['_REVOKETOKENREQUEST']._serialized_end=545
-  _globals['_LISTMEMBERSREQUEST']._serialized_start=547
-  _globals['_LISTMEMBERSREQUEST']._serialized_end=567
-  _globals['_MEMBERLIST']._serialized_start=569
-  _globals['_MEMBERLIST']._serialized_end=622
-  _globals['_MEMBERVIEW']._serialized_start=624
-  _globals['_MEMBERVIEW']._serialized_end=736
-  _globals['_REVOKEMEMBERREQUEST']._serialized_start=738
-  _globals['_REVOKEMEMBERREQUEST']._serialized_end=789
-  _globals['_MEMBERS']._serialized_start=792
-  _globals['_MEMBERS']._serialized_end=1273
+  _globals['_CREATETOKENREQUEST']._serialized_end=273
+  _globals['_TOKENLINE']._serialized_start=275
+  _globals['_TOKENLINE']._serialized_end=338
+  _globals['_TOKENVIEW']._serialized_start=341
+  _globals['_TOKENVIEW']._serialized_end=473
+  _globals['_LISTTOKENSREQUEST']._serialized_start=475
+  _globals['_LISTTOKENSREQUEST']._serialized_end=494
+  _globals['_TOKENLIST']._serialized_start=496
+  _globals['_TOKENLIST']._serialized_end=546
+  _globals['_REVOKETOKENREQUEST']._serialized_start=548
+  _globals['_REVOKETOKENREQUEST']._serialized_end=580
+  _globals['_LISTMEMBERSREQUEST']._serialized_start=582
+  _globals['_LISTMEMBERSREQUEST']._serialized_end=602
+  _globals['_MEMBERLIST']._serialized_start=604
+  _globals['_MEMBERLIST']._serialized_end=657
+  _globals['_MEMBERVIEW']._serialized_start=660
+  _globals['_MEMBERVIEW']._serialized_end=789
+  _globals['_REVOKEMEMBERREQUEST']._serialized_start=791
+  _globals['_REVOKEMEMBERREQUEST']._serialized_end=842
+  _globals['_LISTPROJECTSREQUEST']._serialized_start=844
+  _globals['_LISTPROJECTSREQUEST']._serialized_end=865
+  _globals['_PROJECTLIST']._serialized_start=867
+  _globals['_PROJECTLIST']._serialized_end=923
+  _globals['_PROJECTREQUEST']._serialized_start=925
+  _globals['_PROJECTREQUEST']._serialized_end=1037
+  _globals['_PROJECTVIEW']._serialized_start=1039
+  _globals['_PROJECTVIEW']._serialized_end=1148
+  _globals['_MEMBERS']._serialized_start=1151
+  _globals['_MEMBERS']._serialized_end=1632
+  _globals['_PROJECTS']._serialized_start=1635
+  _globals['_PROJECTS']._serialized_end=1856
 # @@protoc_insertion_point(module_scope)

@@ -31,16 +31,18 @@ class Certificate(_message.Message):
     def __init__(self, pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ...) -> None: ...
 
 class CreateTokenRequest(_message.Message):
-    __slots__ = ("role", "ttl_s", "uses", "names")
+    __slots__ = ("role", "ttl_s", "uses", "names", "project")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TTL_S_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     role: str
     ttl_s: float
     uses: int
     names: str
-    def __init__(self, role: _Optional[str] = ..., ttl_s: _Optional[float] = ..., uses: _Optional[int] = ..., names: _Optional[str] = ...) -> None: ...
+    project: str
+    def __init__(self, role: _Optional[str] = ..., ttl_s: _Optional[float] = ..., uses: _Optional[int] = ..., names: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
 
 class TokenLine(_message.Message):
     __slots__ = ("line", "token")
@@ -51,20 +53,22 @@ class TokenLine(_message.Message):
     def __init__(self, line: _Optional[str] = ..., token: _Optional[_Union[TokenView, _Mapping]] = ...) -> None: ...
 
 class TokenView(_message.Message):
-    __slots__ = ("id", "role", "names", "uses_left", "expires_unix_s", "created_by")
+    __slots__ = ("id", "role", "names", "uses_left", "expires_unix_s", "created_by", "project")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     USES_LEFT_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     CREATED_BY_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     id: str
     role: str
     names: str
     uses_left: int
     expires_unix_s: float
     created_by: str
-    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., names: _Optional[str] = ..., uses_left: _Optional[int] = ..., expires_unix_s: _Optional[float] = ..., created_by: _Optional[str] = ...) -> None: ...
+    project: str
+    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., names: _Optional[str] = ..., uses_left: _Optional[int] = ..., expires_unix_s: _Optional[float] = ..., created_by: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
 
 class ListTokensRequest(_message.Message):
     __slots__ = ()
@@ -93,20 +97,22 @@ class MemberList(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[MemberView, _Mapping]]] = ...) -> None: ...
 
 class MemberView(_message.Message):
-    __slots__ = ("role", "name", "state", "ends_unix_s", "invited_by", "reason")
+    __slots__ = ("role", "name", "state", "ends_unix_s", "invited_by", "reason", "project")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ENDS_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     INVITED_BY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
     role: str
     name: str
     state: str
     ends_unix_s: float
     invited_by: str
     reason: str
-    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., ends_unix_s: _Optional[float] = ..., invited_by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    project: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., ends_unix_s: _Optional[float] = ..., invited_by: _Optional[str] = ..., reason: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
 
 class RevokeMemberRequest(_message.Message):
     __slots__ = ("name", "reason")
@@ -115,3 +121,37 @@ class RevokeMemberRequest(_message.Message):
     name: str
     reason: str
     def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListProjectsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProjectList(_message.Message):
+    __slots__ = ("projects",)
+    PROJECTS_FIELD_NUMBER: _ClassVar[int]
+    projects: _containers.RepeatedCompositeFieldContainer[ProjectView]
+    def __init__(self, projects: _Optional[_Iterable[_Union[ProjectView, _Mapping]]] = ...) -> None: ...
+
+class ProjectRequest(_message.Message):
+    __slots__ = ("name", "quota_jobs", "quota_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_JOBS_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    quota_jobs: int
+    quota_bytes: int
+    def __init__(self, name: _Optional[str] = ..., quota_jobs: _Optional[int] = ..., quota_bytes: _Optional[int] = ...) -> None: ...
+
+class ProjectView(_message.Message):
+    __slots__ = ("name", "quota_jobs", "quota_bytes", "open_jobs", "upload_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_JOBS_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OPEN_JOBS_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    quota_jobs: int
+    quota_bytes: int
+    open_jobs: int
+    upload_bytes: int
+    def __init__(self, name: _Optional[str] = ..., quota_jobs: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., open_jobs: _Optional[int] = ..., upload_bytes: _Optional[int] = ...) -> None: ...

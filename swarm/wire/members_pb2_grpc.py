@@ -356,3 +356,165 @@ class Members:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class ProjectsStub:
+    """Whose jobs people see, and how much they may have together.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListProjects = channel.unary_unary(
+                '/swarm.wire.Projects/ListProjects',
+                request_serializer=swarm_dot_wire_dot_members__pb2.ListProjectsRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_members__pb2.ProjectList.FromString,
+                _registered_method=True)
+        self.CreateProject = channel.unary_unary(
+                '/swarm.wire.Projects/CreateProject',
+                request_serializer=swarm_dot_wire_dot_members__pb2.ProjectRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_members__pb2.ProjectView.FromString,
+                _registered_method=True)
+        self.SetProject = channel.unary_unary(
+                '/swarm.wire.Projects/SetProject',
+                request_serializer=swarm_dot_wire_dot_members__pb2.ProjectRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_members__pb2.ProjectView.FromString,
+                _registered_method=True)
+
+
+class ProjectsServicer:
+    """Whose jobs people see, and how much they may have together.
+    """
+
+    def ListProjects(self, request, context):
+        """Those that the caller sees.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateProject(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetProject(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ProjectsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListProjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProjects,
+                    request_deserializer=swarm_dot_wire_dot_members__pb2.ListProjectsRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_members__pb2.ProjectList.SerializeToString,
+            ),
+            'CreateProject': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateProject,
+                    request_deserializer=swarm_dot_wire_dot_members__pb2.ProjectRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_members__pb2.ProjectView.SerializeToString,
+            ),
+            'SetProject': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetProject,
+                    request_deserializer=swarm_dot_wire_dot_members__pb2.ProjectRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_members__pb2.ProjectView.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'swarm.wire.Projects', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('swarm.wire.Projects', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Projects:
+    """Whose jobs people see, and how much they may have together.
+    """
+
+    @staticmethod
+    def ListProjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Projects/ListProjects',
+            swarm_dot_wire_dot_members__pb2.ListProjectsRequest.SerializeToString,
+            swarm_dot_wire_dot_members__pb2.ProjectList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateProject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Projects/CreateProject',
+            swarm_dot_wire_dot_members__pb2.ProjectRequest.SerializeToString,
+            swarm_dot_wire_dot_members__pb2.ProjectView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetProject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Projects/SetProject',
+            swarm_dot_wire_dot_members__pb2.ProjectRequest.SerializeToString,
+            swarm_dot_wire_dot_members__pb2.ProjectView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

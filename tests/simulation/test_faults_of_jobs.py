@@ -18,7 +18,7 @@ from swarm.errors import DatabaseUnavailable, InvalidConfig
 from swarm.job.spec import JobSpec, parse_job
 from swarm.messages import Accumulated, Saved
 from swarm.mqtt.bus import Bus
-from swarm.types import JobState, PeerId, PeerState
+from swarm.types import DEFAULT_PROJECT, JobState, PeerId, PeerState
 from tests.support import scenes
 from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
@@ -131,7 +131,7 @@ def test_tokens_outside_the_vocabulary_fail_the_job_with_the_reason(tmp_path: Pa
 
     async def act(scene: Scene) -> None:
         (shard,) = scene.tokens.of_job().shards
-        path = scene.rig.jobs.stores.files.shard(shard)
+        path = scene.rig.jobs.stores.files.shard(DEFAULT_PROJECT, shard)
         good = path.read_bytes()
         path.write_bytes(np.full(len(good) // 2, 60_000, dtype="<u2").tobytes())
         job = await scene.submit()

@@ -16,6 +16,7 @@ from pathlib import Path
 from scheduler.api.admission import Admission
 from scheduler.storage.database import Database
 from scheduler.storage.members import Members
+from scheduler.storage.projects import Projects
 from swarm.pki import keys
 from swarm.pki.authority import LIFE_S, Authority
 from swarm.pki.identity import Identity, issue
@@ -129,6 +130,7 @@ async def scheduler_side(folder: Path) -> AsyncIterator[SchedulerSide]:
             LOOPBACK,
             loop,
             lambda peer, reason: side.cut.append((peer, reason)),
+            Projects(database),
         )
         await server.start()
         yield side

@@ -14,6 +14,7 @@ from scheduler.api import admission as module
 from scheduler.api.admission import AUDITED
 from scheduler.api.join import JoinEndpoint
 from scheduler.brain.access import RULES
+from scheduler.storage.projects import Projects
 from swarm.errors import CertificateEnded, InvalidConfig, RoleForbids
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import join
@@ -113,7 +114,16 @@ async def test_a_join_address_that_was_chosen_and_is_taken_is_an_error(tmp_path:
         other = module.Admission(side.members, side.admission._audit, tmp_path / "other", get_logger("test"))
         loop = asyncio.get_running_loop()
         with pytest.raises(InvalidConfig, match="cannot take joins at"):
-            await other.serve(new_server(), LOOPBACK, 0, side.address, side.joins, loop, lambda *_: None)
+            await other.serve(
+                new_server(),
+                LOOPBACK,
+                0,
+                side.address,
+                side.joins,
+                loop,
+                lambda *_: None,
+                Projects(side.members._database),
+            )
 
 
 async def test_profiles_that_cannot_be_written_do_not_stop_a_scheduler(

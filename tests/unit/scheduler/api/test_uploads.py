@@ -6,17 +6,22 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from scheduler.api import uploads
 from scheduler.api.uploads import Uploads
+from scheduler.brain.projects import Quota
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
-from swarm.errors import InvalidData, NotAllowed
+from swarm.errors import InvalidData, NotAllowed, QuotaReached
+from swarm.types import DEFAULT_PROJECT
 from swarm.wire import jobs_pb2 as pb
+from tests.support.members import database_url
 
+P = DEFAULT_PROJECT
 CONTENT = b"some tokens"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
@@ -35,10 +40,10 @@ async def sent(size_bytes: int = len(CONTENT), *, then: asyncio.Event | None = N
 async def test_what_is_uploaded_is_there(tmp_path: Path) -> None:
     one = await made(tmp_path)
     shard = pb.Shard(sha256=SHA256)
-    assert await one.missing([shard]) == [shard]
-    assert await one.put(sent()) == SHA256
-    assert one.path(SHA256).read_bytes() == CONTENT
-    assert await one.missing([shard]) == []
+    assert await one.missing(P, [shard]) == [shard]
+    assert await one.put(P, sent()) == SHA256
+    assert one.path(P, SHA256).read_bytes() == CONTENT
+    assert await one.missing(P, [shard]) == []
 
 
 async def test_an_upload_that_stands_still_is_ended_and_leaves_nothing(
@@ -47,7 +52,7 @@ async def test_an_upload_that_stands_still_is_ended_and_leaves_nothing(
     monkeypatch.setattr(uploads, "UPLOAD_IDLE_S_MAX", 0.05)
     one = await made(tmp_path)
     with pytest.raises(InvalidData, match="stood still"):
-        await asyncio.wait_for(one.put(sent(then=asyncio.Event())), 5)
+        await asyncio.wait_for(one.put(P, sent(then=asyncio.Event())), 5)
     assert list((tmp_path / "shards").iterdir()) == []
 
 
@@ -59,19 +64,19 @@ async def test_an_upload_that_never_begins_is_ended(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(uploads, "UPLOAD_IDLE_S_MAX", 0.05)
     one = await made(tmp_path)
     with pytest.raises(InvalidData, match="stood still"):
-        await asyncio.wait_for(one.put(nothing()), 5)
+        await asyncio.wait_for(one.put(P, nothing()), 5)
 
 
 async def test_so_many_uploads_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "UPLOADS_MAX", 2)
     one, go_on = await made(tmp_path), asyncio.Event()
-    waiting = [asyncio.create_task(one.put(sent(then=go_on))) for _ in range(2)]
+    waiting = [asyncio.create_task(one.put(P, sent(then=go_on))) for _ in range(2)]
     await asyncio.sleep(0)  # no more than a turn of the event loop: what begins counts at once
     with pytest.raises(NotAllowed, match="2 files are being uploaded"):
-        await one.put(sent())
+        await one.put(P, sent())
     go_on.set()
     assert await asyncio.gather(*waiting) == [SHA256, SHA256]
-    assert await one.put(sent()) == SHA256
+    assert await one.put(P, sent()) == SHA256
 
 
 async def test_a_disk_is_never_promised_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,16 +85,16 @@ async def test_a_disk_is_never_promised_twice(tmp_path: Path, monkeypatch: pytes
     one, go_on = await made(tmp_path), asyncio.Event()
     (tmp_path / "shards").mkdir()
     with pytest.raises(InvalidData, match="does not fit") as caught:
-        await one.put(sent(101))
+        await one.put(P, sent(101))
     assert "disk" in caught.value.hint
-    first = asyncio.create_task(one.put(sent(60, then=go_on)))
+    first = asyncio.create_task(one.put(P, sent(60, then=go_on)))
     await asyncio.sleep(0.01)
     with pytest.raises(InvalidData, match="60 B of them promised"):
-        await one.put(sent(60))
+        await one.put(P, sent(60))
     go_on.set()
     with pytest.raises(InvalidData, match="arrived as"):
         await first
-    assert await one.put(sent()) == SHA256
+    assert await one.put(P, sent()) == SHA256
 
 
 async def test_uploads_that_begin_together_are_not_promised_the_same_room(
@@ -98,7 +103,7 @@ async def test_uploads_that_begin_together_are_not_promised_the_same_room(
     monkeypatch.setattr(uploads, "_free_bytes", lambda folder: uploads.UPLOAD_DISK_RESERVE_BYTES + 100)
     one = await made(tmp_path)
     (tmp_path / "shards").mkdir()
-    begun = [asyncio.create_task(one.put(sent(60, then=asyncio.Event()))) for _ in range(2)]
+    begun = [asyncio.create_task(one.put(P, sent(60, then=asyncio.Event()))) for _ in range(2)]
     (refused,), (waiting,) = await asyncio.wait(begun, timeout=5, return_when=asyncio.FIRST_COMPLETED)
     with pytest.raises(InvalidData, match="60 B of them promised"):
         await refused
@@ -107,15 +112,74 @@ async def test_uploads_that_begin_together_are_not_promised_the_same_room(
 
 async def test_files_that_no_job_names_go_after_a_while(tmp_path: Path) -> None:
     one = await made(tmp_path)
-    await one.put(sent())
+    await one.put(P, sent())
     files = one._files
-    path = one.path(SHA256)
-    await files.remove_unused({SHA256}, path.stat().st_mtime + 1)
+    path = one.path(P, SHA256)
+    await files.remove_unused({path}, path.stat().st_mtime + 1)
     await files.remove_unused(set(), path.stat().st_mtime - 1)
     assert path.exists()
     os.utime(path, (0, 0))
-    assert await one.missing([pb.Shard(sha256=SHA256)]) == []  # somebody is about to submit a job with it
+    assert await one.missing(P, [pb.Shard(sha256=SHA256)]) == []  # somebody is about to submit a job with it
     await files.remove_unused(set(), 1.0)
     assert path.exists()
     await files.remove_unused(set(), path.stat().st_mtime + 1)
     assert not path.exists()
+
+
+async def test_a_project_is_told_of_its_own_files_only_and_sends_again_what_others_have(tmp_path: Path) -> None:
+    one, shard = await made(tmp_path), pb.Shard(sha256=SHA256)
+    await one._projects.create("red", Quota())
+    await one.put(P, sent())
+    assert await one.missing("red", [shard]) == [shard]
+    asked = pb.SubmitRequest(files=[pb.JobFile(path="model/tokenizer.json", sha256=SHA256)])
+    unknown = pb.SubmitRequest(files=[pb.JobFile(path="model/tokenizer.json", sha256="0" * 64)])
+    told = []
+    for request in (asked, unknown):
+        with pytest.raises(InvalidData) as caught:
+            await one.tokenizer("red", request)
+        told.append((caught.value.message, caught.value.hint))
+    assert told[0] == told[1]
+    assert await one.put("red", sent()) == SHA256
+    assert await one.missing("red", [shard]) == []
+    assert one.path("red", SHA256) != one.path(P, SHA256)
+
+
+def numbered(number: int, size_bytes: int = 100) -> tuple[str, bytes]:
+    content = number.to_bytes(4, "big").ljust(size_bytes, b".")
+    return hashlib.sha256(content).hexdigest(), content
+
+
+async def sent_as(sha256: str, content: bytes) -> AsyncIterator[pb.ShardChunk]:
+    yield pb.ShardChunk(shard=pb.Shard(sha256=sha256, size_bytes=len(content)))
+    for start in range(0, len(content), 10):
+        await asyncio.sleep(0)
+        yield pb.ShardChunk(payload=content[start : start + 10])
+
+
+async def test_a_quota_of_bytes_is_exact_for_fifty_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "UPLOADS_MAX", 100)
+    with ThreadPoolExecutor(4) as threads:
+        one = Uploads(Stores.under(tmp_path, await Database.open(database_url(tmp_path), None), threads))
+        await one._projects.create("red", Quota(upload_bytes=1050))
+        files = [numbered(number) for number in range(50)]
+        done = await asyncio.gather(*(one.put("red", sent_as(*file)) for file in files), return_exceptions=True)
+        assert sorted({type(each).__name__ for each in done}) == ["QuotaReached", "str"]
+        assert sum(isinstance(each, str) for each in done) == 10
+        assert one._files.held_bytes("red") == 1000
+        # One that is here counts once, however often it is sent, and one that failed not at all.
+        await one._projects.set("red", Quota(upload_bytes=1150))
+        await one.put("red", sent_as(*files[[isinstance(each, str) for each in done].index(True)]))
+        with pytest.raises(InvalidData, match="arrived as"):
+            await one.put("red", sent_as(numbered(60)[0], numbered(61)[1]))
+        await one.put("red", sent_as(*numbered(62)))
+        assert one._files.held_bytes("red") == 1100
+        with pytest.raises(QuotaReached, match="quota of bytes"):
+            await one.put("red", sent_as(*numbered(63)))
+        await one.put(P, sent_as(*numbered(63)))  # others are not concerned
+
+        again = Uploads(Stores.under(tmp_path, one._projects._database, threads))
+        await again._files.load()
+        assert (again._files.held_bytes("red"), again._files.held_bytes(P)) == (1100, 100)
+        await again._files.remove_unused({again.path("red", numbered(62)[0])}, 4e9)
+        assert (again._files.held_bytes("red"), again._files.held_bytes(P)) == (100, 0)
+        await one._projects._database.close()

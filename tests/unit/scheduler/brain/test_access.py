@@ -37,6 +37,9 @@ TABLE = """
     Session.Attach          yes           -       -          -
     Session.Store           yes           -       -          -
     Session.Fetch           yes           -       -          -
+    Projects.ListProjects   -             yes     yes        yes
+    Projects.CreateProject  -             -       -          yes
+    Projects.SetProject     -             -       -          yes
     Members.Renew           yes           yes     yes        yes
     Members.Issue           -             -       -          yes
     Members.CreateToken     -             -       -          yes

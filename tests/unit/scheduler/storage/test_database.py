@@ -6,19 +6,28 @@ import math
 import sqlite3
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import alembic.command
+import alembic.config
 import pytest
 import sqlalchemy as sa
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
-from scheduler.storage import database
+from scheduler.brain.projects import Person, Quota
+from scheduler.storage import database, migrations
 from scheduler.storage.data_folder import ID_FILE
 from scheduler.storage.database import Database, Drain, JobRecord, JobTokens
+from scheduler.storage.members import Members
+from scheduler.storage.projects import Projects
 from swarm.errors import DatabaseRejected, Fenced, InvalidConfig
+from swarm.pki.authority import Authority
+from swarm.pki.names import Principal, Role
 from swarm.types import JobId, JobState, PeerId, Round, UnitName
 
 JOB = JobId("demo-1")
+OLD_TOKENS = {"shards": ["aa"], "token_dtype": "uint16", "vocabulary_size": 257, "unigram_entropy": 3.5}
 PRAGMAS = {"synchronous": 2, "journal_mode": "wal", "foreign_keys": 1}  # 2: FULL, an fsync for every commit
 
 
@@ -239,14 +248,67 @@ async def test_a_job_from_before_lookahead_keeps_plain_adamw(tmp_path: Path) -> 
     with sqlite3.connect(tmp_path / "a.db") as connection:
         old = {"name": "t", "training": {"steps": 3}}
         connection.execute("UPDATE jobs SET spec_json = ?", (json.dumps(old),))
-        connection.execute("DROP TABLE members")
-        connection.execute("DROP TABLE tokens")
+        for table in ("members", "tokens", "projects"):
+            connection.execute(f"DROP TABLE {table}")
+        for column in ("project", "owner"):
+            connection.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
         connection.execute("UPDATE alembic_version SET version_num = '0007'")
     connection.close()
     second = await Database.open(url, None)
     (job,) = await second.jobs()
     assert json.loads(job.spec_json) == {"name": "t", "training": {"steps": 3, "lookahead": 0.0}}
     await second.close()
+
+
+async def test_what_is_older_than_projects_is_of_the_default_one_and_of_nobody(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        config = alembic.config.Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, "0009")
+        older: dict[str, dict[str, object]] = {
+            "jobs": {"id": "old-1", "name": "old", "state": "paused", "tokens_json": json.dumps(OLD_TOKENS)},
+            "members": {
+                "role": "submitter",
+                "name": "ann",
+                "keys_json": '{"aa": 9e9}',
+                "reason": "",
+                "revoked_unix_s": 0,
+            },
+            "tokens": {
+                "id": "t",
+                "secret_hash": "x",
+                "role": "viewer",
+                "names": "*",
+                "uses_left": 1,
+                "joined_json": "{}",
+            },
+        }
+        for table, values in older.items():
+            columns = sa.inspect(connection).get_columns(table)
+            blank = {str(one["name"]): "" if isinstance(one["type"], sa.Text | sa.String) else 0 for one in columns}
+            row = (
+                blank | {"files_json": "[]", "first_steps_json": "[0]", "peers_json": "{}", "spec_json": "{}"} | values
+            )
+            row = {name: value for name, value in row.items() if name in blank}
+            names = ", ".join(row)
+            connection.execute(sa.text(f"INSERT INTO {table} ({names}) VALUES (:{names.replace(', ', ', :')})"), row)
+    engine.dispose()
+    store = await Database.open(url, None)
+    (job,) = await store.jobs()
+    assert (job.id, job.project, job.owner) == ("old-1", "default", "")
+    await store.put_job(replace(job, project="red", owner="submitter/ann"))
+    assert [(one.project, one.owner) for one in await store.jobs()] == [("red", "submitter/ann")]
+    members = Members(Authority.new(0.0), store, lambda: 1.0)
+    await members.load()
+    assert members.person(Principal("c", Role.SUBMITTER, "ann")) == Person(Role.SUBMITTER, "ann", "default")
+    assert members.person(Principal("c", Role.SUBMITTER, "bob")).project == ""
+    projects = Projects(store)
+    await projects.load()
+    assert projects.all() == {"default": Quota()}
+    await store.close()
 
 
 async def test_an_idle_scheduler_notices_that_another_one_took_its_database(

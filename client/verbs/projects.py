@@ -1,0 +1,96 @@
+"""`swarm project`: whose jobs people see, and how much they may have together."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+import typer
+from rich.text import Text
+
+from client.connection import dial
+from client.shell import Shell
+from client.views import FittedTable
+from swarm.errors import UsageError
+from swarm.pki.names import check_name
+from swarm.text import size
+from swarm.wire import members_pb2 as pb
+
+
+def project(
+    context: typer.Context,
+    action: Annotated[
+        Literal["ls", "create", "set"], typer.Argument(help="ls: those that you see; create NAME; set NAME.")
+    ] = "ls",
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="create, set: which one.", show_default=False)] = "",
+    quota_jobs: Annotated[
+        int | None,
+        typer.Option(min=0, max=2**31 - 1, help="Jobs that may be open at a time; 0: any number.", show_default=False),
+    ] = None,
+    quota_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Uploads that the scheduler holds, such as 200GiB; 0: any number.", show_default=False
+        ),
+    ] = None,
+) -> int:
+    """List projects, make one, or change its quota. People see the jobs of their project only; admins see all."""
+    shell: Shell = context.obj
+    if action == "ls":
+        return _show(shell)
+    if not name:
+        raise UsageError("missing argument NAME", hint="list them with: swarm project ls")
+    request = pb.ProjectRequest(
+        name=check_name(name),
+        quota_jobs=quota_jobs,
+        quota_bytes=None if quota_bytes is None else size_bytes(quota_bytes),
+    )
+    with dial(shell) as scheduler:
+        made = scheduler.create_project(request) if action == "create" else scheduler.set_project(request)
+    if shell.json:
+        shell.data(_values(made))
+    else:
+        shell.out.print(_table([made]))
+    if action == "create":
+        shell.say(f"let somebody in with: swarm token create --role submitter --project {made.name}")
+    return 0
+
+
+def _show(shell: Shell) -> int:
+    with dial(shell) as scheduler:
+        projects = scheduler.projects()
+    if shell.json:
+        shell.data([_values(one) for one in projects])
+    else:
+        shell.out.print(_table(projects))
+    return 0
+
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def size_bytes(text: str) -> int:
+    """A size such as 200GiB, or 0; UsageError for anything else."""
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([KMGT]iB|B)", text)
+    if found is None and text != "0":
+        raise UsageError(f'--quota-bytes is a size such as 500MiB, 200GiB or 1.5TiB, not "{text[:40]}"')
+    return int(float(found[1]) * _UNITS[found[2]]) if found is not None else 0
+
+
+def _values(one: pb.ProjectView) -> dict[str, object]:
+    return {
+        "name": one.name,
+        "open_jobs": one.open_jobs,
+        "quota_jobs": one.quota_jobs or None,
+        "upload_bytes": one.upload_bytes,
+        "quota_bytes": one.quota_bytes or None,
+    }
+
+
+def _table(projects: list[pb.ProjectView]) -> FittedTable:
+    rows = []
+    for one in projects:
+        jobs = f"{one.open_jobs} of {one.quota_jobs}" if one.quota_jobs else f"{one.open_jobs}"
+        held = size(one.upload_bytes)
+        rows.append((one.name, jobs, f"{held} of {size(one.quota_bytes)}" if one.quota_bytes else held))
+    return FittedTable(("PROJECT", "OPEN JOBS", "UPLOADS"), [tuple(map(Text, row)) for row in rows], dropped_first=())

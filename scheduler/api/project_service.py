@@ -1,0 +1,63 @@
+"""Answers `swarm project`: the Projects service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, cast
+
+import grpc.aio
+
+from scheduler.api.seen_jobs import SeenJobs
+from scheduler.brain.projects import Quota, sees
+from scheduler.storage.stores import Stores
+from swarm.rpc import channel
+from swarm.wire import members_pb2 as pb
+from swarm.wire import members_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+# It never swallows an error, which its own type does not say.
+_answering = cast(Callable[[Context], AbstractAsyncContextManager[None, None]], channel.answering)
+
+
+class ProjectService(members_pb2_grpc.ProjectsServicer):
+    """Every SwarmError travels with its code and hint."""
+
+    def __init__(self, stores: Stores, seen: SeenJobs) -> None:
+        self._projects = stores.projects
+        self._files = stores.files
+        self._seen = seen
+
+    async def ListProjects(self, request: pb.ListProjectsRequest, context: Context) -> pb.ProjectList:
+        async with _answering(context):
+            person = self._seen.person()
+            names = [name for name in self._projects.all() if sees(person, name)]
+            return pb.ProjectList(projects=map(self._view, names))
+
+    async def CreateProject(self, request: pb.ProjectRequest, context: Context) -> pb.ProjectView:
+        async with _answering(context):
+            await self._projects.create(request.name, _changed(Quota(), request))
+            return self._view(request.name)
+
+    async def SetProject(self, request: pb.ProjectRequest, context: Context) -> pb.ProjectView:
+        async with _answering(context):
+            await self._projects.set(request.name, _changed(self._projects.quota(request.name), request))
+            return self._view(request.name)
+
+    def _view(self, name: str) -> pb.ProjectView:
+        quota = self._projects.quota(name)
+        jobs = [job for job in self._seen.all() if job.record.project == name and not job.record.state.is_final]
+        return pb.ProjectView(
+            name=name,
+            quota_jobs=quota.jobs,
+            quota_bytes=quota.upload_bytes,
+            open_jobs=len(jobs),
+            upload_bytes=self._files.held_bytes(name),
+        )
+
+
+def _changed(quota: Quota, request: pb.ProjectRequest) -> Quota:
+    return Quota(
+        request.quota_jobs if request.HasField("quota_jobs") else quota.jobs,
+        request.quota_bytes if request.HasField("quota_bytes") else quota.upload_bytes,
+    )

@@ -1,0 +1,111 @@
+"""Who may become a member: what a token, the book of members, a name, a key and the time decide."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from swarm.errors import BadToken, Revoked
+from swarm.pki.names import Role, check_name
+from swarm.types import DEFAULT_PROJECT
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A holder of certificates.
+
+    A connection is older than the newest certificate, as nobody dials anew because of a renewal. So each key is good
+    while its holder goes on renewing; TLS sees to it that no new connection begins with a certificate that has ended.
+    """
+
+    role: Role
+    name: str
+    keys: Mapping[str, float] = field(default_factory=dict)  # fingerprint -> Unix time at which its certificate ends
+    invited_by: str = ""
+    revoked_unix_s: float = 0.0  # 0: a member
+    reason: str = ""
+    project: str = DEFAULT_PROJECT  # of a person
+
+    @property
+    def ends_unix_s(self) -> float:
+        """When the newest certificate ends."""
+        return max(self.keys.values(), default=0.0)
+
+    @property
+    def is_revoked(self) -> bool:
+        return self.revoked_unix_s > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Lets `uses_left` more join in a role and a project, under a name that `names` (a pattern) allows."""
+
+    id: str
+    secret_hash: str
+    role: Role
+    names: str
+    uses_left: int
+    expires_unix_s: float
+    created_by: str
+    created_unix_s: float
+    joined_json: str = "{}"  # name -> fingerprint of whoever joined with it, who may ask again
+    project: str = DEFAULT_PROJECT
+
+
+Book = Mapping[tuple[Role, str], Member]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A join that is granted."""
+
+    member: Member  # who then gets the key
+    spent: Token | None  # the token with one use less; None: this key has joined with it, and asks again
+
+
+def grant_join(token: Token | None, book: Book, name: str, fingerprint: str, now_unix_s: float) -> Grant:
+    """What a joiner with this key gets for a token whose secret he knows (None: he knows none).
+
+    The same key may ask again while the token lives, as its answer may have been lost. BadToken, Revoked, UsageError.
+    """
+    if token is None or now_unix_s >= token.expires_unix_s:
+        raise _bad_token()
+    name = check_name(name or (token.names if "*" not in token.names else ""))
+    joined: dict[str, str] = json.loads(token.joined_json)
+    known = book.get((token.role, name))
+    # Not in the book: the database failed after the use was spent. Another key there: the name was given anew.
+    is_repeated = joined.get(name) == fingerprint and (known is None or known.keys.get(fingerprint, 0.0) > now_unix_s)
+    newcomer = Member(token.role, name, invited_by=token.created_by, project=token.project)
+    if is_repeated:
+        if known is not None and known.is_revoked:
+            raise Revoked(f"{token.role} {name} was revoked", hint="ask an admin")
+        return Grant(known or newcomer, None)
+    if token.uses_left < 1:
+        raise _bad_token()
+    if not fnmatch.fnmatchcase(name, token.names):
+        raise BadToken(f'this token is for names like "{token.names}", not for "{name}"')
+    _check_free(token, known, now_unix_s)
+    joined_json = json.dumps(joined | {name: fingerprint})
+    return Grant(newcomer, replace(token, uses_left=token.uses_left - 1, joined_json=joined_json))
+
+
+def _check_free(token: Token, known: Member | None, now_unix_s: float) -> None:
+    """BadToken if somebody else holds the name; a name that was revoked is free for tokens made since."""
+    if known is None or (not known.is_revoked and known.ends_unix_s <= now_unix_s):
+        return
+    if known.is_revoked and token.created_unix_s > known.revoked_unix_s:
+        return
+    raise BadToken(
+        f"{known.role} {known.name} was revoked"
+        if known.is_revoked
+        else f"there is a {known.role} {known.name} already",
+        hint="choose another name, or have an admin revoke it first and make a new token",
+    )
+
+
+def _bad_token() -> BadToken:
+    return BadToken(
+        "the token is unknown, used or expired", hint="ask an admin for a new one: swarm token create --role ROLE"
+    )

@@ -1,0 +1,111 @@
+"""Projects: whose jobs a person sees, which of them he may change, and how much a project may have.
+
+an admin                         sees and changes every job
+who belongs to a job's project   sees it, and changes it if he submitted it
+anybody else                     hears what he would hear of a job that never was
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swarm.errors import NotOwner, QuotaReached
+from swarm.pki.names import Role
+from swarm.text import counted, size
+from swarm.types import DEFAULT_PROJECT
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Who asks."""
+
+    role: Role
+    name: str
+    project: str
+
+    @property
+    def owner(self) -> str:
+        """How a job names whoever submitted it; nobody's name over plaintext."""
+        return f"{self.role}/{self.name}" if self.name else ""
+
+
+ANYBODY = Person(Role.ADMIN, "", DEFAULT_PROJECT)  # over plaintext
+
+
+class Reach(StrEnum):
+    """Which jobs a method may be about."""
+
+    PROJECT = "jobs of the caller's project"
+    OWN = "jobs that the caller submitted"
+
+
+# The methods that name a job. "Verify" is Checkpoints when it reads every byte.
+REACH: Mapping[str, Reach] = {
+    **dict.fromkeys(("Get", "Watch", "Logs", "Explain", "Checkpoints"), Reach.PROJECT),
+    **dict.fromkeys(("Cancel", "Pause", "Resume", "Pull", "Verify"), Reach.OWN),
+}
+
+
+class Verdict(StrEnum):
+    """What becomes of a call that names a job."""
+
+    ALLOWED = "allowed"
+    UNKNOWN = "there is no such job"
+    NOT_OWNER = "the job is somebody else's"
+
+
+def sees(person: Person, project: str) -> bool:
+    """Whether jobs of the project exist for the person."""
+    return person.role is Role.ADMIN or person.project == project
+
+
+def judge(person: Person, method: str, project: str, owner: str) -> Verdict:
+    """What becomes of a call about a job of this project and owner, from a person whose role allows the method."""
+    reach = REACH.get(method)
+    if reach is None or not sees(person, project):
+        return Verdict.UNKNOWN
+    if reach is Reach.OWN and person.role is not Role.ADMIN and owner != person.owner:
+        return Verdict.NOT_OWNER
+    return Verdict.ALLOWED
+
+
+def not_owner(method: str, job: str, owner: str) -> NotOwner:
+    """The error for a job of the caller's project that somebody else submitted."""
+    return NotOwner(
+        f"{method} is for whoever submitted job {job}: {owner or 'nobody who is known'}",
+        hint="ask its owner or an admin",
+    )
+
+
+# Quotas --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How much a project may have; 0: as much as the scheduler takes."""
+
+    jobs: int = 0  # that have not ended
+    upload_bytes: int = 0  # of token shards and model files that the scheduler holds
+
+
+def check_jobs(project: str, quota: Quota, open_jobs: int) -> None:
+    """QuotaReached if the project may not open another job beside these."""
+    if quota.jobs and open_jobs >= quota.jobs:
+        raise QuotaReached(
+            f"project {project} has {counted(open_jobs, 'open job')}; its quota of jobs is {quota.jobs}",
+            hint="wait until one has ended, or cancel one: swarm ls; "
+            f"an admin can give more: swarm project set {project} --quota-jobs N",
+        )
+
+
+def check_bytes(project: str, quota: Quota, held_bytes: int, promised_bytes: int, wanted_bytes: int) -> None:
+    """QuotaReached if a file does not fit beside what the project holds, and what it is uploading."""
+    if quota.upload_bytes and held_bytes + promised_bytes + wanted_bytes > quota.upload_bytes:
+        raise QuotaReached(
+            f"a file of {size(wanted_bytes)} does not fit: project {project} holds {size(held_bytes)} of uploads and "
+            f"is sending {size(promised_bytes)}; its quota of bytes is {size(quota.upload_bytes)}",
+            hint="files that no job names go after a day; "
+            f"an admin can give more: swarm project set {project} --quota-bytes SIZE",
+        )
