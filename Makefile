@@ -31,10 +31,11 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: setup ## all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# With SEED (and SCENARIO) one run again, as a failing seed says.
+# With SEED (and SCENARIO) one run again, as a failing seed says; with SEEDS so many, the same every time.
 MINUTES ?= 30
+PLAYED = $(if $(SEED),--seed $(SEED),$(if $(SEEDS),--seeds $(SEEDS),--minutes $(MINUTES)))
 sim: setup ## the simulated system under random faults for MINUTES (30); prints seeds, faults, failpoints, replay commands
-	$(BIN)/python -u -m tests.simulation.run $(if $(SEED),--seed $(SEED),--minutes $(MINUTES)) $(if $(SCENARIO),--scenario '$(SCENARIO)')
+	$(BIN)/python -u -m tests.simulation.run $(PLAYED) $(if $(SCENARIO),--scenario '$(SCENARIO)')
 
 # NETWORK=no leaves out what needs network namespaces, and with them root; the run says so.
 CHAOS_FLAGS ?= $(if $(filter no,$(NETWORK)),--no-network)

@@ -35,7 +35,7 @@ def trained(folder: Path, compression: str, *, killing: bool = False, **changes:
             write_text(folder),
             pipeline__stages=2,
             config__num_hidden_layers=2,
-            training__steps=30,
+            training__steps=20,
             training__reproducible=False,
             training__learning_rate=3e-3,
             averaging__compression=compression,
@@ -48,7 +48,7 @@ def trained(folder: Path, compression: str, *, killing: bool = False, **changes:
         rig.network.observer = seen
         job = await rig.jobs.submit(spec, tokens.of_job(), {})
         if killing:
-            await Run(rig, job, rig.rng).until_step(10)
+            await Run(rig, job, rig.rng).until_step(7)
             rig.kill(job.stages[1][0])
         await rig.finished(job)
         assert job.record.state is JobState.SUCCEEDED, job.record.reason

@@ -12,16 +12,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import cycle, islice
 from typing import TypeAlias
 
 from tests.simulation.engine.player import play
-from tests.simulation.engine.scenario import EDGES, named
+from tests.simulation.engine.scenario import EDGES, SCENARIOS, named
 
 HITS_MIN = 50  # of each failpoint, or the runs prove little about it
+SEEDS_OF_REAL = 2
+FIRST_SEED = 1
 AHEAD = 3  # runs per process that are handed out before they are needed
 
 Run: TypeAlias = tuple[str, int]  # scenario, seed
+
+
+def catalogue(seeds: int) -> list[Run]:
+    """The same runs every time: seeds 1, 2, 3 ... of each scenario, shared out by weight; two of each real model."""
+    runs: list[Run] = []
+    share: Counter[str] = Counter()
+    for name, scenario in SCENARIOS.items():
+        if scenario.workload.real:  # costs a hundred times as much
+            share[name] = SEEDS_OF_REAL
+    turn = [name for name in sorted(set(SCENARIOS) - set(share)) for _ in range(SCENARIOS[name].weight)]
+    share.update(islice(cycle(turn), seeds - share.total()))
+    for name in sorted(share, key=lambda name: -share[name]):
+        runs += [(name, FIRST_SEED + number) for number in range(share[name])]
+    return runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +122,7 @@ class Sum:
     by_scenario: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     edges: Counter[str] = field(default_factory=Counter)
+    shown: set[tuple[str, str]] = field(default_factory=set)  # kinds of faults, by scenario
 
     def add(self, outcome: Outcome) -> None:
         """Count a run."""
@@ -118,6 +135,7 @@ class Sum:
         self.by_scenario[outcome.scenario] += 1
         self.counts.update(outcome.counts)
         self.edges.update(outcome.edges)
+        self.shown |= {(outcome.scenario, kind) for kind, count in outcome.counts.items() if count}
 
     def hits(self) -> dict[str, int]:
         """How often a process died at each failpoint."""
@@ -126,6 +144,11 @@ class Sum:
     def rare(self) -> list[str]:
         """Failpoints that were hit too seldom."""
         return [edge for edge, hits in self.hits().items() if hits < HITS_MIN]
+
+    def missing(self) -> list[str]:
+        """Scenarios whose runs never showed the fault that they are there for."""
+        due = [(name, kind) for name in self.by_scenario for kind in SCENARIOS[name].must_happen]
+        return [f"{kind} in {name}" for name, kind in sorted(due) if (name, kind) not in self.shown]
 
     def report(self, elapsed_s: float) -> Sequence[str]:
         """Lines for a person."""
