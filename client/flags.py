@@ -12,7 +12,9 @@ from swarm.process.lifecycle import given_as_flag
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
-JobName: TypeAlias = Annotated[str, typer.Argument(metavar="JOB", help="Name, id or beginning of an id.")]
+JobName: TypeAlias = Annotated[
+    str, typer.Argument(metavar="JOB", help="Name, id or beginning of an id; for admins also PROJECT/NAME.")
+]
 Detach: TypeAlias = Annotated[bool, typer.Option("--detach", "-d", help="Do not wait for the job.")]
 
 

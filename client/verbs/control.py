@@ -25,7 +25,10 @@ from swarm.wire import jobs_pb2 as pb
 
 def cancel(
     context: typer.Context,
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Names, ids or beginnings of ids.")],
+    jobs: Annotated[
+        list[str],
+        typer.Argument(metavar="JOB...", help="Names, ids or beginnings of ids; for admins also PROJECT/NAME."),
+    ],
     no_checkpoint: Annotated[
         bool, typer.Option("--no-checkpoint", help="Stop at once; what was trained since the last checkpoint is lost.")
     ] = False,

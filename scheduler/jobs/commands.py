@@ -23,7 +23,7 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.settings import model_costs
 from scheduler.jobs.timelines import Timelines, starting_at
-from scheduler.storage.checkpoint_catalog import uploaded_checkpoint
+from scheduler.storage.checkpoint_catalog import Beginning, uploaded_checkpoint
 from scheduler.storage.database import JobRecord, JobTokens
 from scheduler.storage.drains import Drains
 from scheduler.storage.executor import run_blocking
@@ -237,9 +237,17 @@ class Jobs:
                 hint=hint if record.state is JobState.SUCCEEDED else f"see: swarm status {record.id}",
             )
         with self._opens(record.project) if record.state.is_final else nullcontext():
-            await self._resume(job, record, which, spec)
+            beginning = await self._turn(job, record, which, spec)
+        # No await until the job has its state: it is counted by that from here on.
+        if beginning.skipped:
+            self.registry.say(job, "warning", beginning.skipped)
+        job.stalls = Stalls()
+        told = f"goes on at step {beginning.step} {beginning.source}"
+        await self.registry.enter(job, JobState.QUEUED, told, error_code="", hint="")
+        self._peers.wake.set()
 
-    async def _resume(self, job: Job, record: JobRecord, which: str, spec: JobSpec | None) -> None:
+    async def _turn(self, job: Job, record: JobRecord, which: str, spec: JobSpec | None) -> Beginning:
+        """Begin the timeline on which the job resumes."""
         changed = job.spec
         if spec is not None:
             changed = await self._resolved(spec, record.tokens)
@@ -252,12 +260,7 @@ class Jobs:
         check_steps(changed, beginning.step)
         await self._timelines.switch_to(job, record, beginning, changed)
         await self.stores.logs.reopen(record.id)
-        if beginning.skipped:
-            self.registry.say(job, "warning", beginning.skipped)
-        job.stalls = Stalls()
-        told = f"goes on at step {beginning.step} {beginning.source}"
-        await self.registry.enter(job, JobState.QUEUED, told, error_code="", hint="")
-        self._peers.wake.set()
+        return beginning
 
     async def drain(self, peer: PeerId, reason: str) -> None:
         """Let the peer hand its work over, and give it none until its process is started again; idempotent."""
