@@ -1,9 +1,10 @@
 """How fast tensors travel between two processes on this machine, beside plain TCP in the same run.
 
-    python -m benchmarks.measured.dataplane [--seconds 0.5] [--repeats 7] [--beside NAME=CHECKOUT]
+    python -m benchmarks.measured.dataplane [--seconds 0.5] [--repeats 7] [--passes] [--beside NAME=CHECKOUT]
 
 A child process receives. For each size the ways take turns, `repeats` times each, so that a noisy machine disturbs all
-alike; with `--beside` the code of another checkout takes its turns among them. GB/s counts payload bytes one way,
+alike; with `--beside` the code of another checkout takes its turns among them, with `--passes` a receiver that lets in
+only who shows a pass. GB/s counts payload bytes one way,
 acknowledged; cpu-s/GB is user and system time of both processes. The figures are medians, with the range behind them;
 "of TCP" is the median of the ratios within each round.
 """
@@ -25,9 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from swarm.peer_messages import Boundary, TensorHeader
+import grpc.aio
+
+from stage_server.brain.passes import Place
+from stage_server.session.gate import PassGate
+from swarm.messages import Welcome
+from swarm.peer_messages import Boundary, Pass, TensorHeader
+from swarm.pki.identity import Wallet
+from swarm.pki.passes import PassKey
 from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import bind, new_server
+from swarm.rpc.passes import issue
 from swarm.rpc.peer_service import add_peer_service
 from swarm.rpc.peers import GrpcPeerLinks
 from swarm.types import Direction, JobId, Microbatch, PeerId
@@ -51,14 +60,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="of each turn")
     parser.add_argument("--repeats", type=int, default=7, help="turns of each size and way")
     parser.add_argument("--beside", action="append", default=[], metavar="NAME=CHECKOUT", help="another version")
+    parser.add_argument("--passes", action="store_true", help="also through the gate of a stage server")
     parser.add_argument("--part", choices=("send", "receive"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
         tune_malloc()
-        asyncio.run(_receive() if options.part == "receive" else _send_as_asked())
+        part = _receive if options.part == "receive" else _send_as_asked
+        asyncio.run(part(with_passes=options.passes))
         return
     senders = [_Sender("gRPC", ROOT)]
     try:
+        senders += [_Sender("gRPC and passes", ROOT, "--passes")] if options.passes else []
         senders += [
             _Sender(f"gRPC {name}", Path(path)) for name, _, path in (one.partition("=") for one in options.beside)
         ]
@@ -71,9 +83,9 @@ def main() -> None:
 class _Sender:
     """A process that sends with the code of one checkout, to a receiver with the same code."""
 
-    def __init__(self, name: str, checkout: Path) -> None:
+    def __init__(self, name: str, checkout: Path, *flags: str) -> None:
         self.name = name
-        self._process = _python(checkout, "send", stdin=subprocess.PIPE)
+        self._process = _python(checkout, "send", *flags, stdin=subprocess.PIPE)
 
     def turn(self, size_bytes: int, in_flight: int, seconds: float) -> Measured:
         assert self._process.stdin is not None
@@ -86,9 +98,9 @@ class _Sender:
         self._process.communicate()  # it ends with its input
 
 
-def _python(checkout: Path, part: str, stdin: int | None = None) -> subprocess.Popen[str]:
+def _python(checkout: Path, part: str, *flags: str, stdin: int | None = None) -> subprocess.Popen[str]:
     """This file, with the modules of `checkout`."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--part", part]
+    command = [sys.executable, str(Path(__file__).resolve()), "--part", part, *flags]
     environment = os.environ | {"PYTHONPATH": str(checkout)}
     return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -120,18 +132,18 @@ def _spread(values: Sequence[float]) -> str:
 # Sending --------------------------------------------------------------------------------------------------------------
 
 
-async def _send_as_asked() -> None:
+async def _send_as_asked(*, with_passes: bool) -> None:
     # A process of its own, so that its time can be read from /proc and none is shared.
-    receiver = _python(Path(os.environ["PYTHONPATH"]), "receive")
+    receiver = _python(Path(os.environ["PYTHONPATH"]), "receive", *(["--passes"] if with_passes else []))
     assert receiver.stdout is not None
     try:
-        tcp_port, grpc_port = map(int, receiver.stdout.readline().split())
+        tcp_port, grpc_port, token = json.loads(receiver.stdout.readline())
         while line := await asyncio.to_thread(sys.stdin.readline):
             size_bytes, in_flight, seconds = json.loads(line)
             if in_flight == TCP:
                 measured = await asyncio.to_thread(_send_tcp, tcp_port, size_bytes, receiver.pid, seconds)
             else:
-                measured = await _send_grpc(grpc_port, size_bytes, in_flight, receiver.pid, seconds)
+                measured = await _send_grpc(grpc_port, token, size_bytes, in_flight, receiver.pid, seconds)
             print(json.dumps([measured.gigabytes_per_s, measured.cpu_s_per_gigabyte]), flush=True)
     finally:
         receiver.kill()
@@ -157,9 +169,10 @@ def _send_tcp(port: int, size_bytes: int, receiver: int, seconds: float) -> Meas
         return _result(count * size_bytes, started_s, cpu_s, receiver)
 
 
-async def _send_grpc(port: int, size_bytes: int, in_flight: int, receiver: int, seconds: float) -> Measured:
-    address = f"127.0.0.1:{port}"
-    links = GrpcPeerLinks()
+async def _send_grpc(port: int, token: str, size_bytes: int, in_flight: int, receiver: int, seconds: float) -> Measured:
+    address, wallet = f"127.0.0.1:{port}", Wallet()
+    wallet.pass_token = bytes.fromhex(token)
+    links = GrpcPeerLinks(wallet=wallet)
     payload, header = os.urandom(size_bytes), _header(size_bytes)
     await links.send(address, header, payload)
     cpu_s, started_s, count = _cpu_s(receiver), time.perf_counter(), 0
@@ -216,15 +229,28 @@ class _Sink:
         pass
 
 
-async def _receive() -> None:
+async def _receive(*, with_passes: bool) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_receive_tcp, args=(listener,), daemon=True).start()
     server = new_server()
-    add_peer_service(server, _Sink())
+    if with_passes:
+        token = _let_in_with_a_pass(server)
+    else:
+        token = b""
+        add_peer_service(server, _Sink())
     port = bind(server, "127.0.0.1:0")
     await server.start()
-    print(listener.getsockname()[1], port, flush=True)
+    print(json.dumps([listener.getsockname()[1], port, token.hex()]), flush=True)
     await server.wait_for_termination()
+
+
+def _let_in_with_a_pass(server: grpc.aio.Server) -> bytes:
+    """Serve the tensors of one sender; gives its pass."""
+    key, place = PassKey.new(), Place(JobId("bench"), 0, 1, 2, is_tied=False)
+    gate = PassGate(Wallet(), lambda: place)
+    gate.welcomed(Welcome(PeerId("receiver"), 1.0, key.public, 0.0))
+    add_peer_service(server, _Sink(), gate=gate)
+    return issue(key, Pass("", place.job, 0, PeerId("bench"), 1, 0, 2, 0.0, 3600.0))
 
 
 def _receive_tcp(listener: socket.socket) -> None:

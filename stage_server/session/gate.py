@@ -66,7 +66,7 @@ class PassGate:
         """End the calls of a stage server that was revoked, and take none with the passes that it has."""
         now_unix_s = self._now_unix_s()
         self._cut = {peer: unix_s for peer, unix_s in self._cut.items() if now_unix_s - unix_s < CUT_KEPT_S}
-        self._cut[order.peer] = order.unix_s
+        self._cut[order.peer] = max(order.unix_s, self._cut.get(order.peer, 0.0))
         for place, inside in self._inside.items():
             if inside.peer == order.peer and inside.issued_unix_s <= order.unix_s and not place.expired():
                 place.reschedule(0.0)
@@ -94,9 +94,9 @@ class PassGate:
         except TimeoutError:
             if not inside.expired():
                 raise
-            is_cut = self._cut.get(shown.peer, 0.0) >= shown.issued_unix_s
-            ended = Revoked(f"{shown.peer} was revoked") if is_cut else NoPass(f"the pass of {shown.peer} has ended")
-            raise self._turned_away(shown.peer, ended) from None
+            if self._cut.get(shown.peer, 0.0) < shown.issued_unix_s:
+                raise NoPass(REFUSAL) from None  # an idle link of an honest one ends like that, too
+            raise self._turned_away(shown.peer, Revoked("revoked in the midst of a call")) from None
         finally:
             del self._inside[inside]
 

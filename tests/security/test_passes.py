@@ -197,3 +197,24 @@ async def test_a_renewed_pass_breaks_nothing_that_is_under_way(world: World) -> 
             await asyncio.sleep(0.01)
     assert [shown.issued_unix_s for shown in world.gate.inside] == [NOW + 300]
     assert world.receiver.got == 2
+
+
+async def test_no_connection_outlives_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nobody stays whose certificate has ended. What breaks is a link like any other, and is dialled again."""
+    monkeypatch.setattr(channel, "CONNECTION_GRACE_S", 0.2)
+    receiver, server = Receiver(), new_server(None, 0.3)
+    add_peer_service(server, receiver)
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    links = GrpcPeerLinks()
+    try:
+        receiver.opened.clear()
+        async with asyncio.timeout(5.0):
+            with pytest.raises(PeerUnavailable, match="max connection age"):
+                await links.send(address, header_of(4), b"abcd")
+        receiver.opened.set()
+        await links.send(address, header_of(4), b"abcd")
+    finally:
+        await links.close()
+        await server.stop(None)
+    assert receiver.got == 1

@@ -122,6 +122,31 @@ async def test_commands_carry_the_epoch_and_state_comes_from_those_that_are_atta
             await anext(session)
 
 
+async def test_passes_come_after_the_welcome_and_others_hear_of_who_is_revoked() -> None:
+    """A peer that attaches may hold a stage, which the listener gives back to it: then it needs a pass."""
+    happened: list[str] = []
+
+    class Desk:
+        def welcome(self, peer: PeerId, heartbeat_s: float) -> Welcome:
+            return Welcome(peer, heartbeat_s, b"key")
+
+        def renew(self, peer: PeerId) -> None:
+            happened.append(f"{peer} has a pass, {len(heard.events)} event was heard")
+
+        def cut_off(self, peer: PeerId) -> None:
+            happened.append(f"{peer} is cut off")
+
+    heard = Heard()
+    async with sessions(heard) as made:
+        guarded = replace(made, _passes=Desk())
+        session = aiter(guarded.attach(aiter(Line(HELLO))))
+        assert await anext(session) == (7, Welcome(PEER, 1.0, b"key"))
+        guarded.revoke(PEER, "stolen")
+        assert await anext(session, None) is None
+        guarded.revoke(PeerId("away"), "stolen")
+    assert happened == ["p has a pass, 1 event was heard", "p is cut off", "away is cut off"]
+
+
 async def test_a_session_that_was_replaced_is_not_heard_any_more() -> None:
     heard = Heard()
     async with sessions(heard) as made:

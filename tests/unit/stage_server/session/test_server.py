@@ -14,7 +14,7 @@ import pytest
 
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage
-from stage_server.session.server import REFUSAL, ServerPorts, ServerSettings, StageServer
+from stage_server.session.server import REFUSAL, Passes, ServerPorts, ServerSettings, StageServer
 from swarm.errors import SwarmError
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
@@ -25,6 +25,7 @@ from swarm.messages import (
     Command,
     Commit,
     Committed,
+    CutOff,
     Event,
     Failed,
     FetchRequest,
@@ -36,6 +37,7 @@ from swarm.messages import (
     Release,
     Route,
     StoreHeader,
+    TakePass,
     UnitRound,
     Welcome,
 )
@@ -140,6 +142,8 @@ def play(
     orphan_timeout_s: float = 600.0,
     build: BuildStage = Stage,
     beside: Callable[[StageServer], Awaitable[None]] | None = None,
+    passes: Passes | None = None,
+    told: list[PeerId] | None = None,
 ) -> list[Hello]:
     """What one stage server says of itself at the beginning of each session, and of the one after the last script."""
 
@@ -151,15 +155,18 @@ def play(
         async def find() -> str:
             return ADDRESS
 
+        links = network.peer_links("at p")
+        links.revoked = [] if told is None else told
         async with asyncio.TaskGroup() as tasks:
             ports = ServerPorts(
                 InlineDevice(lambda: 0.01),
-                network.peer_links("at p"),
+                links,
                 find,
                 lambda address: network.scheduler_link("at p", address),
                 tasks,
                 StageServerMetrics("0", PROTOCOL_VERSION),
                 get_logger("test"),
+                passes=passes,
             )
             identity = Hello(PeerId("p"), 1, PROTOCOL_VERSION, "0", "at p", "", "cpu", 1, 1 << 30, -1)
             server = StageServer(identity, ports, ServerSettings(0.5, orphan_timeout_s, build=build))
@@ -185,6 +192,52 @@ async def loads(session: Session) -> None:
 
 def test_a_job_outlives_its_session() -> None:
     assert [hello.job for hello in play(loads)] == ["", JOB]
+
+
+def test_the_gate_hears_of_each_welcome_of_passes_and_of_those_who_are_revoked() -> None:
+    heard: list[object] = []
+    told: list[PeerId] = []
+
+    class Gate:
+        def welcomed(self, welcome: Welcome) -> None:
+            heard.append(welcome)
+
+        def take(self, token: bytes) -> None:
+            heard.append(token)
+
+        def cut_off(self, order: CutOff) -> None:
+            heard.append(order)
+
+    welcome, order = Welcome(PeerId("p"), 1.0, bytes(32), 7.0, (CutOff(PeerId("old"), 5.0),)), CutOff(PeerId("q"), 8.0)
+
+    async def revokes(session: Session) -> None:
+        for command in (welcome, TakePass(b"stage 1"), order):
+            session.send(5, command)
+        await asyncio.sleep(1.0)
+
+    play(revokes, revokes, passes=Gate(), told=told)
+    assert heard == 2 * [welcome, b"stage 1", order]
+    assert told == [PeerId("q")] * 2
+    play(revokes)  # with --insecure
+
+
+def test_a_stage_server_has_a_place_from_the_order_to_load_until_it_is_released() -> None:
+    seen: list[int | None] = []
+
+    async def releases(session: Session) -> None:
+        await loads(session)
+        await asyncio.sleep(1.0)
+        session.send(5, Release(JOB, "it is over"))
+        await asyncio.sleep(1.0)
+
+    async def watch(server: StageServer) -> None:
+        while len(seen) < 3:
+            stage = None if server.place is None else server.place.stage
+            seen.extend([stage] if not seen or seen[-1] != stage else [])
+            await asyncio.sleep(0.01)
+
+    play(releases, beside=watch)
+    assert seen == [None, 1, None]
 
 
 def test_an_idle_stage_server_that_ends_says_that_it_leaves() -> None:
