@@ -28,7 +28,9 @@ cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @cli.command()
 def stage_server(
     context: typer.Context,
-    broker: Annotated[str, typer.Option(help="MQTT broker where the scheduler is announced: mqtt://HOST:PORT.")] = "",
+    broker: Annotated[
+        str, typer.Option(help="MQTT broker where the scheduler is announced: mqtt://HOST:PORT or mqtts://HOST:PORT.")
+    ] = "",
     scheduler: Annotated[str, typer.Option(help="The scheduler's HOST:PORT, instead of --broker.")] = "",
     swarm: Annotated[str, typer.Option(help="Name of the scheduler's swarm at the broker.")] = DEFAULT_SWARM,
     listen: Annotated[

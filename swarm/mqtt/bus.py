@@ -17,14 +17,13 @@ import random
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
-from urllib.parse import unquote, urlsplit
 
 import aiomqtt
 from paho.mqtt.client import topic_matches_sub
 
 from swarm.errors import InvalidConfig, leaves
+from swarm.mqtt.endpoint import parse_url
 from swarm.process.logs import get_logger
 
 Payload: TypeAlias = dict[str, Any]
@@ -47,7 +46,7 @@ _client_log.addFilter(lambda record: not str(record.msg).startswith("Unexpected 
 
 
 class Bus:
-    """One client of the broker at `url` (mqtt://[user:password@]host[:port]).
+    """One client of the broker at `url` (swarm/mqtt/endpoint.py).
 
     `will` is published, retained, when the connection dies and also when `run` is cancelled; an empty one clears the
     topic. `on_connected` is called with True and False as the link comes and goes. Raises InvalidConfig if the URL is
@@ -134,7 +133,7 @@ class Bus:
                     backoff_s, complaint = BACKOFF_FIRST_S, ""
                     await self._serve(client)
                 reason = "the connection ended"
-            except* (aiomqtt.MqttError, OSError, TimeoutError) as group:
+            except* (aiomqtt.MqttError, OSError, TimeoutError, InvalidConfig) as group:
                 first = next(leaves(group))
                 reason = str(first) or type(first).__name__
             if reason != complaint:
@@ -150,6 +149,7 @@ class Bus:
             end.port,
             username=end.username,
             password=end.password,
+            tls_context=None if end.tls is None else end.tls.context(),
             # A broker may not take a session over from a connection that it still believes in: every id is new.
             identifier=f"{self._client_id}-{secrets.token_hex(4)}",
             protocol=aiomqtt.ProtocolVersion.V311,
@@ -276,40 +276,6 @@ class Subscription(AsyncIterator[tuple[str, Payload]]):
             self._arrived.clear()
             await self._arrived.wait()
         return self._waiting.popleft()
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A broker, and how to log in there."""
-
-    host: str
-    port: int
-    username: str | None
-    password: str | None
-
-    @property
-    def shown(self) -> str:
-        """Its URL without the credentials."""
-        return f"mqtt://{self.host}:{self.port}"
-
-
-def parse_url(url: str) -> Endpoint:
-    """The parts of mqtt://[user:password@]host[:port]; InvalidConfig for anything else."""
-    hint = "write it as mqtt://HOST:PORT, for example mqtt://127.0.0.1:1883"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise InvalidConfig(f"broker URL is not valid: {error}", hint=hint) from None
-    if parts.scheme != "mqtt" or not parts.hostname or parts.path not in ("", "/") or parts.query or parts.fragment:
-        shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        raise InvalidConfig(f'broker URL "{shown}" is not valid', hint=hint)
-    return Endpoint(
-        parts.hostname,
-        1883 if port is None else port,
-        unquote(parts.username) if parts.username else None,
-        unquote(parts.password) if parts.password else None,
-    )
 
 
 def encode(payload: Mapping[str, Any]) -> bytes:

@@ -6,23 +6,27 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiomqtt
 import psutil
 import pytest
+import trustme
 
 from swarm.errors import IncompatibleVersion, InvalidConfig, NotAllowed, SchedulerUnreachable
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import broker, presence, topics
 from swarm.mqtt.broker import find_mosquitto, local_broker
-from swarm.mqtt.bus import Bus, parse_url
+from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import Announcement, find_scheduler
+from swarm.mqtt.endpoint import parse_url
 from swarm.mqtt.presence import Presence
 
 KINDS = ["amqtt", *(["mosquitto"] if find_mosquitto() else [])]
@@ -289,6 +293,50 @@ async def test_a_joiner_waits_for_a_scheduler_that_comes_later(url: str) -> None
         assert not finding.done()
         scheduler.announce(topics.scheduler(), Announcement("127.0.0.1:7950", epoch=1).payload())
         assert (await finding).address == "127.0.0.1:7950"
+
+
+@asynccontextmanager
+async def _behind_tls(url: str, server: ssl.SSLContext) -> AsyncIterator[int]:
+    """The port of a listener that speaks TLS and hands on to the broker at `url`."""
+    broker = parse_url(url)
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(broker.host, broker.port)
+        await asyncio.gather(copy(reader, back), copy(there, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server) as listener:
+        yield listener.sockets[0].getsockname()[1]
+
+
+async def test_over_mqtts_the_broker_proves_its_name_and_may_ask_for_a_certificate(url: str, tmp_path: Path) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    stranger.cert_pem.write_to_path(tmp_path / "stranger.pem")
+    authority.issue_cert("peer-1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "ours.pem")
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(server)
+    authority.configure_trust(server)
+    server.verify_mode = ssl.CERT_REQUIRED
+    said = Announcement("10.0.0.5:7950", epoch=3, product="0.1.0")
+    async with _behind_tls(url, server) as port:
+        ours = f"ca={tmp_path / 'ca.pem'}&cert={tmp_path / 'ours.pem'}"
+        async with _linked(f"mqtts://localhost:{port}?{ours}", "scheduler") as scheduler:
+            scheduler.announce(topics.scheduler(), said.payload())
+            assert await find_scheduler(f"mqtts://localhost:{port}?{ours}", timeout_s=10) == said
+        for wrong in (
+            f"mqtts://127.0.0.1:{port}?{ours}",  # another name than that in its certificate
+            f"mqtts://localhost:{port}?{ours.replace('ca.pem', 'stranger.pem')}",
+            f"mqtts://localhost:{port}?ca={tmp_path / 'ca.pem'}",
+            f"mqtt://localhost:{port}",
+        ):
+            with pytest.raises(SchedulerUnreachable, match="does not answer"):
+                await find_scheduler(wrong, timeout_s=1.0)
 
 
 async def test_nobody_announced_is_told_apart_from_no_broker(url: str) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import pytest
 import structlog
 
-from swarm.errors import InvalidConfig
 from swarm.mqtt import bus as bus_module
 from swarm.mqtt import topics
 from swarm.mqtt.bus import (
@@ -19,7 +18,6 @@ from swarm.mqtt.bus import (
     Subscription,
     decode,
     encode,
-    parse_url,
 )
 from swarm.mqtt.discovery import Announcement, parse_announcement
 from swarm.process.logs import configure
@@ -34,28 +32,6 @@ def _subscription() -> Subscription:
 def _offer(subscription: Subscription, topic: str, number: int) -> None:
     payload = {"n": number}
     subscription.offer(topic, payload, encode(payload))
-
-
-def test_a_url_gives_host_port_and_credentials_and_shows_no_password() -> None:
-    end = parse_url("mqtt://me:s%3Acret@broker.example:1884")
-    assert (end.host, end.port, end.username, end.password) == ("broker.example", 1884, "me", "s:cret")
-    assert "cret" not in end.shown
-    assert parse_url("mqtt://broker").port == 1883
-
-
-@pytest.mark.parametrize(
-    "url", ["broker:1883", "http://broker", "mqtt://", "mqtt://host:x", "mqtt://host:99999", "mqtt://host/path", ""]
-)
-def test_a_wrong_url_is_refused_with_a_hint(url: str) -> None:
-    with pytest.raises(InvalidConfig) as caught:
-        parse_url(url)
-    assert "mqtt://" in caught.value.hint
-
-
-def test_a_wrong_url_shows_no_password_either() -> None:
-    with pytest.raises(InvalidConfig) as caught:
-        parse_url("http://me:secret@broker")
-    assert "secret" not in caught.value.message
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{", b"\xff", b'"x"', b"[" * 100_000])
