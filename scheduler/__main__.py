@@ -44,7 +44,7 @@ def scheduler(
     broker: Annotated[
         str,
         typer.Option(
-            help="MQTT broker where stage servers find us: mqtt:// or mqtts://HOST:PORT, embedded (on loopback) or none."
+            help="Broker where stage servers find us: mqtt:// or mqtts://HOST:PORT, embedded (on loopback) or none."
         ),
     ] = "embedded",
     swarm: Annotated[

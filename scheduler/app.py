@@ -32,10 +32,11 @@ from swarm.mqtt.discovery import Announcement
 from swarm.mqtt.presence import Presence
 from swarm.pki.authority import LIFE_S
 from swarm.process.http import HttpEndpoint
-from swarm.process.lifecycle import check_announce, check_http_host, check_listen, lock_folder, say_ready
+from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
 from swarm.process.logs import get_logger
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import add_session_service
+from swarm.text import is_loopback
 from swarm.wire import jobs_pb2_grpc, members_pb2_grpc
 
 GRACE_S = 5.0  # how long a suspect may stay silent or cut off before it is gone
@@ -73,7 +74,6 @@ async def serve(options: SchedulerOptions) -> None:
     if options.join_listen:
         check_listen(options.join_listen, "--join-listen")
     check_announce(options.listen, options.announce)
-    check_http_host(options.http_host, options.http_port, options.insecure)
     product = metadata.version("swarm-stages")
     log = get_logger("scheduler")
     async with AsyncExitStack() as stack:
@@ -176,6 +176,7 @@ async def serve(options: SchedulerOptions) -> None:
                 watch.not_ready,
                 asyncio.get_running_loop(),
                 next_free=False,
+                door=None if admission is None or is_loopback(options.http_host) else admission.https,
             )
             http_address = f"{options.http_host}:{endpoint.start()}"
             stack.callback(endpoint.close)

@@ -32,6 +32,7 @@ from swarm.model.runtime import choose_device, describe_device, free_bytes, limi
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import find_scheduler
+from swarm.pki.https import Https
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.process.http import HttpEndpoint
@@ -43,7 +44,7 @@ from swarm.rpc.guard import Caller, Guard
 from swarm.rpc.peer_service import add_peer_service
 from swarm.rpc.peers import GrpcPeerLinks, Neighbour, PeerLinks
 from swarm.rpc.session import GrpcSchedulerLink
-from swarm.text import size
+from swarm.text import is_loopback, size
 from swarm.types import PeerId
 
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
@@ -120,6 +121,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             gate = PassGate(wallet, lambda: None if stage_server is None else stage_server.place, denials.note)
         http_address = ""
         if options.http_port is not None:
+            is_open = options.insecure or is_loopback(options.http_host)
             endpoint = HttpEndpoint(
                 options.http_host,
                 options.http_port,
@@ -127,6 +129,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
                 lambda: [] if stage_server is not None and stage_server.is_attached else ["no scheduler"],
                 loop,
                 next_free=True,
+                door=None if is_open else Https(wallet, folder / "pki/https.pem"),
             )
             http_address = f"{options.http_host}:{endpoint.start()}"
             stack.callback(endpoint.close)

@@ -9,7 +9,7 @@ from pathlib import Path
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.spec import parse_size
 from swarm.pki.tokens import JoinLine
-from swarm.process.lifecycle import check_announce, check_http_host, check_listen
+from swarm.process.lifecycle import check_announce, check_listen
 from swarm.process.logs import LogFormat
 from swarm.text import counted, is_address, is_loopback
 
@@ -104,4 +104,3 @@ class StageServerOptions:
             )
         check_listen(self.listen or "127.0.0.1:0")
         check_announce(self.listen or "127.0.0.1:0", self.announce)
-        check_http_host(self.http_host, self.http_port, self.insecure)

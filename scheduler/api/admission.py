@@ -26,8 +26,9 @@ from swarm.errors import InvalidConfig, NotAdmitted, SwarmError
 from swarm.limits import Bucket
 from swarm.messages import CutOff
 from swarm.pki.authority import LIFE_S, Authority
+from swarm.pki.https import Https
 from swarm.pki.identity import RENEW_AT, Identity, Wallet, issue
-from swarm.pki.names import PEOPLE, Role, principal_of, scheduler_of
+from swarm.pki.names import PEOPLE, Principal, Role, principal_of, scheduler_of
 from swarm.pki.passes import PassKey
 from swarm.pki.profiles import profile_folder
 from swarm.process.audit import Audit
@@ -37,7 +38,7 @@ from swarm.text import is_wildcard
 from swarm.types import PeerId
 from swarm.wire import members_pb2_grpc
 
-LOCAL_ADMIN = "local"
+LOCAL_ADMIN, LOCAL_SCRAPER = "local", "local"
 DEFAULT_JOIN_PORT = 7949
 LOOK_S = 60.0  # how often the ages of certificates are looked at
 DENIALS_PER_S, DENIALS_AT_ONCE = 10.0, 100  # that are written down
@@ -61,6 +62,7 @@ class Admission:
         self._joins: JoinEndpoint | None = None
         self._addresses: set[str] = set()
         self.wallet = Wallet(self._own_identity())
+        self.https = Https(self.wallet, folder / "https.pem")
         self.guard = Guard(self._may, self._denied)
         revoked = [one for one in members.members() if one.is_revoked and one.role is Role.STAGE_SERVER]
         cut_off = tuple(CutOff(PeerId(one.name), one.revoked_unix_s) for one in revoked)
@@ -93,17 +95,14 @@ class Admission:
         host, _, port = listen.rpartition(":")
         # Wherever others reach it, a person on this machine dials where it listens.
         self._addresses = {address, f"{'127.0.0.1' if is_wildcard(host) else host}:{bound}"}
-        self._joins = JoinEndpoint(self.members, lambda: address, loop, self._folder)
-        identity = self.wallet.identity
-        assert identity is not None
-        self._joins.show(identity)
+        self._joins = JoinEndpoint(self.members, lambda: address, loop, self.https)
         if join_listen:
             host, _, port = join_listen.rpartition(":")
         joins = f"{address.rpartition(':')[0]}:{self._listen(host, int(port) if join_listen else None)}"
         self.members.on_revoked = partial(_cut, cut)
         service = MemberService(self.members, projects, joins)
         members_pb2_grpc.add_MembersServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-        await self._show_local_admin()
+        await self._show_here()
         return joins
 
     def _listen(self, host: str, port: int | None) -> int:
@@ -116,7 +115,7 @@ class Admission:
             return self._joins.start(host, 0)
 
     async def renew(self) -> None:
-        """Keep the scheduler's certificate and that of the local admin young, for ever."""
+        """Keep the certificates of the scheduler and of those on this machine young, for ever."""
         is_shown = True
         while True:
             await asyncio.sleep(min(LOOK_S, RENEW_AT * self.members.life_s))
@@ -125,9 +124,7 @@ class Admission:
             if is_shown or self.wallet.identity is None:
                 continue
             try:
-                if self._joins is not None:
-                    await asyncio.to_thread(self._joins.show, self.wallet.identity)
-                await self._show_local_admin()
+                await self._show_here()
                 is_shown = True
             except (SwarmError, OSError) as error:
                 self._log.warning("a certificate was not renewed everywhere", reason=str(error))
@@ -138,10 +135,16 @@ class Admission:
         self._audit.close()
 
     def _own_identity(self) -> Identity:
-        authority = self.members.authority
-        return issue(authority, scheduler_of(authority.cluster), time.time(), life_s=self.members.life_s)
+        return self._issue(scheduler_of(self.members.authority.cluster))
 
-    async def _show_local_admin(self) -> None:
+    def _issue(self, principal: Principal) -> Identity:
+        """An identity that is in no book: it is for this machine, and may call nothing that asks the book."""
+        return issue(self.members.authority, principal, time.time(), life_s=self.members.life_s)
+
+    async def _show_here(self) -> None:
+        """Put the identities of the local admin and of a Prometheus on this machine where they look for them."""
+        scraper = self._issue(Principal(self.members.authority.cluster, Role.METRICS, LOCAL_SCRAPER))
+        await asyncio.to_thread(scraper.save, self._folder / "metrics")
         identity = await self.members.issue_here(Role.ADMIN, LOCAL_ADMIN)
         try:
             for address in self._addresses:

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
-import threading
 from collections.abc import Callable, Coroutine
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 
 from scheduler.storage.members import Members
 from swarm.errors import BadToken, InvalidConfig, Refused, RetryElsewhere, SwarmError
 from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE, JOIN_FAILURES_PER_S, Bucket
-from swarm.pki.identity import Identity
 from swarm.pki.joining import CA_PATH, JOIN_PATH
-from swarm.process.http import REQUEST_S_MAX, BoundedServer
+from swarm.process.http import REQUEST_S_MAX, BoundedServer, Door
 from swarm.process.logs import get_logger
 
 _ADDRESSES_MAX = 4096  # whose failures are counted
@@ -29,47 +25,33 @@ class JoinEndpoint:
     """Takes joins at `host:port` on threads of its own; the book of members is asked on the event loop."""
 
     def __init__(
-        self, members: Members, scheduler: Callable[[], str], loop: asyncio.AbstractEventLoop, folder: Path
+        self, members: Members, scheduler: Callable[[], str], loop: asyncio.AbstractEventLoop, door: Door
     ) -> None:
-        """`scheduler` gives the address where members go; `folder` holds the scheduler's own certificate."""
+        """`scheduler` gives the address where members go."""
         self._members = members
         self._scheduler = scheduler
         self._loop = loop
-        self._folder = folder
-        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._door = door
         self._server: BoundedServer | None = None
-        self._thread: threading.Thread | None = None
         self._failures: dict[str, Bucket] = {}
         self._log = get_logger("join")
-
-    def show(self, identity: Identity) -> None:
-        """Prove with this certificate from the next handshake on."""
-        identity.save(self._folder)
-        self._tls.load_cert_chain(self._folder / "cert.pem", self._folder / "key.pem")
 
     def start(self, host: str, port: int) -> int:
         """Listen and give the port; InvalidConfig if it is taken or not allowed."""
         handler = type("Handler", (_Handler,), {"endpoint": self})
         try:
-            self._server = BoundedServer((host.strip("[]"), port), handler, self._tls)
+            self._server = BoundedServer((host.strip("[]"), port), handler, self._door)
         except OSError as error:
             raise InvalidConfig(
                 f"cannot take joins at {host}:{port}: {error.strerror or error}",
                 hint="choose another address with --join-listen",
             ) from None
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="joins", daemon=True
-        )
-        self._thread.start()
+        self._server.begin("joins")
         return self._server.server_port
 
     def close(self) -> None:
-        server, self._server = self._server, None
-        if server is None or self._thread is None:
-            return
-        server.shutdown()
-        server.server_close()
-        self._thread.join(timeout=REQUEST_S_MAX)
+        if self._server is not None:
+            self._server.end()
 
     def authority(self) -> dict[str, str]:
         return {"ca": self._members.authority.pem.decode()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from swarm.errors import NotAdmitted, RoleForbids
 from swarm.pki.names import Principal, Role
 
-_EVERYBODY = frozenset({Role.STAGE_SERVER, Role.VIEWER, Role.SUBMITTER, Role.ADMIN})
+_EVERYBODY = frozenset({Role.STAGE_SERVER, Role.VIEWER, Role.SUBMITTER, Role.ADMIN, Role.METRICS})
 _READERS = frozenset({Role.VIEWER, Role.SUBMITTER, Role.ADMIN})
 _SUBMITTERS = frozenset({Role.SUBMITTER, Role.ADMIN})
 _ADMINS = frozenset({Role.ADMIN})

@@ -31,10 +31,11 @@ class Role(StrEnum):
     VIEWER = "viewer"
     SUBMITTER = "submitter"
     ADMIN = "admin"
+    METRICS = "metrics"  # of whoever scrapes
 
 
 PEOPLE = (Role.VIEWER, Role.SUBMITTER, Role.ADMIN)
-MEMBERS = (Role.STAGE_SERVER, *PEOPLE)
+MEMBERS = (Role.STAGE_SERVER, *PEOPLE, Role.METRICS)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,7 +1,8 @@
 """One small HTTP endpoint for every process: /metrics, /healthz, /readyz; anything else is 404.
 
 It runs on a thread of its own, so a scrape does not disturb the event loop. Health and readiness are asked of the loop,
-because a loop that is stuck is what an orchestrator wants to find out.
+because a loop that is stuck is what an orchestrator wants to find out. With a `Door` it speaks HTTPS: metrics are for
+whom the door admits, health and readiness are for everybody.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import socket
 import socketserver
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, MetricsHandler
 
@@ -29,6 +30,16 @@ REQUEST_S_MAX = 5.0
 CONNECTIONS_MAX = 32
 PORTS_TRIED_MAX = 100
 _STUCK = "the event loop does not turn"
+
+
+class Door(Protocol):
+    """The TLS of an endpoint, and who may read more than health."""
+
+    def context(self) -> ssl.SSLContext:
+        """What the next handshake uses."""
+
+    def admits(self, certificate: Mapping[str, Any] | None) -> bool:
+        """Whether the holder of this certificate (as getpeercert gives it; None or {}: there is none) may."""
 
 
 class HttpEndpoint:
@@ -46,39 +57,33 @@ class HttpEndpoint:
         loop: asyncio.AbstractEventLoop,
         *,
         next_free: bool,
+        door: Door | None = None,
     ) -> None:
         self._host = host
         self._port = port
         self._next_free = next_free
         self._loop = loop
         self._readiness = readiness
+        self._door = door
         self._handler = type("Handler", (_Handler,), {"endpoint": self, "registry": registry})
         self._server: BoundedServer | None = None
-        self._thread: threading.Thread | None = None
 
     def start(self) -> int:
         """Listen and give the port; InvalidConfig if the port is busy or the address is not this machine's."""
         self._server = self._bind()
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="http", daemon=True
-        )
-        self._thread.start()
+        self._server.begin("http")
         return self._server.server_port
 
     def close(self) -> None:
         """Stop listening; requests under way are dropped. Closing twice is the same as once."""
-        server, self._server = self._server, None
-        if server is None or self._thread is None:
-            return
-        server.shutdown()
-        server.server_close()
-        self._thread.join(timeout=REQUEST_S_MAX)
+        if self._server is not None:
+            self._server.end()
 
     def _bind(self) -> BoundedServer:
         last = min(self._port + PORTS_TRIED_MAX, 65535) if self._next_free and self._port else self._port
         for port in range(self._port, last + 1):
             try:
-                return BoundedServer((self._host, port), self._handler)
+                return BoundedServer((self._host, port), self._handler, self._door)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise InvalidConfig(
@@ -91,10 +96,12 @@ class HttpEndpoint:
             hint="choose another with --http-port, or 0 for any free port",
         )
 
-    def answer(self, path: str, method: str) -> tuple[int, str] | None:
-        """Status and text for a request; None: the metrics."""
+    def answer(self, path: str, method: str, certificate: Mapping[str, Any] | None = None) -> tuple[int, str] | None:
+        """Status and text for a request of a caller with this certificate; None: the metrics."""
         reading = method in ("GET", "HEAD")
         match path:
+            case "/metrics" if reading and self._door is not None and not self._door.admits(certificate):
+                return 403, "metrics are for the roles metrics and admin: show a certificate"
             case "/metrics" if reading:
                 return None
             case "/healthz" if reading:
@@ -131,21 +138,37 @@ class HttpEndpoint:
 class BoundedServer(ThreadingHTTPServer):
     """A thread per request, so that one slow reader does not hold up the probes, and a bound on their number.
 
-    With `tls` it speaks HTTPS; the handshake is part of the request, and shares its deadline.
+    With a `door` it speaks HTTPS; the handshake is part of the request, and shares its deadline.
     """
 
     block_on_close = False
     request_queue_size = 16
 
     def __init__(
-        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], door: Door | None = None
     ) -> None:
-        self._tls = tls
+        self._door = door
+        self._thread: threading.Thread | None = None
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._lock = threading.Lock()
         self._held: dict[Any, None] = {}  # connections, the oldest first
         self._deadlines: dict[Any, threading.Timer] = {}
         super().__init__(address, handler)
+
+    def begin(self, name: str) -> None:
+        """Serve on a thread of this name."""
+        self._thread = threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.1}, name=name, daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop listening; requests under way are dropped. Ending twice is the same as once."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self.shutdown()
+            self.server_close()
+            thread.join(timeout=REQUEST_S_MAX)
 
     def server_bind(self) -> None:
         # HTTPServer.server_bind looks up the host's name, which can take many seconds without working DNS.
@@ -154,8 +177,8 @@ class BoundedServer(ThreadingHTTPServer):
 
     def get_request(self) -> tuple[Any, Any]:
         request, client_address = super().get_request()
-        if self._tls is not None:
-            request = self._tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        if self._door is not None:
+            request = self._door.context().wrap_socket(request, server_side=True, do_handshake_on_connect=False)
         return request, client_address
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -197,7 +220,9 @@ class _Handler(MetricsHandler):
     endpoint: HttpEndpoint
 
     def do_GET(self) -> None:
-        answer = self.endpoint.answer(self.path.partition("?")[0], self.command)
+        tls = self.connection if isinstance(self.connection, ssl.SSLSocket) else None
+        certificate = None if tls is None else tls.getpeercert()
+        answer = self.endpoint.answer(self.path.partition("?")[0], self.command, certificate)
         if answer is None:
             super().do_GET()
             return

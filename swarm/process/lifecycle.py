@@ -22,10 +22,10 @@ import typer
 
 from swarm.errors import INTERRUPTED, InvalidConfig, NotAllowed, SwarmError, UsageError, leaves
 from swarm.process.logs import LogFormat
-from swarm.text import is_address, is_loopback, is_wildcard
+from swarm.text import is_address, is_wildcard
 
 # The flags that both servers have, spelled once.
-HttpHost: TypeAlias = Annotated[str, typer.Option(help="Address of /metrics and /healthz.")]
+HttpHost: TypeAlias = Annotated[str, typer.Option(help="Address of /metrics and /healthz; HTTPS off loopback.")]
 Insecure: TypeAlias = Annotated[
     bool, typer.Option("--insecure", help="Speak plaintext with anybody; for tests and private networks.")
 ]
@@ -93,15 +93,6 @@ def _addresses_hint() -> str:
     }
     shown = sorted(one for one in own if not ipaddress.ip_address(one).is_loopback)
     return f"add --announce HOST:PORT; this machine has {', '.join(shown[:8]) or 'no address but loopback'}"
-
-
-def check_http_host(host: str, port: int | None, insecure: bool) -> None:
-    """InvalidConfig if /metrics and /healthz would be open to others, unless --insecure allows it."""
-    if port is not None and not is_loopback(host) and not insecure:
-        raise InvalidConfig(
-            f"--http-host {host} would take plaintext connections from other machines",
-            hint="listen on 127.0.0.1, or add --insecure if the network is private",
-        )
 
 
 def lock_folder(folder: Path) -> IO[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -55,14 +54,6 @@ def caller_of(certificate_pem: bytes) -> Caller:
 def identity_of(authority: Authority, role: Role, name: str, *, life_s: float = LIFE_S) -> Identity:
     """A key and a certificate of now."""
     return issue(authority, Principal(authority.cluster, role, name), time.time(), life_s=life_s)
-
-
-def tls_of(identity: Identity, folder: Path) -> ssl.SSLContext:
-    """TLS of a server that shows this certificate, and asks for none."""
-    identity.save(folder)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return context
 
 
 @cache

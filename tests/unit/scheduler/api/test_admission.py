@@ -12,7 +12,6 @@ import pytest
 
 from scheduler.api import admission as module
 from scheduler.api.admission import AUDITED
-from scheduler.api.join import JoinEndpoint
 from scheduler.brain.access import RULES
 from scheduler.storage.projects import Projects
 from swarm.errors import CertificateEnded, InvalidConfig, RoleForbids
@@ -54,8 +53,8 @@ async def test_a_first_start_makes_a_swarm_whose_admin_types_nothing(tmp_path: P
         assert (admin.principal.role, admin.principal.name) == (Role.ADMIN, "local")
         assert admin.cluster == admin.principal.cluster == side.members.authority.cluster
         made = await asyncio.to_thread(vouched, side.address, admin, Role.VIEWER, "ann", 10.0)
-    folders = [tmp_path / "data" / "pki", profile_folder(side.address)]
-    files = [path for folder in folders for path in folder.iterdir()]
+    folders = [tmp_path / "data/pki", tmp_path / "data/pki/metrics", profile_folder(side.address)]
+    files = [path for folder in folders for path in folder.iterdir() if path.is_file()]
     assert len(files) == 9
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
@@ -143,18 +142,19 @@ async def test_the_schedulers_certificate_is_renewed_for_ever(
     async with scheduler_side(tmp_path / "data") as side:
         monkeypatch.setattr(module, "LOOK_S", 0.0)
         monkeypatch.setattr(Wallet, "is_due", True)
-        first, shown, twice = side.admission.wallet.identity, list[Identity](), asyncio.Event()
-        really = JoinEndpoint.show
+        first, shown, twice = side.admission.wallet.identity, list[Identity | None](), asyncio.Event()
+        really, loop = Identity.save, asyncio.get_running_loop()
 
-        def show(endpoint: JoinEndpoint, identity: Identity) -> None:
-            shown.append(identity)
-            if len(shown) == 2:
-                twice.set()
+        def save(identity: Identity, folder: Path) -> None:
+            if folder.name == "metrics":
+                shown.append(side.admission.wallet.identity)
+                if len(shown) == 2:
+                    loop.call_soon_threadsafe(twice.set)
             if disk == "is full":
                 raise InvalidConfig("No space left on device")
-            really(endpoint, identity)
+            really(identity, folder)
 
-        monkeypatch.setattr(JoinEndpoint, "show", show)
+        monkeypatch.setattr(Identity, "save", save)
         admin = side.admin
         renewing = asyncio.create_task(side.admission.renew())
         async with asyncio.timeout(30):

@@ -22,7 +22,8 @@ from scheduler.storage.members import Members
 from swarm.errors import BadToken, InvalidConfig, Refused, RetryElsewhere, WrongSwarm
 from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE
 from swarm.pki.authority import Authority
-from swarm.pki.identity import Application
+from swarm.pki.https import Https
+from swarm.pki.identity import Application, Wallet
 from swarm.pki.joining import Joined, join
 from swarm.pki.names import Principal, Role
 from swarm.pki.tokens import JoinLine, secret_hash
@@ -43,9 +44,10 @@ def trusting_all() -> ssl.SSLContext:
 class Serving:
     """An endpoint with its book of members; asked from threads, as clients are elsewhere."""
 
-    def __init__(self, members: Members, endpoint: JoinEndpoint, port: int) -> None:
+    def __init__(self, members: Members, endpoint: JoinEndpoint, wallet: Wallet, port: int) -> None:
         self.members = members
         self.endpoint = endpoint
+        self.wallet = wallet
         self.port = port
 
     async def token(self, uses: int = 1) -> JoinLine:
@@ -77,10 +79,11 @@ class Serving:
 async def serving(folder: Path) -> AsyncIterator[Serving]:
     database = await Database.open(database_url(folder), None)
     members = Members(AUTHORITY, database, Clock(1_800_000_000.0))
-    endpoint = JoinEndpoint(members, lambda: "10.0.0.5:7950", asyncio.get_running_loop(), folder / "pki")
-    endpoint.show(SCHEDULER)
+    wallet = Wallet(SCHEDULER)
+    door = Https(wallet, folder / "https.pem")
+    endpoint = JoinEndpoint(members, lambda: "10.0.0.5:7950", asyncio.get_running_loop(), door)
     try:
-        yield Serving(members, endpoint, endpoint.start("127.0.0.1", 0))
+        yield Serving(members, endpoint, wallet, endpoint.start("127.0.0.1", 0))
     finally:
         await asyncio.to_thread(endpoint.close)
         await database.close()
@@ -204,17 +207,17 @@ async def test_a_secret_is_in_no_answer_and_in_no_log(tmp_path: Path, capfd: pyt
 
 async def test_a_renewed_certificate_is_shown_to_the_next_who_join(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        served.endpoint.show(identity_of(AUTHORITY, Role.SCHEDULER, "scheduler", life_s=-1.0))
+        served.wallet.identity = identity_of(AUTHORITY, Role.SCHEDULER, "scheduler", life_s=-1.0)
         line = await served.token()
         with pytest.raises(WrongSwarm, match="expired"):
             await served.join(line)
-        served.endpoint.show(SCHEDULER)
+        served.wallet.identity = SCHEDULER
         await served.join(line)
 
 
 async def test_a_busy_port_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        second = JoinEndpoint(served.members, str, asyncio.get_running_loop(), tmp_path / "other")
+        second = JoinEndpoint(served.members, str, asyncio.get_running_loop(), Https(served.wallet, tmp_path / "other"))
         with pytest.raises(InvalidConfig, match=f"127.0.0.1:{served.port}") as caught:
             second.start("127.0.0.1", served.port)
         assert "--join-listen" in caught.value.hint

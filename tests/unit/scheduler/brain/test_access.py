@@ -16,37 +16,37 @@ from swarm.rpc.session import SERVICE, add_session_service
 
 CLUSTER = "abcdefghijklmno2"
 TABLE = """
-                            stage-server  viewer  submitter  admin
-    Jobs.Version            yes           yes     yes        yes
-    Jobs.List               -             yes     yes        yes
-    Jobs.Get                -             yes     yes        yes
-    Jobs.Watch              -             yes     yes        yes
-    Jobs.Logs               -             yes     yes        yes
-    Jobs.Explain            -             yes     yes        yes
-    Jobs.Checkpoints        -             yes     yes        yes
-    Jobs.Peers              -             yes     yes        yes
-    Jobs.MissingShards      -             -       yes        yes
-    Jobs.PutShard           -             -       yes        yes
-    Jobs.Submit             -             -       yes        yes
-    Jobs.Cancel             -             -       yes        yes
-    Jobs.Pause              -             -       yes        yes
-    Jobs.Resume             -             -       yes        yes
-    Jobs.Pull               -             -       yes        yes
-    Jobs.Drain              -             -       -          yes
-    Jobs.Chaos              -             -       -          yes
-    Session.Attach          yes           -       -          -
-    Session.Store           yes           -       -          -
-    Session.Fetch           yes           -       -          -
-    Projects.ListProjects   -             yes     yes        yes
-    Projects.CreateProject  -             -       -          yes
-    Projects.SetProject     -             -       -          yes
-    Members.Renew           yes           yes     yes        yes
-    Members.Issue           -             -       -          yes
-    Members.CreateToken     -             -       -          yes
-    Members.ListTokens      -             -       -          yes
-    Members.RevokeToken     -             -       -          yes
-    Members.ListMembers     -             -       -          yes
-    Members.RevokeMember    -             -       -          yes
+                            stage-server  viewer  submitter  admin  metrics
+    Jobs.Version            yes           yes     yes        yes    yes
+    Jobs.List               -             yes     yes        yes    -
+    Jobs.Get                -             yes     yes        yes    -
+    Jobs.Watch              -             yes     yes        yes    -
+    Jobs.Logs               -             yes     yes        yes    -
+    Jobs.Explain            -             yes     yes        yes    -
+    Jobs.Checkpoints        -             yes     yes        yes    -
+    Jobs.Peers              -             yes     yes        yes    -
+    Jobs.MissingShards      -             -       yes        yes    -
+    Jobs.PutShard           -             -       yes        yes    -
+    Jobs.Submit             -             -       yes        yes    -
+    Jobs.Cancel             -             -       yes        yes    -
+    Jobs.Pause              -             -       yes        yes    -
+    Jobs.Resume             -             -       yes        yes    -
+    Jobs.Pull               -             -       yes        yes    -
+    Jobs.Drain              -             -       -          yes    -
+    Jobs.Chaos              -             -       -          yes    -
+    Session.Attach          yes           -       -          -      -
+    Session.Store           yes           -       -          -      -
+    Session.Fetch           yes           -       -          -      -
+    Projects.ListProjects   -             yes     yes        yes    -
+    Projects.CreateProject  -             -       -          yes    -
+    Projects.SetProject     -             -       -          yes    -
+    Members.Renew           yes           yes     yes        yes    yes
+    Members.Issue           -             -       -          yes    -
+    Members.CreateToken     -             -       -          yes    -
+    Members.ListTokens      -             -       -          yes    -
+    Members.RevokeToken     -             -       -          yes    -
+    Members.ListMembers     -             -       -          yes    -
+    Members.RevokeMember    -             -       -          yes    -
 """
 
 

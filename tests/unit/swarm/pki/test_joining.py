@@ -16,12 +16,13 @@ import pytest
 from swarm.errors import BadToken, NotAdmitted, RetryElsewhere, SchedulerUnreachable, WrongSwarm
 from swarm.pki import keys
 from swarm.pki.authority import Authority
-from swarm.pki.identity import Application, Identity
+from swarm.pki.https import Https
+from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import ANSWER_BYTES_MAX, join
 from swarm.pki.names import Principal, Role
 from swarm.pki.tokens import JoinLine, new_line
 from swarm.process.http import BoundedServer
-from tests.support.members import identity_of, tls_of
+from tests.support.members import identity_of
 
 OURS, THEIRS = Authority.new(1_700_000_000.0), Authority.new(1_700_000_000.0)
 Answer = Callable[[dict[str, Any]], tuple[int, bytes]]
@@ -58,7 +59,7 @@ def answering(fake: Fake, shown: Identity, folder: Path) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = BoundedServer(("127.0.0.1", 0), Handler, tls_of(shown, folder))
+    server = BoundedServer(("127.0.0.1", 0), Handler, Https(Wallet(shown), folder / "https.pem"))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -15,7 +15,7 @@ import scheduler.app
 import stage_server.app
 from stage_server.options import MemoryShare, StageServerOptions
 from swarm.errors import InvalidConfig, NotAllowed, UsageError
-from swarm.process.lifecycle import Farewell, check_announce, check_http_host, lock_first, lock_folder
+from swarm.process.lifecycle import Farewell, check_announce, lock_first, lock_folder
 
 HOLD = """
 import sys, time
@@ -115,17 +115,6 @@ def test_an_address_that_nobody_can_dial_is_not_announced(listen: str) -> None:
     for wrong in ("0.0.0.0:7950", "10.0.0.5", "10.0.0.5:0", ":7950"):
         with pytest.raises(UsageError, match="--announce is HOST:PORT"):
             check_announce(listen, wrong)
-
-
-async def test_metrics_are_not_shown_to_others_unless_that_is_meant(tmp_path: Path) -> None:
-    async with asyncio.timeout(20):
-        with pytest.raises(InvalidConfig, match=r"--http-host 0\.0\.0\.0 would take plaintext connections"):
-            await scheduler.app.serve(_scheduler(tmp_path, "0.0.0.0"))
-        with pytest.raises(InvalidConfig, match=r"--http-host 10\.0\.0\.7 would take plaintext connections"):
-            _stage_server(tmp_path, "10.0.0.7").check()
-    check_http_host("0.0.0.0", 9464, insecure=True)
-    check_http_host("0.0.0.0", None, insecure=False)
-    check_http_host("localhost", 9464, insecure=False)
 
 
 @pytest.mark.parametrize(("text", "offered"), [("90%", 900), ("12.5%", 125), ("100%", 1000), ("2KiB", 2048), ("7", 7)])

@@ -63,7 +63,6 @@ def test_ctrl_c_while_python_imports_is_no_traceback(here: Path, arguments: tupl
     [
         (("stage_server", "--nonsense"), 2, "error[E0200]: no such option: --nonsense"),
         (("stage_server",), 3, "error[E0300]: say where the scheduler is"),
-        (("stage_server", "--scheduler", "h:1", "--http-host", "0.0.0.0"), 3, "error[E0300]: --http-host 0.0.0.0"),
         (("stage_server", "--scheduler", "h:1", "--threads", "99999"), 3, "error[E0300]: --threads 99999 is too many"),
         (("stage_server", "--scheduler", "h:1", "--threads", "many"), 2, "error[E0200]: --threads is auto or"),
         (("scheduler", "--join-listen", "nowhere"), 3, "error[E0300]: --join-listen nowhere is not HOST:PORT"),
