@@ -14,10 +14,11 @@ from rich.text import Text
 from client.shell import Shell
 from client.views import FittedTable
 from swarm.errors import InvalidConfig
+from swarm.process.audit import logs
 from swarm.process.audit import verify as breaks_of
 from swarm.text import counted, printable
 
-_COLUMNS = ("TIME", "ACTOR", "PROJECT", "ACTION", "RESULT")
+_COLUMNS = ("TIME", "ACTOR", "PROJECT", "ACTION", "TARGET", "RESULT")
 AUDIT_FILE = platformdirs.user_data_path("swarm") / "scheduler" / "audit.jsonl"
 
 
@@ -44,22 +45,27 @@ def audit(
 def _verify(shell: Shell, file: Path) -> int:
     breaks = list(breaks_of(file))
     if shell.json:
-        shell.data([{"line": number, "problem": problem} for number, problem in breaks])
-    for number, problem in breaks:
-        shell.say(f"{file}:{number} {problem}")
+        shell.data([{"file": str(one.file), "line": one.line, "problem": one.problem} for one in breaks])
+    for one in breaks:
+        shell.say(f"{one.file}:{one.line} {one.problem}" if one.line else f"{one.file} {one.problem}")
     shell.say(f"{counted(len(breaks), 'break')} in the chain" if breaks else "the chain is whole")
     return 1 if breaks else 0
 
 
 def _show(shell: Shell, file: Path, actor: str, last: int) -> int:
-    lines = [line for line in map(_parsed, file.read_text(errors="replace").splitlines()) if line]
-    lines = [line for line in lines if actor in str(line.get("actor", ""))][-last:]
+    lines: list[dict[str, Any]] = []
+    for one in reversed(logs(file)):  # the newest first: older files are read only if they are needed
+        parsed = [line for line in map(_parsed, one.read_text(errors="replace").splitlines()) if line]
+        lines = [line for line in parsed if actor in str(line.get("actor", ""))] + lines
+        if len(lines) >= last:
+            break
+    lines = lines[-last:]
     if shell.json:
         shell.data(lines)
     elif not lines:
         shell.say("nothing was asked yet")
     else:
-        shell.out.print(FittedTable(_COLUMNS, list(map(_cells, lines)), dropped_first=("PROJECT",)))
+        shell.out.print(FittedTable(_COLUMNS, list(map(_cells, lines)), dropped_first=("PROJECT", "TARGET")))
     return 0
 
 
@@ -77,5 +83,5 @@ def _cells(line: dict[str, Any]) -> tuple[Text, ...]:
     shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s)) if isinstance(at_s, int | float) else "-"
     return (
         Text(shown),
-        *(Text(printable(str(line.get(key) or "-"))) for key in ("actor", "project", "action", "result")),
+        *(Text(printable(str(line.get(key) or "-"))) for key in ("actor", "project", "action", "target", "result")),
     )

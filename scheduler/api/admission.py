@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc.aio
 
+from scheduler.api.audit_trail import AuditTrail
 from scheduler.api.join import JoinEndpoint
 from scheduler.api.member_service import MemberService
 from scheduler.api.passes import Issuer
@@ -22,18 +23,17 @@ from scheduler.brain.projects import Person
 from scheduler.storage.database import Database
 from scheduler.storage.members import Members
 from scheduler.storage.projects import Projects
-from swarm.errors import InvalidConfig, NotAdmitted, SwarmError
-from swarm.limits import Bucket
+from swarm.errors import InvalidConfig, SwarmError
 from swarm.messages import CutOff
 from swarm.pki.authority import LIFE_S, Authority
 from swarm.pki.https import Https
 from swarm.pki.identity import RENEW_AT, Identity, Wallet, issue
-from swarm.pki.names import PEOPLE, Principal, Role, principal_of, scheduler_of
+from swarm.pki.names import Principal, Role, scheduler_of
 from swarm.pki.passes import PassKey
 from swarm.pki.profiles import profile_folder
 from swarm.process.audit import Audit
 from swarm.process.logs import Logger
-from swarm.rpc.guard import CALLER, Caller, Guard
+from swarm.rpc.guard import CALLER, Guard
 from swarm.text import is_wildcard
 from swarm.types import PeerId
 from swarm.wire import members_pb2_grpc
@@ -41,13 +41,6 @@ from swarm.wire import members_pb2_grpc
 LOCAL_ADMIN, LOCAL_SCRAPER = "local", "local"
 DEFAULT_JOIN_PORT = 7949
 LOOK_S = 60.0  # how often the ages of certificates are looked at
-DENIALS_PER_S, DENIALS_AT_ONCE = 10.0, 100  # that are written down
-# Calls that change something.
-AUDITED = frozenset(
-    {f"/swarm.wire.Jobs/{name}" for name in ("Submit", "Cancel", "Pause", "Resume", "Drain", "Chaos", "Pull")}
-    | {f"/swarm.wire.Members/{name}" for name in ("Issue", "CreateToken", "RevokeToken", "RevokeMember")}
-    | {f"/swarm.wire.Projects/{name}" for name in ("CreateProject", "SetProject")}
-)
 
 
 class Admission:
@@ -55,15 +48,14 @@ class Admission:
 
     def __init__(self, members: Members, audit: Audit, folder: Path, log: Logger) -> None:
         self.members = members
-        self._audit = audit
+        self._trail = AuditTrail(audit, log, lambda principal: members.person(principal).project)
         self._folder = folder
         self._log = log
-        self._denials = Bucket(DENIALS_PER_S, DENIALS_AT_ONCE)
         self._joins: JoinEndpoint | None = None
         self._addresses: set[str] = set()
         self.wallet = Wallet(self._own_identity())
         self.https = Https(self.wallet, folder / "https.pem")
-        self.guard = Guard(self._may, self._denied)
+        self.guard = Guard(members.check, self._trail.denied, self._trail)
         revoked = [one for one in members.members() if one.is_revoked and one.role is Role.STAGE_SERVER]
         cut_off = tuple(CutOff(PeerId(one.name), one.revoked_unix_s) for one in revoked)
         self.issuer = Issuer(PassKey.open(folder), members.authority.cluster, cut_off)
@@ -95,14 +87,15 @@ class Admission:
         host, _, port = listen.rpartition(":")
         # Wherever others reach it, a person on this machine dials where it listens.
         self._addresses = {address, f"{'127.0.0.1' if is_wildcard(host) else host}:{bound}"}
-        self._joins = JoinEndpoint(self.members, lambda: address, loop, self.https)
+        self._joins = JoinEndpoint(self.members, lambda: address, loop, self.https, self._trail.joined)
         if join_listen:
             host, _, port = join_listen.rpartition(":")
         joins = f"{address.rpartition(':')[0]}:{self._listen(host, int(port) if join_listen else None)}"
-        self.members.on_revoked = partial(_cut, cut)
+        self.members.on_revoked = partial(self._revoked, cut)
         service = MemberService(self.members, projects, joins)
         members_pb2_grpc.add_MembersServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         await self._show_here()
+        self._trail.started(scheduler_of(self.members.authority.cluster), address=address, joins=joins)
         return joins
 
     def _listen(self, host: str, port: int | None) -> int:
@@ -132,7 +125,7 @@ class Admission:
     def close(self) -> None:
         if self._joins is not None:
             self._joins.close()
-        self._audit.close()
+        self._trail.close()
 
     def _own_identity(self) -> Identity:
         return self._issue(scheduler_of(self.members.authority.cluster))
@@ -162,34 +155,9 @@ class Admission:
         """The job that the call names is not for the caller."""
         caller = CALLER.get()
         assert caller is not None
-        self._denied(method, caller.principal.uri, error)
+        self._trail.denied(method, caller.principal.uri, error)
 
-    def _may(self, caller: Caller, method: str) -> None:
-        self.members.check(caller, method)
-        if method in AUDITED:
-            self._record(caller.principal.uri, method, "allowed")
-
-    def _denied(self, method: str, who: str, error: SwarmError) -> None:
-        if self._denials.take(time.monotonic()):
-            self._record(who, method, f"{error.code} {error.message}")
-            self._log.warning("refused", method=method, who=who, reason=error.message)
-
-    def _record(self, who: str, method: str, result: str) -> None:
-        """A full disk must not keep an admin from cancelling and revoking."""
-        try:
-            self._audit.write(who, method.rpartition("/")[2], result, project=self._project_of(who))
-        except OSError as error:
-            self._log.error("not in the audit log", who=who, method=method, result=result, reason=str(error))
-
-    def _project_of(self, who: str) -> str:
-        """The project of a person in the book; empty for anybody else."""
-        try:
-            principal = principal_of([who])
-        except NotAdmitted:
-            return ""
-        return self.members.person(principal).project if principal.role in PEOPLE else ""
-
-
-def _cut(cut: Callable[[PeerId, str], None], member: Member) -> None:
-    if member.role is Role.STAGE_SERVER:
-        cut(PeerId(member.name), f"it was revoked: {member.reason or 'no reason given'}")
+    def _revoked(self, cut: Callable[[PeerId, str], None], member: Member) -> None:
+        self._trail.revoked(member)
+        if member.role is Role.STAGE_SERVER:
+            cut(PeerId(member.name), f"it was revoked: {member.reason or 'no reason given'}")

@@ -12,8 +12,9 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from scheduler.storage.members import Members
-from swarm.errors import BadToken, InvalidConfig, Refused, RetryElsewhere, SwarmError
+from swarm.errors import InvalidConfig, NotAdmitted, Refused, RetryElsewhere, SwarmError, UsageError
 from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE, JOIN_FAILURES_PER_S, Bucket
+from swarm.pki.identity import Identity
 from swarm.pki.joining import CA_PATH, JOIN_PATH
 from swarm.process.http import REQUEST_S_MAX, BoundedServer, Door
 from swarm.process.logs import get_logger
@@ -25,13 +26,19 @@ class JoinEndpoint:
     """Takes joins at `host:port` on threads of its own; the book of members is asked on the event loop."""
 
     def __init__(
-        self, members: Members, scheduler: Callable[[], str], loop: asyncio.AbstractEventLoop, door: Door
+        self,
+        members: Members,
+        scheduler: Callable[[], str],
+        loop: asyncio.AbstractEventLoop,
+        door: Door,
+        heard: Callable[[str, str, str, SwarmError | None], None] = lambda *_: None,
     ) -> None:
-        """`scheduler` gives the address where members go."""
+        """`scheduler` gives the address where members go. `heard` is told of each join: token, name, address, error."""
         self._members = members
         self._scheduler = scheduler
         self._loop = loop
         self._door = door
+        self._heard = heard
         self._server: BoundedServer | None = None
         self._failures: dict[str, Bucket] = {}
         self._log = get_logger("join")
@@ -67,14 +74,17 @@ class JoinEndpoint:
             raise RetryElsewhere("too many joins failed from this address", hint="wait a minute, then try again")
         try:
             pem = await self._members.join(asked["id"], asked["secret"], asked["name"], asked["csr"].encode())
-        except (BadToken, Refused) as error:
+        except (NotAdmitted, Refused, UsageError) as error:
             if len(self._failures) >= _ADDRESSES_MAX:
                 self._failures.clear()
             self._failures[address] = failures
             self._log.warning("join refused", address=address, token=asked["id"][:20], reason=error.message)
+            self._heard(asked["id"], asked["name"], address, error)
             raise
         self._failures.pop(address, None)
-        self._log.info("joined", address=address, token=asked["id"], name=asked["name"])
+        name = Identity(b"", pem, b"").principal
+        self._log.info("joined", address=address, token=asked["id"], name=name.name)
+        self._heard(asked["id"], f"{name.role}/{name.name}", address, None)
         return {"certificate": pem.decode(), "scheduler": self._scheduler()}
 
     def _ask_loop(self, question: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:

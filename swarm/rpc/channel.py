@@ -222,6 +222,12 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.Swarm
     raise AssertionError("abort returned")
 
 
+def told(context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str, str]:
+    """(code, text) of the error with which `abort` ended the call."""
+    metadata = dict(context.trailing_metadata() or ())
+    return _text(metadata.get(_CODE_KEY, "")) or context.code().name, context.details()
+
+
 def status_of(error: errors.SwarmError) -> grpc.StatusCode:
     """The status code of an error's class, or of its nearest base that has one."""
     return next(_STATUS_BY_ERROR[base] for base in type(error).__mro__ if base in _STATUS_BY_ERROR)

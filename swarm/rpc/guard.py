@@ -7,12 +7,12 @@ name in it, and what a holder of that name may do.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
@@ -20,7 +20,7 @@ import grpc.aio
 from swarm.errors import InvalidConfig, NotAdmitted, Refused, SwarmError
 from swarm.pki import keys
 from swarm.pki.names import Principal, principal_of
-from swarm.rpc.channel import abort
+from swarm.rpc.channel import abort, told
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -40,12 +40,28 @@ May: TypeAlias = Callable[[Caller, str], None]
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
+class Witness(Protocol):
+    """Hears of the calls that a guard lets through."""
+
+    def begins(self, method: str, caller: Caller, request: Any) -> None:
+        """Before it is carried out; the request is None where it is a stream."""
+
+    def failed(self, method: str, caller: Caller, code: str, message: str) -> None:
+        """It was answered with an error."""
+
+
 class Guard(grpc.aio.ServerInterceptor):
     """Lets through the calls that `may` allows. `refused` hears of the others: method, who, why."""
 
-    def __init__(self, may: May, refused: Callable[[str, str, SwarmError], None] = lambda *_: None) -> None:
+    def __init__(
+        self,
+        may: May,
+        refused: Callable[[str, str, SwarmError], None] = lambda *_: None,
+        witness: Witness | None = None,
+    ) -> None:
         self._may = may
         self._refused = refused
+        self._witness = witness
 
     async def intercept_service(
         self,
@@ -61,14 +77,16 @@ class Guard(grpc.aio.ServerInterceptor):
         behaviour = getattr(handler, name)
 
         async def answer(request: Any, context: _Context) -> Any:
-            await self._check(context, method)
-            return await behaviour(request, context)
+            caller = await self._check(context, method)
+            with self._witnessed(method, caller, None if handler.request_streaming else request, context):
+                return await behaviour(request, context)
 
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
-            await self._check(context, method)
-            async with aclosing(behaviour(request, context)) as replies:
-                async for reply in replies:
-                    yield reply
+            caller = await self._check(context, method)
+            with self._witnessed(method, caller, None if handler.request_streaming else request, context):
+                async with aclosing(behaviour(request, context)) as replies:
+                    async for reply in replies:
+                        yield reply
 
         make = getattr(grpc, f"{name}_rpc_method_handler")
         guarded: grpc.RpcMethodHandler[Any, Any] = make(
@@ -78,7 +96,18 @@ class Guard(grpc.aio.ServerInterceptor):
         )
         return guarded
 
-    async def _check(self, context: _Context, method: str) -> None:
+    @contextmanager
+    def _witnessed(self, method: str, caller: Caller, request: Any, context: _Context) -> Iterator[None]:
+        if self._witness is not None:
+            self._witness.begins(method, caller, request)
+        try:
+            yield
+        except grpc.aio.AbortError:
+            if self._witness is not None:
+                self._witness.failed(method, caller, *told(context))
+            raise
+
+    async def _check(self, context: _Context, method: str) -> Caller:
         who = "nobody"
         try:
             caller = caller_of(context)
@@ -88,6 +117,7 @@ class Guard(grpc.aio.ServerInterceptor):
             self._refused(method, who, error)
             await abort(context, error)
         CALLER.set(caller)
+        return caller
 
 
 def caller_of(context: _Context) -> Caller:

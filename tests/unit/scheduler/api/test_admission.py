@@ -11,10 +11,11 @@ import grpc
 import pytest
 
 from scheduler.api import admission as module
-from scheduler.api.admission import AUDITED
+from scheduler.api import audit_trail
+from scheduler.api.audit_trail import AUDITED
 from scheduler.brain.access import RULES
 from scheduler.storage.projects import Projects
-from swarm.errors import CertificateEnded, InvalidConfig, RoleForbids
+from swarm.errors import BadToken, CertificateEnded, InvalidConfig, NotFound, RoleForbids
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import join
 from swarm.pki.names import Role, scheduler_of
@@ -41,10 +42,13 @@ async def error_of(side: SchedulerSide, who: Identity, method: str, request: Any
     return translate(caught.value, side.address)
 
 
-def audited(folder: Path) -> list[tuple[str, str, str]]:
+def audited(folder: Path) -> list[tuple[str, ...]]:
+    """Who did what with which result to whom."""
     assert list(verify(folder / "audit.jsonl")) == []
     lines = map(json.loads, (folder / "audit.jsonl").read_text().splitlines())
-    return [(line["actor"].rpartition("/")[2], line["action"], line["result"]) for line in lines]
+    return [
+        (line["actor"].rpartition("/")[2], line["action"], line["result"], line.get("target", "")) for line in lines
+    ]
 
 
 async def test_a_first_start_makes_a_swarm_whose_admin_types_nothing(tmp_path: Path) -> None:
@@ -77,20 +81,47 @@ async def test_changes_and_refusals_are_written_down(tmp_path: Path) -> None:
         await asyncio.to_thread(renewed, side.address, ann, 10.0)  # changes nothing for others
         error = await error_of(side, ann, "RevokeMember", pb.RevokeMemberRequest(name="local"))
         assert isinstance(error, RoleForbids)
+        missing = await error_of(side, side.admin, "RevokeMember", pb.RevokeMemberRequest(name="bob"))
+        assert isinstance(missing, NotFound)
+        await error_of(side, ann, "Renew", pb.RenewRequest())
+        async with connect(side.address, side.admin, scheduler_of(ann.cluster).dns) as channel:
+            stub: Any = members_pb2_grpc.MembersStub(channel)  # type: ignore[no-untyped-call]
+            await stub.RevokeMember(pb.RevokeMemberRequest(name="ann", reason="left"))
     assert audited(tmp_path / "data") == [
-        ("local", "Issue", "allowed"),
-        ("ann", "RevokeMember", f"{RoleForbids.code} {error.message}"),
+        ("scheduler", "Start", "allowed", ""),
+        ("local", "Issue", "allowed", "viewer/ann"),
+        ("ann", "RevokeMember", f"{RoleForbids.code} {error.message}", ""),
+        ("local", "RevokeMember", "allowed", "bob"),
+        ("local", "RevokeMember", f"{NotFound.code} {missing.message}", ""),
+        ("local", "RevokeMember", "allowed", "ann"),
+        ("local", "Revoked", "left", "viewer/ann"),
     ]
 
 
+async def test_joins_are_written_down_and_a_flood_of_false_ones_does_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_trail, "DENIALS_PER_S", 0.0)
+    monkeypatch.setattr(audit_trail, "DENIALS_AT_ONCE", 2)
+    async with scheduler_side(tmp_path / "data") as side:
+        line = await side.token()
+        await asyncio.to_thread(join, line, "gpu-1", Application("gpu-1"))
+        for _ in range(3):
+            with pytest.raises(BadToken):
+                await asyncio.to_thread(join, line, "gpu-2", Application("gpu-2"))
+    refused = (line.id, "Join", f"{BadToken.code} the token is unknown, used or expired", "gpu-2")
+    lines = [(actor.removeprefix("token "), *rest) for actor, *rest in audited(tmp_path / "data")]
+    assert lines[1:] == [(line.id, "Join", "allowed", "stage-server/gpu-1"), refused, refused]
+
+
 async def test_a_flood_of_refused_calls_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DENIALS_PER_S", 0.0)
-    monkeypatch.setattr(module, "DENIALS_AT_ONCE", 3)
+    monkeypatch.setattr(audit_trail, "DENIALS_PER_S", 0.0)
+    monkeypatch.setattr(audit_trail, "DENIALS_AT_ONCE", 3)
     async with scheduler_side(tmp_path / "data") as side:
         ann = await asyncio.to_thread(vouched, side.address, side.admin, Role.VIEWER, "ann", 10.0)
         for _ in range(5):
             assert isinstance(await error_of(side, ann, "ListTokens", pb.ListTokensRequest()), RoleForbids)
-    assert [action for _, action, _ in audited(tmp_path / "data")] == ["Issue", *["ListTokens"] * 3]
+    assert [action for _, action, *_ in audited(tmp_path / "data")] == ["Start", "Issue", *["ListTokens"] * 3]
 
 
 def test_what_is_written_down_are_calls_that_exist() -> None:
@@ -110,7 +141,7 @@ async def test_joins_are_taken_where_the_scheduler_says(tmp_path: Path) -> None:
 
 async def test_a_join_address_that_was_chosen_and_is_taken_is_an_error(tmp_path: Path) -> None:
     async with scheduler_side(tmp_path / "data") as side:
-        other = module.Admission(side.members, side.admission._audit, tmp_path / "other", get_logger("test"))
+        other = module.Admission(side.members, side.admission._trail._audit, tmp_path / "other", get_logger("test"))
         loop = asyncio.get_running_loop()
         with pytest.raises(InvalidConfig, match="cannot take joins at"):
             await other.serve(

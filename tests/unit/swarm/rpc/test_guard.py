@@ -13,13 +13,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from swarm.errors import NotAdmitted, RoleForbids, SchedulerUnreachable, SwarmError
+from swarm.errors import NotAdmitted, NotFound, RoleForbids, SchedulerUnreachable, SwarmError
 from swarm.pki import keys
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role, any_of, scheduler_of
-from swarm.rpc.channel import bind, connect, new_server, translate
-from swarm.rpc.guard import CALLER, Caller, Guard
+from swarm.rpc.channel import abort, bind, connect, new_server, translate
+from swarm.rpc.guard import CALLER, Caller, Guard, Witness
 from tests.support.members import LOOPBACK, fingerprint_of, identity_of
 
 OURS, THEIRS = Authority.new(time.time()), Authority.new(time.time())
@@ -72,10 +72,13 @@ def only_admins(caller: Caller, method: str) -> None:
 
 @asynccontextmanager
 async def serving(
-    service: Service, wallet: Wallet | None = None, refused: Callable[[str, str, SwarmError], None] = lambda *_: None
+    service: Service,
+    wallet: Wallet | None = None,
+    refused: Callable[[str, str, SwarmError], None] = lambda *_: None,
+    witness: Witness | None = None,
 ) -> AsyncIterator[str]:
     """The service behind TLS and the guard; gives its address."""
-    server = new_server(Guard(only_admins, refused))
+    server = new_server(Guard(only_admins, refused, witness))
     handlers = {name: getattr(grpc, f"{kind_of(name)}_rpc_method_handler")(getattr(service, name)) for name in KINDS}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
     address = f"127.0.0.1:{bind(server, LOOPBACK, wallet or Wallet(SCHEDULER))}"
@@ -110,6 +113,45 @@ async def test_every_kind_of_method_is_told_who_calls(method: str) -> None:
     async with serving(service) as address, connect(address, ADMIN, NAME) as channel:
         assert await call(channel, method) == b"1"
     assert service.reached == [Caller(ADMIN.principal, fingerprint_of(ADMIN.certificate_pem))]
+
+
+class Notes:
+    """What a witness hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+
+    def begins(self, method: str, caller: Caller, request: Any) -> None:
+        self.heard.append((method, caller.principal.name, request))
+
+    def failed(self, method: str, caller: Caller, code: str, message: str) -> None:
+        self.heard.append((method, caller.principal.name, code, message))
+
+
+class Failing(Service):
+    async def unary_unary(self, request: bytes, context: Any) -> bytes:
+        await abort(context, NotFound("there is none"))
+
+    async def unary_stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield b"1"
+        await context.abort(grpc.StatusCode.ABORTED, "it broke")
+
+
+async def test_a_witness_hears_of_calls_that_are_let_through_and_how_they_failed() -> None:
+    notes, service = Notes(), Failing()
+    async with serving(service, witness=notes) as address, connect(address, ADMIN, NAME) as channel:
+        assert await call(channel, "stream_unary") == b"1"
+        for method in ("unary_unary", "unary_stream"):
+            with pytest.raises(grpc.RpcError):
+                await call(channel, method)
+        await failure(connect(address, identity_of(OURS, Role.VIEWER, "eve"), NAME))
+    assert notes.heard == [
+        ("/test.Service/stream_unary", "me", None),
+        ("/test.Service/unary_unary", "me", b"1"),
+        ("/test.Service/unary_unary", "me", NotFound.code, "there is none"),
+        ("/test.Service/unary_stream", "me", b"1"),
+        ("/test.Service/unary_stream", "me", "ABORTED", "it broke"),
+    ]
 
 
 @pytest.mark.parametrize("method", KINDS)

@@ -1,0 +1,102 @@
+"""What goes into the audit log: starts, joins, revocations, calls that change something, and what was refused.
+
+A call that a role allows has a line before it is carried out, and another one if it then fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from scheduler.brain.members import Member
+from swarm.errors import NotAdmitted, NotOwner, SwarmError
+from swarm.limits import Bucket
+from swarm.pki.names import PEOPLE, Principal, principal_of
+from swarm.process.audit import Audit
+from swarm.process.logs import Logger
+from swarm.rpc.guard import CALLER, Caller
+
+DENIALS_PER_S, DENIALS_AT_ONCE = 10.0, 100  # that are written down, of calls and of joins
+ALLOWED = "allowed"
+# Calls that change something.
+AUDITED = frozenset(
+    {f"/swarm.wire.Jobs/{name}" for name in ("Submit", "Cancel", "Pause", "Resume", "Drain", "Chaos", "Pull")}
+    | {f"/swarm.wire.Members/{name}" for name in ("Issue", "CreateToken", "RevokeToken", "RevokeMember")}
+    | {f"/swarm.wire.Projects/{name}" for name in ("CreateProject", "SetProject")}
+)
+_TARGETS = ("job", "peer", "id", "role", "name", "names")  # what requests call whom or what they mean
+
+
+class AuditTrail:
+    """Writes the lines; a witness of the guard."""
+
+    def __init__(
+        self,
+        audit: Audit,
+        log: Logger,
+        project_of: Callable[[Principal], str],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`project_of` gives the project of a person."""
+        self._audit = audit
+        self._log = log
+        self._project_of = project_of
+        self._clock_s = clock_s
+        self._denials = Bucket(DENIALS_PER_S, DENIALS_AT_ONCE)
+        self._refused_joins = Bucket(DENIALS_PER_S, DENIALS_AT_ONCE)
+
+    def started(self, scheduler: Principal, **facts: str) -> None:
+        self._write(scheduler.uri, "Start", ALLOWED, **facts)
+
+    def begins(self, method: str, caller: Caller, request: Any) -> None:
+        """A role allows the call."""
+        if method in AUDITED:
+            self._write(caller.principal.uri, method, ALLOWED, target=_target(request))
+
+    def failed(self, method: str, caller: Caller, code: str, message: str) -> None:
+        """A call that was allowed ended with an error; what its job's owner was asked for is written already."""
+        if method in AUDITED and code != NotOwner.code:
+            self._write(caller.principal.uri, method, f"{code} {message}")
+
+    def denied(self, method: str, who: str, error: SwarmError) -> None:
+        """A call was refused for what the caller is."""
+        if self._denials.take(self._clock_s()):
+            self._write(who, method, f"{error.code} {error.message}")
+            self._log.warning("refused", method=method, who=who, reason=error.message)
+
+    def joined(self, token: str, name: str, address: str, error: SwarmError | None = None) -> None:
+        """Somebody joined with a token, or was refused."""
+        if error is None or self._refused_joins.take(self._clock_s()):
+            result = ALLOWED if error is None else f"{error.code} {error.message}"
+            self._write(f"token {token[:20]}", "Join", result, target=name, address=address)
+
+    def revoked(self, member: Member) -> None:
+        """Whom an admin's call, or the scheduler by itself, took out of the book."""
+        caller = CALLER.get()
+        by = "the scheduler" if caller is None else caller.principal.uri
+        self._write(by, "Revoked", member.reason or "no reason given", target=f"{member.role}/{member.name}")
+
+    def close(self) -> None:
+        self._audit.close()
+
+    def _write(self, who: str, method: str, result: str, **facts: str) -> None:
+        """A full disk must not keep an admin from cancelling and revoking."""
+        told = {key: value for key, value in facts.items() if value} | {"project": self._project(who)}
+        try:
+            self._audit.write(who, method.rpartition("/")[2], result, **told)
+        except OSError as error:
+            self._log.error("not in the audit log", who=who, method=method, result=result, reason=str(error))
+
+    def _project(self, who: str) -> str:
+        """The project of a person in the book; empty for anybody else."""
+        try:
+            principal = principal_of([who])
+        except NotAdmitted:
+            return ""
+        return self._project_of(principal) if principal.role in PEOPLE else ""
+
+
+def _target(request: Any) -> str:
+    """Whom or what a request is about, as its sender said."""
+    return "/".join(str(found) for key in _TARGETS if (found := getattr(request, key, "")))
