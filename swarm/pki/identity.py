@@ -22,6 +22,7 @@ from swarm.pki.files import read_private, write_private
 from swarm.pki.names import CLUSTER_CHARACTERS, Principal, principal_of
 
 RENEW_AT = 2 / 3  # of a certificate's life
+LOOKS_MAX, LOOK_S = 20, 0.05  # at a folder that is being written to
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,26 @@ class Identity:
 
     @classmethod
     def load(cls, folder: Path) -> Identity | None:
-        """What `save` wrote; None if there is nothing, or a start of it only. InvalidConfig if it cannot be used."""
+        """What `save` wrote; None if there is nothing, or a start of it only. InvalidConfig if it cannot be used.
+
+        Somebody may be renewing it just now, so two files that do not belong together are looked at again; blocking.
+        """
         if not (folder / "ca.pem").exists() or not (folder / "key.pem").exists():
             return None
+        for _ in range(LOOKS_MAX):
+            if (found := cls._load(folder)) is not None:
+                return found
+            time.sleep(LOOK_S)
+        return None  # ended between the two files: the key is newer, and no certificate names it
+
+    @classmethod
+    def _load(cls, folder: Path) -> Identity | None:
+        """None: key and certificate do not belong together."""
         found = cls(*(read_private(folder / name) for name in ("key.pem", "cert.pem", "ca.pem")))
         try:
             own = keys.fingerprint(keys.public_key(found._certificate))
             if own != keys.fingerprint(keys.read_key(found.key_pem).public_key()):
-                return None  # ended between the two files: the key is newer, and no certificate names it
+                return None
             found.principal  # noqa: B018  # raises
         except (InvalidConfig, NotAdmitted) as error:
             raise InvalidConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,17 @@ def test_a_start_of_an_identity_counts_as_none(tmp_path: Path) -> None:
     # A renewal that ended after its first file.
     write_private(tmp_path / "key.pem", issue(AUTHORITY, GPU, NOW).key_pem)
     assert Identity.load(tmp_path) is None
+
+
+def test_an_identity_that_is_being_renewed_is_waited_for(tmp_path: Path) -> None:
+    """`swarm` said that it has no certificate when it looked between two files of a renewal."""
+    issue(AUTHORITY, GPU, NOW).save(tmp_path)
+    newer = issue(AUTHORITY, GPU, NOW)
+    write_private(tmp_path / "key.pem", newer.key_pem)
+    rest = threading.Timer(0.1, newer.save, (tmp_path,))
+    rest.start()
+    assert Identity.load(tmp_path) == newer
+    rest.join()
 
 
 @pytest.mark.parametrize(
