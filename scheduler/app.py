@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from random import SystemRandom
@@ -138,7 +139,9 @@ async def serve(options: SchedulerOptions) -> None:
         membership = Membership(grace_s=options.grace_s)
         stack.callback(ports.stores.logs.flush)
         issuer = None if admission is None else admission.issuer
-        scheduler = assemble(ports, tasks, membership, allow_chaos=options.allow_chaos, issuer=issuer)
+        cloned = None if admission is None else partial(admission.revoke, tasks)
+        chaos = options.allow_chaos
+        scheduler = assemble(ports, tasks, membership, allow_chaos=chaos, issuer=issuer, cloned=cloned)
         await scheduler.load()
 
         add_session_service(server, scheduler.sessions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.api.chaos import ChaosDesk
@@ -20,6 +21,7 @@ from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.runner import JobRunner
 from scheduler.jobs.timelines import Timelines
 from scheduler.storage.drains import Drains
+from swarm.types import PeerId
 
 
 @dataclass(slots=True)
@@ -64,10 +66,11 @@ def assemble(
     *,
     allow_chaos: bool = False,
     issuer: Issuer | None = None,
+    cloned: Callable[[PeerId, str], None] | None = None,
 ) -> Scheduler:
     """Make every part, each from those above it. What runs in the background runs in `tasks`.
 
-    Without an `issuer` stage servers get no passes.
+    Without an `issuer` stage servers get no passes. `cloned` hears of an identity that two processes have.
     """
     membership = membership or Membership()
     connections = Connections(ports.log)
@@ -86,7 +89,7 @@ def assemble(
     transfer = JobTransfer(ports.stores, registry)
     epoch = ports.stores.database.epoch
     heard = chaos or listener
-    sessions = Sessions(epoch, membership, connections, heard, transfer, tasks, ports.log, ports.wall_s, passes)
+    sessions = Sessions(epoch, membership, connections, heard, transfer, tasks, ports.log, ports.wall_s, passes, cloned)
     return Scheduler(
         jobs,
         membership,

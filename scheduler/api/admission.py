@@ -157,6 +157,18 @@ class Admission:
         assert caller is not None
         self._trail.denied(method, caller.principal.uri, error)
 
+    def revoke(self, tasks: asyncio.TaskGroup, peer: PeerId, reason: str) -> None:
+        """The scheduler itself takes a stage server out of the book."""
+        tasks.create_task(self._revoke(peer, reason))
+
+    async def _revoke(self, peer: PeerId, reason: str) -> None:
+        CALLER.set(None)  # of this task: not of the call that brought it about
+        self._log.warning("a stage server is revoked", peer=peer, reason=reason)
+        try:
+            await self.members.revoke(f"{Role.STAGE_SERVER}/{peer}", reason)
+        except SwarmError as error:
+            self._log.error("a revocation is not in the database", peer=peer, reason=error.message)
+
     def _revoked(self, cut: Callable[[PeerId, str], None], member: Member) -> None:
         self._trail.revoked(member)
         if member.role is Role.STAGE_SERVER:

@@ -13,8 +13,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from scheduler.brain.fleet.clones import CLONE_S, Rivals
 from scheduler.brain.fleet.membership import Membership, Transition
-from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, StaleMessage, SwarmError
+from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage, SwarmError
 from swarm.limits import INCARNATION_AHEAD_S, PEERS_MAX, SESSIONS_AT_ONCE, SESSIONS_PER_S, Bucket
 from swarm.messages import PROTOCOL_VERSION, Command, Event, FetchRequest, Hello, StoreHeader, Welcome
 from swarm.process.logs import Logger
@@ -68,6 +69,7 @@ class Session:
     incarnation: int
     connection: str = ""  # on which it was dialled, "" in simulation
     commands: asyncio.Queue[Command | None] = field(default_factory=lambda: asyncio.Queue(COMMANDS_WAITING_MAX))
+    rivals: Rivals = field(default_factory=Rivals)
 
     def end(self) -> None:
         """Make the command side return; what waits is dropped."""
@@ -140,6 +142,7 @@ class Sessions:
     _log: Logger
     _wall_s: Callable[[], float] = time.time
     _passes: PassDesk | None = None  # none: with --insecure
+    _cloned: Callable[[PeerId, str], None] | None = None  # takes an identity out of the book, and why; none: as above
     _beginning: Bucket = field(default_factory=lambda: Bucket(SESSIONS_PER_S, SESSIONS_AT_ONCE))
 
     async def attach(self, events: AsyncIterator[Event]) -> AsyncIterator[tuple[int, Command]]:
@@ -241,9 +244,15 @@ class Sessions:
         if session is not None and is_heard:
             same_machine = _host(session.connection) == _host(connection)
             if session.incarnation != hello.incarnation or not same_machine:
+                if self._cloned is not None and session.rivals.dialled(hello.incarnation, _host(connection), now_s):
+                    where = " and ".join(_host(one).partition(":")[2] for one in (session.connection, connection))
+                    reason = f"two processes prove themselves with its key, at {where}"
+                    self._cloned(hello.peer, reason)
+                    raise Revoked(f"stage server {hello.peer} was revoked: {reason}", hint="ask an admin")
                 raise StaleMessage(
                     f"{hello.peer} is attached already, and its process answers",
-                    hint="two processes run under one identity: give each its own --data-dir",
+                    hint="two processes run under one identity: stop one, or give each its own --data-dir and token"
+                    + ("" if self._cloned is None else f"; if both go on for {CLONE_S / 60:g} minutes, both are out"),
                 )
         if known is None and self._membership.count >= PEERS_MAX:
             raise Refused(f"{PEERS_MAX} stage servers are known already", hint="stop some, or use another scheduler")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from scheduler.api.sessions import COMMANDS_WAITING_MAX, Connections, Sessions
+from scheduler.brain.fleet import clones
 from scheduler.brain.fleet.membership import Membership, Transition
 from swarm import limits
-from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, StaleMessage
+from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage
 from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, Heartbeat, Hello, Release, StoreHeader, Welcome
 from swarm.pki.names import Principal, Role
 from swarm.process.logs import get_logger
@@ -51,11 +52,15 @@ class Transfer:
 
 @asynccontextmanager
 async def sessions(
-    heard: Heard, connections: Connections | None = None, membership: Membership | None = None
+    heard: Heard,
+    connections: Connections | None = None,
+    membership: Membership | None = None,
+    cloned: Callable[[PeerId, str], None] | None = None,
 ) -> AsyncIterator[Sessions]:
     log = get_logger("test")
     async with asyncio.TaskGroup() as tasks:
-        yield Sessions(7, membership or Membership(), connections or Connections(log), heard, Transfer(), tasks, log)
+        connections, membership = connections or Connections(log), membership or Membership()
+        yield Sessions(7, membership, connections, heard, Transfer(), tasks, log, _cloned=cloned)
 
 
 @contextmanager
@@ -176,6 +181,24 @@ async def test_a_peer_that_does_not_read_its_commands_loses_its_session() -> Non
             connections.send(PEER, Release(JobId("job"), ""))
         async with asyncio.timeout(30):
             assert len([command async for command in session]) < COMMANDS_WAITING_MAX
+
+
+async def test_two_processes_that_go_on_under_one_identity_are_both_put_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copied key served for as long as its holder renewed it, and nobody was told but its log."""
+    told: list[tuple[PeerId, str]] = []
+    async with sessions(Heard(), cloned=lambda *facts: told.append(facts)) as made:
+        with on_connection("ipv4:10.0.0.1:5000"):
+            await anext(aiter(made.attach(aiter(Line(HELLO)))))
+        with on_connection("ipv4:10.6.6.6:5000"):
+            clone = replace(HELLO, incarnation=3)
+            with pytest.raises(StaleMessage, match="attached already") as caught:
+                await anext(aiter(made.attach(aiter(Line(clone)))))
+            assert "both are out" in caught.value.hint
+            monkeypatch.setattr(clones, "CLONE_S", 0.0)
+            with pytest.raises(Revoked, match=r"two processes .* at 10\.0\.0\.1 and 10\.6\.6\.6"):
+                await anext(aiter(made.attach(aiter(Line(clone)))))
+        assert [peer for peer, _ in told] == [PEER]
+        made.close()
 
 
 @pytest.mark.parametrize("thief", [replace(HELLO, incarnation=3), HELLO], ids=["newer", "same"])
