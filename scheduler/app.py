@@ -38,7 +38,7 @@ from swarm.process.logs import get_logger
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.session import add_session_service
 from swarm.text import is_loopback
-from swarm.wire import jobs_pb2_grpc, members_pb2_grpc
+from swarm.wire import jobs_pb2_grpc, members_pb2_grpc, relay_pb2_grpc
 
 GRACE_S = 5.0  # how long a suspect may stay silent or cut off before it is gone
 # Calls under way at the end get this long; streams to watchers and peers would stay open forever.
@@ -147,10 +147,14 @@ async def serve(options: SchedulerOptions) -> None:
         add_session_service(server, scheduler.sessions)
         registry = scheduler.jobs.registry
         seen = SeenJobs(registry) if admission is None else SeenJobs(registry, admission.asks, admission.refused)
-        service = JobService(scheduler.jobs, membership, database.epoch, product, time.time, scheduler.chaos, seen)
+        service = JobService(
+            scheduler.jobs, membership, database.epoch, product, time.time, scheduler.chaos, seen, scheduler.relays
+        )
         jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         projects = ProjectService(ports.stores, seen)
         members_pb2_grpc.add_ProjectsServicer_to_server(projects, server)  # type: ignore[no-untyped-call]
+        if scheduler.relays is not None:
+            relay_pb2_grpc.add_RelaysServicer_to_server(scheduler.relays, server)  # type: ignore[no-untyped-call]
         joins = ""
         if admission is not None:
             loop = asyncio.get_running_loop()
@@ -163,11 +167,14 @@ async def serve(options: SchedulerOptions) -> None:
                 loop,
                 scheduler.sessions.revoke,
                 ports.stores.projects,
+                None if scheduler.relays is None else scheduler.relays.revoke,
             )
             tasks.create_task(admission.renew())
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
         stack.callback(scheduler.sessions.close)
+        if scheduler.relays is not None:
+            stack.callback(scheduler.relays.close)
         stack.callback(scheduler.stop)
 
         http_address = ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from scheduler.api.chaos import ChaosDesk
 from scheduler.api.passes import Issuer, Passes
+from scheduler.api.relays import RelayDesk
 from scheduler.api.sessions import Connections, Sessions
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.allocator import Allocator
@@ -41,6 +42,7 @@ class Scheduler:
     drains: Drains
     tasks: asyncio.TaskGroup
     passes: Passes | None = None
+    relays: RelayDesk | None = None
 
     async def load(self) -> None:
         """Read what an earlier start left. Nobody may dial before that."""
@@ -77,6 +79,7 @@ def assemble(
     drains = Drains(ports.stores.database, ports.log)
     registry = JobRegistry(ports)
     passes = None if issuer is None else Passes(issuer, registry, membership, connections, ports.wall_s)
+    relays = None if passes is None else RelayDesk(passes, connections, ports.log, ports.wall_s)
     peers = Peers(ports, registry, membership, passes or connections, tasks)
     timelines = Timelines(ports, registry)
     rollback = Rollback(ports, registry, peers, timelines)
@@ -104,4 +107,5 @@ def assemble(
         drains,
         tasks,
         passes,
+        relays,
     )

@@ -90,6 +90,10 @@ def stage_server(
     join_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The same, from a file.", show_default=False)
     ] = None,
+    via_relay: Annotated[
+        bool,
+        typer.Option("--via-relay", help="Others cannot dial this server: be reached through the relays of the swarm."),
+    ] = False,
     insecure: lifecycle.Insecure = False,
     log_level: lifecycle.LogLevel = "info",
     log_format: lifecycle.LogFormatName = "auto",
@@ -123,6 +127,7 @@ def stage_server(
         orphan_timeout_s=orphan_timeout,
         drain_timeout_s=drain_timeout,
         insecure=insecure,
+        via_relay=via_relay,
         join=read_line(join, join_file),
         allow_chaos=allow_chaos,
         allow_hub=tuple(allow_hub or ()),

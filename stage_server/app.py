@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import platform
-import re
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from importlib import metadata
-from pathlib import Path
-from random import SystemRandom
 
+import grpc.aio
 import torch
 
 from stage_server.chaos import Harm, HarmedDevice, HarmedLinks, HarmedReceiver
@@ -22,8 +18,8 @@ from stage_server.memory_watch import watch_memory
 from stage_server.metrics import StageServerMetrics
 from stage_server.options import StageServerOptions
 from stage_server.ports import HubPolicy, MemoryBudget
-from stage_server.session.enrolment import Enrolment
 from stage_server.session.gate import PassGate
+from stage_server.session.relays import KnownRelays, Listener
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.errors import InvalidConfig, RoleForbids, SchedulerUnreachable, SwarmError
 from swarm.limits import Bucket
@@ -40,11 +36,13 @@ from swarm.process.lifecycle import Farewell, lock_first, say_ready
 from swarm.process.logs import Logger, configure, get_logger
 from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import CONNECTION_S_MAX, bind, new_server
+from swarm.rpc.enrolment import Enrolment, own_name
 from swarm.rpc.guard import Caller, Guard
+from swarm.rpc.paths import Paths
 from swarm.rpc.peer_service import add_peer_service
 from swarm.rpc.peers import GrpcPeerLinks, Neighbour, PeerLinks
 from swarm.rpc.session import GrpcSchedulerLink
-from swarm.text import is_loopback, size
+from swarm.text import is_loopback, is_wildcard, size
 from swarm.types import PeerId
 
 STOP_S_MAX = 0.5  # neighbours' streams stay open until we break them
@@ -71,7 +69,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         # Two processes under one identity would push each other out for ever.
         folder, lock = lock_first(options.data_dirs)
         stack.enter_context(lock)
-        peer = _identity(folder)
+        peer = PeerId(own_name(folder))
         wallet = Wallet()
         enrolment: Enrolment | None = None
         if not options.insecure:
@@ -104,16 +102,16 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         thread = ThreadDevice(device_name, threads)
         stack.callback(thread.close)
         device: Device = thread if harm is None else HarmedDevice(thread, harm)
-        dialled = GrpcPeerLinks(metrics, on_wire=None if harm is None else harm.garble, wallet=wallet)
+        paths = Paths()
+        dialled = GrpcPeerLinks(metrics, on_wire=None if harm is None else harm.garble, wallet=wallet, paths=paths)
         links: PeerLinks = dialled if harm is None else HarmedLinks(dialled, harm)
         stack.push_async_callback(links.close)
         denials = Denials(metrics, get_logger("stage-server"))
         guard = Guard(may_exchange, lambda _, who, error: denials.note(who, error)) if speaks_tls else None
         server = new_server(guard, None if options.insecure else CONNECTION_S_MAX)
         shown = wallet if speaks_tls else None
-        port = _bind_free(server) if not options.listen else bind(server, options.listen, shown)
-        host = (options.listen or "127.0.0.1:0").rpartition(":")[0]
-        address = options.announce or f"{host}:{port}"
+        port = _bind_free(server, shown) if not options.listen else bind(server, options.listen, shown)
+        address = options.address(port)
 
         stage_server: StageServer | None = None
         gate: PassGate | None = None
@@ -153,6 +151,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             threads=threads,
             memory_bytes=memory_bytes,
             pinned_stage=options.stage,
+            via_relay=options.via_relay,
         )
         bus: Bus | None = None
         if options.broker:
@@ -163,6 +162,11 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             bus = Bus(options.broker, f"swarm-{peer}", will=will, on_connected=metrics.process.mqtt_link)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        listener: Listener | None = None
+        if options.via_relay:
+            host = (options.listen or "127.0.0.1:0").rpartition(":")[0]
+            own = f"{'127.0.0.1' if is_wildcard(host) else host}:{port}"
+            listener = Listener(paths, peer, own, wallet, get_logger("stage-server"))
         ports = ServerPorts(
             device,
             links,
@@ -173,6 +177,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             get_logger("stage-server"),
             obey_chaos=None if harm is None else harm.begin,
             passes=gate,
+            relays=None if options.insecure else listener or KnownRelays(paths),
         )
         budget = MemoryBudget.of(memory_bytes)
         hub = HubPolicy(options.allow_hub, options.hub_token)
@@ -192,6 +197,8 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         receiver: Neighbour = stage_server if harm is None else HarmedReceiver(stage_server, harm)
         add_peer_service(server, receiver, metrics, receiver, gate)
         await server.start()
+        if listener is not None:
+            tasks.create_task(listener.run())
         stack.push_async_callback(server.stop, STOP_S_MAX)
         if bus is not None:
             bus.announce(
@@ -264,29 +271,11 @@ def _hand_over(
     return True
 
 
-def _identity(data_dir: Path) -> PeerId:
-    """This stage server's id: made at the first start, kept in its data folder."""
-    path = data_dir / "peer.json"
-    try:
-        if path.exists():
-            peer = json.loads(path.read_text())["peer"]
-            if re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", peer):
-                return PeerId(peer)
-        host = re.sub(r"[^a-z0-9]+", "-", platform.node().lower()).strip("-")[:40] or "peer"
-        peer = f"{host}-{SystemRandom().randbytes(3).hex()}"
-        path.write_text(json.dumps({"peer": peer}) + "\n")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidConfig(
-            f"{path} cannot be used: {error}", hint="give another --data-dir, or delete the file for a new identity"
-        ) from error
-    return PeerId(peer)
-
-
-def _bind_free(server: object) -> int:
+def _bind_free(server: grpc.aio.Server, wallet: Wallet | None) -> int:
     """The default port, or the next free one: several stage servers share a machine."""
     for port in range(7951, 7951 + PORTS_TRIED_MAX):
         try:
-            return bind(server, f"127.0.0.1:{port}")  # type: ignore[arg-type]
+            return bind(server, f"127.0.0.1:{port}", wallet)
         except InvalidConfig:
             continue
-    return bind(server, "127.0.0.1:0")  # type: ignore[arg-type]
+    return bind(server, "127.0.0.1:0", wallet)

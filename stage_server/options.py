@@ -11,7 +11,7 @@ from swarm.job.spec import parse_size
 from swarm.pki.tokens import JoinLine
 from swarm.process.lifecycle import check_announce, check_listen
 from swarm.process.logs import LogFormat
-from swarm.text import counted, is_address, is_loopback
+from swarm.text import counted, is_address, is_loopback, is_wildcard
 
 DEFAULT_SHARE = "90%"
 THREADS_PER_CORE_MAX = 8
@@ -72,12 +72,20 @@ class StageServerOptions:
     hub_token: bool
     log_level: str
     log_format: LogFormat
+    via_relay: bool = False  # others cannot dial it
 
     @property
     def is_alone(self) -> bool:
         """Whether only this machine can reach it: tensors then travel in plaintext, which is faster."""
         hosts = [address.rpartition(":")[0] for address in (self.listen or "127.0.0.1:0", self.announce) if address]
-        return all(map(is_loopback, hosts))
+        return not self.via_relay and all(map(is_loopback, hosts))
+
+    def address(self, port: int) -> str:
+        """Where others dial this server, which listens at this port; empty: through relays alone."""
+        host = (self.listen or "127.0.0.1:0").rpartition(":")[0]
+        if self.via_relay and not self.announce and (is_loopback(host) or is_wildcard(host)):
+            return ""
+        return self.announce or f"{host}:{port}"
 
     def check(self) -> None:
         """InvalidConfig if flags contradict each other, or open to others what is not meant for them."""
@@ -102,5 +110,8 @@ class StageServerOptions:
                 f"--threads {self.threads} is too many for {counted(cores, 'core')}",
                 hint="--threads auto takes one for each core",
             )
+        if self.via_relay and self.insecure:
+            raise UsageError("--via-relay needs certificates", hint="leave out --insecure")
         check_listen(self.listen or "127.0.0.1:0")
-        check_announce(self.listen or "127.0.0.1:0", self.announce)
+        if not self.via_relay:
+            check_announce(self.listen or "127.0.0.1:0", self.announce)

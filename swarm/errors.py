@@ -206,6 +206,16 @@ class PeerUnavailable(RetryElsewhere):
     code = "E1101"
 
 
+class RelaySilent(PeerUnavailable):
+    """The relay itself does not answer; it never leaves the process that dialled."""
+
+
+class NoWay(PeerUnavailable):
+    """No relay that leads to the peer answers; the peer itself may be well."""
+
+    code = "E1102"
+
+
 class Refused(SwarmError):
     """The message contradicts what the receiver knows; repeating it unchanged will not help."""
 

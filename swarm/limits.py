@@ -43,6 +43,11 @@ PROJECTS_MAX = 1024
 JOIN_BODY_BYTES_MAX = 16 << 10
 JOIN_FAILURES_PER_S, JOIN_FAILURES_AT_ONCE = 5 / 60, 5  # of one address
 RPCS_MAX = 16_384  # calls that one process answers at a time
+RELAYS_MAX = 64
+RELAY_LINKS_MAX = 64  # to one stage server, at one relay
+RELAY_CHUNK_BYTES = 256 << 10  # of one message through a relay
+RELAY_IDLE_S_MAX = 60.0  # of a link; the ends ping each other each second
+RELAY_USAGE_ROWS_MAX = 16_384  # (job, from, to) of which a scheduler remembers the bytes
 
 # Elements of a repeated field of a message between scheduler and stage servers (swarm/rpc/mapping.py). A field that is
 # not named here cannot be sent at all.
@@ -61,6 +66,8 @@ COUNTS_MAX: Mapping[str, int] = {
     "Commit.rounds": 1024,
     "Commit.donors": PEERS_MAX,
     "Welcome.cut_off": MEMBERS_MAX,
+    "Welcome.relays": RELAYS_MAX,
+    "UseRelays.relays": RELAYS_MAX,
     "Boundary.shape": 16,
     "EvaluationBoundary.shape": 16,
 }

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from swarm.types import EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 NO_JOB = JobId("")
 
 
@@ -41,7 +41,7 @@ class Hello:
     incarnation: int
     protocol: int
     product: str
-    address: str
+    address: str  # empty: nobody can dial it, but for relays
     http_address: str
     device: str
     threads: int
@@ -54,6 +54,7 @@ class Hello:
     stage: int = 0
     attempt: int = 0  # the greatest known here of any open step: new hops must carry a greater one
     join: int = 0  # the number under which it fetches the stage's state; 0 = it is a replica, or idle
+    via_relay: bool = False  # it listens at relays
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,11 +276,20 @@ class CutOff:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayAt:
+    """A relay, and where it listens."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Welcome:
     """The first command of a session: the peer is known under this id and must send something every `heartbeat_s`.
 
     With a `pass_key` (Ed25519) it lets in only those who show a pass that this key signed; `unix_s` is the clock by
-    which passes end. `cut_off` names those who were revoked while passes of theirs may still be good.
+    which passes end. `cut_off` names those who were revoked while passes of theirs may still be good. `relays` as
+    in UseRelays.
     """
 
     peer: PeerId
@@ -287,6 +297,7 @@ class Welcome:
     pass_key: bytes = b""
     unix_s: float = 0.0
     cut_off: tuple[CutOff, ...] = ()
+    relays: tuple[RelayAt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +305,13 @@ class TakePass:
     """What a stage server shows those whom it dials from now on; it comes before the stage that it is for."""
 
     token: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UseRelays:
+    """The relays that are here now; which of them lead to whom follows from that (swarm/rpc/paths.py)."""
+
+    relays: tuple[RelayAt, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,6 +513,7 @@ Command: TypeAlias = (
     | Admit
     | TakePass
     | CutOff
+    | UseRelays
     | Chaos
 )
 

@@ -16,6 +16,7 @@ from swarm.errors import INTERRUPTED, DeadlinePassed, SchedulerUnreachable, Usag
 from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 
+RELAY = "relay"  # the state of those that are none, but carry their bytes
 LINE_S = 1.0  # between two lines of progress
 
 
@@ -41,8 +42,9 @@ def peers(
         return drain(shell, peer, timeout_s=drain_timeout, wait=not no_wait)
     if peer:
         raise UsageError(f'peers ls takes no "{peer}"', hint=f"about one stage server: swarm explain {peer}")
-    if state and state not in list(PeerState):
-        raise UsageError(f'there is no state "{state}" of stage servers', hint=f"one of: {', '.join(PeerState)}")
+    states = [*PeerState, RELAY]
+    if state and state not in states:
+        raise UsageError(f'there is no state "{state}" of stage servers', hint=f"one of: {', '.join(states)}")
     show_peers(shell, stage, state)
     return 0
 

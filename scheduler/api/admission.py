@@ -79,6 +79,7 @@ class Admission:
         loop: asyncio.AbstractEventLoop,
         cut: Callable[[PeerId, str], None],
         projects: Projects,
+        cut_relay: Callable[[str], None] | None = None,
     ) -> str:
         """Take joins and give the address where.
 
@@ -91,7 +92,7 @@ class Admission:
         if join_listen:
             host, _, port = join_listen.rpartition(":")
         joins = f"{address.rpartition(':')[0]}:{self._listen(host, int(port) if join_listen else None)}"
-        self.members.on_revoked = partial(self._revoked, cut)
+        self.members.on_revoked = partial(self._revoked, cut, cut_relay)
         service = MemberService(self.members, projects, joins)
         members_pb2_grpc.add_MembersServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         await self._show_here()
@@ -169,7 +170,11 @@ class Admission:
         except SwarmError as error:
             self._log.error("a revocation is not in the database", peer=peer, reason=error.message)
 
-    def _revoked(self, cut: Callable[[PeerId, str], None], member: Member) -> None:
+    def _revoked(
+        self, cut: Callable[[PeerId, str], None], cut_relay: Callable[[str], None] | None, member: Member
+    ) -> None:
         self._trail.revoked(member)
+        if member.role is Role.RELAY and cut_relay is not None:
+            cut_relay(member.name)
         if member.role is Role.STAGE_SERVER:
             cut(PeerId(member.name), f"it was revoked: {member.reason or 'no reason given'}")

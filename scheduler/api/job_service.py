@@ -12,6 +12,7 @@ import grpc.aio
 
 from scheduler.api.chaos import ChaosDesk
 from scheduler.api.drain import drain
+from scheduler.api.relays import STATE, RelayDesk
 from scheduler.api.seen_jobs import OTHERS, SeenJobs
 from scheduler.api.uploads import MODEL, Uploads, read_request
 from scheduler.api.views import explanation, fitting, guarded_view, job_view, log_entry, log_filter, peer_view
@@ -51,8 +52,10 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         wall_s: Callable[[], float],
         chaos: ChaosDesk | None = None,
         seen: SeenJobs | None = None,
+        relays: RelayDesk | None = None,
     ) -> None:
         """`seen` finds jobs for the caller; without it, for anybody."""
+        self._relays = relays
         self._jobs = jobs
         self._seen = seen or SeenJobs(jobs.registry)
         self._uploads = Uploads(jobs.stores)
@@ -119,7 +122,16 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 if (not request.state or view.state == request.state)
                 and (request.stage < 0 or view.stage == request.stage)
             )
-            return pb.PeerList(peers=fitting(wanted))
+            return pb.PeerList(peers=fitting([*self._relay_views(request), *wanted]))
+
+    def _relay_views(self, request: pb.PeersRequest) -> list[pb.PeerView]:
+        if self._relays is None or request.state not in ("", STATE) or request.stage >= 0:
+            return []
+        views = self._relays.views()
+        if self._seen.person().role is not Role.ADMIN:
+            for view in views:
+                view.ClearField("address")
+        return views
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.Explanation:
         async with _answering(context):
@@ -154,7 +166,9 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         idle = next((one for one in self._jobs.idle() if one.peer == known.hello.peer), None)
         waiting = {one.record.id: one.record.reason for one in self._seen.among(self._jobs.registry.waiting())}
         now_s = asyncio.get_running_loop().time()
-        facts = explain_peer(known, job.situation() if job is not None else None, idle, waiting, now_s)
+        facts = [*explain_peer(known, job.situation() if job is not None else None, idle, waiting, now_s)]
+        if self._relays is not None:
+            facts += self._relays.facts(known.hello.peer)
         return explanation("peer", known.hello.peer, self._seen.facts(facts))
 
     def _explain_microbatch(self, job: Job, step: int, index: int) -> pb.Explanation:

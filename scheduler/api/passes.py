@@ -14,7 +14,7 @@ from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.job import split_of
 from scheduler.jobs.registry import JobRegistry
-from swarm.messages import Command, CutOff, LoadStage, TakePass, Welcome
+from swarm.messages import Command, CutOff, LoadStage, RelayAt, TakePass, Welcome
 from swarm.peer_messages import Pass
 from swarm.pki.passes import PassKey
 from swarm.rpc.passes import issue
@@ -54,12 +54,15 @@ class Passes:
         self._start: tuple[float, float] | None = None
         self._issued: dict[PeerId, float] = {}  # the newest, by our clock
         self._revoked = {one.peer: one for one in issuer.revoked}
+        self.relays: tuple[RelayAt, ...] = ()  # that are here
+        self.on_cut_off: Callable[[CutOff], None] = lambda order: None  # relays hear of it, too
 
     def welcome(self, peer: PeerId, heartbeat_s: float) -> Welcome:
         """The first command of a session."""
         now_unix_s = self._now_unix_s()
         self._revoked = {one: cut for one, cut in self._revoked.items() if now_unix_s - cut.unix_s < _KEPT_S}
-        return Welcome(peer, heartbeat_s, self._issuer.key.public, now_unix_s, tuple(self._revoked.values()))
+        cut_off = tuple(self._revoked.values())
+        return Welcome(peer, heartbeat_s, self._issuer.key.public, now_unix_s, cut_off, self.relays)
 
     def send(self, peer: PeerId, command: Command) -> None:
         """As CommandSender."""
@@ -94,6 +97,7 @@ class Passes:
         for other, _ in self._connections.all():
             if other != peer:
                 self._connections.send(other, order)
+        self.on_cut_off(order)
 
     async def keep(self) -> None:
         """Renew passes in time, for ever."""

@@ -85,7 +85,7 @@ def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> p
         state=peer.state.value,
         reason=peer.reason,
         since_unix_s=now_unix_s - (now_s - peer.since_s),
-        address=hello.address,
+        address=" ".join(filter(None, (hello.address, "via relay" if hello.via_relay else ""))),
         http_address=hello.http_address,
         device=hello.device,
         threads=hello.threads,

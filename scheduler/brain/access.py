@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from swarm.errors import NotAdmitted, RoleForbids
 from swarm.pki.names import Principal, Role
 
-_EVERYBODY = frozenset({Role.STAGE_SERVER, Role.VIEWER, Role.SUBMITTER, Role.ADMIN, Role.METRICS})
+_EVERYBODY = frozenset({Role.STAGE_SERVER, Role.RELAY, Role.VIEWER, Role.SUBMITTER, Role.ADMIN, Role.METRICS})
 _READERS = frozenset({Role.VIEWER, Role.SUBMITTER, Role.ADMIN})
 _SUBMITTERS = frozenset({Role.SUBMITTER, Role.ADMIN})
 _ADMINS = frozenset({Role.ADMIN})
 _STAGE_SERVERS = frozenset({Role.STAGE_SERVER})
+_RELAYS = frozenset({Role.RELAY})
 
 
 def _methods(service: str, names: str, roles: frozenset[Role]) -> dict[str, frozenset[Role]]:
@@ -24,6 +25,7 @@ RULES: Mapping[str, frozenset[Role]] = {
     **_methods("Jobs", "MissingShards PutShard Submit Cancel Pause Resume Pull", _SUBMITTERS),
     **_methods("Jobs", "Drain Chaos", _ADMINS),
     **_methods("Session", "Attach Store Fetch", _STAGE_SERVERS),
+    **_methods("Relays", "Attach", _RELAYS),
     **_methods("Projects", "ListProjects", _READERS),
     **_methods("Projects", "CreateProject SetProject", _ADMINS),
     **_methods("Members", "Renew", _EVERYBODY),

@@ -30,7 +30,7 @@ from stage_server.ports import ReplicaId
 from stage_server.replica.leftovers import Coded, Leftovers, coded, together
 from stage_server.replica.mailbox import Mailbox, SliceKey
 from stage_server.replica.packing import Letter, deliver, round_slice
-from swarm.errors import Refused, RoundBroken, SwarmError
+from swarm.errors import NoWay, Refused, RoundBroken, SwarmError
 from swarm.messages import Average, Member, ParameterNorm
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.stage import Stage
@@ -158,4 +158,5 @@ async def _send(links: PeerLinks, to: Member, letter: Letter, deadline_s: float,
     except TimeoutError:
         raise RoundBroken(f"{to.peer} took no {_word(averaged)} in time", accused=to.peer) from None
     except SwarmError as error:
-        raise RoundBroken(f"{to.peer} took no {_word(averaged)}: {error.message}", accused=to.peer) from error
+        why = f"{error.code} {error.message}" if isinstance(error, NoWay) else error.message
+        raise RoundBroken(f"{to.peer} took no {_word(averaged)}: {why}", accused=to.peer) from error

@@ -7,7 +7,7 @@ says in Hello what it holds; the scheduler then brings it up to date or releases
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -65,6 +65,16 @@ class Passes(Protocol):
         """End the calls of a stage server that was revoked, and take none with the passes that it has."""
 
 
+class Relays(Protocol):
+    """The relays of the swarm, as far as this process has to do with them."""
+
+    def know(self, relays: Sequence[messages.RelayAt]) -> None:
+        """These relays are here now."""
+
+    def passed(self) -> None:
+        """There is a newer pass to show."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerPorts:
     """What a stage server works through."""
@@ -78,6 +88,7 @@ class ServerPorts:
     log: Logger
     obey_chaos: Callable[[messages.Chaos], None] | None = None  # none: not started with --allow-chaos
     passes: Passes | None = None  # none: started with --insecure
+    relays: Relays | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +228,8 @@ class StageServer:
                         self._detached.clear()
                         if self._ports.passes is not None:
                             self._ports.passes.welcomed(command)
+                        if self._ports.relays is not None:
+                            self._ports.relays.know(command.relays)
                         heart = self._tasks.create_task(self._beat(command.heartbeat_s))
                         self._log.info("attached to scheduler", scheduler=address, peer=command.peer, epoch=epoch)
                     else:
@@ -311,6 +324,11 @@ class StageServer:
             case messages.TakePass():
                 if self._ports.passes is not None:
                     self._ports.passes.take(command.token)
+                if self._ports.relays is not None:
+                    self._ports.relays.passed()
+            case messages.UseRelays():
+                if self._ports.relays is not None:
+                    self._ports.relays.know(command.relays)
             case messages.CutOff():
                 self._cut_off(command)
             case messages.Follow():

@@ -28,6 +28,7 @@ class Role(StrEnum):
 
     SCHEDULER = "scheduler"
     STAGE_SERVER = "stage-server"
+    RELAY = "relay"
     VIEWER = "viewer"
     SUBMITTER = "submitter"
     ADMIN = "admin"
@@ -35,7 +36,7 @@ class Role(StrEnum):
 
 
 PEOPLE = (Role.VIEWER, Role.SUBMITTER, Role.ADMIN)
-MEMBERS = (Role.STAGE_SERVER, *PEOPLE, Role.METRICS)
+MEMBERS = (Role.STAGE_SERVER, Role.RELAY, *PEOPLE, Role.METRICS)
 
 
 @dataclass(frozen=True, slots=True, order=True)

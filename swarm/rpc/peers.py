@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
@@ -32,9 +32,11 @@ from swarm.errors import (
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.pki.identity import Wallet
 from swarm.rpc import frames, passes
-from swarm.rpc.channel import check_address, connect_to_peer, public_error, translate
+from swarm.rpc.channel import check_address, public_error, translate
+from swarm.rpc.dialling import Connection, Dialler
 from swarm.rpc.frames import Parts
 from swarm.rpc.mapping import parse, to_message
+from swarm.rpc.paths import Paths
 from swarm.rpc.state import collect
 from swarm.types import PeerId
 from swarm.wire import frame_pb2
@@ -139,13 +141,16 @@ class GrpcPeerLinks:
         max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
         on_wire: Callable[[bytes], bytes] | None = None,
         wallet: Wallet | None = None,
+        paths: Paths | None = None,
     ) -> None:
         """`on_wire` sees each outgoing frame and may change it, to prove that the receiver notices.
 
         With an identity in `wallet`, links to other machines prove who is at either end. Its pass goes with each call.
+        `paths` lead through relays where an address does not answer.
         """
         self._on_wire = on_wire
         self._wallet = wallet or Wallet()
+        self._dialler = Dialler(self._wallet, paths)
         self._traffic = traffic or NoTraffic()
         self._max_bytes_in_flight = max_bytes_in_flight
         self._links: dict[tuple[str, PeerId | None], _Link] = {}
@@ -166,16 +171,16 @@ class GrpcPeerLinks:
         if self._closed:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
         # A connection of its own: a joiner asks each replica seldom, and the state must not delay tensors.
-        channel = connect_to_peer(address, to, self._wallet)
+        connection = await self._dialler.dial(address, to)
         try:
-            method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/{PULL}")
+            method: Any = connection.channel.unary_stream(f"/{SERVICE}/{PULL}")
             metadata = passes.metadata(self._wallet.pass_token)
             call = method(to_message(request).SerializeToString(), metadata=metadata)
             reply, payload = await collect(aiter(call), limit_bytes)
         except grpc.RpcError as failure:
             raise translate(failure, address, unavailable=PeerUnavailable) from None
         finally:
-            await channel.close()
+            await connection.close()
         self._traffic.received(address, "state", reply.total_bytes, reply.total_bytes)
         return reply, payload
 
@@ -194,15 +199,17 @@ class GrpcPeerLinks:
     def _link(self, address: str, to: PeerId | None) -> _Link:
         if self._closed:
             raise PeerUnavailable(f"{address}: the links of this process are closed")
-        check_address(address)
+        if address:  # else relays lead there
+            check_address(address)
         link, token = self._links.get((address, to)), self._wallet.pass_token
         if link is not None and link.error is None and link.token != token:
             self._retired[link] = to
             link.retire(self._retired.pop)
             link = None
         if link is None or link.error is not None:
-            dial = partial(connect_to_peer, address, to, self._wallet)
-            link = _Link(address, self._traffic, self._max_bytes_in_flight, self._on_wire, dial, token)
+            name, limit = address or f"{to} through relays", self._max_bytes_in_flight
+            dial = partial(self._dialler.dial, address, to)
+            link = _Link(name, self._traffic, limit, self._on_wire, dial, token, self._dialler.broke)
             self._links[address, to] = link
         return link
 
@@ -228,11 +235,13 @@ class _Link:
         traffic: Traffic,
         max_bytes_in_flight: int,
         on_wire: Callable[[bytes], bytes] | None,
-        dial: Callable[[], grpc.aio.Channel],
+        dial: Callable[[], Awaitable[Connection]],
         token: bytes,
+        broke: Callable[[Connection], None],
     ) -> None:
         self._on_wire = on_wire
         self._dial = dial
+        self._broke = broke
         self.token = token
         self._retires = False
         self.error: SwarmError | None = None
@@ -291,9 +300,11 @@ class _Link:
     async def _serve(self) -> None:
         """Run the stream until it breaks, then fail everything that waits for a receipt."""
         error: SwarmError = PeerUnavailable(f"{self._address}: the link was closed")
-        channel = self._dial()
+        connection: Connection | None = None
         try:
-            call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=passes.metadata(self.token))
+            connection = await self._dial()
+            method: Any = connection.channel.stream_stream(f"/{SERVICE}/{METHOD}")
+            call: _Call = method(metadata=passes.metadata(self.token))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(call))
                 tasks.create_task(self._read(call))
@@ -301,11 +312,14 @@ class _Link:
             failure = next(leaves(group))
             assert isinstance(failure, grpc.RpcError)
             error = translate(failure, self._address, unavailable=PeerUnavailable)
+            if connection is not None and type(error) is PeerUnavailable:
+                self._broke(connection)
         except* Exception as group:
             error = public_error(group)
         finally:
             self._break(error)
-            await channel.close()
+            if connection is not None:
+                await connection.close()
 
     async def _write(self, call: _Call) -> None:
         opened: deque[_Outgoing] = deque()

@@ -341,7 +341,8 @@ def _event(data: bytes) -> Event:
     event = from_event(parse(session_pb2.Event, data))
     if isinstance(event, Hello):
         # Other stage servers will dial it, because the scheduler tells them to.
-        check_address(event.address)
+        if event.address or not event.via_relay:
+            check_address(event.address)
         if event.http_address:
             check_address(event.http_address)
     return event

@@ -97,7 +97,7 @@ class Event(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ..., forwarded: _Optional[_Union[Forwarded, _Mapping]] = ..., chaos_begun: _Optional[_Union[ChaosBegun, _Mapping]] = ..., evaluation_undelivered: _Optional[_Union[EvaluationUndelivered, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells", "stage", "attempt", "join")
+    __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells", "stage", "attempt", "join", "via_relay")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class Hello(_message.Message):
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
+    VIA_RELAY_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     protocol: int
@@ -132,7 +133,8 @@ class Hello(_message.Message):
     stage: int
     attempt: int
     join: int
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol: _Optional[int] = ..., product: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pinned_stage: _Optional[int] = ..., job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., cells: _Optional[_Iterable[_Union[ReportedCell, _Mapping]]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., join: _Optional[int] = ...) -> None: ...
+    via_relay: bool
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., protocol: _Optional[int] = ..., product: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., pinned_stage: _Optional[int] = ..., job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., cells: _Optional[_Iterable[_Union[ReportedCell, _Mapping]]] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., join: _Optional[int] = ..., via_relay: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence",)
@@ -351,7 +353,7 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "follow", "admit", "take_pass", "cut_off", "chaos")
+    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "follow", "admit", "take_pass", "cut_off", "use_relays", "chaos")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -367,6 +369,7 @@ class Command(_message.Message):
     ADMIT_FIELD_NUMBER: _ClassVar[int]
     TAKE_PASS_FIELD_NUMBER: _ClassVar[int]
     CUT_OFF_FIELD_NUMBER: _ClassVar[int]
+    USE_RELAYS_FIELD_NUMBER: _ClassVar[int]
     CHAOS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     welcome: Welcome
@@ -383,22 +386,25 @@ class Command(_message.Message):
     admit: Admit
     take_pass: TakePass
     cut_off: CutOff
+    use_relays: UseRelays
     chaos: Chaos
-    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., take_pass: _Optional[_Union[TakePass, _Mapping]] = ..., cut_off: _Optional[_Union[CutOff, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., take_pass: _Optional[_Union[TakePass, _Mapping]] = ..., cut_off: _Optional[_Union[CutOff, _Mapping]] = ..., use_relays: _Optional[_Union[UseRelays, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("peer", "heartbeat_s", "pass_key", "unix_s", "cut_off")
+    __slots__ = ("peer", "heartbeat_s", "pass_key", "unix_s", "cut_off", "relays")
     PEER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     PASS_KEY_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     CUT_OFF_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     heartbeat_s: float
     pass_key: bytes
     unix_s: float
     cut_off: _containers.RepeatedCompositeFieldContainer[CutOff]
-    def __init__(self, peer: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., pass_key: _Optional[bytes] = ..., unix_s: _Optional[float] = ..., cut_off: _Optional[_Iterable[_Union[CutOff, _Mapping]]] = ...) -> None: ...
+    relays: _containers.RepeatedCompositeFieldContainer[RelayAt]
+    def __init__(self, peer: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., pass_key: _Optional[bytes] = ..., unix_s: _Optional[float] = ..., cut_off: _Optional[_Iterable[_Union[CutOff, _Mapping]]] = ..., relays: _Optional[_Iterable[_Union[RelayAt, _Mapping]]] = ...) -> None: ...
 
 class TakePass(_message.Message):
     __slots__ = ("token",)
@@ -413,6 +419,20 @@ class CutOff(_message.Message):
     peer: str
     unix_s: float
     def __init__(self, peer: _Optional[str] = ..., unix_s: _Optional[float] = ...) -> None: ...
+
+class RelayAt(_message.Message):
+    __slots__ = ("name", "address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class UseRelays(_message.Message):
+    __slots__ = ("relays",)
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
+    relays: _containers.RepeatedCompositeFieldContainer[RelayAt]
+    def __init__(self, relays: _Optional[_Iterable[_Union[RelayAt, _Mapping]]] = ...) -> None: ...
 
 class StateFile(_message.Message):
     __slots__ = ("path", "size_bytes", "sha256")

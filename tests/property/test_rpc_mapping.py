@@ -43,7 +43,7 @@ from swarm.wire import frame_pb2, session_pb2
 EVENTS = get_args(Event)
 COMMANDS = get_args(Command)
 PARTS = (Microbatch, EvaluationBatch, Round, Hop, messages.ReportedCell, messages.UnitSize, messages.ParameterNorm)
-MORE_PARTS = (messages.ParameterHash, messages.Member, messages.UnitRound, messages.StateFile)
+MORE_PARTS = (messages.ParameterHash, messages.Member, messages.UnitRound, messages.StateFile, messages.RelayAt)
 REQUESTS = (StoreHeader, messages.FetchRequest, StateRequest, StateReply)
 HEADERS = get_args(TensorHeader)
 ENVELOPES = ((session_pb2.Event, EVENTS), (session_pb2.Command, COMMANDS), (frame_pb2.TensorHeader, HEADERS))

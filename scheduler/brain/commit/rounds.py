@@ -16,7 +16,7 @@ from scheduler.brain.outputs import Fail
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.links import ROUNDS_MAX, Troubles
 from scheduler.brain.state.step import Phase, StepEvent, StepRun, UnitAveraging
-from swarm.errors import JobFailed, SetMismatch
+from swarm.errors import JobFailed, NoWay, SetMismatch
 from swarm.messages import AbortRound, Average, Averaged, RoundFailed, Void
 from swarm.text import listed
 from swarm.types import PeerId, Round, UnitName, set_digest
@@ -95,6 +95,8 @@ class Rounds:
         if accused is not None:
             self._state.links.accuse(peer, accused, now_s)
         pair = [one for one in (peer, accused) if one is not None]
+        if NoWay.code in event.reason:
+            return None  # relays are to blame: neither of the two leaves, and rounds go on until one is back
         if count < ROUNDS_MAX or any(self._state.pool[one].is_suspect for one in pair):
             return None  # membership will say whether a suspect is gone
         share = {member.peer: self._state.ledger.share(run.step, member.peer) for member in averaging.members}

@@ -16,37 +16,38 @@ from swarm.rpc.session import SERVICE, add_session_service
 
 CLUSTER = "abcdefghijklmno2"
 TABLE = """
-                            stage-server  viewer  submitter  admin  metrics
-    Jobs.Version            yes           yes     yes        yes    yes
-    Jobs.List               -             yes     yes        yes    -
-    Jobs.Get                -             yes     yes        yes    -
-    Jobs.Watch              -             yes     yes        yes    -
-    Jobs.Logs               -             yes     yes        yes    -
-    Jobs.Explain            -             yes     yes        yes    -
-    Jobs.Checkpoints        -             yes     yes        yes    -
-    Jobs.Peers              -             yes     yes        yes    -
-    Jobs.MissingShards      -             -       yes        yes    -
-    Jobs.PutShard           -             -       yes        yes    -
-    Jobs.Submit             -             -       yes        yes    -
-    Jobs.Cancel             -             -       yes        yes    -
-    Jobs.Pause              -             -       yes        yes    -
-    Jobs.Resume             -             -       yes        yes    -
-    Jobs.Pull               -             -       yes        yes    -
-    Jobs.Drain              -             -       -          yes    -
-    Jobs.Chaos              -             -       -          yes    -
-    Session.Attach          yes           -       -          -      -
-    Session.Store           yes           -       -          -      -
-    Session.Fetch           yes           -       -          -      -
-    Projects.ListProjects   -             yes     yes        yes    -
-    Projects.CreateProject  -             -       -          yes    -
-    Projects.SetProject     -             -       -          yes    -
-    Members.Renew           yes           yes     yes        yes    yes
-    Members.Issue           -             -       -          yes    -
-    Members.CreateToken     -             -       -          yes    -
-    Members.ListTokens      -             -       -          yes    -
-    Members.RevokeToken     -             -       -          yes    -
-    Members.ListMembers     -             -       -          yes    -
-    Members.RevokeMember    -             -       -          yes    -
+                            stage-server  relay  viewer  submitter  admin  metrics
+    Jobs.Version            yes           yes    yes     yes        yes    yes
+    Jobs.List               -             -      yes     yes        yes    -
+    Jobs.Get                -             -      yes     yes        yes    -
+    Jobs.Watch              -             -      yes     yes        yes    -
+    Jobs.Logs               -             -      yes     yes        yes    -
+    Jobs.Explain            -             -      yes     yes        yes    -
+    Jobs.Checkpoints        -             -      yes     yes        yes    -
+    Jobs.Peers              -             -      yes     yes        yes    -
+    Jobs.MissingShards      -             -      -       yes        yes    -
+    Jobs.PutShard           -             -      -       yes        yes    -
+    Jobs.Submit             -             -      -       yes        yes    -
+    Jobs.Cancel             -             -      -       yes        yes    -
+    Jobs.Pause              -             -      -       yes        yes    -
+    Jobs.Resume             -             -      -       yes        yes    -
+    Jobs.Pull               -             -      -       yes        yes    -
+    Jobs.Drain              -             -      -       -          yes    -
+    Jobs.Chaos              -             -      -       -          yes    -
+    Session.Attach          yes           -      -       -          -      -
+    Session.Store           yes           -      -       -          -      -
+    Session.Fetch           yes           -      -       -          -      -
+    Relays.Attach           -             yes    -       -          -      -
+    Projects.ListProjects   -             -      yes     yes        yes    -
+    Projects.CreateProject  -             -      -       -          yes    -
+    Projects.SetProject     -             -      -       -          yes    -
+    Members.Renew           yes           yes    yes     yes        yes    yes
+    Members.Issue           -             -      -       -          yes    -
+    Members.CreateToken     -             -      -       -          yes    -
+    Members.ListTokens      -             -      -       -          yes    -
+    Members.RevokeToken     -             -      -       -          yes    -
+    Members.ListMembers     -             -      -       -          yes    -
+    Members.RevokeMember    -             -      -       -          yes    -
 """
 
 
@@ -72,15 +73,15 @@ class Registered:
 
 
 def methods_of_the_scheduler() -> set[str]:
-    """All that others can call: services of descriptors, and the session, which has none. Peer is stage servers'."""
-    found = Registered()
+    """All that others can call: services of descriptors, and the session, which has none."""
+    found = Registered()  # Peer is stage servers', Relay relays'
     add_session_service(found, None)  # type: ignore[arg-type]
     for module in pkgutil.iter_modules(swarm.wire.__path__):
         if module.name.endswith("_pb2"):
             described = importlib.import_module(f"swarm.wire.{module.name}").DESCRIPTOR
             for service in described.services_by_name.values():
                 found.methods |= {f"/{service.full_name}/{method.name}" for method in service.methods}
-    return {method for method in found.methods if not method.startswith("/swarm.wire.Peer/")}
+    return {method for method in found.methods if not method.startswith(("/swarm.wire.Peer/", "/swarm.wire.Relay/"))}
 
 
 def test_every_method_is_in_the_table_and_nothing_else_is() -> None:

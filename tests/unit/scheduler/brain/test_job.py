@@ -28,7 +28,7 @@ from scheduler.brain.replicas.admission import COMPILE_S_MAX, JOIN_S_MIN
 from scheduler.brain.routing.policies import POLICIES
 from scheduler.brain.state.links import ROUNDS_MAX
 from scheduler.brain.state.mode import Mode
-from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
+from swarm.errors import GradientRange, NoWay, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
 from swarm.messages import (
     AbortRound,
     Accumulated,
@@ -442,6 +442,19 @@ def test_of_a_pair_that_keeps_failing_one_leaves_and_its_work_is_done_again() ->
     assert any("cannot average with the others" in one.message for one in swarm.outputs if isinstance(one, Note))
     swarm.answer(Route)
     assert {peer for peer, _ in swarm.pop(Average)} == {A, B, C, D} - {leaver}
+
+
+def test_nobody_leaves_because_no_relay_answers() -> None:
+    """Relays were out of reach for longer than four rounds, and the one that contributed less was expelled."""
+    swarm = Swarm(recover=True)
+    swarm.until_averaging()
+    for number in range(3 * ROUNDS_MAX):
+        swarm.tell(Tick(), 10.0 * number)
+        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
+        reason = f"E1302: b took no part: {NoWay.code} no relay that leads to b answers"
+        swarm.tell(Happened(A, RoundFailed(0, 0, S0, average.round, reason, "b")), 10.0 * number)
+    assert swarm.pop(Release) == []
+    assert not any(isinstance(one, Fail) for one in swarm.outputs)
 
 
 def test_two_that_cannot_reach_each_other_average_through_a_third() -> None:

@@ -67,4 +67,4 @@ def test_a_person_may_give_every_role_but_the_schedulers() -> None:
     for role in ("scheduler", "", "ADMIN", "root"):
         with pytest.raises(UsageError, match="there is no role") as caught:
             check_role(role)
-        assert "stage-server, viewer, submitter, admin" in caught.value.hint
+        assert "stage-server, relay, viewer, submitter, admin" in caught.value.hint

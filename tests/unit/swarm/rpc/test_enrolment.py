@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from stage_server.session import enrolment as module
-from stage_server.session.enrolment import Enrolment
 from swarm.errors import (
     BadToken,
     CertificateEnded,
@@ -23,6 +21,8 @@ from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role
 from swarm.pki.profiles import profile_folder
 from swarm.process.logs import get_logger
+from swarm.rpc import enrolment as module
+from swarm.rpc.enrolment import Enrolment
 from swarm.rpc.members import renewed, vouched
 from swarm.types import PeerId
 from tests.support.members import Clock, SchedulerSide, identity_of, scheduler_side

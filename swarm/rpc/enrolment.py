@@ -1,4 +1,4 @@
-"""How a stage server comes by its certificate, and keeps it young.
+"""How a stage server or a relay comes by its certificate, and keeps it young.
 
 --join LINE       a token that an admin gave out         kept in DATA/pki: afterwards no flag is needed
 this machine      the local admin of a scheduler here    his profile vouches, and nobody types anything
@@ -8,9 +8,13 @@ DATA/pki          what was got before                    renewed while the proce
 from __future__ import annotations
 
 import asyncio
+import json
+import platform
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import SystemRandom
 
 from swarm.errors import BadToken, InvalidConfig, NotAdmitted, Revoked, SchedulerUnreachable, SwarmError
 from swarm.pki.files import read_private, write_private
@@ -21,7 +25,6 @@ from swarm.pki.profiles import find_profile
 from swarm.pki.tokens import JoinLine
 from swarm.process.logs import Logger
 from swarm.rpc.members import renewed, vouched
-from swarm.types import PeerId
 
 LOOK_S = 30.0  # how often the certificate's age is looked at
 LOOK_S_MIN = 1.0
@@ -31,12 +34,20 @@ PROFILE_LOOKS_MAX = 100  # a scheduler that starts on this machine listens befor
 
 
 class Enrolment:
-    """The identity of `peer`, in `folder` and in `wallet`."""
+    """The identity of `name`, in `folder` and in `wallet`."""
 
     def __init__(
-        self, peer: PeerId, folder: Path, wallet: Wallet, log: Logger, wall_s: Callable[[], float] = time.time
+        self,
+        name: str,
+        folder: Path,
+        wallet: Wallet,
+        log: Logger,
+        wall_s: Callable[[], float] = time.time,
+        role: Role = Role.STAGE_SERVER,
     ) -> None:
-        self._peer = peer
+        self._role = role
+        self._words = role.replace("-", " ")
+        self._name = name
         self._folder = folder
         self._wallet = wallet
         self._log = log
@@ -66,10 +77,10 @@ class Enrolment:
             return
         # Kept until it has its certificate: a token takes the same key again if the answer was lost.
         kept = self._folder / "joining.pem"
-        application = Application(self._peer, read_private(kept) if kept.exists() else b"")
+        application = Application(self._name, read_private(kept) if kept.exists() else b"")
         write_private(kept, application.key_pem)
         try:
-            joined = await asyncio.to_thread(join, line, self._peer, application)
+            joined = await asyncio.to_thread(join, line, self._name, application)
         except BadToken as error:
             if not is_good:
                 raise
@@ -77,14 +88,14 @@ class Enrolment:
             return
         if not self._is_ours(joined.identity):
             raise NotAdmitted(
-                f"the token is for {joined.identity.principal}, not for stage server {self._peer}",
-                hint="it needs: swarm token create --role stage-server",
+                f"the token is for {joined.identity.principal}, not for {self._words} {self._name}",
+                hint=f"it needs: swarm token create --role {self._role}",
             )
         await self._keep(joined.identity)
         write_private(self._folder / "scheduler", joined.scheduler.encode())
         write_private(used, line.id.encode())
         kept.unlink()
-        self._log.info("joined", peer=self._peer, scheduler=joined.scheduler, cluster=joined.identity.cluster)
+        self._log.info("joined", peer=self._name, scheduler=joined.scheduler, cluster=joined.identity.cluster)
 
     async def admit(self, scheduler: str) -> None:
         """Have a certificate that the scheduler at this address will take.
@@ -104,11 +115,11 @@ class Enrolment:
                 self._wallet.identity.check(self._wall_s())
             raise NotAdmitted(
                 f"no certificate for the scheduler at {scheduler}",
-                hint="join first: swarm stage-server --join LINE; an admin prints LINE with: "
-                "swarm token create --role stage-server",
+                hint=f"join first: swarm {self._role} --join LINE; an admin prints LINE with: "
+                f"swarm token create --role {self._role}",
             )
         try:
-            identity = await asyncio.to_thread(vouched, scheduler, admin, Role.STAGE_SERVER, self._peer, CALL_S_MAX)
+            identity = await asyncio.to_thread(vouched, scheduler, admin, self._role, self._name, CALL_S_MAX)
         except SwarmError as error:
             if held is not None:
                 return  # the profile is of another swarm that was at this address, or nobody answers at all
@@ -116,7 +127,7 @@ class Enrolment:
                 raise
             raise SchedulerUnreachable(f"the scheduler at {scheduler} gave no certificate: {error}") from error
         await self._keep(identity)
-        self._log.info("the local admin vouched", peer=self._peer, scheduler=scheduler, cluster=identity.cluster)
+        self._log.info("the local admin vouched", peer=self._name, scheduler=scheduler, cluster=identity.cluster)
 
     def _profile(self, scheduler: str) -> Identity | None:
         """The profile of an admin of this machine whose word counts now; one that cannot be read is none."""
@@ -145,7 +156,7 @@ class Enrolment:
                     await self.admit(self._scheduler)
                 else:
                     await self._keep(await asyncio.to_thread(renewed, self._scheduler, held, CALL_S_MAX))
-                    self._log.info("certificate renewed", peer=self._peer)
+                    self._log.info("certificate renewed", peer=self._name)
                 pause_s = held.life_s / 10  # also where the clocks differ by more than a certificate's life
             except Revoked:
                 raise
@@ -177,9 +188,27 @@ class Enrolment:
 
     def _is_ours(self, identity: Identity) -> bool:
         principal = identity.principal
-        if principal.role is Role.STAGE_SERVER and principal.name != self._peer:
+        if principal.role is self._role and principal.name != self._name:
             raise InvalidConfig(
-                f"the certificate in {self._folder} is for {principal}, this stage server is {self._peer}",
-                hint="give each stage server its own --data-dir",
+                f"the certificate in {self._folder} is for {principal}, this {self._words} is {self._name}",
+                hint=f"give each {self._words} its own --data-dir",
             )
-        return principal.role is Role.STAGE_SERVER
+        return principal.role is self._role
+
+
+def own_name(data_dir: Path) -> str:
+    """The name of the process that keeps its data there: made at the first start. InvalidConfig."""
+    path = data_dir / "peer.json"
+    try:
+        if path.exists():
+            name = json.loads(path.read_text())["peer"]
+            if isinstance(name, str) and re.fullmatch(r"[a-z0-9][a-z0-9-]{0,62}", name):
+                return name
+        host = re.sub(r"[^a-z0-9]+", "-", platform.node().lower()).strip("-")[:40] or "peer"
+        name = f"{host}-{SystemRandom().randbytes(3).hex()}"
+        path.write_text(json.dumps({"peer": name}) + "\n")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidConfig(
+            f"{path} cannot be used: {error}", hint="give another --data-dir, or delete the file for a new identity"
+        ) from error
+    return name

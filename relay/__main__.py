@@ -1,0 +1,76 @@
+"""`python -m relay`, also `swarm relay`: carries bytes to stage servers that can only dial out."""
+
+from __future__ import annotations
+
+from swarm.process.startup import quiet_start
+
+with quiet_start():
+    from pathlib import Path
+    from typing import Annotated
+
+    import platformdirs
+    import typer
+
+    from relay.app import RelayOptions, serve
+    from swarm.pki.tokens import read_line
+    from swarm.process.lifecycle import (
+        HttpHost,
+        LogFormatName,
+        LogLevel,
+        http_port_of,
+        log_format_of,
+        run_cli,
+        run_process,
+    )
+    from swarm.process.logs import configure
+
+DATA_DIR = platformdirs.user_data_path("swarm") / "relay"
+
+cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@cli.command()
+def relay(
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT for stage servers, which all must reach; port 0 = any.")
+    ] = "127.0.0.1:7955",
+    announce: Annotated[
+        str, typer.Option(help="HOST:PORT at which stage servers reach the relay.", show_default="where it listens")
+    ] = "",
+    join: Annotated[
+        str, typer.Option(metavar="LINE", help="Join a swarm with the line that swarm token create printed; once.")
+    ] = "",
+    join_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same, from a file.", show_default=False)
+    ] = None,
+    scheduler: Annotated[
+        str, typer.Option(help="The scheduler's HOST:PORT.", show_default="the one that was joined")
+    ] = "",
+    http_host: HttpHost = "127.0.0.1",
+    http_port: Annotated[
+        str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
+    ] = "9464",
+    data_dir: Annotated[
+        Path, typer.Option(help="Identity of this relay; one process each.", show_default="user data folder")
+    ] = DATA_DIR,
+    log_level: LogLevel = "info",
+    log_format: LogFormatName = "auto",
+) -> None:
+    """Carry bytes between stage servers of which one cannot be dialled (swarm stage-server --via-relay). They are
+    encrypted from end to end: a relay cannot read them."""
+    configure(log_level, log_format_of(log_format))
+    options = RelayOptions(
+        listen,
+        announce,
+        scheduler,
+        read_line(join, join_file),
+        http_host,
+        http_port_of(http_port),
+        data_dir,
+    )
+    options.check()
+    run_process(serve(options))
+
+
+if __name__ == "__main__":
+    run_cli(cli, "swarm relay")

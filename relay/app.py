@@ -1,0 +1,107 @@
+"""The relay process: everything is made here, handed down, and ends with one TaskGroup."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from relay.metrics import RelayMetrics
+from relay.service import RelayService, add_relay_service, may_relay
+from relay.session import RelaySession
+from swarm.errors import InvalidConfig, SchedulerUnreachable
+from swarm.messages import PROTOCOL_VERSION
+from swarm.pki.https import Https
+from swarm.pki.identity import Wallet
+from swarm.pki.names import Role
+from swarm.pki.tokens import JoinLine
+from swarm.process.http import HttpEndpoint
+from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
+from swarm.process.logs import get_logger
+from swarm.rpc.channel import bind, new_server
+from swarm.rpc.enrolment import Enrolment, own_name
+from swarm.rpc.guard import Guard
+from swarm.text import is_loopback
+
+STOP_S_MAX = 0.5  # links stay open until we break them
+FIRST_DIAL_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RelayOptions:
+    """The relay's flags, checked."""
+
+    listen: str
+    announce: str  # "" = the address it listens at
+    scheduler: str  # "" = the one that it joined
+    join: JoinLine | None
+    http_host: str
+    http_port: int | None  # None = off
+    data_dir: Path
+
+    def check(self) -> None:
+        """InvalidConfig, UsageError."""
+        check_listen(self.listen)
+        check_announce(self.listen, self.announce)
+
+
+async def serve(options: RelayOptions) -> None:
+    """Run until cancelled; errors as those of a stage server."""
+    log, product = get_logger("relay"), metadata.version("swarm-stages")
+    async with AsyncExitStack() as stack:
+        stack.enter_context(lock_folder(options.data_dir))
+        name, wallet = own_name(options.data_dir), Wallet()
+        enrolment = Enrolment(name, options.data_dir / "pki", wallet, log, role=Role.RELAY)
+        if options.join is not None:
+            await enrolment.join(options.join)
+
+        async def find() -> str:
+            """Where the scheduler is; by then this process has a certificate for it."""
+            address = options.scheduler or enrolment.scheduler
+            if not address:
+                raise InvalidConfig(
+                    f"{options.data_dir} does not say where its scheduler is",
+                    hint="join first: swarm relay --join LINE; an admin prints LINE with: "
+                    "swarm token create --role relay",
+                )
+            await enrolment.admit(address)
+            return address
+
+        while True:  # it proves who it is from the first moment on
+            try:
+                await find()
+                break
+            except SchedulerUnreachable as error:
+                log.warning("scheduler not reached", reason=error.message)
+                await asyncio.sleep(FIRST_DIAL_PAUSE_S)
+        identity = wallet.identity
+        assert identity is not None
+        metrics = RelayMetrics(product, PROTOCOL_VERSION)
+        service = RelayService(identity.cluster, metrics)
+        server = new_server(Guard(may_relay, lambda method, who, error: metrics.auth_failed(error.code)))
+        add_relay_service(server, service)
+        host, bound = options.listen.rpartition(":")[0], bind(server, options.listen, wallet)
+        address = options.announce or f"{host}:{bound}"
+        await server.start()
+        stack.push_async_callback(server.stop, STOP_S_MAX)
+        session = RelaySession(address, product, service, wallet, log)
+        http_address = ""
+        if options.http_port is not None:
+            endpoint = HttpEndpoint(
+                options.http_host,
+                options.http_port,
+                metrics.registry,
+                lambda: [] if session.is_attached else ["no scheduler"],
+                asyncio.get_running_loop(),
+                next_free=True,
+                door=None if is_loopback(options.http_host) else Https(wallet, options.data_dir / "pki/https.pem"),
+            )
+            http_address = f"{options.http_host}:{endpoint.start()}"
+            stack.callback(endpoint.close)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        tasks.create_task(enrolment.renew())
+        log.info("relay started", name=name, address=address, http=http_address)
+        say_ready("relay", name=name, address=address, http=http_address)
+        await session.keep(find)

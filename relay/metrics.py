@@ -1,0 +1,37 @@
+"""The Prometheus series of a relay. Which job and whom, the scheduler is told: labels are of closed sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import Counter, Gauge
+
+from swarm.process.metrics import ProcessMetrics
+
+DIRECTIONS = ("to_listener", "from_listener")
+
+
+class RelayMetrics:
+    """What a relay carries."""
+
+    def __init__(self, version: str, protocol: int) -> None:
+        self.process = ProcessMetrics(version, protocol)
+        self.registry = registry = self.process.registry
+        self._bytes = Counter("swarm_relay_bytes_total", "Bytes carried", ("direction",), registry=registry)
+        self._links = Gauge("swarm_relay_links", "Links between stage servers through this relay", registry=registry)
+        self._listeners = Gauge("swarm_relay_listeners", "Stage servers that listen at this relay", registry=registry)
+        self._auth_failures = Counter(
+            "swarm_auth_failures_total", "Calls that were turned away, by error code", ("code",), registry=registry
+        )
+        for direction in DIRECTIONS:
+            self._bytes.labels(direction)
+
+    def carried(self, direction: str, size_bytes: int) -> None:
+        self._bytes.labels(direction).inc(size_bytes)
+
+    def watch(self, links: Callable[[], int], listeners: Callable[[], int]) -> None:
+        self._links.set_function(links)
+        self._listeners.set_function(listeners)
+
+    def auth_failed(self, code: str) -> None:
+        self._auth_failures.labels(code).inc()

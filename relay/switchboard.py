@@ -1,0 +1,125 @@
+"""Who listens at a relay, and who may be put through to whom: decisions without I/O; time is an argument.
+
+    Listen(pass of H) ──▶ H listens for the job of its pass
+    Connect(to=H, pass of N) ──same job──▶ Open(connection) ──▶ Accept(connection) by H, once, within OPEN_S_MAX
+
+A pass is the scheduler's word for which stage of which job its holder serves. A relay lets nobody tunnel without one,
+and nobody to those who serve another job.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Generic, TypeVar
+
+from swarm.errors import NoPass, PeerUnavailable, Refused, RetryElsewhere, Revoked
+from swarm.limits import RELAY_LINKS_MAX
+from swarm.peer_messages import Pass
+from swarm.types import PeerId
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Listening(Generic[T]):
+    line: T
+    shown: Pass | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A link that waits to be accepted, or stands."""
+
+    connection: str
+    shown: Pass  # of the one that dialled
+    to: PeerId
+
+
+class Switchboard(Generic[T]):
+    """One relay's; `T` is the line to one that listens, of which nothing is asked here."""
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster = cluster
+        self._listening: dict[PeerId, _Listening[T]] = {}
+        self._waiting: dict[str, Opening] = {}
+        self._links: Counter[PeerId] = Counter()  # that wait or stand, by the one that listens
+        self._cut: dict[PeerId, float] = {}  # who was revoked, and when
+
+    @property
+    def listeners(self) -> int:
+        return len(self._listening)
+
+    # Who listens ------------------------------------------------------------------------------------------------
+
+    def listen(self, peer: PeerId, line: T) -> T | None:
+        """The peer listens on this line; gives the older one that it replaces."""
+        older = self._listening.get(peer)
+        self._listening[peer] = _Listening(line)
+        return None if older is None else older.line
+
+    def show(self, peer: PeerId, line: T, shown: Pass | None, now_unix_s: float) -> None:
+        """The pass of the peer from now on; None: it serves nothing. NoPass, Revoked."""
+        if shown is not None:
+            self._check(shown, peer, now_unix_s)
+        listening = self._listening.get(peer)
+        if listening is not None and listening.line is line:
+            listening.shown = shown
+
+    def hang_up(self, peer: PeerId, line: T) -> None:
+        """The line is no more."""
+        listening = self._listening.get(peer)
+        if listening is not None and listening.line is line:
+            del self._listening[peer]
+
+    # Who is put through -----------------------------------------------------------------------------------------
+
+    def connect(self, caller: PeerId, shown: Pass, to: PeerId, now_unix_s: float) -> tuple[Opening, T]:
+        """A new link that waits for `to`, and the line on which it hears of that.
+
+        NoPass, Revoked; PeerUnavailable if nobody of that name listens for the job; RetryElsewhere if too many do.
+        """
+        self._check(shown, caller, now_unix_s)
+        listening = self._listening.get(to)
+        if listening is None:
+            raise PeerUnavailable(f"{to} does not listen here")
+        theirs = listening.shown
+        if theirs is None or theirs.job != shown.job or now_unix_s >= theirs.expires_unix_s:
+            raise NoPass(f"{to} does not serve job {shown.job}")
+        if self._links[to] >= RELAY_LINKS_MAX:
+            raise RetryElsewhere(f"{RELAY_LINKS_MAX} links lead to {to} already")
+        opening = Opening(token_hex(16), shown, to)
+        self._waiting[opening.connection] = opening
+        self._links[to] += 1
+        return opening, listening.line
+
+    def accept(self, caller: PeerId, connection: str) -> Opening:
+        """The link that the caller was told of; Refused for one of another, or one that was accepted."""
+        opening = self._waiting.get(connection)
+        if opening is None or opening.to != caller:
+            raise Refused(f"no link of this name waits for {caller}")
+        return self._waiting.pop(connection)
+
+    def ended(self, opening: Opening) -> None:
+        """The link is no more, or was never accepted; called once."""
+        self._waiting.pop(opening.connection, None)
+        self._links[opening.to] -= 1
+        if not self._links[opening.to]:
+            del self._links[opening.to]
+
+    def cut_off(self, peer: PeerId, unix_s: float) -> T | None:
+        """The peer was revoked: none of its passes until then is good. Gives its line, if it listens."""
+        self._cut[peer] = max(unix_s, self._cut.get(peer, 0.0))
+        listening = self._listening.pop(peer, None)
+        return None if listening is None else listening.line
+
+    def _check(self, shown: Pass, holder: PeerId, now_unix_s: float) -> None:
+        if shown.cluster != self._cluster:
+            raise NoPass(f"the pass is of swarm {shown.cluster}")
+        if shown.peer != holder:
+            raise NoPass(f"{holder} showed the pass of {shown.peer}")
+        if now_unix_s >= shown.expires_unix_s:
+            raise NoPass(f"the pass of {holder} has ended")
+        if shown.issued_unix_s <= self._cut.get(holder, 0.0):
+            raise Revoked(f"stage server {holder} was revoked after the pass was issued")

@@ -1,0 +1,127 @@
+"""Who is put through to whom: whoever was sent by the scheduler, to whoever serves the same job, once."""
+
+from __future__ import annotations
+
+import pytest
+
+from relay.switchboard import Switchboard
+from swarm.errors import NoPass, PeerUnavailable, Refused, RetryElsewhere, Revoked, SwarmError
+from swarm.limits import RELAY_LINKS_MAX
+from swarm.peer_messages import Pass
+from swarm.types import JobId, PeerId
+
+A, B, H = PeerId("a"), PeerId("b"), PeerId("h")
+JOB, OTHER = JobId("job"), JobId("other")
+NOW = 1000.0
+
+
+def shown(
+    peer: PeerId, job: JobId = JOB, *, cluster: str = "ours", issued: float = 900.0, ends: float = 1500.0
+) -> Pass:
+    return Pass(cluster, job, 0, peer, 1, 0, 2, issued, ends)
+
+
+def board() -> Switchboard[str]:
+    """H listens for the job."""
+    made: Switchboard[str] = Switchboard("ours")
+    made.listen(H, "line")
+    made.show(H, "line", shown(H), NOW)
+    return made
+
+
+def refusal(made: Switchboard[str], caller: PeerId, with_pass: Pass, to: PeerId = H, now: float = NOW) -> object:
+    try:
+        made.connect(caller, with_pass, to, now)
+    except SwarmError as error:
+        return type(error)
+    return None
+
+
+def test_whoever_serves_the_same_job_is_put_through_and_the_other_end_hears_of_it() -> None:
+    opening, line = board().connect(A, shown(A), H, NOW)
+    assert (line, opening.to, opening.shown.peer) == ("line", H, A)
+    assert len(opening.connection) == 32
+
+
+@pytest.mark.parametrize(
+    ("with_pass", "expected"),
+    [
+        (shown(A, cluster="theirs"), NoPass),
+        (shown(B), NoPass),
+        (shown(A, ends=NOW), NoPass),
+        (shown(A, OTHER), NoPass),
+        (shown(A), None),
+    ],
+    ids=["another swarm", "the pass of another", "ended", "another job", "good"],
+)
+def test_a_pass_that_is_not_good_opens_nothing(with_pass: Pass, expected: object) -> None:
+    assert refusal(board(), A, with_pass) is expected
+
+
+def test_nobody_is_put_through_to_one_that_does_not_listen_or_has_no_pass() -> None:
+    made = board()
+    assert refusal(made, A, shown(A), B) is PeerUnavailable
+    made.show(H, "line", None, NOW)
+    assert refusal(made, A, shown(A)) is NoPass
+    made.show(H, "line", shown(H, ends=1100.0), NOW)
+    assert refusal(made, A, shown(A), now=1200.0) is NoPass, "what H may serve has ended"
+
+
+@pytest.mark.parametrize("theirs", [shown(A), shown(H, cluster="theirs"), shown(H, ends=NOW)])
+def test_one_that_listens_shows_its_own_pass(theirs: Pass) -> None:
+    made: Switchboard[str] = Switchboard("ours")
+    made.listen(H, "line")
+    with pytest.raises(NoPass):
+        made.show(H, "line", theirs, NOW)
+    assert refusal(made, A, shown(A)) is NoPass
+
+
+def test_a_link_is_accepted_by_whom_it_is_for_and_once() -> None:
+    made = board()
+    opening, _ = made.connect(A, shown(A), H, NOW)
+    for caller, connection in ((B, opening.connection), (A, opening.connection), (H, "x"), (H, "")):
+        with pytest.raises(Refused):
+            made.accept(caller, connection)
+    assert made.accept(H, opening.connection) == opening
+    with pytest.raises(Refused):
+        made.accept(H, opening.connection)
+
+
+def test_a_link_that_was_given_up_is_accepted_by_nobody() -> None:
+    made = board()
+    opening, _ = made.connect(A, shown(A), H, NOW)
+    made.ended(opening)
+    with pytest.raises(Refused):
+        made.accept(H, opening.connection)
+
+
+def test_links_to_one_stage_server_are_bounded() -> None:
+    made = board()
+    openings = [made.connect(A, shown(A), H, NOW)[0] for _ in range(RELAY_LINKS_MAX)]
+    assert refusal(made, A, shown(A)) is RetryElsewhere
+    made.ended(openings[0])
+    assert refusal(made, A, shown(A)) is None
+
+
+def test_a_newer_line_replaces_an_older_one_which_ends_nothing_of_it() -> None:
+    made = board()
+    assert made.listen(H, "newer") == "line"
+    made.show(H, "line", shown(H), NOW)
+    assert refusal(made, A, shown(A)) is NoPass, "the newer one has shown none"
+    made.hang_up(H, "line")
+    assert made.listeners == 1
+    made.hang_up(H, "newer")
+    assert made.listeners == 0
+
+
+def test_whoever_is_revoked_neither_dials_nor_listens_until_it_has_a_newer_pass() -> None:
+    made = board()
+    assert made.cut_off(A, 950.0) is None
+    assert made.cut_off(H, 950.0) == "line"
+    assert refusal(made, A, shown(A)) is Revoked
+    assert refusal(made, B, shown(B)) is PeerUnavailable
+    made.listen(H, "line")
+    with pytest.raises(Revoked):
+        made.show(H, "line", shown(H), NOW)
+    made.show(H, "line", shown(H, issued=960.0), NOW)
+    assert refusal(made, A, shown(A, issued=960.0)) is None
