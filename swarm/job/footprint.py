@@ -8,6 +8,7 @@
                  the part as it is sent, and what was left out of it before and now
     graphs       what backward needs of each microbatch in flight here
     boundaries   outputs held until their step commits, and inputs that wait
+    outer        8 with outer steps: outer weights and momentum, in the memory of the host
     log          8: the averaged gradients of the two newest commits, for peers that join
 
 The log grows with what is left: a stage server lets it take a share of the memory that it offers beyond this estimate
@@ -50,11 +51,12 @@ class Footprint:
     gradients: int
     graphs: int
     boundaries: int
+    outer: int
     log: int
 
     @property
     def total_bytes(self) -> int:
-        parts = (self.weights, self.optimizer, self.gradients, self.graphs, self.boundaries, self.log)
+        parts = (self.weights, self.optimizer, self.gradients, self.graphs, self.boundaries, self.outer, self.log)
         return math.ceil(MARGIN * sum(parts))
 
 
@@ -89,6 +91,7 @@ def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, repl
         gradients=((2 if lowered else 4) + sum_bytes * open_steps + sum_bytes + 4 + 4 + leftovers) * parameters,
         graphs=kept + 3 * 4 * _tokens(spec) * widest,
         boundaries=math.ceil(held * boundary),
+        outer=8 * parameters if spec.has_outer_steps else 0,
         log=2 * 4 * parameters,
     )
 

@@ -15,14 +15,15 @@ et al. (arXiv 2401.09135), algorithm 3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from swarm.job.outer import MergeRule, OuterUpdate
 from swarm.model.codec import round_trip
+from swarm.model.digests import digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,57 @@ class OuterState:
     def of(cls, weights: Tensor) -> OuterState:
         """The state at the start: the weights are the anchor, and there is no momentum."""
         return cls(weights.clone(), torch.zeros_like(weights))
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """An outer step of some parameters at one island: `deltas` has D for each of them.
+
+    Without an update the outer weights stay as they are: the proposals were not finite.
+    """
+
+    deltas: Mapping[str, Tensor]
+    update: OuterUpdate | None
+    rule: MergeRule
+    own: Mapping[str, Tensor] = field(default_factory=dict)  # the island's own proposals; empty: it made none
+
+
+class OuterWeights:
+    """The outer state of a stage's parameters. All islands hold the same, and so do all replicas of an island."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        """At the start of a job, when the outer weights are the weights."""
+        self._states = {name: OuterState.of(each.detach().cpu()) for name, each in weights.items()}
+        self._digest = ""
+
+    def tensors(self, name: str) -> list[Tensor]:
+        """What is held of a parameter, not copies; whoever writes into them calls `changed`."""
+        state = self._states[name]
+        return [state.anchor, state.momentum, *([] if state.buffer is None else [state.buffer])]
+
+    def changed(self) -> None:
+        self._digest = ""
+
+    def digest(self) -> str:
+        """As `digest_of`; it changes with merges only, so it is kept between them."""
+        if not self._digest:
+            tensors = ((name, tensor) for name in sorted(self._states) for tensor in self.tensors(name))
+            self._digest = digest_of(tensors)
+        return self._digest
+
+    def proposal(self, name: str, weights: Tensor, codec: str) -> Tensor:
+        """What an island with these weights proposes: P."""
+        return proposal(self._states[name].anchor, weights.detach().cpu(), codec)
+
+    def merge(self, name: str, weights: Tensor, merge: Merge) -> Tensor:
+        """Make the next outer version of a parameter; gives the weights of an island that had `weights`."""
+        before = after = self._states[name]
+        if merge.update is not None:
+            after = self._states[name] = advance(before, merge.deltas[name], merge.update)
+            self.changed()
+        mine = weights.detach().cpu()
+        own = merge.own.get(name)
+        return merged(mine, before.anchor, after.anchor, merge.rule, torch.zeros_like(mine) if own is None else own)
 
 
 def proposal(anchor: Tensor, weights: Tensor, codec: str) -> Tensor:

@@ -6,6 +6,7 @@ What happens to a microbatch and to a step here:
                                                                         │
     part(step, unit) ◀── sums of a sealed step ─────────────────────────┤
     apply(step, means) ──▶ optimizer per parameter ──▶ version step + 1     └─ consumed
+    merge(step, deltas) ──▶ outer weights ──▶ version step + 1              a step without microbatches
 
 This module only knows how to compute; when is decided elsewhere. The same class serves a stage server and the
 one-process reference, and the result must not depend on the number of stages. Therefore:
@@ -37,6 +38,7 @@ from swarm.model import exact_sums
 from swarm.model.digests import digest_of
 from swarm.model.families import Draw, StageModule, stored_name
 from swarm.model.optimizers import Optimizer
+from swarm.model.outer import Merge, OuterWeights
 from swarm.model.runtime import step_device, sum_device, to_device, to_host
 from swarm.model.state import InitialState, raw_bytes
 from swarm.model.units import UnitUse, module_names, places_of, tied_name, views
@@ -93,6 +95,7 @@ class Stage:
         self._optimizer = Optimizer(
             spec.training, ((name, each.to(self._step_device)) for name, each in newest.items())
         )
+        self._outer = OuterWeights(newest) if spec.has_outer_steps else None
         if initial is not None and initial.optimizer:
             for name in newest:
                 self._optimizer.restore(name, initial.optimizer.get(stored_name(spec, name), {}))
@@ -246,28 +249,29 @@ class Stage:
         self.weights.settle(step + 1)
         return self.digest()
 
-    @torch.no_grad()
-    def take_over(self, step: int, values: Mapping[str, Tensor]) -> None:
-        """Commit a step without microbatches: some parameters get new float32 values, all else stays as it is.
+    def propose(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """How far these parameters are behind the outer weights, float32 on the CPU, as the other islands get it."""
+        assert self._outer is not None, "the job has no outer steps"
+        newest = self.weights.newest()
+        return {name: self._outer.proposal(name, newest[name], self._spec.outer.compression) for name in names}
 
-        `version` becomes step + 1.
+    def merge(self, step: int, merge: Merge) -> str:
+        """Commit an outer step, one without microbatches: the parameters in `merge` take over new outer weights.
+
+        All others stay as they are. `version` becomes step + 1; gives the new digest.
         """
         assert step == self.version, f"step {step} is applied to version {self.version}"
-        names = tuple(self.weights.newest())
-        for name in names:
-            parameter = self.weights.to_step(name, step)
-            if name in values:
-                parameter.copy_(values[name])
-        self.weights.changed(names, step + 1)
-        self.weights.settle(step + 1)
+        self.replay_merge(step, self.weights.newest(), merge)
+        return self.settle(step + 1)
 
     def digest(self) -> str:
-        """The digest of the newest parameters and the optimizer's state, in order of name."""
-        return digest_of(
+        """The digest of the newest parameters and the optimizer's state, in order of name; then of the outer state."""
+        inner = digest_of(
             (f"{name}@{key}", tensor)
             for name, parameter in sorted(self.weights.newest().items())
             for key, tensor in (("", parameter), *self._optimizer.state_of(name).items())
         )
+        return inner if self._outer is None else f"{inner}-{self._outer.digest()}"
 
     # Joining ---------------------------------------------------------------------------------------------------------
 
@@ -281,7 +285,7 @@ class Stage:
 
     def snapshot(self, names: Iterable[str]) -> bytes:
         """All that a commit changes of these parameters, as it is now: for each the newest weights, with staleness 1
-        those of the version before, then the optimizer's tensors."""
+        those of the version before, then the optimizer's tensors and the outer state."""
         tensors = to_host(*(tensor for name in names for tensor in self._state_at(name, self.version)))
         return b"".join(map(raw_bytes, tensors))
 
@@ -298,6 +302,8 @@ class Stage:
                 position += len(raw)
                 tensor.copy_(torch.frombuffer(bytearray(raw), dtype=tensor.dtype).view(tensor.shape))
             self.weights.changed([name], version)
+        if self._outer is not None:
+            self._outer.changed()
         assert position == len(snapshot), "a snapshot of other parameters"
 
     @torch.no_grad()
@@ -322,6 +328,16 @@ class Stage:
                 self._step([(name, parameter)], clipped, learning_rate)
             self.weights.changed([name], step + 1)
 
+    @torch.no_grad()
+    def replay_merge(self, step: int, names: Iterable[str], merge: Merge) -> None:
+        """Commit an outer step for some parameters, which are of version `step`: the same bits as `merge`."""
+        assert self._outer is not None, "the job has no outer steps"
+        for name in names:
+            parameter = self.weights.to_step(name, step)
+            if name in merge.deltas:
+                parameter.copy_(self._outer.merge(name, parameter, merge))
+            self.weights.changed([name], step + 1)
+
     def settle(self, version: int) -> str:
         """Record that all parameters are of `version` now; returns the digest of the state."""
         self.weights.settle(version)
@@ -344,7 +360,8 @@ class Stage:
 
     def _state_at(self, name: str, version: int) -> list[Tensor]:
         """The tensors of a parameter that is of `version` (others may not be yet); not copies."""
-        return [*self.weights.held(name, version), *self._optimizer.state_of(name).values()]
+        outer = [] if self._outer is None else self._outer.tensors(name)
+        return [*self.weights.held(name, version), *self._optimizer.state_of(name).values(), *outer]
 
     # Files -----------------------------------------------------------------------------------------------------------
 

@@ -2,13 +2,13 @@
 
     inner step at every island ──▶ captured? proposals, held ──▶ due? one outer version, merged at every island
 
-`OuterPlan` says when, `swarm.model.outer` how. An outer step is a step without microbatches: it makes a version of an
-island's weights like any other, so graphs and older buffers are treated as behind an inner step.
+`OuterPlan` says when, `Stage` does it. An outer step is a step without microbatches: it makes a version of an island's
+weights like any other, so graphs and older buffers are treated as behind an inner step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -17,13 +17,13 @@ from swarm.job.islands import outer_plan
 from swarm.job.outer import REPLACE
 from swarm.job.spec import JobSpec
 from swarm.model.families import stored_name
-from swarm.model.outer import OuterState, advance, compose, merged, proposal
+from swarm.model.outer import Merge, compose
 from swarm.model.stage import Stage
 from swarm.model.state import place_of
 
 
 class OuterSteps:
-    """The outer weights and momentum of a resolved job, and the proposals under way.
+    """The proposals under way of a resolved job; each stage keeps the outer state of its parameters.
 
     `islands` has the stages of each island, which begin with the same weights; they are changed in place.
     """
@@ -32,19 +32,16 @@ class OuterSteps:
         self._spec = spec
         self._islands = islands
         self._plan = outer_plan(spec)
-        self._states = {name: OuterState.of(weights) for name, weights in self._weights(islands[0]).items()}
-        self._names: list[list[str]] = [[] for _ in range(self._plan.fragments)]
-        for name in self._states:
-            self._names[fragment_of(place_of(spec, name), self._plan.fragments)].append(name)
         self._proposed: dict[int, tuple[list[dict[str, Tensor]], list[float]]] = {}  # by fragment, until merged
-        self._tokens = [[0] * len(islands) for _ in self._names]  # by fragment and island, since the last capture
+        # By fragment and island, since the last capture.
+        self._tokens = [[0] * len(islands) for _ in range(self._plan.fragments)]
         self.is_level = True  # all islands hold the outer weights
 
     def after(self, step: int, tokens: Sequence[int]) -> list[int]:
         """Every island has made inner step `step`, with so many tokens: capture and merge what is due.
 
-        Gives the fragments whose mean proposal was not finite: the weights of all islands become the anchor, which
-        stays, so what they had learned of it since the last merge is dropped.
+        Gives the fragments whose mean proposal was not finite: the weights of all islands become the outer weights,
+        which stay, so what they had learned of it since the last merge is dropped.
         """
         self.is_level = False
         for counted in self._tokens:
@@ -58,13 +55,13 @@ class OuterSteps:
         return dropped
 
     def _capture(self, fragment: int) -> None:
-        codec = self._spec.outer.compression
         proposals = []
         for island in self._islands:
-            weights = self._weights(island)
-            proposals.append(
-                {name: proposal(self._states[name].anchor, weights[name], codec) for name in self._names[fragment]}
-            )
+            made: dict[str, Tensor] = {}  # a tied weight once: both of its stages propose the same
+            for stage, names in self._held(island, fragment):
+                proposed = stage.propose(names)
+                made |= {kept: proposed[name] for name, kept in names.items()}
+            proposals.append(made)
         total = sum(self._tokens[fragment])
         self._proposed[fragment] = proposals, [tokens / total for tokens in self._tokens[fragment]]
         self._tokens[fragment] = [0] * len(self._islands)
@@ -72,26 +69,20 @@ class OuterSteps:
     def _merge(self, fragment: int, step: int) -> bool:
         """Make the fragment's next outer version and give it to all islands; False if it is not finite."""
         proposals, shares = self._proposed.pop(fragment)
-        deltas = {name: compose([one[name] for one in proposals], shares) for name in self._names[fragment]}
+        deltas = {name: compose([one[name] for one in proposals], shares) for name in proposals[0]}
         finite = all(bool(delta.isfinite().all()) for delta in deltas.values())
-        before = {name: self._states[name].anchor for name in deltas}
-        if finite:
-            self._states |= {name: advance(self._states[name], deltas[name], self._plan.update) for name in deltas}
+        update = self._plan.update if finite else None
         rule = self._plan.rule(step) if finite else REPLACE
         for island, own in zip(self._islands, proposals, strict=True):
-            weights = self._weights(island)
-            taken = {
-                name: merged(weights[name], before[name], self._states[name].anchor, rule, own[name]) for name in deltas
-            }
-            for stage in island:
-                held = {name: stored_name(self._spec, name) for name, _ in stage.parameter_sizes()}
-                stage.take_over(stage.version, {name: taken[kept] for name, kept in held.items() if kept in taken})
+            for stage, names in self._held(island, fragment):
+                there, mine = ({name: one[kept] for name, kept in names.items()} for one in (deltas, own))
+                stage.merge(stage.version, Merge(there, update, rule, mine))
         return finite
 
-    def _weights(self, island: Sequence[Stage]) -> Mapping[str, Tensor]:
-        """The newest weights of an island, float32 on the CPU; a tied weight once."""
-        found: dict[str, Tensor] = {}
+    def _held(self, island: Sequence[Stage], fragment: int) -> Iterator[tuple[Stage, dict[str, str]]]:
+        """Each stage with its parameters of a fragment: their names there, and in a model folder."""
+        fragments = self._plan.fragments
         for stage in island:
-            for name, weights in stage.weights.newest().items():
-                found.setdefault(stored_name(self._spec, name), weights.detach().cpu())
-        return found
+            held = {name: stored_name(self._spec, name) for name, _ in stage.parameter_sizes()}
+            places = {name: place_of(self._spec, kept) for name, kept in held.items()}
+            yield stage, {name: held[name] for name, at in places.items() if fragment_of(at, fragments) == fragment}

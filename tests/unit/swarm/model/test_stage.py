@@ -5,7 +5,6 @@ That the cut changes no bit is the subject of tests/integration/test_cut_invaria
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -214,25 +213,6 @@ def test_digest_tells_weights_and_optimizer_state_apart(optimizer: str) -> None:
     run(two, Microbatch(0, 1, 0), version=1, seed=2)
     assert commit(one, 1, learning_rate=0.0) != commit(two, 1, learning_rate=0.0)
     assert parameter_hashes(one[0].capture(optimizer=False)) == parameter_hashes(two[0].capture(optimizer=False))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16_parameters"])
-def test_values_that_are_taken_over_make_a_version_like_any_other(dtype: str) -> None:
-    """The weights before stay in the older buffer, and neither other parameters nor the optimizer's state change."""
-    stages = stages_of(spec_of(1, staleness=1, dtype=dtype))
-    (stage,) = stages
-    run(stages, Microbatch(0, 0, 0))
-    commit(stages, 0)
-    tokens, targets = text(9)
-    before, loss = stage.capture(optimizer=True), stage.evaluate(1, tokens=tokens, targets=targets)[1]
-    stage.take_over(1, {HEAD: torch.zeros_like(before.weights[HEAD])})
-    assert stage.version == 2
-    assert stage.evaluate(1, tokens=tokens, targets=targets)[1] == loss
-    assert stage.evaluate(2, tokens=tokens, targets=targets)[1] == pytest.approx(B * T * math.log(257), rel=1e-3)
-    after = stage.capture(optimizer=True)
-    assert [name for name, value in after.weights.items() if not torch.equal(value, before.weights[name])] == [HEAD]
-    for name, state in before.optimizer.items():
-        assert all(torch.equal(value, after.optimizer[name][key]) for key, value in state.items())
 
 
 def test_two_buffers_compute_with_weights_one_step_old() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarm.data.batches import Batches, TokenData
 from swarm.job.families import HEAD
-from swarm.job.islands import courses, island_spec
+from swarm.job.islands import courses, island_spec, outer_plan
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.families import EMBEDDING
@@ -116,9 +116,8 @@ def drift(islands: list[list[Stage]], seed: int = 0) -> None:
     for number, island in enumerate(islands):
         generator = torch.Generator().manual_seed(seed + number)
         for stage in island:
-            changed = {name: value + torch.randn(value.shape, generator=generator)
-                       for name, value in stage.weights.newest().items()}  # fmt: skip
-            stage.take_over(stage.version, changed)
+            for value in stage.weights.newest().values():
+                value.data += torch.randn(value.shape, generator=generator)
 
 
 def test_proposals_weigh_as_much_as_the_tokens_behind_them() -> None:
@@ -150,7 +149,8 @@ def test_streaming_merges_what_was_captured_and_keeps_a_share_of_the_weights() -
     for step in range(4):
         steps.after(step, [1, 1])
     for stage in (stage for island in islands for stage in island):  # what is learned between capture and merge
-        stage.take_over(stage.version, {name: value + 1 for name, value in stage.weights.newest().items()})
+        for value in stage.weights.newest().values():
+            value.data += 1
     steps.after(4, [1, 1])
     assert farthest(weights(islands[0]), captured[0]) == pytest.approx(1.0, abs=1e-5), "it is on its way"
     steps.after(5, [1, 1])
@@ -168,9 +168,25 @@ def test_a_proposal_that_is_not_finite_is_dropped_and_heals_all_islands(bad: flo
     islands, steps = pair(every_steps=6, compression="bfloat16")
     start = weights(build_stages(spec_of(), CPU))
     (broken,) = islands[1]
-    broken.take_over(1, {EMBEDDING: torch.full_like(start[EMBEDDING], bad)})
+    broken.weights.newest()[EMBEDDING].data.fill_(bad)
     assert [steps.after(step, [1, 1]) for step in range(6)] == [[]] * 5 + [[0]]
     assert farthest(start, weights(islands[0])) == farthest(start, weights(islands[1])) == 0.0
+
+
+@pytest.mark.parametrize("mode", ["diloco", "streaming"])
+def test_all_islands_hold_the_same_outer_state_behind_every_merge(mode: str) -> None:
+    spec = spec_of(mode, stages=2, tied=True, every_steps=4, compression="fp4")
+    batches, share = batches_of(spec), island_spec(spec)
+    islands = [build_stages(share, CPU) for _ in range(2)]
+    steps, seen = OuterSteps(spec, islands), set[tuple[str, ...]]()
+    for step in range(6):
+        for island, course in zip(islands, courses(spec), strict=True):
+            train_step(island, share, batches, course.at(step))
+        assert steps.after(step, [1, 1]) == []
+        held = {tuple(stage.digest().partition("-")[2] for stage in island) for island in islands}
+        assert len(held) == 1
+        seen |= held
+    assert len(seen) == 1 + len({step for step in range(6) if outer_plan(spec).merges(step)})
 
 
 @pytest.mark.parametrize("mode", ["diloco", "streaming"])

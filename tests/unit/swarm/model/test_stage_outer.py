@@ -1,0 +1,114 @@
+"""swarm.model.stage with outer steps: what a replica proposes, merges, hands to a joiner and says of itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from swarm.job.families import HEAD
+from swarm.job.outer import REPLACE, MergeRule, nesterov
+from swarm.job.spec import JobSpec
+from swarm.model.families import EMBEDDING
+from swarm.model.outer import Merge, compose
+from swarm.model.stage import Stage
+from swarm.types import Microbatch
+from tests.support.whole_steps import CPU, B, T, commit, run, spec_of, stages_of, text
+
+UPDATE = nesterov(0.7, 0.9)
+
+
+def outer_spec(stages: int = 1, **changes: object) -> JobSpec:
+    spec = spec_of(stages, **changes)  # type: ignore[arg-type]
+    averaging = spec.averaging.model_copy(update={"mode": "diloco"})
+    outer = spec.outer.model_copy(update={"compression": "bfloat16"})
+    return spec.model_copy(update={"averaging": averaging, "outer": outer})
+
+
+def trained(stage: Stage, step: int, seed: int) -> None:
+    """An inner step."""
+    for index in range(2):
+        run([stage], Microbatch(0, step, index), version=step, seed=seed + index)
+    commit([stage], step)
+
+
+def names_of(stage: Stage) -> list[str]:
+    return [name for name, _ in stage.parameter_sizes()]
+
+
+def exchange(stages: list[Stage], rule: MergeRule = REPLACE) -> list[Merge]:
+    """What each island merges after all have proposed everything."""
+    proposals = [stage.propose(names_of(stage)) for stage in stages]
+    shares = [1.0 / len(stages)] * len(stages)
+    deltas = {name: compose([one[name] for one in proposals], shares) for name in proposals[0]}
+    return [Merge(deltas, UPDATE, rule, own) for own in proposals]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16_parameters"])
+def test_a_merge_makes_a_version_like_any_other(dtype: str) -> None:
+    """The weights before stay in the older buffer, and neither other parameters nor the optimizer's state change."""
+    stages = stages_of(outer_spec(staleness=1, dtype=dtype))
+    (stage,) = stages
+    trained(stage, 0, 0)
+    tokens, targets = text(9)
+    before, loss = stage.capture(optimizer=True), stage.evaluate(1, tokens=tokens, targets=targets)[1]
+    start = stage.propose([HEAD])[HEAD] + before.weights[HEAD]  # the outer weights, but for the code's rounding
+    digest = stage.merge(1, Merge({HEAD: start}, nesterov(1.0, 0.0), REPLACE))
+    assert (stage.version, stage.digest()) == (2, digest)
+    assert stage.evaluate(1, tokens=tokens, targets=targets)[1] == loss
+    # Outer weights minus themselves: a head of almost nothing.
+    assert stage.evaluate(2, tokens=tokens, targets=targets)[1] == pytest.approx(B * T * math.log(257), rel=1e-2)
+    after = stage.capture(optimizer=True)
+    assert [name for name, value in after.weights.items() if not torch.equal(value, before.weights[name])] == [HEAD]
+    for name, state in before.optimizer.items():
+        assert all(torch.equal(value, after.optimizer[name][key]) for key, value in state.items())
+
+
+def test_what_does_not_come_from_finite_proposals_leaves_the_outer_weights_as_they_are() -> None:
+    (stage,) = stages_of(outer_spec())
+    start, outer = stage.capture(optimizer=False).weights, stage.digest().partition("-")[2]
+    trained(stage, 0, 0)
+    nan = {name: torch.full_like(value, math.nan) for name, value in start.items()}
+    stage.merge(1, Merge(nan, None, REPLACE))
+    assert stage.digest().partition("-")[2] == outer
+    assert all(torch.equal(value, start[name]) for name, value in stage.capture(optimizer=False).weights.items())
+
+
+def test_the_digest_names_the_outer_state_too() -> None:
+    one, two = (stages_of(outer_spec())[0] for _ in range(2))
+    assert one.digest() == two.digest()
+    held: dict[str, Tensor] = one.propose([EMBEDDING])
+    zeros = {EMBEDDING: torch.zeros_like(held[EMBEDDING])}
+    # The weights stay, as everything of them is kept; the outer state moves.
+    for stage, update in ((one, UPDATE), (two, nesterov(0.5, 0.9))):
+        stage.merge(0, Merge({EMBEDDING: zeros[EMBEDDING] + 1}, update, MergeRule(1.0, 0.0, 0.0)))
+    inner, outer = zip(*(stage.digest().split("-") for stage in (one, two)), strict=True)
+    assert inner[0] == inner[1]
+    assert outer[0] != outer[1]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_joiner_gets_the_outer_state_with_the_snapshot_and_replays_merges_with_the_same_bits(staleness: int) -> None:
+    """Snapshot in two parts, taken before and behind the same outer step, as a joiner may get them."""
+    spec = outer_spec(staleness=staleness)
+    donor, other, joiner = (Stage(spec, 0, CPU) for _ in range(3))
+    for step in range(2):
+        for number, stage in enumerate((donor, other)):
+            trained(stage, 2 * step, 10 * number + step)
+        mine, theirs = exchange([donor, other], MergeRule(0.25, 0.0, 0.0))
+        names = names_of(donor)
+        early, late = names[::2], names[1::2]
+        before = donor.snapshot(early)
+        donor.merge(2 * step + 1, mine)
+        other.merge(2 * step + 1, theirs)
+    joiner.absorb(early, 3, memoryview(before))
+    joiner.absorb(late, 4, memoryview(donor.snapshot(late)))
+    joiner.replay_merge(3, early, mine)
+    assert joiner.settle(4) == donor.digest()
+    for stage in (donor, joiner):
+        trained(stage, 4, 5)
+    both = [stage.propose(names) for stage in (donor, joiner)]
+    assert all(torch.equal(both[0][name], both[1][name]) for name in names)
+    assert donor.state_bytes(names) == len(donor.snapshot(names))
