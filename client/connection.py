@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,12 +14,13 @@ import grpc
 from google.protobuf.message import Message
 
 from client.shell import Shell
-from swarm.errors import IncompatibleVersion, NotAdmitted, SchedulerUnreachable, SwarmError, WrongSwarm
+from swarm.errors import ERROR_BY_CODE, IncompatibleVersion, NotAdmitted, SchedulerUnreachable, SwarmError, WrongSwarm
 from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.identity import Identity
 from swarm.pki.names import scheduler_of
 from swarm.pki.profiles import find_profile, profile_folder
 from swarm.rpc.channel import connect_sync, translate
+from swarm.rpc.handshake import with_times
 from swarm.rpc.members import renewed
 from swarm.text import printable
 from swarm.wire import jobs_pb2 as pb
@@ -35,9 +35,6 @@ SECONDS_PER_MIB = 128.0
 # Calls for which the scheduler reads whole checkpoints may take this long.
 READING_S_MAX = 3600.0
 PROBE_S_MAX = 5.0
-# What gRPC says when the other side shows no certificate that we trust, or speaks no TLS at all.
-_HANDSHAKE = re.compile(r"CERTIFICATE_VERIFY_FAILED|Hostname Verification|[Hh]andshake failed|SSL_ERROR")
-
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -254,12 +251,14 @@ class Scheduler:
         with self._translated():
             yield from self._stub.Pull(pb.PullRequest(job=job, step=step))
 
-    def _why_unreachable(self, message: str) -> SwarmError:
-        if _HANDSHAKE.search(message):
-            return _stranger(self.address)
-        if self._identity is None and "failed to connect" in message and _listens(self.address):
+    def _why_unreachable(self, found: SwarmError) -> SwarmError:
+        was_shut = found.code == SchedulerUnreachable.code and (found.hint or "failed to connect" in found.message)
+        if self._identity is None and was_shut and _listens(self.address):
             return NotAdmitted(f"what answers at {self.address} takes no plaintext", hint="leave --insecure out")
-        return _nobody(self.address)
+        if found.code == WrongSwarm.code:
+            return _stranger(self.address)
+        kind = ERROR_BY_CODE[found.code]
+        return kind(found.message, hint=found.hint) if found.hint else _nobody(self.address)
 
     # Members ---------------------------------------------------------------------------------------------------------
 
@@ -303,8 +302,8 @@ class Scheduler:
         except grpc.RpcError as error:
             found = translate(error, self.address)
             found.message, found.hint = printable(found.message), printable(found.hint)
-            if isinstance(found, SchedulerUnreachable) and not found.hint:
-                found = self._why_unreachable(found.message)
+            if isinstance(found, SchedulerUnreachable):
+                found = self._why_unreachable(with_times(found, self.address))
             raise found from error
         except RuntimeError as error:
             # A signal that comes while gRPC takes its lock back hides behind the failure to give it up.

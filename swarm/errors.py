@@ -106,6 +106,18 @@ class CertificateEnded(NotAdmitted):
     code = "E0505"
 
 
+class ClocksDiffer(NotAdmitted):
+    """A certificate is not good yet, or no more, by the clock of the machine that looks at it."""
+
+    code = "E0506"
+
+
+class AnotherAnswers(NotAdmitted):
+    """Who answers at the address is of the swarm, and not the one who was meant."""
+
+    code = "E0507"
+
+
 class NoPass(NotAdmitted):
     """A stage server has no pass for the job and stage of the one that it dials, or one that is good no more."""
 

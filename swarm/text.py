@@ -9,6 +9,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 _CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/\"'<>]{1,500}@")
 _ADDRESS = re.compile(
@@ -78,6 +79,11 @@ def size(count: float) -> str:
         if count < 1024:
             return f"{count:.1f} {unit}"
     return f"{count / 1024:.1f} TiB"
+
+
+def utc(unix_s: float) -> str:
+    """A moment as people of all time zones read it: 2026-11-23 04:50:12 UTC."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def duration(seconds: float) -> str:

@@ -15,12 +15,13 @@ from typing import Protocol
 
 from scheduler.brain.fleet.clones import CLONE_S, Rivals
 from scheduler.brain.fleet.membership import Membership, Transition
-from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage, SwarmError
+from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage, SwarmError
 from swarm.limits import INCARNATION_AHEAD_S, PEERS_MAX, SESSIONS_AT_ONCE, SESSIONS_PER_S, Bucket
 from swarm.messages import PROTOCOL_VERSION, Command, Event, FetchRequest, Hello, StoreHeader, Welcome
 from swarm.process.logs import Logger
 from swarm.rpc.guard import check_caller
 from swarm.rpc.session import CONNECTION
+from swarm.text import utc
 from swarm.types import PeerId, PeerState
 
 # A peer that leaves this many commands unread has stopped reading.
@@ -28,6 +29,7 @@ COMMANDS_WAITING_MAX = 8192
 HELLO_S_MAX = 10.0
 TICK_S = 0.25
 HEARTBEAT_S = 1.0  # how often a stage server says that it is there
+UNIX_S_MAX = 253_402_300_799.0  # that can be written as a date
 STOOD_STILL_S = 0.5  # a tick that is late by more than this says that this process did not run
 
 
@@ -235,9 +237,10 @@ class Sessions:
         session has ended by then, is on the same machine, or falls silent within seconds.
         """
         if hello.incarnation > (self._wall_s() + INCARNATION_AHEAD_S) * 1e9:
-            raise Refused(
-                f"{hello.peer} says that it was started in the future (incarnation {hello.incarnation})",
-                hint="set the clock of its machine",
+            started = utc(min(hello.incarnation / 1e9, UNIX_S_MAX))
+            raise ClocksDiffer(
+                f"{hello.peer} was started in the future: at {started} by its clock, here it is {utc(self._wall_s())}",
+                hint="set the clock that is wrong, then start it again",
             )
         known, session = self._membership.get(hello.peer), self._sessions.get(hello.peer)
         is_heard = known is not None and known.state not in (PeerState.SUSPECT, PeerState.GONE)

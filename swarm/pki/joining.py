@@ -11,16 +11,19 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
-from swarm.errors import ERROR_BY_CODE, NotAdmitted, SchedulerUnreachable, SwarmError, WrongSwarm
+from swarm.errors import ERROR_BY_CODE, ClocksDiffer, NotAdmitted, SchedulerUnreachable, SwarmError, WrongSwarm
 from swarm.pki import keys
-from swarm.pki.authority import pin_of
+from swarm.pki.authority import CLOCK_SLACK_S, pin_of
 from swarm.pki.identity import Application, Identity
 from swarm.pki.names import CLUSTER_CHARACTERS, Role, scheduler_of
 from swarm.pki.tokens import JoinLine
-from swarm.text import is_address
+from swarm.text import is_address, spoken_duration, utc
 
 CA_PATH, JOIN_PATH = "/v1/ca", "/v1/join"
 ANSWER_BYTES_MAX = 64 << 10
@@ -33,16 +36,17 @@ class Joined:
     scheduler: str  # HOST:PORT
 
 
-def join(line: JoinLine, name: str, application: Application) -> Joined:
+def join(line: JoinLine, name: str, application: Application, wall_s: Callable[[], float] = time.time) -> Joined:
     """Become a member; blocking. `name` may be empty where the token says who joins.
 
-    The same application may be handed in again if the answer was lost. Raises SchedulerUnreachable, WrongSwarm, or
-    what the scheduler raised (BadToken, Refused).
+    The same application may be handed in again if the answer was lost. Raises SchedulerUnreachable, WrongSwarm,
+    ClocksDiffer, or what the scheduler raised (BadToken, Refused).
     """
     unproved = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unproved.check_hostname = False
     unproved.verify_mode = ssl.CERT_NONE
-    told = _text(_call(line.address, unproved, "GET", CA_PATH), "ca").encode(errors="replace")
+    answer, there_unix_s = _call(line.address, unproved, "GET", CA_PATH)
+    told = _text(answer, "ca").encode(errors="replace")
     try:
         # Only the certificate whose key is compared: TLS would trust all that came with it.
         ca_pem = keys.certificate_pem(keys.read_certificate(told))
@@ -55,10 +59,11 @@ def join(line: JoinLine, name: str, application: Application) -> Joined:
             f"{line.pin[:8]}…",
             hint="the address is wrong, or somebody stands in between; the secret was not sent",
         )
+    _check_clocks(line.address, wall_s(), there_unix_s)
     proved = ssl.create_default_context(cadata=ca_pem.decode())
     asked = {"id": line.id, "secret": line.secret, "name": name, "csr": application.request_pem.decode()}
     server = scheduler_of(line.pin[:CLUSTER_CHARACTERS]).dns
-    answer = _call(line.address, proved, "POST", JOIN_PATH, asked, server)
+    answer, _ = _call(line.address, proved, "POST", JOIN_PATH, asked, server)
     identity = application.granted(_text(answer, "certificate").encode(), ca_pem)
     if identity.principal.role is Role.SCHEDULER:
         raise NotAdmitted(f"{line.address} answered with a certificate that is not for a member")
@@ -88,7 +93,8 @@ def _call(
     path: str,
     body: dict[str, str] | None = None,
     server_name: str = "",
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], float | None]:
+    """The answer, and when it was given by the clock of whoever gave it."""
     connection = _Connection(address, context, server_name)
     try:
         payload = None if body is None else json.dumps(body)
@@ -116,7 +122,24 @@ def _call(
     if reply.status != http.HTTPStatus.OK:
         kind = ERROR_BY_CODE.get(str(answer.get("code")), NotAdmitted)
         raise kind(str(answer.get("message", reply.reason))[:1000], hint=str(answer.get("hint", ""))[:1000])
-    return answer
+    return answer, _date(reply.getheader("Date", ""))
+
+
+def _date(text: str) -> float | None:
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _check_clocks(address: str, here_unix_s: float, there_unix_s: float | None) -> None:
+    """ClocksDiffer if certificates that are made there would not be good here."""
+    if there_unix_s is not None and abs(here_unix_s - there_unix_s) > CLOCK_SLACK_S:
+        apart = spoken_duration(abs(here_unix_s - there_unix_s))
+        raise ClocksDiffer(
+            f"clocks differ by {apart}: here it is {utc(here_unix_s)}, at {address} {utc(there_unix_s)}",
+            hint="set the clock that is wrong, then join again; the secret was not sent",
+        )
 
 
 def _text(answer: dict[str, Any], key: str) -> str:

@@ -8,6 +8,7 @@ error crosses a connection as a status code, its text as the status details, and
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, cast
@@ -20,6 +21,7 @@ from swarm import errors
 from swarm.limits import RPCS_MAX
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role, any_of
+from swarm.rpc.handshake import explained
 from swarm.text import is_address, is_loopback
 from swarm.types import PeerId
 
@@ -199,6 +201,8 @@ def translate(
         return unknown
     match code:
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            if (why := explained(details, address, time.time())) is not None:
+                return _as(unavailable, why)
             return unavailable(f"{address} does not answer: {details or 'the connection broke'}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlinePassed(f"{address} did not answer in time")
@@ -207,6 +211,13 @@ def translate(
                 f"{address} does not know this call: {details}", hint="both sides need the same version of swarm"
             )
     return _class_of(code, unavailable)(f"{address} failed: {details or code.name}")
+
+
+def _as(kind: type[errors.SwarmError], error: errors.SwarmError) -> errors.SwarmError:
+    """The error in a class that says what the caller can do: to dial again may help, elsewhere or later."""
+    found = kind(error.message, hint=error.hint)
+    found.code = error.code if error.code != errors.SwarmError.code else found.code
+    return found
 
 
 def _class_of(code: grpc.StatusCode, unavailable: type[errors.SwarmError]) -> type[errors.SwarmError]:

@@ -12,6 +12,7 @@ import grpc
 from swarm.pki.identity import Application, Identity
 from swarm.pki.names import Role, scheduler_of
 from swarm.rpc.channel import connect_sync, translate
+from swarm.rpc.handshake import with_times
 from swarm.wire import members_pb2 as pb
 from swarm.wire import members_pb2_grpc
 
@@ -39,7 +40,7 @@ def _granted(
         stub: Any = members_pb2_grpc.MembersStub(channel)  # type: ignore[no-untyped-call]  # generated code
         certificate: pb.Certificate = getattr(stub, method)(request, timeout=timeout_s)
     except grpc.RpcError as error:
-        raise translate(error, address) from error
+        raise with_times(translate(error, address), address) from error
     finally:
         channel.close()
     return application.granted(certificate.pem, certificate.ca_pem)

@@ -24,6 +24,7 @@ from swarm.pki.identity import Identity
 from swarm.pki.names import scheduler_of
 from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, check_address, connect, public_error, translate
 from swarm.rpc.frames import CHUNK_BYTES
+from swarm.rpc.handshake import with_times
 from swarm.rpc.mapping import from_command, from_event, from_message, parse, to_command, to_event, to_message
 from swarm.wire import session_pb2
 
@@ -110,7 +111,8 @@ class GrpcSchedulerLink:
             async for data in call:
                 yield from_command(parse(session_pb2.Command, data))
         except grpc.RpcError as error:
-            raise translate(error, self._address) from None
+            found = translate(error, self._address)
+            raise await asyncio.to_thread(with_times, found, self._address) from None
         except asyncio.CancelledError:
             # gRPC raises this also if `_send_events` gave the call up because `events` failed: then say that.
             task = asyncio.current_task()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import BadToken, NotAdmitted, RetryElsewhere, SchedulerUnreachable, WrongSwarm
+from swarm.errors import BadToken, ClocksDiffer, NotAdmitted, RetryElsewhere, SchedulerUnreachable, WrongSwarm
 from swarm.pki import keys
-from swarm.pki.authority import Authority
+from swarm.pki.authority import CLOCK_SLACK_S, Authority
 from swarm.pki.https import Https
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import ANSWER_BYTES_MAX, join
 from swarm.pki.names import Principal, Role
 from swarm.pki.tokens import JoinLine, new_line
 from swarm.process.http import BoundedServer
+from swarm.text import utc
 from tests.support.members import identity_of
 
 OURS, THEIRS = Authority.new(1_700_000_000.0), Authority.new(1_700_000_000.0)
@@ -138,6 +140,18 @@ def test_somebody_else_at_the_address_does_not_get_the_secret(tmp_path: Path, ca
     assert "the secret was not sent" in caught.value.hint
     assert len(fake.heard) == 1
     assert not any(line.secret.encode() in heard or line.id.encode() in heard for heard in fake.heard)
+
+
+@pytest.mark.parametrize("ahead_s", [-2.5 * CLOCK_SLACK_S, 2.5 * CLOCK_SLACK_S])
+def test_clocks_that_differ_are_named_before_the_secret_is_sent(tmp_path: Path, ahead_s: float) -> None:
+    """A joiner whose clock was wrong was told that somebody might stand in between."""
+    fake = Fake(OURS.pem, granting())
+    now = time.time()
+    with answering(fake, scheduler_of(OURS), tmp_path) as address, pytest.raises(ClocksDiffer) as caught:
+        join(new_line(address, OURS.pin), "gpu-3", Application("gpu-3"), lambda: now + ahead_s)
+    assert f"here it is {utc(now + ahead_s)}, at {address} {utc(now)[:15]}" in caught.value.message
+    assert "clocks differ by 2 h" in caught.value.message
+    assert len(fake.heard) == 1
 
 
 def test_nobody_at_the_address_is_an_error_with_a_hint(tmp_path: Path) -> None:

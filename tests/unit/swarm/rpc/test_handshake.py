@@ -1,0 +1,128 @@
+"""Whoever does not get through a handshake is told why, and what to do, in one sentence each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from client.connection import Scheduler
+from swarm.errors import (
+    AnotherAnswers,
+    ClocksDiffer,
+    NotAdmitted,
+    PeerUnavailable,
+    SchedulerUnreachable,
+    SwarmError,
+    WrongSwarm,
+)
+from swarm.pki.authority import LIFE_S, Authority
+from swarm.pki.identity import Identity, Wallet, issue
+from swarm.pki.names import Principal, Role, scheduler_of
+from swarm.rpc.channel import bind, connect, new_server, translate
+from swarm.rpc.handshake import explained, with_times
+from swarm.text import utc
+from tests.support.members import LOOPBACK
+
+NOW = time.time()
+OURS, THEIRS = Authority.new(NOW - 9 * LIFE_S), Authority.new(NOW)
+SCHEDULER, ADMIN = scheduler_of(OURS.cluster), Principal(OURS.cluster, Role.ADMIN, "me")
+GOOD = issue(OURS, SCHEDULER, NOW)
+TWO_HOURS = 7200.0
+
+
+def trusting(identity: Identity, authority: Authority) -> Identity:
+    return Identity(identity.key_pem, identity.certificate_pem, authority.pem)
+
+
+@asynccontextmanager
+async def answering(identity: Identity | None) -> AsyncIterator[str]:
+    server = new_server()
+    address = f"127.0.0.1:{bind(server, LOOPBACK, None if identity is None else Wallet(identity))}"
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(None)
+
+
+async def failure(address: str, identity: Identity | None) -> grpc.RpcError:
+    async with connect(address, identity, SCHEDULER.dns) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            await channel.unary_unary("/x.Y/Z")(b"", timeout=20)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "kind", "words"),
+    [
+        (trusting(issue(THEIRS, SCHEDULER, NOW), OURS), ADMIN, WrongSwarm, "is of another swarm"),
+        (issue(OURS, SCHEDULER, NOW - 2 * LIFE_S), ADMIN, ClocksDiffer, "has ended, as here it is 20"),
+        (issue(OURS, SCHEDULER, NOW + TWO_HOURS), ADMIN, ClocksDiffer, "is not good yet, as here it is 20"),
+        (issue(OURS, ADMIN, NOW), ADMIN, AnotherAnswers, "somebody else than was meant"),
+        (None, ADMIN, NotAdmitted, "speaks no TLS"),
+        (GOOD, None, SchedulerUnreachable, "closed the connection at once"),
+    ],
+    ids=["another authority", "ended", "not good yet", "another name", "plaintext server", "plaintext client"],
+)
+async def test_a_handshake_that_fails_says_why(
+    server: Identity | None, client: Principal | None, kind: type[SwarmError], words: str
+) -> None:
+    """The text of a person who dialled a scheduler with a wrong clock began with "Tls handshake failed (TSI_"."""
+    async with answering(server) as address:
+        error = await failure(address, None if client is None else issue(OURS, client, NOW))
+        found = translate(error, address)
+    assert (type(found), found.code) == (SchedulerUnreachable, kind.code), "whoever dials may try again"
+    assert words in found.message
+    assert address in found.message
+    assert found.hint
+    assert type(translate(error, address, unavailable=PeerUnavailable)) is PeerUnavailable
+
+
+@pytest.mark.parametrize("made_unix_s", [NOW - 2 * LIFE_S, NOW + TWO_HOURS], ids=["ended", "not good yet"])
+async def test_a_certificate_that_ended_by_the_clock_of_the_other_side_shuts_the_door(made_unix_s: float) -> None:
+    async with answering(GOOD) as address:
+        found = translate(await failure(address, issue(OURS, ADMIN, made_unix_s)), address)
+    assert found.message == f"what answers at {address} closed the connection at once"
+    assert "its clock differs (here it is 20" in found.hint
+
+
+async def test_whoever_just_does_not_answer_is_said_to_do_that() -> None:
+    async with answering(GOOD) as address:
+        pass
+    found = translate(await failure(address, issue(OURS, ADMIN, NOW)), address)
+    assert type(found) is SchedulerUnreachable
+    assert "does not answer" in found.message
+
+
+async def test_the_certificate_that_is_shown_tells_the_other_time() -> None:
+    made_unix_s = NOW + TWO_HOURS
+    server = issue(OURS, SCHEDULER, made_unix_s)
+    found = ClocksDiffer("it is not good yet")
+    assert with_times(found, "[::1]:7950", lambda where, timeout: server.certificate_pem.decode()) is found
+    assert found.message.endswith(f"was made at {utc(made_unix_s)}")
+    other = WrongSwarm("it is of another swarm")
+    assert with_times(other, "127.0.0.1:1").message == "it is of another swarm"
+    for answer in ("nonsense", ""):
+        same = ClocksDiffer("it is not good yet")
+        assert with_times(same, "h:1", lambda where, timeout, answer=answer: answer).message == "it is not good yet"  # type: ignore[misc]
+
+
+async def test_a_person_is_told_both_times() -> None:
+    server = issue(OURS, SCHEDULER, NOW + TWO_HOURS)
+    async with answering(server) as address:
+        with (
+            Scheduler(address, 20.0, issue(OURS, ADMIN, NOW)) as scheduler,
+            pytest.raises(ClocksDiffer, match=f"made at {utc(NOW + TWO_HOURS)}"),
+        ):
+            await asyncio.to_thread(scheduler.version)
+
+
+def test_a_port_that_speaks_tls_and_no_grpc_is_named() -> None:
+    found = explained("Cannot check peer: missing selected ALPN property.", "h:7949", NOW)
+    assert found is not None
+    assert "--join-listen" in found.hint
