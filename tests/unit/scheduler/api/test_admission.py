@@ -76,6 +76,18 @@ async def test_a_first_start_makes_a_swarm_whose_admin_types_nothing(tmp_path: P
         await asyncio.to_thread(vouched, side.address, side.admin, Role.VIEWER, "carl", 10.0)
 
 
+@pytest.mark.parametrize("key", ["ca.key", "pass.key"])
+async def test_a_scheduler_does_not_start_with_a_key_that_others_can_read(tmp_path: Path, key: str) -> None:
+    async with scheduler_side(tmp_path / "data"):
+        pass
+    path = tmp_path / "data" / "pki" / key
+    path.chmod(0o644)
+    with pytest.raises(InvalidConfig, match="others can read the key") as caught:
+        async with scheduler_side(tmp_path / "data"):
+            pass
+    assert (caught.value.exit_code, caught.value.hint) == (3, f"chmod 600 {path}")
+
+
 async def test_changes_and_refusals_are_written_down(tmp_path: Path) -> None:
     async with scheduler_side(tmp_path / "data") as side:
         ann = await asyncio.to_thread(vouched, side.address, side.admin, Role.VIEWER, "ann", 10.0)
