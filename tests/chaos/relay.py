@@ -59,6 +59,7 @@ class Link:
     duplicate: float = 0.0  # share
     bytes_per_s: float = 0.0  # 0 = as fast as it goes
     cut: bool = False
+    closed: bool = False  # nobody begins a TCP connection this way: there is a NAT, or a firewall that keeps state
 
 
 class Fates:
@@ -73,6 +74,14 @@ class Fates:
     def set(self, source: int, target: int, **changes: Any) -> None:
         """Change a link, one way."""
         self._links[source, target] = replace(self._links.get((source, target), Link()), **changes)
+
+    def lets_in(self, source: int, target: int, packet: bytes) -> bool:
+        """Whether the target's side of the link takes the packet."""
+        link = self._links.get((source, target))
+        if link is None or not link.closed or not _begins_connection(packet):
+            return True
+        self.counts["not let in"] += 1
+        return False
 
     def arrivals(self, source: int, target: int, size_bytes: int, now_s: float) -> list[float]:
         """When copies of a packet arrive: none if it is lost, two if it is repeated."""
@@ -218,7 +227,8 @@ def _relay(tuns: list[int], fates: Fates) -> None:
                 now_s = time.monotonic()
                 for packet in _packets(key.fd):
                     target = packet[19] - 1
-                    if packet[0] >> 4 == 4 and 0 <= target < len(tuns):
+                    here = packet[0] >> 4 == 4 and 0 <= target < len(tuns)
+                    if here and fates.lets_in(key.data, target, packet):
                         for at_s in fates.arrivals(key.data, target, len(packet), now_s):
                             counter += 1
                             heapq.heappush(heap, (at_s, counter, target, packet))
@@ -239,6 +249,12 @@ def _packets(tun: int) -> Iterator[bytes]:
             return
         if len(packet) >= 20:
             yield packet
+
+
+def _begins_connection(packet: bytes) -> bool:
+    """Whether it is TCP with SYN and without ACK."""
+    header_bytes = (packet[0] & 15) * 4
+    return packet[9] == 6 and len(packet) >= header_bytes + 14 and packet[header_bytes + 13] & 0x12 == 0x02
 
 
 class _Lines:

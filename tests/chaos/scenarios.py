@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from swarm.wire import jobs_pb2 as pb
+from swarm.wire import members_pb2, members_pb2_grpc
 from tests.chaos import failing_stage_server
 from tests.chaos.relay import Relay
 from tests.chaos.repeating_stage_server import SAID
@@ -392,6 +394,53 @@ def a_bad_network(folder: Path, seed: str, long: bool) -> Trial:
         return trial
 
 
+def behind_nat(folder: Path, seed: str, long: bool) -> Trial:
+    """Stage servers that nobody can dial, joined by token; the relay that carries most is killed."""
+    with Relay(7, seed=Random(seed).getrandbits(32)) as network, on_a_network(folder, seed, network) as trial:
+        trial.server_hosts, trial.before_servers = network.hosts[3:], [network.at(host) for host in range(3, 7)]
+        for hidden in (5, 6):
+            for other in range(7):
+                network.set(other, hidden, closed=True)
+        members: Any = members_pb2_grpc.MembersStub(trial.channel)  # type: ignore[no-untyped-call]
+
+        def line(role: str) -> tuple[str, str]:
+            return "--join", members.CreateToken(members_pb2.CreateTokenRequest(role=role, ttl_s=600, uses=1)).line
+
+        relays = [
+            Process.start(
+                folder / f"relay-{host}.log",
+                "relay",
+                *("--listen", f"{network.hosts[host]}:7955", "--data-dir", str(folder / f"relay-{host}")),
+                *("--http-port", "0", *line("relay")),
+                before=network.at(host),
+            )
+            for host in (1, 2)
+        ]
+        try:
+            for relay in relays:
+                relay.wait_ready()
+            for _ in range(2):
+                trial.add_servers(1, *line("stage-server"))
+            hidden_peers = [trial.add_servers(1, "--via-relay", *line("stage-server"))[0] for _ in range(2)]
+            job = trial.job(2, 300 if long else 60)
+            trial.until_step(job, 10)
+            trial.until("relays carry", lambda: any(_relayed(trial, peer) for peer in hidden_peers), 15.0)
+            relays[0].kill(signal.SIGKILL)
+            trial.proves(job)
+            if not network.counts().get("not let in"):
+                raise Void("nobody tried to dial a hidden stage server")
+            trial.figures["not_let_in"] = int(network.counts()["not let in"])
+            return trial
+        finally:
+            for relay in relays:
+                relay.stop()
+
+
+def _relayed(trial: Trial, peer: str) -> bool:
+    facts = trial.jobs.Explain(pb.ExplainRequest(about=peer), timeout=10).facts
+    return any("through relay" in fact.text for fact in facts)
+
+
 # Orders of `swarm chaos` --------------------------------------------------------------------------------------------
 
 
@@ -677,6 +726,7 @@ SCENARIOS = [
     Scenario("F7", "the broker dies and comes back empty", broker_killed, short=False),
     Scenario("F8", "links cut both ways, one way, from the scheduler, from all", partitions, network=True),
     Scenario("F11", "loss, repetition, reordering", a_bad_network, network=True, short=False),
+    Scenario("relay", "stage servers behind a NAT, a relay is killed", behind_nat, network=True, short=False),
     Scenario("F10-frozen", "SIGSTOP around the grace", frozen_and_back, short=False),
     Scenario("orders", "corrupt, slow, cut off, frozen, killed by swarm chaos", ordered, short=False),
     Scenario("F12", "all that is said comes again", everything_again, short=False),

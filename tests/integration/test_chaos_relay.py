@@ -44,6 +44,11 @@ def test_fates_are_drawn_as_told() -> None:
     assert fates.arrivals(0, 1, 100, 0.0) == []
     fates.set(1, 0, bytes_per_s=1000.0)
     assert [fates.arrivals(1, 0, 100, 0.0) for _ in range(3)] == [[0.1], [0.2], [pytest.approx(0.3)]]
+    syn = bytes([0x45, *[0] * 8, 6, *[0] * 23, 0x02, *[0] * 6])
+    answer = syn[:33] + bytes([0x12]) + syn[34:]
+    fates.set(0, 1, closed=True)
+    assert [fates.lets_in(0, 1, packet) for packet in (syn, answer)] == [False, True]
+    assert fates.lets_in(1, 0, syn)
     assert [again.arrivals(0, 1, 100, 0.0) for again in [Fates(seed=2)]] == [[0.0]]
 
 
