@@ -94,7 +94,8 @@ class Harm:
     # What the parts of the stage server ask ------------------------------------------------------------------------
 
     def cuts_address(self, address: str) -> bool:
-        return self._cut is not None and self._cut[1] in (ANYBODY, address)
+        """A peer that only relays lead to has an empty address, and is cut off together with others of its kind."""
+        return self._cut is not None and (self._cut == (ANYBODY, ANYBODY) or self._cut[1] == address)
 
     def cuts_peer(self, peer: str) -> bool:
         return self._cut is not None and self._cut[0] in (ANYBODY, peer)
