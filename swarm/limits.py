@@ -42,6 +42,7 @@ TOKENS_MAX = 1024  # that wait to be used
 PROJECTS_MAX = 1024
 JOIN_BODY_BYTES_MAX = 16 << 10
 JOIN_FAILURES_PER_S, JOIN_FAILURES_AT_ONCE = 5 / 60, 5  # of one address
+HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 20.0, 200  # of HTTPS, from one address; a join takes two
 RPCS_MAX = 16_384  # calls that one process answers at a time
 RELAYS_MAX = 64
 RELAY_LINKS_MAX = 64  # to one stage server, at one relay

@@ -13,6 +13,7 @@ import socket
 import socketserver
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry, MetricsHandler
 
 from swarm.errors import InvalidConfig
+from swarm.limits import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, Bucket
 
 # Why the process is not ready; empty means ready. Called on the event loop.
 Readiness = Callable[[], Sequence[str]]
@@ -29,6 +31,7 @@ LOOP_TURN_S_MAX = 1.0
 REQUEST_S_MAX = 5.0
 CONNECTIONS_MAX = 32
 PORTS_TRIED_MAX = 100
+HANDSHAKE_ADDRESSES_MAX = 4096
 _STUCK = "the event loop does not turn"
 
 
@@ -142,7 +145,7 @@ class BoundedServer(ThreadingHTTPServer):
     """
 
     block_on_close = False
-    request_queue_size = 16
+    request_queue_size = 128
 
     def __init__(
         self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], door: Door | None = None
@@ -153,6 +156,7 @@ class BoundedServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._held: dict[Any, None] = {}  # connections, the oldest first
         self._deadlines: dict[Any, threading.Timer] = {}
+        self._handshakes: dict[str, Bucket] = {}  # by the address of the caller
         super().__init__(address, handler)
 
     def begin(self, name: str) -> None:
@@ -178,8 +182,18 @@ class BoundedServer(ThreadingHTTPServer):
     def get_request(self) -> tuple[Any, Any]:
         request, client_address = super().get_request()
         if self._door is not None:
+            if not self._may_begin(client_address[0]):
+                request.close()
+                raise ConnectionRefusedError("too many handshakes from this address")
             request = self._door.context().wrap_socket(request, server_side=True, do_handshake_on_connect=False)
         return request, client_address
+
+    def _may_begin(self, host: str) -> bool:
+        """A handshake costs a signature and a thread, and its caller next to nothing."""
+        if len(self._handshakes) >= HANDSHAKE_ADDRESSES_MAX:
+            self._handshakes.clear()
+        bucket = self._handshakes.setdefault(host, Bucket(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE))
+        return bucket.take(time.monotonic())
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer on a thread; when all places are taken, the oldest connection makes room: a probe must get through."""

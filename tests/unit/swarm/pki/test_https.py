@@ -16,6 +16,7 @@ from swarm.pki.authority import Authority
 from swarm.pki.https import Https
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Role, any_of
+from swarm.process import http as http_module
 from swarm.process.http import HttpEndpoint
 from tests.support.members import identity_of
 
@@ -36,7 +37,9 @@ def serving(wallet: Wallet, folder: Path) -> Iterator[int]:
         endpoint.close()
 
 
-async def ask(port: int, path: str, caller: Identity | None, folder: Path) -> tuple[int, str]:
+async def ask(
+    port: int, path: str, caller: Identity | None, folder: Path, source: str = "127.0.0.1"
+) -> tuple[int, str]:
     """Status and text, as Prometheus asks: every stage server bears the name of its role."""
 
     def get() -> tuple[int, str]:
@@ -44,7 +47,9 @@ async def ask(port: int, path: str, caller: Identity | None, folder: Path) -> tu
         if caller is not None:
             caller.save(folder / "caller")
             context.load_cert_chain(folder / "caller/cert.pem", folder / "caller/key.pem")
-        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", port, timeout=10, source_address=(source, 0), context=context
+        )
         name = any_of(OURS.cluster, Role.STAGE_SERVER)
         wrap = context.wrap_socket
         context.wrap_socket = lambda sock, **_: wrap(sock, server_hostname=name)  # type: ignore[method-assign]
@@ -100,3 +105,18 @@ async def test_the_newest_certificate_is_shown_and_none_before_there_is_one(tmp_
         wallet.identity = SERVER
         assert await ask(port, "/healthz", None, tmp_path) == (200, "ok\n")
     assert (tmp_path / "https.pem").stat().st_mode & 0o077 == 0
+
+
+async def test_handshakes_of_one_address_are_bounded_and_others_still_get_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flood of handshakes took a core of the scheduler's process, a signature and two threads each."""
+    monkeypatch.setattr(http_module, "HANDSHAKES_PER_S", 0.0)
+    monkeypatch.setattr(http_module, "HANDSHAKES_AT_ONCE", 3)
+    with serving(Wallet(SERVER), tmp_path) as port:
+        for _ in range(3):
+            assert await ask(port, "/healthz", None, tmp_path) == (200, "ok\n")
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"(?i)reset|eof|closed|pipe"):
+                await ask(port, "/healthz", None, tmp_path)
+        assert await ask(port, "/healthz", None, tmp_path, "127.0.0.2") == (200, "ok\n")
