@@ -236,6 +236,11 @@ class Scheduler:
         with self._translated():
             yield from map(printed, self._stub.Drain(pb.DrainRequest(peer=peer, reason=reason), timeout=timeout_s))
 
+    def free_peer(self, peer: str) -> str:
+        """Give a quarantined stage server stages again; its name."""
+        reply: pb.FreePeerReply = self._call(self._stub.FreePeer, pb.FreePeerRequest(peer=peer))
+        return reply.peer
+
     def explain(self, request: pb.ExplainRequest) -> pb.Explanation:
         return cast(pb.Explanation, self._call(self._stub.Explain, request))
 

@@ -22,6 +22,7 @@ from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.runner import JobRunner
 from scheduler.jobs.timelines import Timelines
 from scheduler.storage.drains import Drains
+from scheduler.storage.quarantine import Quarantine
 from swarm.types import PeerId
 
 
@@ -47,6 +48,7 @@ class Scheduler:
     async def load(self) -> None:
         """Read what an earlier start left. Nobody may dial before that."""
         await self.drains.load()
+        await self.peers.load()
         await self.restart.load()
 
     def start(self) -> None:
@@ -80,7 +82,8 @@ def assemble(
     registry = JobRegistry(ports)
     passes = None if issuer is None else Passes(issuer, registry, membership, connections, ports.wall_s)
     relays = None if passes is None else RelayDesk(passes, connections, ports.log, ports.wall_s)
-    peers = Peers(ports, registry, membership, passes or connections, tasks)
+    quarantine = Quarantine(ports.stores.database, ports.log, ports.wall_s)
+    peers = Peers(ports, registry, membership, passes or connections, tasks, quarantine)
     timelines = Timelines(ports, registry)
     rollback = Rollback(ports, registry, peers, timelines)
     runner = JobRunner(ports, registry, peers, membership, rollback, tasks)

@@ -54,6 +54,8 @@ RELAY_USAGE_ROWS_MAX = 16_384  # (job, from, to) of which a scheduler remembers 
 # not named here cannot be sent at all.
 COUNTS_MAX: Mapping[str, int] = {
     "Hello.cells": 1 << 16,
+    "Accumulated.digests": 4,
+    "Checked.digests": 4,
     "Loaded.units": 1024,
     "Averaged.norms": PARAMETERS_MAX,
     "ParameterHash.shape": 16,
@@ -63,6 +65,7 @@ COUNTS_MAX: Mapping[str, int] = {
     "Follow.donors": PEERS_MAX,
     "Route.hops": STAGES_MAX,
     "Evaluate.hops": STAGES_MAX,
+    "Check.hops": STAGES_MAX,
     "Average.members": PEERS_MAX,
     "Commit.rounds": 1024,
     "Commit.donors": PEERS_MAX,

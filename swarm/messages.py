@@ -91,6 +91,7 @@ class Accumulated:
     """The gradient of one cell entered this replica's sum, once; or it was not finite and did not enter.
 
     `loss` is the sum of the token losses in nats (last stage, else 0). Times are seconds of device work and of waiting.
+    `digests` are there if the job checks its replicas (trust.spot_check).
     """
 
     microbatch: Microbatch
@@ -101,6 +102,20 @@ class Accumulated:
     forward_s: float
     backward_s: float
     wait_s: float
+    digests: tuple[str, ...] = ()  # of what the replica took and sent, encoded: x, y, g, dx; empty where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """This replica computed a microbatch again as `Check` number `number` asked, or `fault` says why it did not."""
+
+    microbatch: Microbatch
+    stage: int
+    number: int
+    finite: bool
+    loss: float
+    digests: tuple[str, ...]
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +276,7 @@ Event: TypeAlias = (
     | Forwarded
     | ChaosBegun
     | EvaluationUndelivered
+    | Checked
 )
 
 
@@ -396,6 +412,23 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Compute a microbatch again at `stage`, to compare: nothing is accumulated, nothing is sent on.
+
+    `hops` is its route, with the checker at `stage`. The checker reports `Checked`; the hops beside it send it the
+    outputs that they hold. `tokens` and `targets` as in Route, for the checker only.
+    """
+
+    microbatch: Microbatch
+    version: int
+    stage: int
+    number: int  # names this request: a later one replaces it
+    hops: tuple[Hop, ...]
+    tokens: bytes = field(default=b"", repr=False)
+    targets: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Void:
     """Forget all cells and sums of `step` up to and including `attempt`."""
 
@@ -515,6 +548,7 @@ Command: TypeAlias = (
     | CutOff
     | UseRelays
     | Chaos
+    | Check
 )
 
 

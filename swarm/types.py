@@ -115,6 +115,7 @@ class PeerState(StrEnum):
     SERVING = "serving"
     SUSPECT = "suspect"
     DRAINING = "draining"
+    QUARANTINED = "quarantined"
     GONE = "gone"
 
 

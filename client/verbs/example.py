@@ -114,6 +114,10 @@ max_runtime_s = 0.0             # 0 = no limit; then it is paused, with all save
 on_stall      = "wait"          # wait, pause or fail, where it cannot go on, such as without a stage; wait: for peers
 on_nonfinite  = "skip"          # skip, pause or fail: a step with NaN or infinite gradients
 nonfinite_steps_max = 10        # with "skip": the job fails after so many such steps in a row, or if all were such
+
+[trust]
+spot_check = 0.0                # the share of hops that another stage server computes again to compare: 0 = all are
+                                # believed, 0.02 on machines of others; needs training.reproducible
 """
 
 _CONFIG = (

@@ -101,13 +101,24 @@ def token(
 def identity(
     context: typer.Context,
     action: Annotated[
-        Literal["ls", "show", "revoke"], typer.Argument(help="ls: all members; show: yourself; revoke NAME.")
+        Literal["ls", "show", "revoke", "release"],
+        typer.Argument(help="ls: all members; show: yourself; revoke NAME; release NAME: end a quarantine."),
     ] = "ls",
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="revoke: NAME, or ROLE/NAME.", show_default=False)] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[NAME]",
+            help="revoke: NAME, or ROLE/NAME; release: name of a stage server.",
+            show_default=False,
+        ),
+    ] = "",
     reason: Annotated[str, typer.Option(help="revoke: told to whoever is refused.")] = "",
 ) -> int:
-    """List the members of the swarm, show who you are, or take a member out at once."""
+    """List the members of the swarm, show who you are, take a member out at once, or give a stage server stages again
+    that was quarantined for wrong numbers."""
     shell: Shell = context.obj
+    if action == "release":
+        return _release(shell, _given(name, "NAME"))
     _check_proved(shell)
     if action == "show":
         return _show_self(shell)
@@ -120,6 +131,15 @@ def identity(
         shell.say(f"{one.role} {one.name} is out; its certificate is refused from now on, its work is done by others")
     else:
         shell.out.print(_member_table(members))
+    return 0
+
+
+def _release(shell: Shell, name: str) -> int:
+    with dial(shell) as scheduler:
+        freed = scheduler.free_peer(name)
+    if shell.json:
+        shell.data({"name": freed})
+    shell.say(f"stage server {freed} is given stages again; nothing is held against it any more")
     return 0
 
 

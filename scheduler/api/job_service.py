@@ -17,6 +17,7 @@ from scheduler.api.seen_jobs import OTHERS, SeenJobs
 from scheduler.api.uploads import MODEL, Uploads, read_request
 from scheduler.api.views import explanation, fitting, guarded_view, job_view, log_entry, log_filter, peer_view
 from scheduler.brain.explain.facts import Fact, explain_job, explain_peer
+from scheduler.brain.explain.trust import explain_trust
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
@@ -169,6 +170,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         facts = [*explain_peer(known, job.situation() if job is not None else None, idle, waiting, now_s)]
         if self._relays is not None:
             facts += self._relays.facts(known.hello.peer)
+        facts += explain_trust(self._jobs.trust(known.hello.peer), self._wall_s())
         return explanation("peer", known.hello.peer, self._seen.facts(facts))
 
     def _explain_microbatch(self, job: Job, step: int, index: int) -> pb.Explanation:
@@ -230,6 +232,10 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             with self._following():
                 async for known, waits_for in drain(self._jobs, self._membership, request.peer, reason):
                     yield pb.DrainView(peer=self._peer_view(known), waits_for=waits_for)
+
+    async def FreePeer(self, request: pb.FreePeerRequest, context: Context) -> pb.FreePeerReply:
+        async with _answering(context):
+            return pb.FreePeerReply(peer=await self._jobs.free(request.peer))
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointList:
         async with _answering(context):

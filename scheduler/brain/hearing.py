@@ -45,6 +45,10 @@ def hear(parts: Parts, peer: PeerId, event: Event, now_s: float) -> bool:
         case messages.Accumulated():
             if fault := parts.dispatch.accumulated(peer, event, now_s):
                 _on_nonsense(parts, peer, event, fault, now_s)
+            else:
+                parts.checks.accumulated(peer, event)
+        case messages.Checked():
+            parts.checks.checked(peer, event, now_s)
         case messages.Forwarded():
             parts.dispatch.forwarded(peer, event, now_s)
             return False

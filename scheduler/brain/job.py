@@ -128,6 +128,7 @@ class JobBrain:
             times_s.append(state.census.deadline_s)
         if state.mode is Mode.RUNNING:
             times_s += [self._parts.moves.look_s, *self._parts.dispatch.times_s(), *self._parts.admission.times_s()]
+            times_s += self._parts.checks.times_s()
         if state.mode is Mode.SAVING:
             times_s.append(self._parts.saving.again_s)
         return min((time_s for time_s in times_s if time_s > self._now_s), default=math.inf)
@@ -256,6 +257,7 @@ class JobBrain:
         for peer in self._state.pool.members(step):
             self._parts.commits.send(peer, run.row)
         self._parts.dispatch.close(step)
+        self._parts.checks.close(step)
         self._state.progress.committed = step + 1
         self._parts.admission.tell()
         self._parts.evaluations.made(step + 1)
@@ -314,6 +316,8 @@ class JobBrain:
         for run in [run for run in progress.runs.values() if run.phase is Phase.COMMITTING]:
             if not self._parts.commits.is_owed(run):
                 self._parts.departures.remedy(self._parts.commits.compare(run), now_s)
+        if self._parts.checks.is_on:
+            self._check(now_s)
         if self.mode is not Mode.RUNNING:
             return
         self._parts.admission.judge(now_s)
@@ -333,6 +337,12 @@ class JobBrain:
         if progress.agreed == self.settings.steps and self._parts.evaluations.is_idle:
             self._state.turn(ModeEvent.TRAINED)
 
+    def _check(self, now_s: float) -> None:
+        """Compare what replicas say that they computed, and void what is wrong before more is given away."""
+        for run in self._state.progress.redoable():
+            self._settle_pairs(run, now_s)
+        self._parts.departures.remedy(self._parts.checks.look(now_s), now_s)
+
     def _advance_step(self, run: StepRun, now_s: float) -> None:
         state = self._state
         if run.phase is Phase.FEEDING and state.ledger.is_full(run.step):
@@ -342,7 +352,8 @@ class JobBrain:
         self._parts.rounds.repeat(run, now_s)
         if run.is_averaged and not self._parts.rounds.paused(run):
             run.turn(StepEvent.AVERAGED)
-        state.conclude(self._parts.commits.decide(run))
+        if self._parts.checks.permits(run.step):
+            state.conclude(self._parts.commits.decide(run))
         is_oldest = run.step == state.progress.agreed
         if run.phase is Phase.COMMITTING and is_oldest and not self._parts.commits.is_owed(run):
             run.turn(StepEvent.AGREED)

@@ -101,6 +101,16 @@ class Unfit:
 
 
 @dataclass(frozen=True, slots=True)
+class Struck:
+    """A replica computed wrong numbers: `evidence` for people. `is_proven`: others than its accuser say so too."""
+
+    peer: PeerId
+    evidence: str
+    is_proven: bool
+    checked: int  # hops of it that others have computed again for this job
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A line for the job's log."""
 
@@ -173,6 +183,7 @@ Effect: TypeAlias = (
     | Independent
     | Left
     | Unfit
+    | Struck
     | Note
     | BeginCheckpoint
     | PublishCheckpoint

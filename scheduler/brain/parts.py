@@ -21,6 +21,7 @@ from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.mode import Mode
 from scheduler.brain.state.step import Phase
+from scheduler.brain.trust.checks import Checks
 from swarm.job.course import Course
 
 
@@ -36,6 +37,7 @@ class Parts:
     dispatch: Dispatch  # which replica computes which microbatch
     rounds: Rounds  # averaging of full steps
     commits: Commits  # rows, and whether all replicas made their commits
+    checks: Checks  # whether replicas compute what they should
     moves: Moves  # replicas that change stages
     admission: Admission  # peers that join
     collector: CheckpointCollector  # replicas that hand over a checkpoint
@@ -51,14 +53,15 @@ class Parts:
         dispatch = Dispatch(state, loads, evaluations, rng)
         rounds = Rounds(state, loading.elements)
         commits = Commits(state, evaluations, rng)
+        checks = Checks(state, rng)
         moves = Moves(state, loads)
         admission = Admission(state, loading, dispatch, commits, moves, rng)
         collector = CheckpointCollector(state, saving)
         departures = Departures(state, saving, evaluations, dispatch, rounds, commits, collector)
         reattach = Reattach(state, evaluations, dispatch, rounds, commits)
         return cls(
-            state, saving, evaluations, loads, loading, dispatch, rounds, commits, moves, admission, collector,
-            departures, reattach,
+            state, saving, evaluations, loads, loading, dispatch, rounds, commits, checks, moves, admission,
+            collector, departures, reattach,
         )  # fmt: skip
 
     @property

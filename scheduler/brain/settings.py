@@ -87,6 +87,7 @@ class BrainSettings:
     on_stall: OnStall = "wait"  # with `recover`, when a stage has no replica left
     rebalance: RebalanceSettings = NO_REBALANCING
     deadlines: DeadlineSettings = DEADLINES
+    spot_check: float = 0.0  # the share of hops that another replica computes again; 0 = replicas are believed
 
     @property
     def staleness(self) -> int:

@@ -20,13 +20,14 @@ ATTEMPTS_MAX = (1 << 32) - 1  # of a hop: on the wire they have 32 bits
 KNOWN_ATTEMPTS_MAX = ATTEMPTS_MAX - (1 << 20)  # of a Hello: new hops carry greater ones
 JOINS_MAX = 1 << 32
 NONSENSE_MAX = 8  # events of one replica, then it is expelled
+DIGESTS = 4  # of a hop: x, y, g, dx
 TEXT_CHARACTERS_MAX = 64  # of what is shown of a name
 
 
 def is_of_the_past(event: Event, settings: BrainSettings) -> bool:
     """Whether the event is of an earlier timeline of the job."""
     match event:
-        case messages.Accumulated() | messages.Forwarded() | messages.Undelivered():
+        case messages.Accumulated() | messages.Forwarded() | messages.Undelivered() | messages.Checked():
             return 0 <= event.microbatch.timeline < settings.timeline
         case messages.Evaluated() | messages.EvaluationUndelivered():
             return 0 <= event.batch.timeline < settings.timeline
@@ -64,8 +65,14 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
             yield _outside("stage", event.stage, 0, to)
             yield _outside("attempt", event.attempt, 1, ATTEMPTS_MAX)
             if isinstance(event, messages.Accumulated):
+                if settings.spot_check and len(event.digests) != DIGESTS:
+                    yield "does not say what it took and sent"
                 for seconds in (event.forward_s, event.backward_s, event.wait_s):
                     yield "" if 0.0 <= seconds < math.inf else f"says that a microbatch took {seconds} s"
+        case messages.Checked():
+            yield from _microbatch(event.microbatch, settings, newest)
+            yield _outside("stage", event.stage, 0, last)
+            yield "" if event.fault or len(event.digests) == DIGESTS else "does not say what it computed again"
         case messages.Evaluated() | messages.EvaluationUndelivered():
             yield _outside("timeline", event.batch.timeline, 0, settings.timeline)
             yield _outside("version", event.batch.version, 0, settings.steps)

@@ -13,6 +13,7 @@ from scheduler.brain.explain.facts import JobStanding
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
 from scheduler.brain.fleet.placement import stages_for
+from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.inputs import Stop
 from scheduler.brain.projects import ANYBODY, Person, check_jobs
 from scheduler.brain.stall import Stalls
@@ -268,6 +269,14 @@ class Jobs:
         known = self._membership.get(peer)
         if known is not None:
             await self._drains.keep(known.hello, reason)
+
+    async def free(self, reference: str) -> PeerId:
+        """Let a quarantined stage server have stages again; gives its name. NotFound, NotAllowed."""
+        return await self._peers.free(reference)
+
+    def trust(self, peer: PeerId) -> TrustRecord:
+        """What is held against a stage server."""
+        return self._peers.quarantine.record(peer)
 
     def standing(self, job: Job) -> JobStanding:
         """What is known of a job beside its brain, for an explanation."""

@@ -24,7 +24,19 @@ from scheduler.brain.job import JobBrain
 from scheduler.brain.transcript import Recorder
 from scheduler.brain.watchdog import Over, Watchdog
 from swarm.data.batches import Batches
-from swarm.messages import ChaosBegun, Command, Evaluate, Evaluated, Event, Heartbeat, Loaded, Logged, Route, Saved
+from swarm.messages import (
+    ChaosBegun,
+    Check,
+    Command,
+    Evaluate,
+    Evaluated,
+    Event,
+    Heartbeat,
+    Loaded,
+    Logged,
+    Route,
+    Saved,
+)
 from swarm.types import JobState, PeerId, PeerState
 
 SAVED = "all steps committed, weights saved"
@@ -173,14 +185,16 @@ class JobDriver:
 
     def _send(self, peer: PeerId, command: Command) -> None:
         """Send a command; a route goes with token ids to its first hop and with targets to its last."""
-        if isinstance(command, Route | Evaluate):
+        if isinstance(command, Route | Evaluate | Check):
             first, last = command.hops[0].peer == peer, command.hops[-1].peer == peer
+            if isinstance(command, Check):  # only the checker computes
+                first, last = first and not command.stage, last and command.stage == len(command.hops) - 1
             if first or last:
                 tokens, targets = self._bytes(*self._place(command))
                 command = replace(command, tokens=tokens if first else b"", targets=targets if last else b"")
         self._effects.send(peer, command)
 
-    def _place(self, command: Route | Evaluate) -> tuple[int | None, int]:
+    def _place(self, command: Route | Evaluate | Check) -> tuple[int | None, int]:
         """Portion and index of a microbatch; an evaluation microbatch is of no portion."""
         if isinstance(command, Evaluate):
             return None, command.batch.index

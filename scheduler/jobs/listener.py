@@ -81,7 +81,8 @@ class PeerListener:
         """The peer's job hears of the session, or takes the peer back, or the peer gives the job up."""
         present = known.job
         job = self._registry.get(present or hello.job)
-        if job is not None and job.run is not None and (present or job.run.brain.admits(hello)):
+        is_barred = known.state is PeerState.QUARANTINED
+        if job is not None and job.run is not None and (present or (not is_barred and job.run.brain.admits(hello))):
             if not present:
                 self._peers.adopt(job, hello.peer, hello.stage)
             job.run.driver.on_event(hello.peer, hello)

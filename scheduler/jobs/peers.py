@@ -13,9 +13,12 @@ from typing import Protocol
 
 from scheduler.brain.fleet.allocation import Reservations
 from scheduler.brain.fleet.membership import Membership, Transition
+from scheduler.brain.inputs import AskToLeave
+from scheduler.brain.outputs import Struck
 from scheduler.jobs.job import Job, now_s, split_of
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
+from scheduler.storage.quarantine import Quarantine
 from swarm.messages import Command, Release
 from swarm.types import PeerId, PeerState
 
@@ -36,7 +39,9 @@ class Peers:
         membership: Membership,
         commands: CommandSender,
         tasks: asyncio.TaskGroup,
+        quarantine: Quarantine,
     ) -> None:
+        self.quarantine = quarantine
         self._registry = registry
         self._membership = membership
         self._commands = commands
@@ -67,6 +72,30 @@ class Peers:
     def leave(self, peer: PeerId, reason: str) -> None:
         """Let the peer hand its work over, and give it no more."""
         self._tell(self._membership.leaving(peer, now_s(), reason))
+
+    async def load(self) -> None:
+        """Know who was quarantined before."""
+        await self.quarantine.load()
+        for peer in self.quarantine.names():
+            self._membership.quarantine(peer, now_s(), self.quarantine.record(peer).told)
+
+    def struck(self, job: Job, strike: Struck) -> None:
+        """A job has found a peer to compute wrong numbers; it may be quarantined for that."""
+        peer = strike.peer
+        record = self.quarantine.strike(peer, strike.evidence, is_proven=strike.is_proven, checked=strike.checked)
+        self._tasks.create_task(self.quarantine.keep(peer))
+        if record.is_quarantined:
+            self._tell(self._membership.quarantine(peer, now_s(), record.told))
+            if job.run is not None:  # if it is still one of its replicas
+                job.run.driver.tell(AskToLeave(peer, f"quarantined: {strike.evidence}"))
+
+    async def free(self, reference: str) -> PeerId:
+        """Let a quarantined peer have stages again; NotFound, NotAllowed."""
+        names = self.quarantine.names()
+        name = PeerId(reference) if reference in names else self._membership.find(reference).hello.peer
+        await self.quarantine.release(name)
+        self._tell(self._membership.free(name, now_s()))
+        return name
 
     def release(self, job: Job, peer: PeerId, reason: str) -> None:
         """The peer was released by this job; if it serves another job by now, nothing happens."""

@@ -201,6 +201,9 @@ class _Effects:
                     peers.serving(peer)
             case outputs.Unfit(peer=peer, incarnation=incarnation, reason=reason):
                 job.unfit.add(peer, incarnation, reason)
+            case outputs.Struck(peer=peer, evidence=evidence):
+                self._say("error", f"stage server {peer} computed wrong numbers: {evidence}")
+                peers.struck(job, output)
             case outputs.Left(peer=peer, target=target, duration_s=duration_s):
                 if target is not None:
                     peers.reservations.reserve(peer, job.record.id, target, now_s())

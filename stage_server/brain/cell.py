@@ -402,6 +402,10 @@ class CellTable:
         cell = self._cells.get(microbatch.step, {}).get(microbatch.index)
         return cell is not None and cell.mine and microbatch.timeline == self.timeline
 
+    def holds(self, version: int) -> bool:
+        """Whether this replica has the weights of `version`."""
+        return self.version - self.staleness <= version <= self.version
+
     def concerns(self, microbatch: Microbatch, side: Direction, to: Hop) -> bool:
         """Whether a tensor or question still goes to `to`: FORWARD the next hop, BACKWARD the previous one.
 
@@ -433,7 +437,7 @@ class CellTable:
                 assert not (cell.is_adding and self.is_sealed(step)), cell
                 assert not (cell.mine and cell.route is None), cell
                 if cell.order is not None:
-                    assert self._has_weights(cell.order.version), cell
+                    assert self.holds(cell.order.version), cell
                     assert cell.input[FORWARD] if cell.order.direction is FORWARD else cell.graph, cell
                 if cell.mine or cell.reported:
                     for side in Direction:
@@ -449,7 +453,7 @@ class CellTable:
         if cell.order is not None:
             return tuple(actions)
         if self._wants_forward(cell):
-            if cell.input[FORWARD] and self._has_weights(cell.route.version):
+            if cell.input[FORWARD] and self.holds(cell.route.version):
                 actions.append(self._place_order(cell, FORWARD))
         elif self._wants_backward(cell) and (cell.input[BACKWARD] or self.stage == self.stages - 1):
             actions.append(self._place_order(cell, BACKWARD))
@@ -564,9 +568,6 @@ class CellTable:
 
     def _neighbour(self, route: Route, side: Direction) -> Hop:
         return route.hops[self.stage - 1 if side is FORWARD else self.stage + 1]
-
-    def _has_weights(self, version: int) -> bool:
-        return self.version - self.staleness <= version <= self.version
 
     def _event(self, cell: Cell) -> Accumulated:
         return Accumulated(

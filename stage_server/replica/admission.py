@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from stage_server.brain.checks import CheckTable
 from stage_server.brain.early_inputs import Claim
 from stage_server.brain.link_codecs import allowed
 from stage_server.brain.neighbours import Neighbours, Standing
@@ -18,13 +19,16 @@ from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, Tenso
 class Admission:
     """The checks of one replica; each raises StaleMessage, Refused or CorruptFrame."""
 
-    def __init__(self, assignment: Assignment, stage: Stage, mailbox: Mailbox, neighbours: Neighbours) -> None:
+    def __init__(
+        self, assignment: Assignment, stage: Stage, mailbox: Mailbox, neighbours: Neighbours, checks: CheckTable
+    ) -> None:
         self._me, self._timeline = assignment.me, assignment.command.timeline
         self._codecs = allowed(assignment.spec.pipeline.compression)
         self._slice_dtypes = codec.slice_dtypes(assignment.spec.averaging.compression)
         self._stage = stage
         self._mailbox = mailbox
         self._neighbours = neighbours
+        self._checks = checks
 
     def check(self, header: TensorHeader) -> None:
         """Refuse what is not for this job, timeline and stage, or not of the size that it must have."""
@@ -33,6 +37,8 @@ class Admission:
         match header:
             case Boundary():
                 self._check_boundary(header)
+                if self._checks.wants(header.microbatch, header.direction, header.sender, header.incarnation):
+                    return
                 claim = Claim(header.sender, header.incarnation, header.attempt)
                 if self._neighbours.judge(header.microbatch, header.direction, claim) is Standing.FALSE:
                     raise StaleMessage(f"{claim} is not the neighbour of {header.microbatch} on that side")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from stage_server.brain import cell
+from stage_server.brain.commitments import Commitments
 from stage_server.brain.early_inputs import Claim, EarlyInputs
 from stage_server.brain.held_outputs import HeldOutputs
 from stage_server.brain.link_codecs import LinkCodecs
@@ -28,18 +28,19 @@ from stage_server.brain.neighbours import Neighbours, Standing
 from stage_server.brain.work_queue import WorkQueue
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.admission import Admission
+from stage_server.replica.checker import Checker
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
 from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
 from stage_server.replica.packing import Letter, Packed, boundary, pack, pack_encoded, question
+from stage_server.replica.reports import Reports
 from stage_server.replica.rounds import RoundRunner
 from stage_server.state.donor import Donor
 from stage_server.state.joiner import missed_record
 from stage_server.state.saving import capture, hand_over
 from swarm import messages
 from swarm.errors import (
-    OutOfMemory,
     Refused,
     RetryElsewhere,
     SchedulerUnreachable,
@@ -59,7 +60,7 @@ from swarm.types import Direction, Hop, Microbatch, UnitName
 REPAIR_S = 2.0
 STORE_AGAIN_S = 1.0
 
-Computing: TypeAlias = messages.Route | messages.Void | messages.Evaluate
+Computing: TypeAlias = messages.Route | messages.Void | messages.Evaluate | messages.Check
 Stepping: TypeAlias = messages.Average | messages.AbortRound | messages.Commit | messages.SaveStage
 
 
@@ -102,12 +103,14 @@ class Replica:
         self.early = EarlyInputs[tuple[Microbatch, str], tuple[Boundary, memoryview]](lambda subject: subject)
         self._outputs: HeldOutputs[Packed] = HeldOutputs(ports.budget.hold_bytes)
         self._deliveries = Deliveries(ports, self._codecs)
-        self._reports = _Reports(loaded, ports)
+        self._reports = Reports(loaded, ports)
         self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
+        self._commitments = Commitments(is_on=spec.trust.is_on)
+        self._checker = Checker(assignment, stage, self._deliveries, ports, self._ready)
         mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness)
         leftovers = Leftovers(spec.averaging.compression)
         self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail, mailbox, leftovers)
-        self.admission = Admission(assignment, stage, self._rounds.mailbox, self._neighbours)
+        self.admission = Admission(assignment, stage, mailbox, self._neighbours, self._checker.table)
         self.donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
         self._saving: asyncio.Task[None] | None = None
         ports.work.start(self._compute_forever())
@@ -122,6 +125,7 @@ class Replica:
         """
         self._stop_saving()  # the files may have gone to a scheduler that was killed
         self._rounds.abort_all()
+        self._checker.forget(lambda _: True)
         self._carry_out(self.cells.unseal_all())
         return self._reports.again()
 
@@ -137,6 +141,7 @@ class Replica:
             case messages.Route():
                 self._route(command)
             case messages.Void():
+                self._checker.forget(lambda microbatch: microbatch.step == command.step)
                 self._carry_out(self.cells.void(command.step, command.attempt))
             case messages.Average():
                 self._average(command)
@@ -152,6 +157,8 @@ class Replica:
                 shape = (-1, self._spec.data.sequence_length)
                 self._deliveries.learn(command.hops)
                 self._evaluator.route(command, Ids(_ids(command.tokens, shape), _ids(command.targets, shape)))
+            case messages.Check():
+                self._check(command)
             case _:
                 assert_never(command)
 
@@ -160,6 +167,7 @@ class Replica:
         if (hop.peer, hop.incarnation) == (self.me.peer, self.me.incarnation):
             shape = (-1, self._spec.data.sequence_length)
             self._batches.setdefault(route.microbatch, _Batch(_ids(route.tokens, shape), _ids(route.targets, shape)))
+            self._checker.drop(route.microbatch)
         self._deliveries.learn(route.hops)
         questions = self._neighbours.learn(route)
         self._take_early(route)
@@ -178,6 +186,15 @@ class Replica:
                 except SwarmError as error:
                     self._ports.log.warning("early input dropped", microbatch=str(microbatch), reason=error.message)
         self.early.drop(lambda subject, claim: subject[0] == microbatch and claim.attempt <= newest)
+
+    def _check(self, command: messages.Check) -> None:
+        """Compute a microbatch again, or lend the checker what our hop made."""
+        shape = (-1, self._spec.data.sequence_length)
+        self._deliveries.learn(command.hops)
+        if (output := self._checker.table.lend(command)) is not None:
+            self._carry_out(self.cells.need(command.microbatch, output, command.hops[command.stage]))
+        else:
+            self._checker.take(command, Ids(_ids(command.tokens, shape), _ids(command.targets, shape)), self.early)
 
     def _average(self, command: messages.Average) -> None:
         if command.step >= self.cells.version and self._rounds.take(command):
@@ -209,9 +226,11 @@ class Replica:
         for old in [microbatch for microbatch in self._batches if microbatch.step <= command.step]:
             del self._batches[old]
         self._neighbours.forget(command.step)
+        self._checker.forget(lambda microbatch: microbatch.step <= command.step)
         self.early.drop(lambda subject, _: subject[0].step <= command.step)
         self._carry_out(self.cells.commit(command.step, command.version))
         self._evaluator.commit(command.version)
+        self._ready.set()  # checks may have waited for these weights
         try:
             applied = await applying
         except SwarmError as error:
@@ -266,12 +285,15 @@ class Replica:
                 self._rounds.mailbox.put(header, payload)
             case Need(microbatch=microbatch, direction=direction):
                 asker = Hop(header.sender, header.incarnation, header.attempt, "")
-                if self._neighbours.asks(microbatch, direction, asker) is Standing.NAMED:
+                lent = self._checker.table.may_ask(microbatch, direction, asker.peer, asker.incarnation)
+                if lent or self._neighbours.asks(microbatch, direction, asker) is Standing.NAMED:
                     self._carry_out(self.cells.need(microbatch, direction, asker))
             case _:
                 assert_never(header)
 
     def _take_in(self, header: Boundary, payload: memoryview) -> None:
+        if self._checker.receive(header, payload):
+            return
         microbatch, direction = header.microbatch, header.direction
         claim = Claim(header.sender, header.incarnation, header.attempt)
         standing = self._neighbours.judge(microbatch, direction, claim)
@@ -286,6 +308,7 @@ class Replica:
         if not arrival.accepted and not arrival.duplicate:
             raise StaleMessage(arrival.reason)
         if arrival.accepted:
+            self._commitments.took(microbatch, direction, self._commitments.digest(payload))
             decoded = codec.decode(payload, header.dtype, header.shape, header.codec)
             self._inputs[microbatch, direction] = send_ahead(decoded, self._device.name)
         self._carry_out(arrival.actions)
@@ -310,7 +333,7 @@ class Replica:
                 case cell.Sealed(step=step):
                     self._rounds.sealed(step, self.cells.set_digest(step))
                 case cell.Report(event=event):
-                    self._ports.emit(event)
+                    self._ports.emit(self._commitments.signed(event))
                 case _:
                     assert_never(action)
         self._metrics.queue_depth(
@@ -333,6 +356,7 @@ class Replica:
 
     def _forget(self, microbatch: Microbatch) -> None:
         self._queue.discard(microbatch)
+        self._commitments.forget(microbatch)
         if not self.cells.is_mine(microbatch):  # else it is done again, and no Route will bring tokens and targets
             self._batches.pop(microbatch, None)
         for direction in Direction:
@@ -345,6 +369,9 @@ class Replica:
             await self._ready.wait()
             work = self._queue.take()
             if work is None:
+                if (check := self._checker.ready(self.cells.holds)) is not None:
+                    await self._checker.compute(check)
+                    continue
                 # Evaluation fills the moments without training work; see scheduler/brain/routing/evaluation.py.
                 evaluation = self._evaluator.take()
                 if evaluation is None:
@@ -377,15 +404,17 @@ class Replica:
         sent = self._inputs.pop((microbatch, Direction.FORWARD), None)
         codec_name = self._codec_for(microbatch, Direction.FORWARD)
 
-        def forward() -> tuple[Packed | None, float]:
+        def forward() -> tuple[Packed | None, float, str]:
             x = None if sent is None else received(sent)
             y, loss = self._stage.forward(
                 microbatch, work.version, portion=portion, x=x, tokens=batch.tokens, targets=batch.targets
             )
-            return (None if y is None else pack(y, codec_name)), loss
+            packed = None if y is None else pack(y, codec_name)
+            return packed, loss, self._commitments.digest(None if packed is None else packed.payload)
 
         done = await self._device.timed(forward)
-        y, loss = done.result
+        y, loss, digest = done.result
+        self._commitments.made(microbatch, Direction.FORWARD, digest)
         self._hold(microbatch, Direction.FORWARD, y)
         self._codecs.computed(Direction.FORWARD, done.seconds)
         self._metrics.computed(self.me.stage, "forward", done.seconds)
@@ -396,16 +425,18 @@ class Replica:
         sent = self._inputs.pop((microbatch, Direction.BACKWARD), None)
         codec_name = self._codec_for(microbatch, Direction.BACKWARD)
 
-        def backward() -> tuple[Packed | None, bool]:
+        def backward() -> tuple[Packed | None, bool, str]:
             g = None if sent is None else received(sent)
             encoded, finite = self._stage.backward(
                 microbatch, g, accumulate=work.accumulate, encode=lambda dx: codec.encode_there(dx, codec_name)
             )
             shape = self._stage.boundary_shape()
-            return (None if encoded is None else pack_encoded(encoded, shape, codec_name)), finite
+            packed = None if encoded is None else pack_encoded(encoded, shape, codec_name)
+            return packed, finite, self._commitments.digest(None if packed is None else packed.payload)
 
         done = await self._device.timed(backward)
-        dx, finite = done.result
+        dx, finite, digest = done.result
+        self._commitments.made(microbatch, Direction.BACKWARD, digest)
         self._hold(microbatch, Direction.BACKWARD, dx)
         self._codecs.computed(Direction.BACKWARD, done.seconds)
         self._metrics.computed(self.me.stage, "backward", done.seconds)
@@ -434,6 +465,7 @@ class Replica:
         before: set[tuple[Microbatch, Direction]] = set()
         while True:
             await asyncio.sleep(REPAIR_S)
+            self._checker.ask_again()
             asks = self.cells.lacking()
             self._carry_out(tuple(ask for ask in asks if (ask.microbatch, ask.direction) in before))
             before = {(ask.microbatch, ask.direction) for ask in asks}
@@ -459,33 +491,6 @@ class Replica:
             lambda: letter,
             lambda: self.cells.concerns(ask.microbatch, side, ask.to),
         )
-
-
-class _Reports:
-    """What a replica told the scheduler of itself; a new session hears it again."""
-
-    def __init__(self, loaded: messages.Loaded, ports: ReplicaPorts) -> None:
-        self._loaded = loaded
-        self._ports = ports
-        self._committed: deque[messages.Committed] = deque(
-            maxlen=2
-        )  # a commit is written when that of two steps ago is agreed
-        self._failed: messages.Failed | None = None
-
-    def committed(self, event: messages.Committed) -> None:
-        self._committed.append(event)
-        self._ports.emit(event)
-
-    def fail(self, error: SwarmError) -> None:
-        if isinstance(error, OutOfMemory):
-            self._ports.metrics.out_of_memory()
-        self._ports.log.error("cannot go on", error_code=error.code, reason=error.message)
-        self._failed = messages.Failed(self._loaded.job, error.code, error.message, error.hint)
-        self._ports.emit(self._failed)
-
-    def again(self) -> tuple[messages.Event, ...]:
-        failed = () if self._failed is None else (self._failed,)
-        return (self._loaded, *self._committed, *failed)
 
 
 def _ids(raw: bytes, shape: tuple[int, int]) -> Tensor | None:

@@ -17,12 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.families import FAMILIES
 from swarm.job.schedule import version_of
+from swarm.job.section import Section
+from swarm.job.trust import TrustSection
 from swarm.limits import ISLANDS_MAX, LAYERS_MAX, STAGES_MAX
 from swarm.types import OnStall, Routing
 
@@ -38,10 +40,6 @@ LOWERED: Final = "bfloat16_parameters"
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 # TOML and JSON have lists only.
 _FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -243,6 +241,7 @@ class JobSpec(Section):
     outer: OuterSection = OuterSection()
     checkpoint: CheckpointSection = CheckpointSection()
     limits: LimitsSection = LimitsSection()
+    trust: TrustSection = TrustSection()
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
@@ -261,6 +260,7 @@ class JobSpec(Section):
                 "model.compile = true fuses operations, which rounds otherwise on each kind of machine: "
                 "with training.reproducible = true set it to false"
             )
+        self.trust.check(reproducible=self.training.reproducible)
         self._check_islands()
         if self.model.id and not {"num_hidden_layers", "n_layer"} & self.model.config.keys():
             return self  # not grounded yet: the layers are known when it is

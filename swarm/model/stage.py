@@ -187,6 +187,29 @@ class Stage:
             self._add(microbatch.step, by_name)
         return dx, finite
 
+    def recompute(
+        self,
+        microbatch: Microbatch,
+        version: int,
+        *,
+        portion: int,
+        encode: Callable[[Tensor], Tensor],
+        x: Tensor | None = None,
+        g: Tensor | None = None,
+        tokens: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> tuple[Tensor | None, float, Tensor | None, bool]:
+        """Compute a microbatch as `forward` and `backward` do, and keep nothing: (y, loss, encoded dx, finite)."""
+        held = self._graphs.pop(microbatch, None)
+        try:
+            y, loss = self.forward(microbatch, version, portion=portion, x=x, tokens=tokens, targets=targets)
+            dx, finite = self.backward(microbatch, g, accumulate=False, encode=encode)
+        finally:
+            self._graphs.pop(microbatch, None)
+            if held is not None:
+                self._graphs[microbatch] = held
+        return y, loss, dx, finite
+
     def evaluate(
         self, version: int, *, x: Tensor | None = None, tokens: Tensor | None = None, targets: Tensor | None = None
     ) -> tuple[Tensor | None, float]:

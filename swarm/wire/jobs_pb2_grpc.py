@@ -104,6 +104,11 @@ class JobsStub:
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.DrainRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.DrainView.FromString,
                 _registered_method=True)
+        self.FreePeer = channel.unary_unary(
+                '/swarm.wire.Jobs/FreePeer',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.FreePeerRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.FreePeerReply.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/swarm.wire.Jobs/Explain',
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.ExplainRequest.SerializeToString,
@@ -216,6 +221,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FreePeer(self, request, context):
+        """Give a stage server stages again that was quarantined for wrong numbers; what was held against it is forgotten.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Explain(self, request, context):
         """Why a job waits, or why a peer gets little work or none.
         """
@@ -308,6 +320,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.DrainRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.DrainView.SerializeToString,
+            ),
+            'FreePeer': grpc.unary_unary_rpc_method_handler(
+                    servicer.FreePeer,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.FreePeerRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.FreePeerReply.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -703,6 +720,33 @@ class Jobs:
             '/swarm.wire.Jobs/Drain',
             swarm_dot_wire_dot_jobs__pb2.DrainRequest.SerializeToString,
             swarm_dot_wire_dot_jobs__pb2.DrainView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FreePeer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Jobs/FreePeer',
+            swarm_dot_wire_dot_jobs__pb2.FreePeerRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.FreePeerReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ commits or averages anything but each microbatch once fails the test.
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from scheduler.brain.outputs import (
     PublishCheckpoint,
     Send,
     Stopped,
+    Struck,
     Unfit,
     WriteCommit,
     WriteEvaluation,
@@ -44,6 +46,8 @@ from swarm.messages import (
     Admit,
     Average,
     Averaged,
+    Check,
+    Checked,
     Command,
     Commit,
     Committed,
@@ -65,7 +69,7 @@ from swarm.messages import (
     UnitSize,
     Void,
 )
-from swarm.types import JobId, Microbatch, PeerId, UnitName, set_digest
+from swarm.types import Hop, JobId, Microbatch, PeerId, UnitName, set_digest
 
 JOB = JobId("job")
 STEPS, MICROBATCHES = 3, 3
@@ -109,7 +113,12 @@ class Swarm:
             PeerId(name): Obedient(PeerId(name), stage) for stage, pool in enumerate(pools) for name in pool
         }
         self.lie: Callable[[PeerId, Event], Event | None] = lambda peer, event: event
+        # What a replica makes instead of a tensor, with trust.spot_check: "y" or "dx", its microbatch, and its name.
+        self.falsify: Callable[[PeerId, str, Microbatch, str], str] = lambda peer, kind, microbatch, name: name
+        self.made: dict[tuple[Microbatch, int], tuple[str, str]] = {}  # y and dx of the newest hop at each stage
+        self.struck: list[Struck] = []
         self.inbox: deque[tuple[PeerId, Command]] = deque()
+        self.told: list[tuple[PeerId, Command]] = []  # all that was sent
         self.rows: list[CommitRow] = []
         self.evaluated: dict[int, float] = {}
         self.notes: list[str] = []
@@ -135,6 +144,7 @@ class Swarm:
             match output:
                 case Send(peer=peer, command=command):
                     self.inbox.append((peer, command))
+                    self.told.append((peer, command))
                 case WriteCommit(row=row):
                     assert row.step == len(self.rows)
                     self.rows.append(row)
@@ -147,6 +157,8 @@ class Swarm:
                     self.notes.append(message)
                 case Unfit():
                     self.unfit.append(output)
+                case Struck():
+                    self.struck.append(output)
                 case Finish() | Fail() | Stopped():
                     self.end = output
 
@@ -226,7 +238,11 @@ class Swarm:
                 loss = self.loss_of(one, microbatch)
                 if stage < len(hops) - 1:
                     self.say(peer, Forwarded(microbatch, stage, attempt))
-                self.say(peer, Accumulated(microbatch, stage, attempt, True, loss, 0.1, 0.2, 0.0))
+                digests = self.digests(stage, microbatch, hops)
+                self.say(peer, Accumulated(microbatch, stage, attempt, True, loss, 0.1, 0.2, 0.0, digests))
+            case Check(microbatch=microbatch, stage=at, number=number) if at == stage:
+                loss = self.loss_of(one, microbatch)
+                self.say(peer, Checked(microbatch, stage, number, True, loss, self.again(peer, stage, microbatch)))
             case Evaluate(batch=batch, hops=hops) if hops[-1].peer == peer:
                 self.say(peer, Evaluated(batch, hops[-1].attempt, 2.0))
             case Void(step=step, attempt=attempt):
@@ -246,6 +262,31 @@ class Swarm:
                 self.say(peer, Saved(JOB, 1, version, stage, (ParameterHash(f"w{stage}", "float32", (1,), "00"),)))
             case _:
                 assert settings.job
+
+    def digests(self, stage: int, microbatch: Microbatch, hops: Sequence[Hop]) -> tuple[str, ...]:
+        """What the hop of a route takes and makes: names that follow from those of its inputs."""
+        if not self.settings.spot_check:
+            return ()
+        ys, dxs = [""], [""]
+        for at, hop in enumerate(hops):
+            ys.append(self.make("y", hop.peer, at, microbatch, ys[-1]) if at < len(hops) - 1 else "")
+        for at, hop in reversed(list(enumerate(hops))):
+            dxs.append(self.make("dx", hop.peer, at, microbatch, ys[at], dxs[-1]) if at else "")
+        dxs.reverse()
+        self.made[microbatch, stage] = ys[stage + 1], dxs[stage]
+        return ys[stage], ys[stage + 1], dxs[stage + 1], dxs[stage]
+
+    def again(self, peer: PeerId, stage: int, microbatch: Microbatch) -> tuple[str, ...]:
+        """What a checker takes from the hops beside it, and makes."""
+        last = len(self.pools) - 1
+        x = self.made[microbatch, stage - 1][0] if stage else ""
+        g = self.made[microbatch, stage + 1][1] if stage < last else ""
+        y = self.make("y", peer, stage, microbatch, x) if stage < last else ""
+        return x, y, g, self.make("dx", peer, stage, microbatch, x, g) if stage else ""
+
+    def make(self, kind: str, peer: PeerId, stage: int, microbatch: Microbatch, *inputs: str) -> str:
+        true = hashlib.sha256(repr((kind, stage, microbatch, inputs)).encode()).hexdigest()
+        return self.falsify(peer, kind, microbatch, true)
 
     def loss_of(self, one: Obedient, microbatch: Microbatch) -> float:
         return 1.0 + microbatch.index if one.stage == len(self.pools) - 1 else 0.0

@@ -36,6 +36,7 @@ COVERED_BY = {
     "unit/swarm/process/test_lifecycle.py": ("scheduler/app",),
     "unit/swarm/process/test_metrics.py": ("scheduler/metrics", "stage_server/metrics"),
     "unit/swarm/checkpoint/test_writer.py": ("swarm/checkpoint/reader", "swarm/checkpoint/storage"),
+    "unit/swarm/job/test_trust.py": ("swarm/job/section",),
     "unit/swarm/job/test_partition.py": ("swarm/job/families", "swarm/job/model_config"),
     "integration/test_hub_start.py": ("swarm/hf/hub", "swarm/hf/pretrained"),
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),

@@ -35,7 +35,14 @@ class Expel:
     cause: str
 
 
-Remedy: TypeAlias = Expel | Fail
+@dataclass(frozen=True, slots=True)
+class StartOver:
+    """What has no row is computed again, by the same replicas."""
+
+    cause: str
+
+
+Remedy: TypeAlias = Expel | StartOver | Fail
 
 
 def outvoted(said: Mapping[PeerId, Hashable]) -> tuple[PeerId, ...]:

@@ -131,6 +131,8 @@ class Rounds:
         for peer in self._state.pool:
             if self._state.ledger.has_part(run.step, peer):
                 self.void(run, peer, cause, now_s)
+        for gone in self._state.ledger.contributors(run.step):  # a decided step keeps what the lost have done for it
+            self._state.ledger.peer_gone(gone, [run.step], cause, now_s)
 
     def lost(self, peer: PeerId) -> None:
         """The peer is no replica any more: the averages that it held are gone, though it may come back."""
@@ -158,6 +160,7 @@ class Rounds:
         run.disputes[unit] += 1
         if isinstance(found[0], Expel) or not self._state.settings.recover or run.disputes[unit] > DISPUTES_MAX:
             return found
+        assert isinstance(found[0], Fail)
         again = "averaged" if run.disputes[unit] == 1 else "computed"
         self._state.outbox.note("error", f"{found[0].message}; {again} again")
         if run.disputes[unit] == 1:

@@ -344,6 +344,9 @@ def _unused(known: Peer, idle: IdlePeer | None, waiting: Mapping[JobId, str]) ->
     """Why no job has the peer."""
     if known.state is PeerState.DRAINING:
         return [Fact("not used", "it is drained: it gets no work until its stage server is started again")]
+    if known.state is PeerState.QUARANTINED:
+        freed = f"swarm identity release {known.hello.peer}"
+        return [Fact("not used", f"it is quarantined for wrong numbers, until an admin releases it: {freed}")]
     if known.state is not PeerState.IDLE:
         return []
     waits = [Fact("not used", f"{job} waits: {reason}") for job, reason in waiting.items()]

@@ -6,6 +6,8 @@
                                                                   │
                             leaving: ... ──▶ DRAINING             └──grace over──▶ GONE ──hello──▶ IDLE
 
+A peer with a name that is quarantined is QUARANTINED wherever it would be IDLE, until an admin releases it.
+
 A peer that joins a running job counts as loaded once the stage could continue with it alone.
 
 A peer is an id and an incarnation (one per process start). Messages of an older incarnation change nothing. A newer one
@@ -34,6 +36,7 @@ class Happening(StrEnum):
     HEARD = "heard"
     LOST_SIGHT = "lost sight"
     LEAVING = "leaving"
+    FREED = "freed"
     GRACE_OVER = "grace over"
 
 
@@ -52,6 +55,9 @@ TRANSITIONS: dict[tuple[PeerState, Happening], PeerState | None] = {
     (_S.IDLE, _H.LEAVING): _S.DRAINING,
     (_S.LOADING, _H.LEAVING): _S.DRAINING,
     (_S.SERVING, _H.LEAVING): _S.DRAINING,
+    (_S.QUARANTINED, _H.FREED): _S.IDLE,
+    (_S.QUARANTINED, _H.LOST_SIGHT): _S.SUSPECT,
+    (_S.QUARANTINED, _H.LEAVING): _S.DRAINING,
     (_S.SUSPECT, _H.HEARD): RETURN,
     (_S.SUSPECT, _H.GRACE_OVER): _S.GONE,
 }
@@ -98,6 +104,7 @@ class Membership:
         self.grace_s = grace_s
         self._forget_after_s = forget_after_s
         self._peers: dict[PeerId, Peer] = {}
+        self._quarantined: dict[PeerId, str] = {}  # names, whether they are here or not, and why
 
     # What happens ------------------------------------------------------------------------------------------------
 
@@ -163,6 +170,24 @@ class Membership:
         if known is None or known.state is PeerState.GONE:
             return []
         return [self._move(known, PeerState.GONE, reason, now_s)]
+
+    def quarantine(self, peer: PeerId, now_s: float, reason: str) -> list[Transition]:
+        """The peer is given no stage any more; a stage that it has must be taken from it."""
+        self._quarantined[peer] = reason
+        known = self._peers.get(peer)
+        if known is None or known.state is not PeerState.IDLE:
+            return []
+        return [self._move(known, PeerState.IDLE, known.reason, now_s)]
+
+    def free(self, peer: PeerId, now_s: float) -> list[Transition]:
+        """The peer may be given stages again."""
+        self._quarantined.pop(peer, None)
+        known = self._peers.get(peer)
+        if known is None:
+            return []
+        if known.resume is PeerState.QUARANTINED:
+            known.resume = PeerState.IDLE
+        return self._happen(known, Happening.FREED, "released by an admin", now_s)
 
     def tick(self, now_s: float) -> list[Transition]:
         """Look at the clock: which peers were silent too long?"""
@@ -262,8 +287,11 @@ class Membership:
                 assert known.job != NO_JOB, known
 
     def _enter(self, hello: Hello, now_s: float, before: PeerState | None, reason: str) -> Transition:
-        self._peers[hello.peer] = Peer(hello, PeerState.IDLE, reason, now_s, now_s)
-        return Transition(hello.peer, hello.incarnation, before, PeerState.IDLE, reason)
+        state = PeerState.IDLE
+        if hello.peer in self._quarantined:
+            state, reason = PeerState.QUARANTINED, self._quarantined[hello.peer]
+        self._peers[hello.peer] = Peer(hello, state, reason, now_s, now_s)
+        return Transition(hello.peer, hello.incarnation, before, state, reason)
 
     def _happen(self, known: Peer, happening: Happening, reason: str, now_s: float) -> list[Transition]:
         if (known.state, happening) not in TRANSITIONS:
@@ -277,6 +305,8 @@ class Membership:
         return [self._move(known, after, reason, now_s)]
 
     def _move(self, known: Peer, after: PeerState, reason: str, now_s: float) -> Transition:
+        if after is PeerState.IDLE and known.hello.peer in self._quarantined:
+            after, reason = PeerState.QUARANTINED, self._quarantined[known.hello.peer]
         transition = Transition(
             known.hello.peer, known.hello.incarnation, known.state, after, reason, known.job, known.stage
         )

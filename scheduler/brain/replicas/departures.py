@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scheduler.brain.checkpoint.collection import CheckpointCollector
 from scheduler.brain.checkpoint.schedule import CheckpointSchedule
 from scheduler.brain.commit.commits import Commits
-from scheduler.brain.commit.digests import Expel, Remedy
+from scheduler.brain.commit.digests import Expel, Remedy, StartOver
 from scheduler.brain.commit.rounds import Rounds
 from scheduler.brain.outputs import Fail, Left, Unfit
 from scheduler.brain.routing.dispatch import Dispatch
@@ -86,6 +86,8 @@ class Departures:
             match one:
                 case Fail():
                     self._state.conclude(one)
+                case StartOver(cause=cause):
+                    self._state.outbox.note("error", f"{cause}; what has no row is computed again")
                 case Expel(peer=peer, cause=cause):
                     for run in self._state.progress.runs.values():
                         run.commits.pop(peer, None)

@@ -334,6 +334,10 @@ class Ledger:
         """The replica that holds the contribution; either of two, if two do."""
         return next(iter(self._steps[step].entries[stage][index].holders), None)
 
+    def asked(self, step: int, stage: int, index: int) -> frozenset[PeerId]:
+        """All replicas that were ever given the hop."""
+        return frozenset(self._steps[step].entries[stage][index].offered)
+
     def displaced(self, step: int, index: int) -> list[PeerId]:
         """Replicas that were asked for the microbatch, are not named by its newest route and have not accumulated it.
 
@@ -354,6 +358,10 @@ class Ledger:
     def share(self, step: int, peer: PeerId) -> int:
         """How many contributions of the step the peer holds."""
         return self._contributions(self._steps[step])[peer]
+
+    def contributors(self, step: int) -> list[PeerId]:
+        """All that hold a contribution of the step, be they gone or not."""
+        return sorted(self._contributions(self._steps[step]))
 
     def is_full(self, step: int) -> bool:
         """Every (stage, microbatch) has exactly one holder."""

@@ -12,6 +12,7 @@ from scheduler.api.job_service import JobService
 from scheduler.api.seen_jobs import SeenJobs
 from scheduler.brain.explain.facts import IdlePeer
 from scheduler.brain.fleet.membership import Membership
+from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.projects import Person
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
@@ -59,7 +60,8 @@ def service(person: Person, folder: Path) -> JobService:
     registry: Any = Registry()
     why_not = {ANNS: f"it is kept for {EVES}, which waits for peers"}
     stores = Stores.under(folder, Database(sa.create_engine("sqlite://"), 1, None))
-    jobs: Any = SimpleNamespace(registry=registry, stores=stores, idle=lambda: [IdlePeer(IDLE, 1 << 30, why_not)])
+    idle = [IdlePeer(IDLE, 1 << 30, why_not)]
+    jobs: Any = SimpleNamespace(registry=registry, stores=stores, idle=lambda: idle, trust=lambda peer: TrustRecord())
     return JobService(jobs, membership, 1, "0", lambda: 0.0, None, SeenJobs(registry, lambda: person))
 
 

@@ -33,6 +33,7 @@ TABLE = """
     Jobs.Resume             -             -      -       yes        yes    -
     Jobs.Pull               -             -      -       yes        yes    -
     Jobs.Drain              -             -      -       -          yes    -
+    Jobs.FreePeer           -             -      -       -          yes    -
     Jobs.Chaos              -             -      -       -          yes    -
     Session.Attach          yes           -      -       -          -      -
     Session.Store           yes           -      -       -          -      -

@@ -55,6 +55,30 @@ def test_first_stage_gives_a_boundary_tensor_and_the_last_a_loss() -> None:
     assert first.backward(microbatch, dx) == (None, True)
 
 
+def test_computing_again_gives_the_same_and_leaves_nothing_behind() -> None:
+    first, last = stages_of(spec_of(2))
+    tokens, targets = text(0)
+    microbatch = Microbatch(0, 0, 0)
+    y, _ = first.forward(microbatch, 0, portion=0, tokens=tokens)
+    assert y is not None
+    y_again, _, nothing, _ = first.recompute(
+        microbatch, 0, portion=0, tokens=tokens, g=torch.ones_like(y), encode=torch.clone
+    )
+    assert nothing is None
+    assert y_again is not None
+    assert torch.equal(y_again, y)
+    _, loss = last.forward(microbatch, 0, portion=0, x=y.clone(), targets=targets)
+    _, loss_again, dx_again, finite = last.recompute(
+        microbatch, 0, portion=0, x=y.clone(), targets=targets, encode=torch.clone
+    )
+    assert (loss_again, finite) == (loss, True)
+    assert not last.part(0, UnitName("stage-1")).any(), "nothing is added"
+    dx, _ = last.backward(microbatch)
+    assert dx is not None
+    assert dx_again is not None
+    assert torch.equal(dx_again, dx), "and the graph of the first forward is still there"
+
+
 def test_masked_targets_neither_count_nor_teach() -> None:
     (stage,) = stages_of(spec_of(1))
     tokens, targets = text(0)

@@ -273,3 +273,35 @@ def test_a_suspect_that_is_drained_says_why_once_it_is_heard() -> None:
     (back,) = members.heard(A, 2.0)
     assert (back.after, back.reason) == (PeerState.DRAINING, "drained by its user")
     assert members.leaving(A, 2.0, "again") == []
+
+
+def test_a_quarantined_peer_is_given_nothing_wherever_it_comes_from_until_it_is_freed() -> None:
+    members = pool()
+    serving(members)
+    assert members.quarantine(A, 1.0, "wrong numbers") == [], "its job lets go of it first"
+    assert moves(members.release(A, 2.0)) == [(SERVING, PeerState.QUARANTINED)]
+    known = members.get(A)
+    assert known is not None
+    assert known.reason == "wrong numbers"
+    assert members.idle_peers() == []
+    with pytest.raises(NotAllowed):
+        members.assign(A, JOB, 1, 3.0)
+    assert moves(members.hello(hello(incarnation=2), 4.0)) == [
+        (PeerState.QUARANTINED, GONE),
+        (GONE, PeerState.QUARANTINED),
+    ]
+    assert moves(members.disconnected(A, 2, 5.0)) == [(PeerState.QUARANTINED, SUSPECT)]
+    assert moves(members.heard(A, 6.0)) == [(SUSPECT, PeerState.QUARANTINED)]
+    assert moves(members.free(A, 7.0)) == [(PeerState.QUARANTINED, IDLE)]
+    assert moves(members.quarantine(A, 8.0, "again")) == [(IDLE, PeerState.QUARANTINED)]
+    members.disconnected(A, 2, 9.0)
+    assert members.free(A, 10.0) == []
+    assert moves(members.heard(A, 11.0)) == [(SUSPECT, IDLE)]
+    members.validate()
+
+
+def test_a_name_is_quarantined_before_it_dials() -> None:
+    members = pool()
+    assert members.quarantine(A, 1.0, "wrong numbers") == []
+    assert moves(members.hello(hello(), 2.0)) == [(None, PeerState.QUARANTINED)]
+    assert members.free(PeerId("b"), 3.0) == []

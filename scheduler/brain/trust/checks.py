@@ -1,0 +1,300 @@
+"""Spot checks of what replicas compute, and what becomes of those that compute something else.
+
+    Accumulated with hashes ──▶ claims ──a microbatch is complete──┬─ each hop must have taken what its neighbour made
+                                   │                               └─ some hops are drawn and computed again elsewhere
+                                   └─ a hop that was done twice must have the same results
+
+A hop is drawn after all of its route have reported, so nobody knows beforehand what will be checked. A step is not
+committed while a check of it is open. A verdict makes all void that has no row yet, at every stage: what passed through
+a liar is wrong elsewhere too. What was committed before stays.
+
+Two neighbours that say different things of one tensor cannot be told apart by computing: either may lie. The step is
+computed again and the pair is avoided. Who stands so against two others is wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from scheduler.brain.commit.digests import Expel, Remedy, StartOver
+from scheduler.brain.outputs import Fail, Struck
+from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.trust.inquiries import Inquiry, Stand
+from scheduler.brain.trust.verdicts import SHOWN, Place, Work, evidence, inconstant, odd_ones, second_evidence
+from swarm.errors import ReplicaDiverged
+from swarm.messages import Accumulated, Check, Checked
+from swarm.text import counted, listed
+from swarm.types import Hop, Microbatch, PeerId
+
+ANSWER_S_MAX = 30.0  # then another replica is asked
+STRIKES_MAX = 2  # that nobody else has proven
+STRIKES_S = 24 * 3600.0  # how long one counts
+UNCLEAR_MAX = 3  # times that the same replicas contradict each other and nobody can decide
+SPOT_CHECK, REPEATED, NEIGHBOURS = "spot check", "done again by another replica", "its neighbours"
+
+
+class Checks:
+    """The checks of one job; nothing happens unless the job file asks for them."""
+
+    def __init__(self, state: BrainState, rng: Random) -> None:
+        self._state = state
+        self._rate = state.settings.spot_check
+        self.is_on = self._rate > 0.0
+        if self.is_on:
+            self._rng = Random(rng.getrandbits(64))
+        self.counts: Counter[PeerId] = Counter()  # hops of a replica that were computed again by others
+        self._claims: dict[int, dict[Place, dict[PeerId, Work]]] = {}  # by step, also those that became void
+        self._touched: set[tuple[int, int]] = set()  # microbatches about which something was said
+        self._drawn: set[tuple[Place, PeerId]] = set()
+        self._open: dict[Place, Inquiry] = {}
+        self._number = 0
+        self._strikes: dict[PeerId, list[float]] = {}
+        self._doubts: dict[PeerId, dict[PeerId, float]] = {}
+        self._unclear: Counter[frozenset[PeerId]] = Counter()
+
+    # What replicas say -------------------------------------------------------------------------------------------
+
+    def accumulated(self, peer: PeerId, event: Accumulated) -> None:
+        """A replica's word on a hop whose gradient it has added."""
+        step, index = event.microbatch.step, event.microbatch.index
+        run = self._state.progress.runs.get(step)
+        if self.is_on and run is not None and run.can_be_redone:
+            place = Place(step, event.stage, index)
+            self._claims.setdefault(step, {}).setdefault(place, {})[peer] = Work.of(event)
+            self._drawn.discard((place, peer))
+            self._touched.add((step, index))
+
+    def checked(self, peer: PeerId, event: Checked, now_s: float) -> None:
+        """A replica has computed a hop again, or cannot; an answer to an older request changes nothing."""
+        place = Place(event.microbatch.step, event.stage, event.microbatch.index)
+        inquiry = self._open.get(place)
+        if inquiry is None or (inquiry.asked, inquiry.number) != (peer, event.number):
+            self._state.ledger.duplicates += 1
+        elif event.fault:
+            inquiry.gave_up(peer)
+        elif not inquiry.answered(peer, Work.of(event)):
+            told = f"{peer} was given other inputs than {inquiry.holder} to check {place} with"
+            self._state.outbox.note("warning", told)
+
+    # What follows ------------------------------------------------------------------------------------------------
+
+    def look(self, now_s: float) -> list[Remedy]:
+        """Compare what was said, draw checks, ask for them; what to do about those that are wrong."""
+        if not self.is_on:
+            return []
+        found: list[Remedy] = []
+        for step, index in sorted(self._touched):
+            found = found or self._look_at(step, index, now_s)
+        self._touched.clear()
+        for place in list(self._open):
+            found = found or self._go_on(self._open[place], now_s)
+        if found:
+            self._forget_undecided()
+        return found
+
+    def permits(self, step: int) -> bool:
+        """Whether nothing of the step waits to be checked."""
+        return not any(place.step == step for place in self._open)
+
+    def close(self, step: int) -> None:
+        """The step's row is durable: what was said of it matters no more."""
+        self._claims.pop(step, None)
+        self._drawn = {drawn for drawn in self._drawn if drawn[0].step > step}
+
+    def times_s(self) -> list[float]:
+        """When an answer is overdue."""
+        return [one.since_s + ANSWER_S_MAX for one in self._open.values() if one.asked is not None]
+
+    def waiting_for(self, step: int) -> str:
+        open_ = [one for place, one in self._open.items() if place.step == step]
+        asked = sorted({one.asked for one in open_ if one.asked is not None})
+        return f"waits for {counted(len(open_), 'spot check')} by {listed(asked) or 'nobody yet'}"
+
+    # Comparing ---------------------------------------------------------------------------------------------------
+
+    def _look_at(self, step: int, index: int, now_s: float) -> list[Remedy]:
+        """Something was said of a microbatch: compare the words of one hop, then those of neighbours, then draw."""
+        claims, ledger = self._claims.get(step, {}), self._state.ledger
+        if step not in ledger.open_steps():
+            return []
+        places = [Place(step, stage, index) for stage in range(ledger.stages)]
+        for place in places:
+            self._compare_repeated(place, claims.get(place, {}))
+        holders = [ledger.holder(step, stage, index) for stage in range(ledger.stages)]
+        words: list[tuple[PeerId, Work]] = []
+        for place, holder in zip(places, holders, strict=True):
+            if holder is None or holder not in claims.get(place, {}):
+                return []  # not complete, or from before a restart of the scheduler
+            words.append((holder, claims[place][holder]))
+        for place, (one, made), (other, took) in zip(places, words, words[1:], strict=False):
+            for what, left, right in (("y", made.y, took.x), ("dx", made.g, took.dx)):
+                if left != right:
+                    behind = Place(step, place.stage + 1, index)
+                    return self._contradict(place if what == "y" else behind, what, one, other, (left, right), now_s)
+        for place, (holder, work) in zip(places, words, strict=True):
+            self._draw(place, holder, work)
+        return []
+
+    def _compare_repeated(self, place: Place, said: dict[PeerId, Work]) -> None:
+        """A hop that several replicas did from the same inputs must have the same results."""
+        holder = self._state.ledger.holder(place.step, place.stage, place.index)
+        if holder not in said or len(said) < 2 or place in self._open:
+            return
+        alike = {peer: work for peer, work in said.items() if work.inputs == said[holder].inputs}
+        if len({work.results for work in alike.values()}) > 1:
+            self._open[place] = self._inquiry(place, holder, REPEATED, {holder: said[holder], **alike})
+
+    def _draw(self, place: Place, holder: PeerId, work: Work) -> None:
+        if (place, holder) in self._drawn:
+            return
+        self._drawn.add((place, holder))
+        if self._rng.random() < self._rate and place not in self._open:
+            self._open[place] = self._inquiry(place, holder, SPOT_CHECK, {holder: work})
+
+    def _inquiry(self, place: Place, holder: PeerId, guard: str, said: dict[PeerId, Work]) -> Inquiry:
+        pool = self._state.pool
+        return Inquiry(place, holder, pool[holder].replica.device if holder in pool else "", guard, said)
+
+    def _contradict(
+        self, maker: Place, what: str, one: PeerId, other: PeerId, hashes: tuple[str, str], now_s: float
+    ) -> list[Remedy]:
+        """Two neighbours name one tensor differently: one of them lies, or another replica had the hop before."""
+        left, right = (text[:SHOWN] or "nothing" for text in hashes)
+        told = f"{what} of {maker} is {left} as {one} says, and {right} as {other} says"
+        self._state.links.accuse(one, other, now_s)
+        if any(len(self._state.ledger.asked(maker.step, stage, maker.index)) > 1 for stage in self._beside(maker)):
+            return [StartOver(told)]
+        for peer, against in ((one, other), (other, one)):
+            doubts = self._doubts.setdefault(peer, {})
+            doubts[against] = now_s
+            self._doubts[peer] = {peer: at_s for peer, at_s in doubts.items() if now_s - at_s < STRIKES_S}
+        for peer, against in ((one, other), (other, one)):
+            if len(self._doubts[peer]) > 1 and len(self._doubts[against]) == 1:
+                text = f"{told}; {listed(sorted(self._doubts[peer]))} contradict it ({NEIGHBOURS})"
+                return self._convict(peer, text, now_s, is_proven=True)
+        return self._leave_unclear(told, (one, other), now_s)
+
+    def _beside(self, maker: Place) -> list[int]:
+        return [at for at in (maker.stage - 1, maker.stage, maker.stage + 1) if 0 <= at < self._state.ledger.stages]
+
+    # Asking ------------------------------------------------------------------------------------------------------
+
+    def _go_on(self, inquiry: Inquiry, now_s: float) -> list[Remedy]:
+        """Move an inquiry on: it is over, decided, or somebody is asked."""
+        place, ledger = inquiry.place, self._state.ledger
+        is_open = place.step in ledger.open_steps()
+        if not is_open or ledger.holder(place.step, place.stage, place.index) != inquiry.holder:
+            del self._open[place]  # what it was about is void
+            return []
+        if inquiry.asked is not None and inquiry.near != self._near(place):
+            inquiry.asked = None  # the inputs are elsewhere now
+        if inquiry.asked is not None and not self._is_answering(inquiry, now_s):
+            inquiry.gave_up(inquiry.asked)
+        if inquiry.asked is not None:
+            return []
+        others = self._able(inquiry)
+        match inquiry.stand(others):
+            case Stand.ASKS:
+                self._ask(inquiry, others, now_s)
+                return []
+            case Stand.ALIKE:
+                self.counts[inquiry.holder] += 1
+            case Stand.ODD:
+                self.counts[inquiry.holder] += 1
+                return self._convict_odd(inquiry, now_s)
+            case Stand.SPLIT:
+                return self._split(inquiry, now_s)
+            case Stand.UNANSWERED:
+                why = "no other replica of the stage could" if not inquiry.tries else "who was asked gave no answer"
+                self._state.outbox.note("info", f"{place} of {inquiry.holder} is not checked: {why}")
+        del self._open[place]
+        return []
+
+    def _able(self, inquiry: Inquiry) -> list[PeerId]:
+        """Replicas that can compute the hop, with the bits of the holder's kind of device."""
+        pool, place = self._state.pool, inquiry.place
+        return [
+            peer
+            for peer in sorted(pool.by_stage[place.stage])
+            if pool.may_work(peer)
+            and pool.takes_part(peer, place.step)
+            and (not inquiry.device or pool[peer].replica.device == inquiry.device)
+        ]
+
+    def _is_answering(self, inquiry: Inquiry, now_s: float) -> bool:
+        """Whether the answer may still come: the asked one is there and has the inputs from who holds them."""
+        pool, asked = self._state.pool, inquiry.asked
+        if asked is None or asked not in pool or pool[asked].is_suspect:
+            return False
+        return now_s - inquiry.since_s < ANSWER_S_MAX
+
+    def _near(self, place: Place) -> tuple[Hop | None, ...]:
+        hops = self._state.ledger.hops(place.step, place.index)
+        return tuple(hops[at] for at in (place.stage - 1, place.stage + 1) if 0 <= at < len(hops))
+
+    def _ask(self, inquiry: Inquiry, others: list[PeerId], now_s: float) -> None:
+        """Let somebody compute the hop, once its neighbours are known."""
+        place, state = inquiry.place, self._state
+        hops = state.ledger.hops(place.step, place.index)
+        candidates = inquiry.candidates(others)
+        if not candidates or any(hop is None for hop in hops):
+            if not candidates:
+                inquiry.tries += 1
+            return
+        checker = self._rng.choice(candidates)
+        replica = state.pool[checker].replica
+        hops[place.stage] = Hop(checker, replica.incarnation, state.ledger.attempt(place.step), replica.address)
+        route = tuple(hop for hop in hops if hop is not None)
+        self._number += 1
+        inquiry.asked, inquiry.number, inquiry.since_s = checker, self._number, now_s
+        inquiry.near = self._near(place)
+        settings = state.settings
+        microbatch = Microbatch(settings.timeline, place.step, place.index)
+        version = settings.version_of(place.step, place.index)
+        command = Check(microbatch, version, place.stage, self._number, route)
+        for peer in (checker, *(hop.peer for hop in inquiry.near if hop is not None)):
+            state.outbox.send(peer, command)
+
+    # Verdicts ----------------------------------------------------------------------------------------------------
+
+    def _convict_odd(self, inquiry: Inquiry, now_s: float) -> list[Remedy]:
+        """A majority says otherwise than some: those are wrong, as a third has shown."""
+        found: list[Remedy] = []
+        for peer in odd_ones(inquiry.said):
+            text = evidence(inquiry.place, peer, inquiry.said, inquiry.guard)
+            found += self._convict(peer, text, now_s, is_proven=True)
+        return found
+
+    def _split(self, inquiry: Inquiry, now_s: float) -> list[Remedy]:
+        """No majority: whoever contradicts itself is wrong."""
+        said, place = inquiry.said, inquiry.place
+        if len(said) == len(inquiry.again) == 2 and (peer := inconstant(said, inquiry.again)) is not None:
+            return self._convict(peer, second_evidence(place, peer, said, inquiry.again), now_s, is_proven=False)
+        return self._leave_unclear(evidence(place, inquiry.holder, said, inquiry.guard), tuple(said), now_s)
+
+    def _convict(self, peer: PeerId, text: str, now_s: float, *, is_proven: bool) -> list[Remedy]:
+        strikes = [at_s for at_s in self._strikes.get(peer, []) if now_s - at_s < STRIKES_S]
+        self._strikes[peer] = [*strikes, now_s]
+        is_out = is_proven or len(self._strikes[peer]) >= STRIKES_MAX
+        self._state.ledger.violations += 1
+        self._state.outbox.put(Struck(peer, text, is_proven, self.counts[peer]))
+        cause = f"wrong numbers: {text}"
+        return [Expel(peer, cause)] if is_out and peer in self._state.pool else [StartOver(f"{peer}: {cause}")]
+
+    def _leave_unclear(self, text: str, peers: tuple[PeerId, ...], now_s: float) -> list[Remedy]:
+        """Nobody can say who is right: the step is computed again, but not for ever."""
+        self._state.ledger.violations += 1
+        self._unclear[frozenset(peers)] += 1
+        if self._unclear[frozenset(peers)] < UNCLEAR_MAX:
+            return [StartOver(f"unclear who is right: {text}")]
+        hint = "let another stage server join the stage, which then decides, or stop the one that is broken; then: "
+        message = f"{listed(sorted(peers))} contradict each other again and again: {text}"
+        return [Fail(ReplicaDiverged.code, message, f"{hint}swarm resume {self._state.settings.job}")]
+
+    def _forget_undecided(self) -> None:
+        """Everything without a row is computed again."""
+        for run in self._state.progress.undecided():
+            self._claims.pop(run.step, None)
+            self._drawn = {drawn for drawn in self._drawn if drawn[0].step != run.step}
+            self._open = {place: one for place, one in self._open.items() if place.step != run.step}

@@ -1,0 +1,28 @@
+"""The section [trust] of a job file: how far a job believes what its replicas compute."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from swarm.job.section import Section
+
+
+class TrustSection(Section):
+    """Whether replicas are checked. By default everybody is believed, and nothing is sent or computed for it."""
+
+    # The share of hops that another replica computes again: 0 = off, about 0.02 on machines of others.
+    spot_check: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        return self.spot_check > 0.0
+
+    def check(self, *, reproducible: bool) -> None:
+        """ValueError if the job cannot be checked."""
+        if self.is_on and not reproducible:
+            raise ValueError(
+                f"trust.spot_check = {self.spot_check:g} compares results bit for bit, which differ from replica to "
+                "replica without training.reproducible = true: set that, or leave trust.spot_check out"
+            )

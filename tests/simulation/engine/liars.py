@@ -1,0 +1,173 @@
+"""Stage servers that compute wrong numbers on purpose, in a simulated swarm of real torch, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from scheduler.brain.fleet.quarantine import TrustRecord
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.job.spec import JobSpec
+from swarm.job.trust import TrustSection
+from swarm.model.stage import Stage
+from swarm.types import JobState, Microbatch, PeerId
+from tests.support.scenes import resolved
+from tests.support.sim import loop as sim
+from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+
+Lie = Literal["zeros", "constant", "stale", "sign", "random"]
+LIES: tuple[Lie, ...] = get_args(Lie)
+LIAR = PeerId("peer-3")
+
+
+def checked_spec(folder: Path, spot_check: float, **changes: object) -> JobSpec:
+    """A small job of two stages that checks its replicas."""
+    spec = small_spec(write_text(folder), pipeline__stages=2, config__num_hidden_layers=2, **changes)
+    return resolved(spec.model_copy(update={"trust": TrustSection(spot_check=spot_check)}))
+
+
+def false(lie: Lie, true: Tensor, before: Tensor) -> Tensor:
+    """What the liar gives instead of a result; `before` is its result for another microbatch."""
+    match lie:
+        case "zeros":
+            return torch.zeros_like(true)
+        case "constant":
+            return torch.full_like(true, 0.5)
+        case "stale":
+            return before
+        case "sign":
+            return true * -1000.0
+        case "random":
+            return torch.randn(true.shape, generator=torch.Generator().manual_seed(1))
+
+
+@dataclass(slots=True)
+class Diary:
+    """What a liar did."""
+
+    hops: int = 0
+    lies: set[tuple[int, int]] = field(default_factory=set)  # (step, index)
+
+
+def lying(lie: Lie, share: float, rng: Random, diary: Diary) -> type[Stage]:
+    """A class of stage whose outputs are wrong in this share of its hops."""
+
+    class Lying(Stage):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self._wrong: set[Microbatch] = set()
+            self._before: dict[str, Tensor] = {}
+
+        def forward(self, microbatch: Microbatch, version: int, **options: Any) -> Any:
+            y, loss = super().forward(microbatch, version, **options)
+            diary.hops += 1
+            if rng.random() < share:
+                self._wrong.add(microbatch)
+                diary.lies.add((microbatch.step, microbatch.index))
+            return (None if y is None else self._told("y", microbatch, y)), loss
+
+        def backward(self, microbatch: Microbatch, *arguments: Any, encode: Any = None, **options: Any) -> Any:
+            return super().backward(
+                microbatch, *arguments, encode=lambda dx: encode(self._told("dx", microbatch, dx)), **options
+            )
+
+        def _told(self, name: str, microbatch: Microbatch, true: Tensor) -> Tensor:
+            before = self._before.get(name, torch.zeros_like(true))
+            self._before[name] = true.detach().clone()
+            return false(lie, true, before) if microbatch in self._wrong else true
+
+    return Lying
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """What the liar had done when it was struck for the first time."""
+
+    hops: int
+    lies: int
+    lies_committed: int  # that were in steps with a row by then
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job with one liar among its replicas went."""
+
+    state: JobState
+    reason: str
+    sha256: str
+    caught: Caught | None  # None: never
+    is_quarantined: bool
+    accused: tuple[PeerId, ...]  # honest ones
+    lies: int
+    evidence: str
+
+
+def play(
+    spec: JobSpec,
+    tokens: Tokens,
+    lie: Lie,
+    share: float,
+    seed: int,
+    *,
+    peers: int = 6,
+    stage: int = -1,
+    then: Callable[[Rig], Awaitable[None]] | None = None,
+) -> Outcome:
+    """Train with one liar, which serves `stage` if that is one."""
+
+    async def main() -> Outcome:
+        found: list[Outcome] = []
+        diary, caught = Diary(), list[Caught]()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 0, tasks, Random(seed), duplicate_ratio=0.1)
+                for number in range(peers):
+                    name = PeerId(f"peer-{number}")
+                    rig.build = lying(lie, share, Random(f"lies {seed}"), diary) if name == LIAR else Stage
+                    pinned = stage if name == LIAR else -1
+                    rig.add_peer(name, tasks, Random(seed * 100 + number), stage=pinned)
+                while len(rig.membership.idle_peers()) < peers:
+                    await asyncio.sleep(0.1)
+                quarantine = rig.parts.peers.quarantine
+                struck = quarantine.strike
+                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+
+                def strike(peer: PeerId, evidence: str, **facts: Any) -> TrustRecord:
+                    committed = sum(step < job.progress.steps_done for step, _ in diary.lies)
+                    if peer == LIAR and not caught:
+                        caught.append(Caught(diary.hops, len(diary.lies), committed))
+                    accused.update({peer} - {LIAR})
+                    return struck(peer, evidence, **facts)
+
+                accused: set[PeerId] = set()
+                quarantine.strike = strike  # type: ignore[method-assign]
+                await rig.finished(job)
+                if then is not None:
+                    await then(rig)
+                record = job.record
+                found.append(
+                    Outcome(
+                        record.state,
+                        record.reason,
+                        record.weights_sha256,
+                        next(iter(caught), None),
+                        LIAR in quarantine.names(),
+                        tuple(sorted(accused)),
+                        len(diary.lies),
+                        quarantine.record(LIAR).told,
+                    )
+                )
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+        return found[0]
+
+    return sim.run(main(), seed=seed, limit_s=36000.0)

@@ -1,0 +1,69 @@
+"""Measure how soon liars are caught: one of three replicas of a stage gives wrong results in a share of its hops.
+
+python -m tests.simulation.liars --spot-check 0.2 --steps 20 --seeds 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import structlog
+import torch
+
+from swarm.job.spec import JobSpec
+from swarm.reference.trainer import train_local
+from swarm.types import JobState
+from tests.simulation.engine.liars import LIES, Outcome, checked_spec, play
+from tests.support.simulated import Tokens
+
+SHARES = (1.0, 0.2, 0.05)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 1 if an honest replica was accused, or a job ended with other weights than it should."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.liars", description=__doc__.splitlines()[0])
+    parser.add_argument("--spot-check", type=float, default=0.2)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=4)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    with tempfile.TemporaryDirectory() as folder:
+        spec = checked_spec(Path(folder), options.spot_check, training__steps=options.steps)
+        tokens = Tokens.make(Path(folder), spec)
+        expected = train_local(spec, tokens.batches(spec)).sha256
+        print("| lie | share of hops | runs with lies | caught | its hops until then ", end="")
+        print("| lies committed by then | honest accused | weights of one process |")
+        print("|---|---|---|---|---|---|---|---|")
+        return max(_row(spec, tokens, lie, share, options.seeds, expected) for lie in LIES for share in SHARES)
+
+
+def _row(spec: JobSpec, tokens: Tokens, lie: str, share: float, seeds: int, expected: str) -> int:
+    played = [play(spec, tokens, lie, share, seed, stage=seed % 2) for seed in range(seeds)]  # type: ignore[arg-type]
+    lied = [one for one in played if one.lies]
+    caught = [one.caught for one in lied if one.caught is not None]
+    accused = sum(len(one.accused) for one in played)
+    clean = [one for one in played if not _committed(one)]
+    equal = sum(one.sha256 == expected for one in clean)
+    hops = f"{median(one.hops for one in caught):.0f}" if caught else "-"
+    committed = sum(map(_committed, played))
+    print(
+        f"| {lie} | {share:.0%} | {len(lied)} of {seeds} | {len(caught)} | {hops} | {committed} | {accused} "
+        f"| {equal} of {len(clean)} without committed lies |",
+        flush=True,
+    )
+    return int(bool(accused) or equal < len(clean) or any(one.state is not JobState.SUCCEEDED for one in played))
+
+
+def _committed(one: Outcome) -> int:
+    """Lies that are in the weights: those that were there when it was caught, or all if it never was."""
+    return one.caught.lies_committed if one.caught is not None else one.lies
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

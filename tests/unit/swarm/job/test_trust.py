@@ -1,0 +1,41 @@
+"""The section [trust] of a job file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swarm.errors import InvalidConfig
+from swarm.job.spec import JobSpec, parse_job
+
+
+def job(trust: dict[str, Any], *, reproducible: bool = True) -> JobSpec:
+    return parse_job(
+        {
+            "name": "t",
+            "model": {"config": {"num_hidden_layers": 2}},
+            "data": {"source": "x"},
+            "training": {"reproducible": reproducible},
+            "pipeline": {"compression": "none"},
+            "trust": trust,
+        }
+    )
+
+
+def test_nobody_is_checked_unless_the_job_file_says_so() -> None:
+    assert not job({}).trust.is_on
+    assert not job({"spot_check": 0.0}, reproducible=False).trust.is_on
+    assert job({"spot_check": 0.02}).trust.is_on
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, "0.1", float("nan")])
+def test_a_share_is_a_number_between_0_and_1(value: object) -> None:
+    with pytest.raises(InvalidConfig, match=r"trust\.spot_check"):
+        job({"spot_check": value})
+
+
+def test_results_that_need_not_be_equal_cannot_be_compared() -> None:
+    with pytest.raises(InvalidConfig, match=r"compares results bit for bit") as refused:
+        job({"spot_check": 0.02}, reproducible=False)
+    assert "training.reproducible = true" in f"{refused.value}"
