@@ -249,7 +249,7 @@ class Sessions:
             if session.incarnation != hello.incarnation or not same_machine:
                 if self._cloned is not None and session.rivals.dialled(hello.incarnation, _host(connection), now_s):
                     where = " and ".join(_host(one).partition(":")[2] for one in (session.connection, connection))
-                    reason = f"two processes prove themselves with its key, at {where}"
+                    reason = f"two processes have its key, at {where}: stop one, and give the other a new token"
                     self._cloned(hello.peer, reason)
                     raise Revoked(f"stage server {hello.peer} was revoked: {reason}", hint="ask an admin")
                 raise StaleMessage(
