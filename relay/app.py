@@ -20,7 +20,7 @@ from swarm.pki.tokens import JoinLine
 from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
 from swarm.process.logs import get_logger
-from swarm.rpc.channel import bind, new_server
+from swarm.rpc.channel import NARROW, bind, new_server
 from swarm.rpc.enrolment import Enrolment, own_name
 from swarm.rpc.guard import Guard
 from swarm.text import is_loopback
@@ -80,7 +80,7 @@ async def serve(options: RelayOptions) -> None:
         assert identity is not None
         metrics = RelayMetrics(product, PROTOCOL_VERSION)
         service = RelayService(identity.cluster, metrics)
-        server = new_server(Guard(may_relay, lambda method, who, error: metrics.auth_failed(error.code)))
+        server = new_server(Guard(may_relay, lambda method, who, error: metrics.auth_failed(error.code)), more=NARROW)
         add_relay_service(server, service)
         host, bound = options.listen.rpartition(":")[0], bind(server, options.listen, wallet)
         address = options.announce or f"{host}:{bound}"

@@ -34,6 +34,10 @@ CONNECTION_S_MAX, CONNECTION_GRACE_S = 3600.0, 60.0  # of stage servers to each 
 KEEPALIVE_INTERVAL_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 2000  # a busy two-core machine answers pings late, and with 1000 it would count as dead
 
+# To and through a relay: windows that do not grow with the bandwidth, and patience with pings that wait behind tensors.
+NARROW: Options = [("grpc.http2.bdp_probe", 0)]
+THROUGH_RELAY: Options = [("grpc.http2.ping_timeout_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000)]
+
 _CODE_KEY = "swarm-code"
 _CODE = re.compile(r"^E[0-9]{4}$")
 _HINT_KEY = "swarm-hint-bin"  # "-bin": hints are UTF-8, plain metadata is ASCII
@@ -78,16 +82,20 @@ def check_address(address: str) -> str:
     return address
 
 
-def connect(address: str, identity: Identity | None = None, server_name: str = "") -> grpc.aio.Channel:
+def connect(
+    address: str, identity: Identity | None = None, server_name: str = "", more: Options | None = None
+) -> grpc.aio.Channel:
     """A channel to `host:port`; dials on first use and fails fast while nobody listens. Refused for anything else.
 
-    With an identity both sides prove who they are, and the other one must be `server_name`. A channel keeps the
+    With an identity both sides prove who they are, and the other one must be `server_name`. `more` options take
+    the place of those of all clients. A channel keeps the
     certificate that it was made with, so it must not outlive it.
     """
     check_address(address)
     if identity is None:
         return grpc.aio.insecure_channel(address, options=client_options())
-    return grpc.aio.secure_channel(address, _credentials(identity), options=_expecting(server_name))
+    options = _changed(_expecting(server_name), more)
+    return grpc.aio.secure_channel(address, _credentials(identity), options=options)
 
 
 def connect_to_peer(address: str, peer: PeerId | None, wallet: Wallet) -> grpc.aio.Channel:
@@ -122,14 +130,21 @@ def _expecting(server_name: str) -> Options:
     return [*client_options(), ("grpc.ssl_target_name_override", server_name)]
 
 
+def _changed(options: Options, more: Options | None) -> Options:
+    """gRPC takes the first of two values."""
+    return list((dict(options) | dict(more or ())).items())
+
+
 def new_server(
-    guard: grpc.aio.ServerInterceptor | None = None, connection_s_max: float | None = None
+    guard: grpc.aio.ServerInterceptor | None = None,
+    connection_s_max: float | None = None,
+    more: Options | None = None,
 ) -> grpc.aio.Server:
     """`connection_s_max`: a connection is broken after that and CONNECTION_GRACE_S, so its caller proves himself again.
 
-    What is under way on it by then is lost.
+    What is under way on it by then is lost. `more` options take the place of those of all servers.
     """
-    options = server_options()
+    options = _changed(server_options(), more)
     if connection_s_max is not None:
         options += [
             ("grpc.max_connection_age_ms", round(1000 * connection_s_max)),

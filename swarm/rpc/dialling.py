@@ -15,7 +15,7 @@ from swarm.errors import NoWay, PeerUnavailable, RelaySilent, SwarmError
 from swarm.messages import RelayAt
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Principal, Role
-from swarm.rpc.channel import connect, connect_to_peer
+from swarm.rpc.channel import THROUGH_RELAY, connect, connect_to_peer
 from swarm.rpc.paths import DIRECT, DIRECT_S, Paths
 from swarm.rpc.tunnel import Tunnel, open_tunnel
 from swarm.types import PeerId
@@ -86,7 +86,7 @@ class Dialler:
         tunnel = await open_tunnel(relay, peer, self._wallet)
         # The port is of this machine, and whoever is at the far end of it is not.
         server_name = Principal(identity.cluster, Role.STAGE_SERVER, peer).dns
-        made = Connection(connect(tunnel.address, identity, server_name), relay, tunnel)
+        made = Connection(connect(tunnel.address, identity, server_name, THROUGH_RELAY), relay, tunnel)
         return await _standing(made, HANDSHAKE_S_MAX, f"{peer} through relay {relay.name}")
 
 

@@ -9,6 +9,7 @@ connection. The socket takes one connection and never another one.
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
@@ -16,12 +17,11 @@ import grpc
 import grpc.aio
 
 from swarm.errors import CorruptFrame, PeerUnavailable, RelaySilent, SwarmError
-from swarm.limits import RELAY_CHUNK_BYTES
 from swarm.messages import RelayAt
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Principal, Role
 from swarm.rpc import passes
-from swarm.rpc.channel import connect, translate
+from swarm.rpc.channel import NARROW, connect, translate
 from swarm.rpc.mapping import parse
 from swarm.types import PeerId
 from swarm.wire import relay_pb2
@@ -30,6 +30,10 @@ SERVICE: Final = "swarm.wire.Relay"
 TO_KEY: Final = "swarm-to"
 CONNECTION_KEY: Final = "swarm-connection"
 OPEN_S_MAX: Final = 3.0  # until the other end has accepted
+# Little may wait in a tunnel: a ping between its ends stands behind all of it, and must come back in time also where a
+# home connection sends 10 Mbit/s.
+SOCKET_BYTES: Final = 64 << 10
+READ_BYTES: Final = 64 << 10
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 _END: Final = relay_pb2.Bytes(end=True).SerializeToString()
@@ -39,7 +43,8 @@ def channel_to(relay: RelayAt, wallet: Wallet) -> grpc.aio.Channel:
     """A channel to a relay, which has to prove its name."""
     identity = wallet.identity
     assert identity is not None, "relays are for those who have certificates"
-    return connect(relay.address, identity, Principal(identity.cluster, Role.RELAY, relay.name).dns)
+    name = Principal(identity.cluster, Role.RELAY, relay.name).dns
+    return connect(relay.address, identity, name, NARROW)
 
 
 class Tunnel:
@@ -52,6 +57,7 @@ class Tunnel:
         self.task: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
+        """Break it."""
         self._server.close()
         if self.task is not None:
             self.task.cancel()
@@ -95,11 +101,11 @@ async def _listen_once(channel: grpc.aio.Channel, call: _Call) -> Tunnel:
             writer.transport.abort()
             return
         taken = True
-        tunnel.task = asyncio.current_task()
         server.close()
-        await carry(reader, writer, call)
+        tunnel.task = asyncio.create_task(carry(reader, writer, call))  # its own: asyncio complains of cancelled ones
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=RELAY_CHUNK_BYTES, backlog=1)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=READ_BYTES, backlog=1)
+    _narrow(server.sockets[0])  # the connections that it takes are alike
     host, port = server.sockets[0].getsockname()
     tunnel = Tunnel(f"{host}:{port}", channel, server)
     return tunnel
@@ -115,7 +121,7 @@ async def accept(relay: RelayAt, connection: str, own: str, wallet: Wallet) -> N
         host, _, port = own.rpartition(":")
         try:
             async with asyncio.timeout(OPEN_S_MAX):
-                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=RELAY_CHUNK_BYTES)
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=READ_BYTES)
         except (OSError, TimeoutError) as error:
             raise PeerUnavailable(f"the own port {own} takes no connection: {error}") from None
         method: Any = channel.stream_stream(f"/{SERVICE}/Accept")
@@ -126,6 +132,8 @@ async def accept(relay: RelayAt, connection: str, own: str, wallet: Wallet) -> N
 
 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, call: _Call) -> None:
     """Carry bytes both ways until both have ended, or either end breaks: then the other one is broken too."""
+    _narrow(writer.get_extra_info("socket"))
+    writer.transport.set_write_buffer_limits(SOCKET_BYTES)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_outwards(reader, call))
@@ -142,8 +150,13 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, call
         writer.transport.abort()
 
 
+def _narrow(door: socket.socket) -> None:
+    for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        door.setsockopt(socket.SOL_SOCKET, side, SOCKET_BYTES)
+
+
 async def _outwards(reader: asyncio.StreamReader, call: _Call) -> None:
-    while data := await reader.read(RELAY_CHUNK_BYTES):
+    while data := await reader.read(READ_BYTES):
         await call.write(relay_pb2.Bytes(payload=data).SerializeToString())
     await call.write(_END)
 

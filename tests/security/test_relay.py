@@ -124,7 +124,7 @@ async def test_a_byte_that_a_relay_changes_breaks_the_link_and_enters_nothing() 
 
     def flip(payload: bytes) -> bytes:
         nonlocal flips
-        if flips or len(payload) < 100_000:
+        if flips or len(payload) < 30_000:
             return payload
         flips += 1
         return payload[:5000] + bytes([payload[5000] ^ 1]) + payload[5001:]

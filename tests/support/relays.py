@@ -23,7 +23,7 @@ from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.pki.passes import PassKey
 from swarm.process.logs import get_logger
-from swarm.rpc.channel import bind, new_server
+from swarm.rpc.channel import NARROW, THROUGH_RELAY, bind, new_server
 from swarm.rpc.guard import CALLER, Guard
 from swarm.rpc.passes import issue
 from swarm.rpc.paths import Paths
@@ -68,7 +68,7 @@ async def relay_here(
     metrics = RelayMetrics("0", 0)
     service = RelayService(OURS.cluster, metrics, on_bytes)
     service.welcomed(Welcome(PeerId(name), 1.0, KEY.public, time.time()))
-    server = new_server(Guard(may_relay))
+    server = new_server(Guard(may_relay), more=NARROW)
     add_relay_service(server, service)
     port = bind(server, "127.0.0.1:0", Wallet(identity_of(OURS, Role.RELAY, name)))
     await server.start()
@@ -113,7 +113,7 @@ async def hidden(peer: str, stage: int, relays: Sequence[RelayAt]) -> AsyncItera
     receiver, wallet = Receiver(), wallet_of(peer, pass_of(peer, stage))
     gate = PassGate(wallet, lambda: Place(JOB, 0, stage, 4, is_tied=False))
     gate.welcomed(Welcome(PeerId(peer), 1.0, KEY.public, time.time()))
-    server = new_server(Guard(may_exchange))
+    server = new_server(Guard(may_exchange), more=THROUGH_RELAY)
     add_peer_service(server, receiver, None, receiver, gate)
     own = f"127.0.0.1:{bind(server, '127.0.0.1:0', wallet)}"
     await server.start()

@@ -21,6 +21,7 @@ from swarm.errors import (
     StaleMessage,
     SwarmError,
 )
+from swarm.rpc import channel as module
 from swarm.rpc.channel import (
     MAX_MESSAGE_BYTES,
     answering,
@@ -230,3 +231,11 @@ def test_what_is_no_host_and_port_is_no_address(address: str) -> None:
     with pytest.raises(Refused, match="is no address to dial"):
         check_address(address)
     assert check_address("gpu-1:7951") == "gpu-1:7951"
+
+
+def test_pings_through_a_relay_may_wait_behind_tensors() -> None:
+    """At 10 Mbit/s a tensor of 16 MiB broke its link after 2 s: gRPC takes the first of two values of an option."""
+    options = module._changed(module.server_options(), module.THROUGH_RELAY)
+    assert [value for name, value in options if name == "grpc.http2.ping_timeout_ms"] == [20_000]
+    assert dict(options) == dict(module.server_options()) | dict(module.THROUGH_RELAY)
+    assert module._changed(module.client_options(), None) == module.client_options()
