@@ -52,7 +52,7 @@ VERBS = {
     "version": Entry("client.verbs.overview", "Show the versions of this command and the scheduler."),
     "scheduler": Entry("scheduler", "Run the scheduler in this process.", program=True),
     "stage-server": Entry("stage_server", "Serve a stage with one device.", program=True),
-    "relay": Entry("relay", "Carry bytes to stage servers that can only dial out.", program=True),
+    "relay": Entry("swarm.relay", "Carry bytes to stage servers that can only dial out.", program=True),
     "train-local": Entry("swarm.reference", "Train a job in this one process.", program=True),
 }
 ALIASES = {"stop": "cancel"}

@@ -22,8 +22,9 @@ from stage_server.session.gate import PassGate
 from stage_server.session.relays import KnownRelays, Listener
 from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.errors import InvalidConfig, RoleForbids, SchedulerUnreachable, SwarmError
+from swarm.events import Hello
 from swarm.limits import Bucket
-from swarm.messages import PROTOCOL_VERSION, Hello
+from swarm.messages import PROTOCOL_VERSION
 from swarm.model.runtime import choose_device, describe_device, free_bytes, limit_memory, used_bytes
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus

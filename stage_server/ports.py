@@ -15,9 +15,10 @@ from typing import Protocol, TypeAlias
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from swarm.errors import NotAllowed
+from swarm.events import Event
 from swarm.job.footprint import stage_footprint
 from swarm.job.spec import JobSpec
-from swarm.messages import Event, FetchRequest, LoadStage, StoreHeader
+from swarm.messages import FetchRequest, LoadStage, StoreHeader
 from swarm.model.stage import Stage
 from swarm.process.logs import Logger
 from swarm.rpc.peers import PeerLinks

@@ -49,8 +49,9 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.data.tokenizer import ByteTokenizer
+from swarm.events import Event, Heartbeat, Hello
 from swarm.job.partition import unit_names
-from swarm.messages import PROTOCOL_VERSION, Event, Heartbeat, Hello
+from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import configure, get_logger
 from swarm.rpc.mapping import from_command, to_event
 from swarm.rpc.session import SERVICE, add_session_service

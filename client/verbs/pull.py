@@ -17,9 +17,9 @@ from client.shell import Shell, bytes_bar
 from client.verbs.precision import Dtype, convert_folder
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import CorruptFrame, InvalidConfig, InvalidModel, NotAllowed
+from swarm.events import ParameterHash
 from swarm.hf.model_folder import FILES_MAX, tensor_hashes, weights_sha256
 from swarm.hf.safetensors_header import read_header
-from swarm.messages import ParameterHash
 from swarm.text import size
 from swarm.wire import jobs_pb2 as pb
 

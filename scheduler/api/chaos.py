@@ -18,7 +18,8 @@ from scheduler.brain.job import JobBrain
 from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
-from swarm.messages import Chaos, ChaosBegun, Event
+from swarm.events import ChaosBegun, Event
+from swarm.messages import Chaos
 from swarm.types import JobState, PeerId, PeerState
 from swarm.wire import jobs_pb2 as pb
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from scheduler.brain.outputs import CommitRow
-from swarm.messages import Event
+from swarm.events import Event
 from swarm.types import JobState, PeerId
 
 

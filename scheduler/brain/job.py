@@ -30,8 +30,8 @@ from scheduler.brain.state.mode import Mode, ModeEvent
 from scheduler.brain.state.pool import Trust
 from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase, StepEvent, StepRun
+from swarm.events import Hello
 from swarm.job.course import PLAIN, Course
-from swarm.messages import Hello
 from swarm.text import counted
 from swarm.types import Decision, JobState, PeerId
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.brain_state import BrainState
-from swarm import messages
-from swarm.messages import Event
+from swarm import events
+from swarm.events import Event
 from swarm.types import Microbatch, PeerId
 
 ATTEMPTS_MAX = (1 << 32) - 1  # of a hop: on the wire they have 32 bits
@@ -27,18 +27,18 @@ TEXT_CHARACTERS_MAX = 64  # of what is shown of a name
 def is_of_the_past(event: Event, settings: BrainSettings) -> bool:
     """Whether the event is of an earlier timeline of the job."""
     match event:
-        case messages.Accumulated() | messages.Forwarded() | messages.Undelivered() | messages.Checked():
+        case events.Accumulated() | events.Forwarded() | events.Undelivered() | events.Checked():
             return 0 <= event.microbatch.timeline < settings.timeline
-        case messages.Evaluated() | messages.EvaluationUndelivered():
+        case events.Evaluated() | events.EvaluationUndelivered():
             return 0 <= event.batch.timeline < settings.timeline
-        case messages.Averaged() | messages.RoundFailed() | messages.Committed():
+        case events.Averaged() | events.RoundFailed() | events.Committed():
             return 0 <= event.timeline < settings.timeline
     return False
 
 
 def fault_of(peer: PeerId, event: Event, settings: BrainSettings, committed: int) -> str:
     """The first thing in the event that cannot exist, given the number of committed steps; empty if there is none."""
-    if isinstance(event, messages.Hello) and event.peer != peer:
+    if isinstance(event, events.Hello) and event.peer != peer:
         return f"says that it is {event.peer[:TEXT_CHARACTERS_MAX]!r}"
     return next(filter(None, _faults(event, settings, committed)), "")
 
@@ -59,57 +59,57 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
     newest = min(settings.steps - 1, committed + settings.staleness)  # a later step was never begun
     last = len(settings.split) - 1
     match event:
-        case messages.Accumulated() | messages.Forwarded() | messages.Undelivered():
+        case events.Accumulated() | events.Forwarded() | events.Undelivered():
             yield from _microbatch(event.microbatch, settings, newest)
-            to = last - 1 if isinstance(event, messages.Forwarded) else last  # the last stage forwards to none
+            to = last - 1 if isinstance(event, events.Forwarded) else last  # the last stage forwards to none
             yield _outside("stage", event.stage, 0, to)
             yield _outside("attempt", event.attempt, 1, ATTEMPTS_MAX)
-            if isinstance(event, messages.Accumulated):
+            if isinstance(event, events.Accumulated):
                 if settings.spot_check and len(event.digests) != DIGESTS:
                     yield "does not say what it took and sent"
                 for seconds in (event.forward_s, event.backward_s, event.wait_s):
                     yield "" if 0.0 <= seconds < math.inf else f"says that a microbatch took {seconds} s"
-        case messages.Checked():
+        case events.Checked():
             yield from _microbatch(event.microbatch, settings, newest)
             yield _outside("stage", event.stage, 0, last)
             yield "" if event.fault or len(event.digests) == DIGESTS else "does not say what it computed again"
-        case messages.Evaluated() | messages.EvaluationUndelivered():
+        case events.Evaluated() | events.EvaluationUndelivered():
             yield _outside("timeline", event.batch.timeline, 0, settings.timeline)
             yield _outside("version", event.batch.version, 0, settings.steps)
             yield _outside("evaluation microbatch", event.batch.index, 0, settings.evaluation_microbatches - 1)
-            if isinstance(event, messages.EvaluationUndelivered):
+            if isinstance(event, events.EvaluationUndelivered):
                 yield _outside("stage", event.stage, 0, last)
             yield _outside("attempt", event.attempt, 1, ATTEMPTS_MAX)
-        case messages.Averaged() | messages.RoundFailed():
+        case events.Averaged() | events.RoundFailed():
             yield _outside("timeline", event.timeline, settings.timeline, settings.timeline)
             yield _outside("step", event.step, 0, newest)
             yield "" if event.unit in settings.units else _unknown_unit(event.unit)
             yield _outside("epoch", event.round.epoch, 0, settings.epoch)
             yield "" if event.round.number > 0 else f"names round {event.round.number}"
-            if isinstance(event, messages.Averaged):
+            if isinstance(event, events.Averaged):
                 names = [norm.name for norm in event.norms]
                 yield "" if len(set(names)) == len(names) else "reports the norm of a parameter twice"
                 if any(norm.squared_norm < 0.0 for norm in event.norms):
                     yield "reports a negative squared norm"
-        case messages.Committed():
+        case events.Committed():
             yield _outside("timeline", event.timeline, settings.timeline, settings.timeline)
             yield _outside("step", event.step, 0, newest)
             yield _outside("version", event.version, 0, settings.steps)
             yield _outside("stage", event.stage, 0, last)
-        case messages.Loaded() | messages.Saved() if event.job == settings.job:
+        case events.Loaded() | events.Saved() if event.job == settings.job:
             yield _outside("timeline", event.timeline, 0, settings.timeline)
             yield _outside("stage", event.stage, 0, last)
             yield _outside("version", event.version, 0, settings.steps)
-            if isinstance(event, messages.Loaded):
+            if isinstance(event, events.Loaded):
                 yield _outside("join", event.join, 0, JOINS_MAX)
                 for size in event.units:
                     yield "" if size.unit in settings.units else _unknown_unit(size.unit)
                     yield "" if size.elements > 0 else f"says that unit {size.unit} has {size.elements} elements"
-        case messages.Hello() if event.job == settings.job:
+        case events.Hello() if event.job == settings.job:
             yield from _hello(event, settings, newest)
 
 
-def _hello(hello: messages.Hello, settings: BrainSettings, newest: int) -> Iterator[str]:
+def _hello(hello: events.Hello, settings: BrainSettings, newest: int) -> Iterator[str]:
     yield _outside("timeline", hello.timeline, 0, settings.timeline)
     yield _outside("attempt", hello.attempt, 0, KNOWN_ATTEMPTS_MAX)
     yield _outside("join", hello.join, 0, JOINS_MAX)

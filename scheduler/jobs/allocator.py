@@ -22,7 +22,7 @@ from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.runner import JobRunner
 from scheduler.jobs.settings import model_costs
 from swarm.errors import SwarmError
-from swarm.messages import Hello
+from swarm.events import Hello
 from swarm.text import counted
 from swarm.types import Decision, JobId, JobState, PeerId, PeerState
 

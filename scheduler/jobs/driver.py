@@ -24,19 +24,8 @@ from scheduler.brain.job import JobBrain
 from scheduler.brain.transcript import Recorder
 from scheduler.brain.watchdog import Over, Watchdog
 from swarm.data.batches import Batches
-from swarm.messages import (
-    ChaosBegun,
-    Check,
-    Command,
-    Evaluate,
-    Evaluated,
-    Event,
-    Heartbeat,
-    Loaded,
-    Logged,
-    Route,
-    Saved,
-)
+from swarm.events import ChaosBegun, Evaluated, Event, Heartbeat, Loaded, Logged, Saved
+from swarm.messages import Check, Command, Evaluate, Route
 from swarm.types import JobState, PeerId, PeerState
 
 SAVED = "all steps committed, weights saved"

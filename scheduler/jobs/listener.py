@@ -15,8 +15,9 @@ from scheduler.storage.drains import Drains
 from scheduler.storage.job_log import LogLine
 from scheduler.storage.stores import Stores
 from swarm.errors import CheckpointFailed, Refused
+from swarm.events import Event, Hello, Leaving, Loaded, Logged
 from swarm.limits import LOG_LINE_CHARACTERS_MAX, LOG_LINES_AT_ONCE, LOG_LINES_PER_S, Bucket
-from swarm.messages import Event, FetchRequest, Hello, Leaving, Loaded, Logged, Release, StoreHeader
+from swarm.messages import FetchRequest, Release, StoreHeader
 from swarm.types import JobId, JobState, PeerId, PeerState
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from scheduler.storage.database import Database, Drain, patiently
 from swarm.errors import DatabaseRejected, DatabaseUnavailable
-from swarm.messages import Hello
+from swarm.events import Hello
 from swarm.process.logs import Logger
 from swarm.types import PeerId
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from swarm.messages import Accumulated, Forwarded
+from swarm.events import Accumulated, Forwarded
 from swarm.types import Direction, Microbatch
 
 INPUTS = {Direction.FORWARD: 0, Direction.BACKWARD: 2}  # places of x and g

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from stage_server.brain.early_inputs import Claim
-from swarm.messages import Evaluate, Evaluated
+from swarm.events import Evaluated
+from swarm.messages import Evaluate
 from swarm.types import EvaluationBatch, Hop, PeerId
 
 VERSIONS_AHEAD_MAX = 2  # how many commits others may be ahead of this replica

@@ -31,7 +31,8 @@ from stage_server.replica.leftovers import Coded, Leftovers, coded, together
 from stage_server.replica.mailbox import Mailbox, SliceKey
 from stage_server.replica.packing import Letter, deliver, round_slice
 from swarm.errors import NoWay, Refused, RoundBroken, SwarmError
-from swarm.messages import Average, Member, ParameterNorm
+from swarm.events import ParameterNorm
+from swarm.messages import Average, Member
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.stage import Stage
 from swarm.rpc.peers import PeerLinks

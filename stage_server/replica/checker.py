@@ -17,8 +17,9 @@ from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Ids
 from stage_server.replica.packing import Packed, pack, pack_encoded, question
 from swarm.errors import SwarmError
+from swarm.events import Checked
 from swarm.job.course import PLAIN
-from swarm.messages import Check, Checked
+from swarm.messages import Check
 from swarm.model import codec
 from swarm.model.runtime import SentAhead, received, send_ahead
 from swarm.model.stage import Stage

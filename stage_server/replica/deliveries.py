@@ -14,7 +14,7 @@ from stage_server.brain.link_codecs import LinkCodecs
 from stage_server.ports import ReplicaPorts
 from stage_server.replica.packing import Letter
 from swarm.errors import PeerUnavailable, StaleMessage, SwarmError
-from swarm.messages import EvaluationUndelivered, Undelivered
+from swarm.events import EvaluationUndelivered, Undelivered
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.types import Hop, PeerId
 

@@ -39,7 +39,7 @@ from stage_server.replica.rounds import RoundRunner
 from stage_server.state.donor import Donor
 from stage_server.state.joiner import missed_record
 from stage_server.state.saving import capture, hand_over
-from swarm import messages
+from swarm import events, messages
 from swarm.errors import (
     Refused,
     RetryElsewhere,
@@ -75,7 +75,7 @@ class _Batch:
 class Replica:
     """A loaded stage at work, until the tasks in `ports.work` are ended. `stage` holds the version of `loaded`."""
 
-    def __init__(self, assignment: Assignment, stage: Stage, loaded: messages.Loaded, ports: ReplicaPorts) -> None:
+    def __init__(self, assignment: Assignment, stage: Stage, loaded: events.Loaded, ports: ReplicaPorts) -> None:
         command, spec, me = assignment.command, assignment.spec, assignment.me
         self.job = me.job
         self.timeline = command.timeline
@@ -118,7 +118,7 @@ class Replica:
 
     # Sessions ----------------------------------------------------------------------------------------------------
 
-    def attach(self) -> tuple[messages.Event, ...]:
+    def attach(self) -> tuple[events.Event, ...]:
         """A new session begins: give up what was begun for the old one; gives what the scheduler may have missed.
 
         `Hello`, which tells what the cells hold, must be made right after this.
@@ -239,7 +239,7 @@ class Replica:
         self._metrics.device_busy(applied.seconds)
         self.donor.committed(command, gradients)
         self._reports.committed(
-            messages.Committed(self.timeline, command.step, command.version, self.me.stage, applied.result)
+            events.Committed(self.timeline, command.step, command.version, self.me.stage, applied.result)
         )
 
     async def _gradients(self, command: messages.Commit) -> dict[UnitName, Tensor] | None:

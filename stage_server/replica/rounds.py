@@ -18,7 +18,8 @@ from stage_server.replica.averaging import Mean, run_round
 from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
-from swarm.messages import AbortRound, Average, Averaged, Commit, RoundFailed
+from swarm.events import Averaged, RoundFailed
+from swarm.messages import AbortRound, Average, Commit
 from swarm.model.stage import Stage
 from swarm.types import PeerId, Round, UnitName
 

@@ -23,7 +23,7 @@ from stage_server.session.event_queue import EventQueue
 from stage_server.session.gate import place_of
 from stage_server.state.joiner import JoinClient
 from stage_server.state.loading import build_stage
-from swarm import messages
+from swarm import events, messages
 from swarm.errors import (
     IncompatibleVersion,
     NotAdmitted,
@@ -105,9 +105,7 @@ class ServerSettings:
 class StageServer:
     """One stage-server process; also the receiver of its neighbours' tensors. `identity` is its Hello without a job."""
 
-    def __init__(
-        self, identity: messages.Hello, ports: ServerPorts, settings: ServerSettings = ServerSettings()
-    ) -> None:
+    def __init__(self, identity: events.Hello, ports: ServerPorts, settings: ServerSettings = ServerSettings()) -> None:
         self._identity = identity
         self._ports = ports
         self._settings = settings
@@ -149,7 +147,7 @@ class StageServer:
         if self._link is None or self._load_stage is None:
             return False
         self._leaving = reason
-        self.emit(messages.Leaving(reason))
+        self.emit(events.Leaving(reason))
         return True
 
     async def handed_over(self) -> None:
@@ -161,7 +159,7 @@ class StageServer:
         if self._link is not None:
             if not self._leaving:
                 self._leaving = reason
-                self.emit(messages.Leaving(reason))
+                self.emit(events.Leaving(reason))
             self._outgoing.end()
             await self._detached.wait()
 
@@ -270,16 +268,16 @@ class StageServer:
                 raise
             raise SchedulerUnreachable(f"the scheduler cannot be dialled: {error}") from error
 
-    async def _events(self) -> AsyncGenerator[messages.Event, None]:
+    async def _events(self) -> AsyncGenerator[events.Event, None]:
         # No replica is held in a variable here: this generator outlives the job.
         yield self._hello()
         if self._leaving:
-            yield messages.Leaving(self._leaving)
+            yield events.Leaving(self._leaving)
         outgoing = self._outgoing
         while (event := await outgoing.get()) is not None:
             yield event
 
-    def _hello(self) -> messages.Hello:
+    def _hello(self) -> events.Hello:
         """Begin a queue of events for the new session; Hello reports what the last one did not send."""
         replica, load = self._replica, self._load_stage
         at_work = replica or self._joiner
@@ -297,17 +295,17 @@ class StageServer:
     async def _beat(self, heartbeat_s: float) -> None:
         sequence = 0
         while True:
-            self.emit(messages.Heartbeat(sequence))
+            self.emit(events.Heartbeat(sequence))
             sequence += 1
             await asyncio.sleep(heartbeat_s)
 
-    def emit(self, event: messages.Event) -> None:
+    def emit(self, event: events.Event) -> None:
         self._outgoing.put(event)
 
     def forward_log(self, time_unix_s: float, level: str, text: str) -> None:
         """Let the scheduler have a log line of the present job."""
         if self._job:
-            self.emit(messages.Logged(self._job, time_unix_s, level, text))
+            self.emit(events.Logged(self._job, time_unix_s, level, text))
 
     async def _handle(self, command: messages.Command) -> None:
         match command:
@@ -351,9 +349,9 @@ class StageServer:
 
     def _on_chaos(self, order: messages.Chaos) -> None:
         if self._ports.obey_chaos is None:
-            self.emit(messages.ChaosBegun(order.harm, "this stage server was not started with --allow-chaos"))
+            self.emit(events.ChaosBegun(order.harm, "this stage server was not started with --allow-chaos"))
         else:
-            self.emit(messages.ChaosBegun(order.harm))
+            self.emit(events.ChaosBegun(order.harm))
             self._ports.obey_chaos(order)
 
     # The job -----------------------------------------------------------------------------------------------------
@@ -393,7 +391,7 @@ class StageServer:
 
     def _refuse(self, command: messages.LoadStage, error: SwarmError) -> None:
         """The job cannot be served here."""
-        self.emit(messages.Failed(command.job, error.code, error.message, error.hint))
+        self.emit(events.Failed(command.job, error.code, error.message, error.hint))
         self._load_stage = None
         self._free.set()
 

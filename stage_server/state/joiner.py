@@ -21,7 +21,8 @@ from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.state.donor import Record, chunks_of, names_of, records_bytes, unpack_records
 from stage_server.state.loading import build_and_probe, unit_sizes
 from swarm.errors import CorruptFrame, JobFailed, PeerUnavailable, SwarmError
-from swarm.messages import Failed, Follow, Loaded
+from swarm.events import Failed, Loaded
+from swarm.messages import Follow
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest
 from swarm.rpc.peers import PeerLinks

@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from stage_server.device import Device
 from stage_server.ports import Assignment, FetchCall, ReplicaPorts
+from swarm.events import Loaded, UnitSize
 from swarm.hf.pretrained import hub_files
 from swarm.job.spec import JobSpec
-from swarm.messages import FetchRequest, Loaded, LoadStage, UnitSize
+from swarm.messages import FetchRequest, LoadStage
 from swarm.model.compiled import compile_layers
 from swarm.model.probe import probe_digest
 from swarm.model.runtime import configure, is_slow_at_bfloat16, step_device

@@ -15,8 +15,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from stage_server.device import Device
 from stage_server.ports import ReplicaId, StoreCall
 from swarm.errors import CorruptFrame, StaleMessage, SwarmError
+from swarm.events import ParameterHash, Saved
 from swarm.job.spec import JobSpec
-from swarm.messages import ParameterHash, Saved, SaveStage, StoreHeader
+from swarm.messages import SaveStage, StoreHeader
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState, files_of, parameter_hashes
 from swarm.process.logs import Logger

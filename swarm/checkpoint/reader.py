@@ -28,6 +28,7 @@ from typing import Any, BinaryIO
 
 from swarm.checkpoint.storage import MANIFEST, LocalStorage, Storage
 from swarm.errors import CheckpointDamaged, NotFound, StorageError, SwarmError
+from swarm.events import ParameterHash
 from swarm.hf.model_folder import (
     INDEX_NAME,
     tensor_hashes,
@@ -35,7 +36,7 @@ from swarm.hf.model_folder import (
 )
 from swarm.hf.safetensors_header import LENGTH_BYTES, header_bytes, parse_header
 from swarm.limits import MANIFEST_BYTES_MAX
-from swarm.messages import ParameterHash, StateFile
+from swarm.messages import StateFile
 from swarm.types import JobId
 
 FORMAT_VERSION = 1

@@ -16,11 +16,11 @@ from typing import Any
 from swarm.checkpoint.reader import FILE_PATH, FORMAT_VERSION, Checkpoint, StoredFile, fault_of, find, list_checkpoints
 from swarm.checkpoint.storage import MANIFEST, Sink, Storage
 from swarm.errors import CheckpointFailed, StorageError
+from swarm.events import ParameterHash
 from swarm.hf import model_folder
 from swarm.job.course import PLAIN
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
-from swarm.messages import ParameterHash
 from swarm.types import JobId
 
 

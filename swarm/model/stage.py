@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from swarm.errors import NotFound
+from swarm.events import ParameterNorm
 from swarm.job.families import HEAD
 from swarm.job.partition import TIED_UNIT
 from swarm.job.spec import LOWERED, JobSpec
-from swarm.messages import ParameterNorm
 from swarm.model import exact_sums
 from swarm.model.digests import digest_of
 from swarm.model.families import Draw, StageModule, stored_name

@@ -28,13 +28,14 @@ from torch import Tensor
 
 from swarm.checkpoint.reader import STATE_MARK
 from swarm.errors import InvalidModel
+from swarm.events import ParameterHash
 from swarm.hf.model_folder import shard_name
 from swarm.hf.pretrained import MODEL_FOLDER, WeightFile, hub_files, weight_files
 from swarm.hf.safetensors_header import LENGTH_BYTES, StoredTensor, header_bytes, parse_header
 from swarm.job.families import FAMILIES, HEAD
 from swarm.job.fragments import Part
 from swarm.job.spec import JobSpec
-from swarm.messages import ParameterHash, StateFile
+from swarm.messages import StateFile
 from swarm.model.families import parameter_shapes
 
 OPTIMIZER_FOLDER = "optimizer"

@@ -18,10 +18,11 @@ from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type
 
 from google.protobuf.message import DecodeError, Message
 
-from swarm import messages
+from swarm import events, messages
 from swarm.errors import CorruptFrame, Refused
+from swarm.events import Event
 from swarm.limits import COUNTS_MAX
-from swarm.messages import Command, Event
+from swarm.messages import Command
 from swarm.peer_messages import TensorHeader
 from swarm.types import Direction
 from swarm.wire import frame_pb2, session_pb2
@@ -174,7 +175,7 @@ def _named(union: Any) -> Mapping[type[Any], str]:
     return {kind: _snake(kind.__name__) for kind in get_args(union)}
 
 
-_EVENT_NAMES, _COMMAND_NAMES, _HEADER_NAMES = map(_named, (messages.Event, messages.Command, TensorHeader))
+_EVENT_NAMES, _COMMAND_NAMES, _HEADER_NAMES = map(_named, (events.Event, messages.Command, TensorHeader))
 _EVENTS = {name: kind for kind, name in _EVENT_NAMES.items()}
 _COMMANDS = {name: kind for kind, name in _COMMAND_NAMES.items()}
 _HEADERS = {name: kind for kind, name in _HEADER_NAMES.items()}
@@ -277,19 +278,19 @@ def _nothing(value: Any) -> None:
     pass
 
 
-def _loss_is_finite(value: messages.Accumulated | messages.ReportedCell) -> None:
+def _loss_is_finite(value: events.Accumulated | events.ReportedCell) -> None:
     if value.finite and not math.isfinite(value.loss):
         raise Refused(f"{type(value).__name__}.loss = {value.loss} although finite")
 
 
-def _norm_is_positive(value: messages.ParameterNorm) -> None:
+def _norm_is_positive(value: events.ParameterNorm) -> None:
     if value.squared_norm < 0:
         raise Refused(f"ParameterNorm.squared_norm = {value.squared_norm} is negative")
 
 
 _TOGETHER: Mapping[type[Any], Callable[[Any], None]] = {
-    messages.Accumulated: _loss_is_finite,
-    messages.ReportedCell: _loss_is_finite,
-    messages.ParameterNorm: _norm_is_positive,
+    events.Accumulated: _loss_is_finite,
+    events.ReportedCell: _loss_is_finite,
+    events.ParameterNorm: _norm_is_positive,
 }
 _check_epoch = _integer("Command.epoch")

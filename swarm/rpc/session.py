@@ -18,8 +18,9 @@ import grpc
 import grpc.aio
 
 from swarm.errors import CorruptFrame, PeerUnavailable, Refused
+from swarm.events import Event, Hello
 from swarm.limits import MESSAGE_ASIDE_BYTES
-from swarm.messages import Command, Event, FetchRequest, Hello, StoreHeader
+from swarm.messages import Command, FetchRequest, StoreHeader
 from swarm.pki.identity import Identity
 from swarm.pki.names import scheduler_of
 from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, check_address, connect, public_error, translate

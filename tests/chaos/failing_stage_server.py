@@ -16,7 +16,7 @@ with lean_imports():
     from stage_server.replica import rounds
     from stage_server.replica.replica import Replica
     from stage_server.session.server import StageServer
-from swarm.messages import Averaged, Committed, Event
+from swarm.events import Averaged, Committed, Event
 from swarm.model.stage import Stage
 from swarm.peer_messages import Boundary
 from swarm.process.lifecycle import run_cli

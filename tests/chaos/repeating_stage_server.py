@@ -23,22 +23,8 @@ with lean_imports():
     from stage_server.__main__ import cli
     from stage_server.session.server import StageServer
 from swarm.errors import SwarmError
-from swarm.messages import (
-    AbortRound,
-    Accumulated,
-    Average,
-    Averaged,
-    Command,
-    Commit,
-    Committed,
-    Evaluate,
-    Event,
-    RoundFailed,
-    Route,
-    Saved,
-    Undelivered,
-    Void,
-)
+from swarm.events import Accumulated, Averaged, Committed, Event, RoundFailed, Saved, Undelivered
+from swarm.messages import AbortRound, Average, Command, Commit, Evaluate, Route, Void
 from swarm.process.lifecycle import run_cli
 from swarm.rpc.frames import kind_of
 from swarm.rpc.peers import GrpcPeerLinks

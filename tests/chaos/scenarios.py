@@ -409,7 +409,7 @@ def behind_nat(folder: Path, seed: str, long: bool) -> Trial:
         relays = [
             Process.start(
                 folder / f"relay-{host}.log",
-                "relay",
+                "swarm.relay",
                 *("--listen", f"{network.hosts[host]}:7955", "--data-dir", str(folder / f"relay-{host}")),
                 *("--http-port", "0", *line("relay")),
                 before=network.at(host),

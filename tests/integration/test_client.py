@@ -28,10 +28,11 @@ import structlog
 from client.cli import run
 from client.connection import Scheduler
 from swarm.errors import NotAllowed, NotFound, SwarmError
+from swarm.events import ParameterHash
 from swarm.hf.model_folder import weights_sha256
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, load_job, parse_job, spec_from_json
-from swarm.messages import PROTOCOL_VERSION, ParameterHash
+from swarm.messages import PROTOCOL_VERSION
 from swarm.rpc.channel import server_options, status_of
 from swarm.wire import jobs_pb2 as pb
 from swarm.wire import jobs_pb2_grpc

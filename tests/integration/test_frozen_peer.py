@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from swarm.errors import PeerUnavailable, SchedulerUnreachable
-from swarm.messages import Event, Hello
+from swarm.events import Event, Hello
 from swarm.peer_messages import Need
 from swarm.rpc.peers import GrpcPeerLinks
 from swarm.rpc.session import GrpcSchedulerLink

@@ -22,7 +22,8 @@ from swarm.errors import (
     StaleMessage,
     SwarmError,
 )
-from swarm.messages import Command, Event, FetchRequest, Heartbeat, Leaving, StoreHeader, Void, Welcome
+from swarm.events import Event, Heartbeat, Leaving
+from swarm.messages import Command, FetchRequest, StoreHeader, Void, Welcome
 from swarm.peer_messages import Boundary, Need, StateReply, StateRequest
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.frames import CHUNK_BYTES, payload_bytes

@@ -25,7 +25,7 @@ def start_relay(cluster: Cluster, number: int) -> Process:
     folder = cluster.folder / f"relay-{number}"
     return Process.start(
         cluster.folder / f"relay-{number}.log",
-        "relay",
+        "swarm.relay",
         *("--listen", "127.0.0.1:0", "--scheduler", cluster.address, "--http-port", "0", "--data-dir", str(folder)),
     )
 

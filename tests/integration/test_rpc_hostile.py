@@ -16,7 +16,8 @@ import structlog
 import xxhash
 
 from swarm.errors import CorruptFrame, PeerUnavailable, Refused, RetryElsewhere, SchedulerUnreachable, SwarmError
-from swarm.messages import Command, Event, FetchRequest, Heartbeat, Hello, StoreHeader, Void
+from swarm.events import Event, Heartbeat, Hello
+from swarm.messages import Command, FetchRequest, StoreHeader, Void
 from swarm.peer_messages import Boundary, StateReply, StateRequest
 from swarm.rpc.channel import answering, bind, connect, connect_sync, new_server, translate
 from swarm.rpc.frames import MESSAGE_BYTES, decode, message, split, unpack

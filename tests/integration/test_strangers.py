@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from swarm.data.shards import tokenise
 from swarm.errors import Refused, StaleMessage
+from swarm.events import Event, Hello, Logged
 from swarm.job.spec import JobSpec
 from swarm.limits import (
     FILES_MAX,
@@ -29,7 +30,7 @@ from swarm.limits import (
     SPEC_BYTES_MAX,
     STAGES_MAX,
 )
-from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, Hello, Logged, StoreHeader
+from swarm.messages import PROTOCOL_VERSION, FetchRequest, StoreHeader
 from swarm.rpc.channel import MAX_CONCURRENT_STREAMS, connect_sync
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import JobId, PeerId

@@ -36,7 +36,7 @@ _BROKEN = ("NameError", "ImportError", "ModuleNotFoundError", "SyntaxError", "In
 # Loaded once: whoever tries a mutant is a fork of this process, which itself never loads the product. Not transformers:
 # stage_server/lean_imports.py must come before it.
 _WARM = ("torch", "safetensors.torch", "sqlalchemy", "alembic.command", "grpc.aio", "pydantic")
-_PRODUCT = ("scheduler", "stage_server", "relay", "swarm", "client", "tests")
+_PRODUCT = ("scheduler", "stage_server", "swarm", "client", "tests")
 
 
 @dataclass(slots=True, eq=False)  # pytest keeps its plugins in sets
@@ -92,7 +92,7 @@ def run_tests(tree: Path, tests: Sequence[str]) -> Outcome:
 
 
 def _pytest(tree: Path, tests: Sequence[str]) -> Outcome:
-    assert not any(name.partition(".")[0] in ("scheduler", "stage_server", "relay", "swarm") for name in sys.modules)
+    assert not any(name.partition(".")[0] in ("scheduler", "stage_server", "swarm") for name in sys.modules)
     for name in [name for name in sys.modules if name.partition(".")[0] in _PRODUCT]:
         del sys.modules[name]  # ours: the tree has its own
     output = os.open(tree / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

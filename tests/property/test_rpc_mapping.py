@@ -9,21 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from swarm import messages
+from swarm import events, messages
 from swarm.errors import CorruptFrame, Refused
-from swarm.messages import (
-    Accumulated,
-    Command,
-    Event,
-    Heartbeat,
-    Hello,
-    LoadStage,
-    Logged,
-    ParameterNorm,
-    Route,
-    StoreHeader,
-    Welcome,
-)
+from swarm.events import Accumulated, Event, Heartbeat, Hello, Logged, ParameterNorm
+from swarm.messages import Command, LoadStage, Route, StoreHeader, Welcome
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.rpc import mapping
 from swarm.rpc.mapping import (
@@ -42,8 +31,8 @@ from swarm.wire import frame_pb2, session_pb2
 
 EVENTS = get_args(Event)
 COMMANDS = get_args(Command)
-PARTS = (Microbatch, EvaluationBatch, Round, Hop, messages.ReportedCell, messages.UnitSize, messages.ParameterNorm)
-MORE_PARTS = (messages.ParameterHash, messages.Member, messages.UnitRound, messages.StateFile, messages.RelayAt)
+PARTS = (Microbatch, EvaluationBatch, Round, Hop, events.ReportedCell, events.UnitSize, events.ParameterNorm)
+MORE_PARTS = (events.ParameterHash, messages.Member, messages.UnitRound, messages.StateFile, messages.RelayAt)
 REQUESTS = (StoreHeader, messages.FetchRequest, StateRequest, StateReply)
 HEADERS = get_args(TensorHeader)
 ENVELOPES = ((session_pb2.Event, EVENTS), (session_pb2.Command, COMMANDS), (frame_pb2.TensorHeader, HEADERS))
@@ -202,7 +191,7 @@ BROKEN_EVENTS = [
     (Logged(JobId("j"), 1.0, "loud", "x"), "Logged.level"),
     (Heartbeat(2**63), "Heartbeat.sequence"),
     (
-        messages.Averaged(0, 0, UnitName(""), Round(1, 1), "d", (ParameterNorm("w", -1.0),), 0.1),
+        events.Averaged(0, 0, UnitName(""), Round(1, 1), "d", (ParameterNorm("w", -1.0),), 0.1),
         "ParameterNorm.squared_norm",
     ),
 ]

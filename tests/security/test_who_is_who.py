@@ -18,9 +18,10 @@ import torch
 from client.cli import run
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import Refused, Revoked
+from swarm.events import Event, Hello
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION, Event, Hello
+from swarm.messages import PROTOCOL_VERSION
 from swarm.peer_messages import Pass, StateRequest
 from swarm.pki.authority import Authority
 from swarm.pki.identity import Identity, Wallet, issue

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swarm.messages import Average, Committed, Route, Void
+from swarm.events import Committed
+from swarm.messages import Average, Route, Void
 from swarm.types import Hop, Microbatch
 from tests.simulation.engine import checkers
 from tests.simulation.engine.checkers import CHECKERS, Checker

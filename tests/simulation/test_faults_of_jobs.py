@@ -15,8 +15,8 @@ from scheduler.api.announcer import BusAnnouncer
 from scheduler.jobs.job import Job, JobProgress
 from scheduler.storage.database import JobRecord
 from swarm.errors import DatabaseUnavailable, InvalidConfig
+from swarm.events import Accumulated, Saved
 from swarm.job.spec import JobSpec, parse_job
-from swarm.messages import Accumulated, Saved
 from swarm.mqtt.bus import Bus
 from swarm.types import DEFAULT_PROJECT, JobState, PeerId, PeerState
 from tests.support import scenes

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from swarm.messages import Admit, Command, Event, Follow, Loaded
+from swarm.events import Event, Loaded
+from swarm.messages import Admit, Command, Follow
 from tests.support.scenes import BEFORE, Run, Task, add_peer, serves, train
 from tests.support.sim.fabric import Observer
 from tests.support.sim.network import SimNetwork

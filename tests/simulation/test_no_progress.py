@@ -15,7 +15,7 @@ import pytest
 from scheduler.brain.stall import STUCK_MAX
 from scheduler.storage.checkpoint_sink import CheckpointSink
 from swarm.errors import DatabaseUnavailable, NoProgress
-from swarm.messages import Accumulated, Event, Saved
+from swarm.events import Accumulated, Event, Saved
 from swarm.types import JobState, PeerId
 from tests.support.scenes import SavingTask, Scene, stall
 

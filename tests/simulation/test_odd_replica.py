@@ -15,7 +15,7 @@ import torch
 from scheduler.jobs.driver import JobDriver
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import OutOfMemory
-from swarm.messages import Accumulated, Averaged, Committed, Event, Failed, Loaded, ParameterNorm
+from swarm.events import Accumulated, Averaged, Committed, Event, Failed, Loaded, ParameterNorm
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, Microbatch, PeerId
 from tests.support.scenes import resolved

@@ -71,28 +71,20 @@ from stage_server.brain.cell import (
 )
 from stage_server.brain.work_queue import WorkQueue
 from swarm.errors import PeerUnavailable, SetMismatch
-from swarm.messages import (
-    AbortRound,
+from swarm.events import (
     Accumulated,
-    Average,
     Averaged,
-    Command,
-    Commit,
     Committed,
     Event,
     Hello,
     Loaded,
-    LoadStage,
     ParameterNorm,
-    Release,
     RoundFailed,
-    Route,
     Saved,
-    SaveStage,
     Undelivered,
     UnitSize,
-    Void,
 )
+from swarm.messages import AbortRound, Average, Command, Commit, LoadStage, Release, Route, SaveStage, Void
 from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, Routing, UnitName
 
 JOB = JobId("job")

@@ -40,33 +40,35 @@ from scheduler.brain.outputs import (
     WriteEvaluation,
 )
 from scheduler.brain.settings import BrainSettings, SavingRules
-from swarm.messages import (
-    AbortRound,
+from swarm.events import (
     Accumulated,
-    Admit,
-    Average,
     Averaged,
-    Check,
     Checked,
-    Command,
-    Commit,
     Committed,
-    Evaluate,
     Evaluated,
     Event,
-    Follow,
     Forwarded,
     Hello,
     Loaded,
-    LoadStage,
     ParameterHash,
     ParameterNorm,
-    Release,
     ReportedCell,
-    Route,
     Saved,
-    SaveStage,
     UnitSize,
+)
+from swarm.messages import (
+    AbortRound,
+    Admit,
+    Average,
+    Check,
+    Command,
+    Commit,
+    Evaluate,
+    Follow,
+    LoadStage,
+    Release,
+    Route,
+    SaveStage,
     Void,
 )
 from swarm.types import Hop, JobId, Microbatch, PeerId, UnitName, set_digest

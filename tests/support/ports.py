@@ -9,7 +9,8 @@ from typing import Any
 from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from stage_server.ports import ReplicaPorts, Work
-from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, StoreHeader
+from swarm.events import Event
+from swarm.messages import PROTOCOL_VERSION, FetchRequest, StoreHeader
 from swarm.process.logs import get_logger
 from swarm.rpc.peers import PeerLinks
 

@@ -8,7 +8,7 @@ with lean_imports():
     import stage_server.app
 
 import client.up.up
-import relay.app
 import scheduler.app
+import swarm.relay.app
 
-__all__ = ["client", "relay", "scheduler", "stage_server"]
+__all__ = ["client", "scheduler", "stage_server", "swarm"]

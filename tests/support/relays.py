@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from relay.metrics import RelayMetrics
-from relay.service import RelayService, add_relay_service, may_relay
 from stage_server.app import may_exchange
 from stage_server.brain.passes import Place
 from stage_server.session.gate import PassGate
@@ -23,6 +21,8 @@ from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.pki.passes import PassKey
 from swarm.process.logs import get_logger
+from swarm.relay.metrics import RelayMetrics
+from swarm.relay.service import RelayService, add_relay_service, may_relay
 from swarm.rpc.channel import NARROW, THROUGH_RELAY, bind, new_server
 from swarm.rpc.guard import CALLER, Guard
 from swarm.rpc.passes import issue
@@ -34,7 +34,7 @@ from tests.support.members import identity_of
 
 JOB = JobId("j")
 OURS, KEY = Authority.new(time.time()), PassKey.new()
-STARTED = time.time()
+STARTED = time.time()  # on the clock of the scheduler, whenever a test begins
 
 
 def pass_of(peer: str, stage: int, **changed: object) -> Pass:
@@ -67,7 +67,7 @@ async def relay_here(
 ) -> AsyncIterator[RelayHere]:
     metrics = RelayMetrics("0", 0)
     service = RelayService(OURS.cluster, metrics, on_bytes)
-    service.welcomed(Welcome(PeerId(name), 1.0, KEY.public, time.time()))
+    service.welcomed(Welcome(PeerId(name), 1.0, KEY.public, STARTED))
     server = new_server(Guard(may_relay), more=NARROW)
     add_relay_service(server, service)
     port = bind(server, "127.0.0.1:0", Wallet(identity_of(OURS, Role.RELAY, name)))
@@ -112,7 +112,7 @@ class Hidden:
 async def hidden(peer: str, stage: int, relays: Sequence[RelayAt]) -> AsyncIterator[Hidden]:
     receiver, wallet = Receiver(), wallet_of(peer, pass_of(peer, stage))
     gate = PassGate(wallet, lambda: Place(JOB, 0, stage, 4, is_tied=False))
-    gate.welcomed(Welcome(PeerId(peer), 1.0, KEY.public, time.time()))
+    gate.welcomed(Welcome(PeerId(peer), 1.0, KEY.public, STARTED))
     server = new_server(Guard(may_exchange), more=THROUGH_RELAY)
     add_peer_service(server, receiver, None, receiver, gate)
     own = f"127.0.0.1:{bind(server, '127.0.0.1:0', wallet)}"

@@ -26,8 +26,9 @@ from stage_server.session.server import ServerPorts, ServerSettings, StageServer
 from swarm.data.batches import Batches, TokenData
 from swarm.data.shards import TokenManifest, tokenise
 from swarm.data.tokenizer import ByteTokenizer
+from swarm.events import Hello
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION, Hello
+from swarm.messages import PROTOCOL_VERSION
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
 from swarm.types import JobState, PeerId

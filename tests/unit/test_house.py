@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ("scheduler", "stage_server", "relay", "client", "swarm")
+SOURCE = ("scheduler", "stage_server", "client", "swarm")
 TESTS = sorted([*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("benchmarks/tests/test_*.py")])
 
 # All that benchmarks take from tests: the simulated system and real processes, chaos on them, and the patches.
@@ -40,13 +40,19 @@ COVERED_BY = {
     "unit/swarm/job/test_partition.py": ("swarm/job/families", "swarm/job/model_config"),
     "integration/test_hub_start.py": ("swarm/hf/hub", "swarm/hf/pretrained"),
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
-    "property/test_rpc_mapping.py": ("swarm/messages", "swarm/peer_messages"),
+    "property/test_rpc_mapping.py": ("swarm/events", "swarm/messages", "swarm/peer_messages"),
     "unit/swarm/rpc/test_mapping.py": ("swarm/limits",),
     "property/test_rpc_frames.py": ("swarm/rpc/frames",),
     "security/test_relay.py": (
-        *("relay/metrics", "relay/service", "stage_server/session/relays", "swarm/rpc/dialling", "swarm/rpc/tunnel"),
+        *(
+            "swarm/relay/metrics",
+            "swarm/relay/service",
+            "stage_server/session/relays",
+            "swarm/rpc/dialling",
+            "swarm/rpc/tunnel",
+        ),
     ),
-    "integration/test_relay_processes.py": ("relay/app", "relay/session"),
+    "integration/test_relay_processes.py": ("swarm/relay/app", "swarm/relay/session"),
     "integration/test_rpc_hostile.py": ("swarm/rpc/peers", "swarm/rpc/peer_service"),
     "unit/swarm/model/test_stage.py": ("swarm/model/state", "swarm/model/units"),
     "integration/test_train_local.py": ("swarm/model/sample",),

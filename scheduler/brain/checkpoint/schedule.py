@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from scheduler.brain.outputs import BeginCheckpoint, PublishCheckpoint, Stopped
 from scheduler.brain.settings import SavingRules
-from swarm.messages import ParameterHash, Saved
+from swarm.events import ParameterHash, Saved
 from swarm.types import Decision, PeerId
 
 # A checkpoint that takes longer than this is given up when the next one is due.

@@ -17,8 +17,9 @@ from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import choose_donors
 from scheduler.brain.state.step import Phase, StepEvent, StepRun, may_write
 from swarm.errors import GradientRange, ReplicaDiverged
+from swarm.events import Committed
 from swarm.job.schedule import NOT_FINITE_HINT, clip, not_finite_fault
-from swarm.messages import Commit, Committed, UnitRound
+from swarm.messages import Commit, UnitRound
 from swarm.types import PeerId
 
 

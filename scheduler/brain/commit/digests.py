@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from scheduler.brain.outputs import Fail
 from swarm.errors import ReplicaDiverged
-from swarm.messages import Averaged
+from swarm.events import Averaged
 from swarm.text import listed
 from swarm.types import PeerId
 

@@ -17,7 +17,8 @@ from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.links import ROUNDS_MAX, Troubles
 from scheduler.brain.state.step import Phase, StepEvent, StepRun, UnitAveraging
 from swarm.errors import JobFailed, NoWay, SetMismatch
-from swarm.messages import AbortRound, Average, Averaged, RoundFailed, Void
+from swarm.events import Averaged, RoundFailed
+from swarm.messages import AbortRound, Average, Void
 from swarm.text import listed
 from swarm.types import PeerId, Round, UnitName, set_digest
 

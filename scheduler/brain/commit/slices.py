@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heapreplace
 
 from scheduler.brain.inputs import ReplicaRecord
-from swarm.messages import Member, ParameterNorm
+from swarm.events import ParameterNorm
+from swarm.messages import Member
 from swarm.types import PeerId, set_digest
 
 ALIGNMENT = 64  # elements; slices begin at cache lines and vector widths of any dtype

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from swarm.errors import NotAllowed, NotFound, StaleMessage
-from swarm.messages import Hello
+from swarm.events import Hello
 from swarm.types import JobId, PeerId, PeerState
 
 NO_STAGE = -1

@@ -18,7 +18,8 @@ from scheduler.brain.replicas.moves import Moves
 from scheduler.brain.routing.dispatch import Dispatch
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.joiners import Joiner, choose_donors
-from swarm.messages import Admit, Event, Failed, Follow, Hello, Loaded
+from swarm.events import Event, Failed, Hello, Loaded
+from swarm.messages import Admit, Follow
 from swarm.types import PeerId
 
 JOINER_BYTES_PER_S_MIN = 1e6

@@ -14,7 +14,8 @@ from scheduler.brain.outputs import Fail
 from scheduler.brain.replicas.devices import explain_probes, step_places, step_together
 from scheduler.brain.state.brain_state import BrainState
 from swarm.errors import JobFailed
-from swarm.messages import Committed, Loaded, LoadStage
+from swarm.events import Committed, Loaded
+from swarm.messages import LoadStage
 from swarm.text import listed
 from swarm.types import PeerId, UnitName
 

@@ -18,7 +18,8 @@ from scheduler.brain.state.mode import Mode
 from scheduler.brain.state.pool import Trust
 from scheduler.brain.state.restart import RestartCensus
 from scheduler.brain.state.step import Phase
-from swarm.messages import Admit, Hello
+from swarm.events import Hello
+from swarm.messages import Admit
 from swarm.text import listed
 from swarm.types import PeerId
 

@@ -22,7 +22,8 @@ from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.ledger import Verdict
 from scheduler.brain.state.links import LINK_DEAD_S
 from scheduler.brain.state.step import Phase, StepRun
-from swarm.messages import Accumulated, Evaluate, EvaluationUndelivered, Forwarded, Route, Undelivered
+from swarm.events import Accumulated, EvaluationUndelivered, Forwarded, Undelivered
+from swarm.messages import Evaluate, Route
 from swarm.types import EvaluationBatch, Hop, Microbatch, PeerId
 
 QUEUE_SLACK = 3.0  # a hop is late after this many times what the fastest replica would need for the same queue

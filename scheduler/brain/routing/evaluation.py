@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from scheduler.brain.outputs import EvaluationRow
 from scheduler.brain.routing.policies import ReplicaLoad
 from scheduler.brain.settings import BrainSettings
+from swarm.events import Evaluated
 from swarm.job.schedule import evaluation_due
-from swarm.messages import Evaluated
 from swarm.types import PeerId
 
 IN_FLIGHT_MAX = 1024  # a stage server holds at most this many inputs whose command is late

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from random import Random
 
 from scheduler.brain.inputs import ReplicaRecord
-from swarm.messages import Loaded
+from swarm.events import Loaded
 from swarm.types import Hop, PeerId
 
 DONORS_MAX = 8  # named to one joiner: enough to share the load and to survive deaths, few enough for thousands of peers

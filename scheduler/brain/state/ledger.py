@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from swarm.messages import Accumulated, ReportedCell
+from swarm.events import Accumulated, ReportedCell
 from swarm.types import Hop, PeerId
 
 STORY_LINES_MAX = 64

@@ -17,7 +17,7 @@ from math import inf, nan
 
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.leaves import Leaves
-from swarm.messages import Loaded
+from swarm.events import Loaded
 from swarm.types import Hop, PeerId
 
 

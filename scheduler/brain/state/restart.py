@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from swarm.messages import Accumulated, Hello, ReportedCell
+from swarm.events import Accumulated, Hello, ReportedCell
 from swarm.types import Microbatch, PeerId
 
 

@@ -18,7 +18,8 @@ from enum import StrEnum
 
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.state.links import Troubles
-from swarm.messages import Averaged, Committed, Member
+from swarm.events import Averaged, Committed
+from swarm.messages import Member
 from swarm.types import PeerId, Round, UnitName
 
 

@@ -23,7 +23,8 @@ from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.trust.inquiries import Inquiry, Stand
 from scheduler.brain.trust.verdicts import SHOWN, Place, Work, evidence, inconstant, odd_ones, second_evidence
 from swarm.errors import ReplicaDiverged
-from swarm.messages import Accumulated, Check, Checked
+from swarm.events import Accumulated, Checked
+from swarm.messages import Check
 from swarm.text import counted, listed
 from swarm.types import Hop, Microbatch, PeerId
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.brain.commit.digests import outvoted
-from swarm.messages import Accumulated, Checked
+from swarm.events import Accumulated, Checked
 from swarm.text import listed
 from swarm.types import PeerId
 

@@ -14,7 +14,8 @@ from random import Random
 from typing import Any, Protocol, TypeVar
 
 from swarm.errors import PeerUnavailable, SchedulerUnreachable, SwarmError
-from swarm.messages import Command, Event
+from swarm.events import Event
+from swarm.messages import Command
 from swarm.peer_messages import TensorHeader
 from swarm.rpc.peers import StateDonor, TensorReceiver, Traffic
 from swarm.rpc.session import SessionHandler

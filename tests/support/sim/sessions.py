@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from swarm.errors import SchedulerUnreachable, SwarmError
-from swarm.messages import Command, Event, FetchRequest, StoreHeader
+from swarm.events import Event
+from swarm.messages import Command, FetchRequest, StoreHeader
 from swarm.rpc import frames
 from swarm.rpc.channel import public_error
 from swarm.rpc.mapping import from_command, from_event, parse, to_command, to_event

@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from swarm.errors import PeerUnavailable, SchedulerUnreachable
-from swarm.messages import Command, Event, FetchRequest, Heartbeat, StoreHeader, Void
+from swarm.events import Event, Heartbeat
+from swarm.messages import Command, FetchRequest, StoreHeader, Void
 from swarm.peer_messages import Boundary
 from tests.support.headers import header_of
 from tests.support.sim import loop as sim

@@ -16,7 +16,8 @@ from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.projects import Person
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
-from swarm.messages import PROTOCOL_VERSION, Hello
+from swarm.events import Hello
+from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.names import Role
 from swarm.types import JobId, PeerId
 from swarm.wire import jobs_pb2 as pb

@@ -11,7 +11,8 @@ from scheduler.api.passes import LOOK_S, PASS_LIFE_S, RENEW_S, Issuer, Passes
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.registry import JobRegistry
-from swarm.messages import PROTOCOL_VERSION, Command, CutOff, Hello, LoadStage, Release, TakePass
+from swarm.events import Hello
+from swarm.messages import PROTOCOL_VERSION, Command, CutOff, LoadStage, Release, TakePass
 from swarm.peer_messages import Pass
 from swarm.pki.passes import PassKey
 from swarm.process.logs import get_logger

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from relay.session import RelaySession
 from scheduler.api.passes import Issuer, Passes
 from scheduler.api.relays import RelayDesk
 from scheduler.api.sessions import Connections
@@ -25,6 +24,7 @@ from swarm.pki.identity import Wallet, issue
 from swarm.pki.names import Role, scheduler_of
 from swarm.pki.passes import PassKey
 from swarm.process.logs import get_logger
+from swarm.relay.session import RelaySession
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.guard import Guard
 from swarm.types import JobId, PeerId
@@ -157,7 +157,7 @@ async def test_a_relay_of_another_version_or_with_no_address_is_refused(
     assert service.heard == []
     assert not task.done(), "it tries again"
     assert side.desk.views() == []
-    monkeypatch.setattr("relay.session.PROTOCOL_VERSION", 1)
+    monkeypatch.setattr("swarm.relay.session.PROTOCOL_VERSION", 1)
     _, older = side.attach("r2")
     async with asyncio.timeout(5):
         with pytest.raises(IncompatibleVersion):

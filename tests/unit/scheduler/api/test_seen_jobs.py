@@ -23,8 +23,9 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, JobRecord, JobTokens
 from scheduler.storage.stores import Stores
 from swarm.errors import NotFound, NotOwner, SwarmError
+from swarm.events import Hello
 from swarm.job.spec import JobSpec
-from swarm.messages import PROTOCOL_VERSION, Hello
+from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.names import Role
 from swarm.process.logs import get_logger
 from swarm.types import JobId, JobState, PeerId, PeerState

@@ -15,7 +15,8 @@ from scheduler.brain.fleet import clones
 from scheduler.brain.fleet.membership import Membership, Transition
 from swarm import limits
 from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage
-from swarm.messages import PROTOCOL_VERSION, Event, FetchRequest, Heartbeat, Hello, Release, StoreHeader, Welcome
+from swarm.events import Event, Heartbeat, Hello
+from swarm.messages import PROTOCOL_VERSION, FetchRequest, Release, StoreHeader, Welcome
 from swarm.pki.names import Principal, Role
 from swarm.process.logs import get_logger
 from swarm.rpc.guard import CALLER, Caller

@@ -7,7 +7,8 @@ from typing import Any
 from scheduler.brain.inputs import CheckpointKept, PeerGone
 from scheduler.brain.outputs import EvaluationRow, Fail, Finish, WriteCommit, WriteEvaluation
 from scheduler.brain.state.mode import Mode
-from swarm.messages import Average, Commit, Evaluate, Evaluated, LoadStage, Route, SaveStage
+from swarm.events import Evaluated
+from swarm.messages import Average, Commit, Evaluate, LoadStage, Route, SaveStage
 from swarm.types import PeerId
 from tests.support.brain import A, B, C, D, Swarm
 

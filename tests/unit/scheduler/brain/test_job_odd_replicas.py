@@ -11,7 +11,7 @@ import pytest
 
 from scheduler.brain.outputs import Fail, Finish
 from swarm.errors import OutOfMemory, ReplicaDiverged
-from swarm.messages import Averaged, Committed, Event, Failed, Loaded, ParameterNorm
+from swarm.events import Averaged, Committed, Event, Failed, Loaded, ParameterNorm
 from swarm.types import PeerId
 from tests.support.obedient import JOB, Swarm
 

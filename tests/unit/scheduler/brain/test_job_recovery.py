@@ -13,25 +13,8 @@ from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, Fail, Output, Send, WriteCommit
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.state.mode import Mode
-from swarm.messages import (
-    Accumulated,
-    Admit,
-    Average,
-    Averaged,
-    Command,
-    Commit,
-    Committed,
-    Follow,
-    Hello,
-    Loaded,
-    LoadStage,
-    ParameterNorm,
-    Release,
-    ReportedCell,
-    Route,
-    UnitSize,
-    Void,
-)
+from swarm.events import Accumulated, Averaged, Committed, Hello, Loaded, ParameterNorm, ReportedCell, UnitSize
+from swarm.messages import Admit, Average, Command, Commit, Follow, LoadStage, Release, Route, Void
 from swarm.types import JobId, Microbatch, PeerId, Round, UnitName
 
 JOB = JobId("job")

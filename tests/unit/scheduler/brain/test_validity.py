@@ -13,7 +13,7 @@ import pytest
 from scheduler.brain.inputs import Happened
 from scheduler.brain.state.mode import Mode
 from scheduler.brain.validity import KNOWN_ATTEMPTS_MAX, NONSENSE_MAX, fault_of
-from swarm.messages import (
+from swarm.events import (
     Accumulated,
     Averaged,
     ChaosBegun,

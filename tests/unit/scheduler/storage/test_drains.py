@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from scheduler.storage.database import Database, Drain
 from scheduler.storage.drains import Drains
 from swarm.errors import DatabaseUnavailable
-from swarm.messages import Hello
+from swarm.events import Hello
 from swarm.process.logs import get_logger
 from swarm.types import JobId, PeerId
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from stage_server.brain.commitments import NOTHING, Commitments, digest_of
-from swarm.messages import Accumulated, Forwarded
+from swarm.events import Accumulated, Forwarded
 from swarm.types import Direction, Microbatch
 
 MICROBATCH = Microbatch(0, 3, 1)

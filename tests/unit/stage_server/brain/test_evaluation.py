@@ -12,7 +12,8 @@ from stage_server.brain.evaluation import (
     ForgetEvaluation,
     ReportEvaluation,
 )
-from swarm.messages import Evaluate, Evaluated
+from swarm.events import Evaluated
+from swarm.messages import Evaluate
 from swarm.types import EvaluationBatch, Hop, PeerId
 
 HERE = PeerId("here")

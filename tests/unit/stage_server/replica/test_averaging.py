@@ -14,7 +14,8 @@ from stage_server.ports import ReplicaId
 from stage_server.replica.averaging import Mean, run_round
 from stage_server.replica.leftovers import Leftovers, together
 from stage_server.replica.mailbox import Mailbox
-from swarm.messages import Average, Member, ParameterNorm
+from swarm.events import ParameterNorm
+from swarm.messages import Average, Member
 from swarm.model.codec import SLICE_CODECS
 from swarm.peer_messages import Slice
 from swarm.types import JobId, PeerId, Round, UnitName

@@ -9,16 +9,8 @@ import pytest
 
 from stage_server.replica.replica import REPAIR_S
 from swarm.errors import StaleMessage
-from swarm.messages import (
-    Accumulated,
-    Average,
-    Averaged,
-    Commit,
-    Committed,
-    Failed,
-    Member,
-    UnitRound,
-)
+from swarm.events import Accumulated, Averaged, Committed, Failed
+from swarm.messages import Average, Commit, Member, UnitRound
 from swarm.peer_messages import Need, StateRequest
 from swarm.types import Direction, Hop, JobId, PeerId, Round, set_digest
 from tests.support.last_stage import JOB, ME, Scene, play, route

@@ -16,9 +16,10 @@ from stage_server.ports import Assignment, ReplicaId
 from stage_server.replica.replica import Replica
 from stage_server.state.loading import build_stage
 from swarm.errors import CorruptFrame, Refused, StaleMessage
+from swarm.events import Event
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.messages import Event, LoadStage
+from swarm.messages import LoadStage
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice
 from swarm.types import Direction, EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
 from tests.support.devices import InlineDevice

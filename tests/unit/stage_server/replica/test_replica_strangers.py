@@ -15,7 +15,8 @@ import torch
 
 from stage_server.brain.early_inputs import EARLY_BYTES_MAX, EARLY_MAX
 from swarm.errors import RetryElsewhere, StaleMessage
-from swarm.messages import Accumulated, Route
+from swarm.events import Accumulated
+from swarm.messages import Route
 from swarm.peer_messages import Boundary
 from swarm.types import Direction, Hop, Microbatch, PeerId
 from tests.support.last_stage import JOB, ME, Scene, play, route

@@ -17,7 +17,8 @@ from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
 from stage_server.replica.rounds import RoundRunner
 from swarm.errors import SetMismatch, SwarmError
-from swarm.messages import AbortRound, Average, Averaged, Commit, Member, ParameterNorm, RoundFailed, UnitRound
+from swarm.events import Averaged, ParameterNorm, RoundFailed
+from swarm.messages import AbortRound, Average, Commit, Member, UnitRound
 from swarm.types import JobId, PeerId, Round, UnitName
 from tests.support.devices import SimDevice
 from tests.support.ports import ports_of

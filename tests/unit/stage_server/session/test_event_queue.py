@@ -8,7 +8,7 @@ import pytest
 
 from stage_server.session import event_queue
 from stage_server.session.event_queue import EventQueue
-from swarm.messages import Event, Heartbeat, Logged
+from swarm.events import Event, Heartbeat, Logged
 from swarm.types import JobId
 
 

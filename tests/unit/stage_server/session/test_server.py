@@ -16,22 +16,16 @@ from stage_server.metrics import StageServerMetrics
 from stage_server.ports import BuildStage
 from stage_server.session.server import REFUSAL, Passes, ServerPorts, ServerSettings, StageServer
 from swarm.errors import SwarmError
+from swarm.events import Averaged, Committed, Event, Failed, Hello, Leaving, Loaded
 from swarm.job.partition import resolve
 from swarm.job.spec import parse_job
 from swarm.messages import (
     PROTOCOL_VERSION,
     Average,
-    Averaged,
     Command,
     Commit,
-    Committed,
     CutOff,
-    Event,
-    Failed,
     FetchRequest,
-    Hello,
-    Leaving,
-    Loaded,
     LoadStage,
     Member,
     Release,

@@ -9,9 +9,10 @@ import torch
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
 from stage_server.state.saving import ATTEMPTS, capture, hand_over
+from swarm.events import Saved
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.messages import Saved, SaveStage, StoreHeader
+from swarm.messages import SaveStage, StoreHeader
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
 from swarm.types import JobId, PeerId

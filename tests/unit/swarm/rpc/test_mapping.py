@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from swarm import messages, peer_messages
+from swarm import events, messages, peer_messages
 from swarm.errors import Refused
 from swarm.limits import COUNTS_MAX
 from swarm.rpc.mapping import from_event, from_message, to_message
@@ -18,7 +18,7 @@ from swarm.wire import frame_pb2, session_pb2
 def _repeated() -> dict[str, Any]:
     kinds = [
         kind
-        for module in (messages, peer_messages)
+        for module in (events, messages, peer_messages)
         for kind in vars(module).values()
         if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")
     ]
@@ -73,4 +73,4 @@ def test_a_hello_of_a_million_cells_costs_nothing_but_its_bytes() -> None:
 def test_we_do_not_send_what_the_other_side_would_refuse() -> None:
     shape = (1,) * (COUNTS_MAX["ParameterHash.shape"] + 1)
     with pytest.raises(Refused, match=r"ParameterHash\.shape"):
-        to_message(messages.ParameterHash("w", "float32", shape, ""))
+        to_message(events.ParameterHash("w", "float32", shape, ""))

@@ -21,7 +21,8 @@ from scheduler.brain.outputs import (
 from scheduler.brain.settings import SavingRules
 from scheduler.brain.state.mode import Mode
 from swarm.errors import CheckpointFailed
-from swarm.messages import Average, Commit, LoadStage, Release, Route, Saved, SaveStage
+from swarm.events import Saved
+from swarm.messages import Average, Commit, LoadStage, Release, Route, SaveStage
 from swarm.types import JobId, JobState
 from tests.support.brain import A, B, C, D, Swarm, sends
 

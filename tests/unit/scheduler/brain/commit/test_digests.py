@@ -9,7 +9,7 @@ import pytest
 from scheduler.brain.commit.digests import Expel, average_of, outvoted, vote
 from scheduler.brain.outputs import Fail
 from swarm.errors import ReplicaDiverged
-from swarm.messages import Averaged, ParameterNorm
+from swarm.events import Averaged, ParameterNorm
 from swarm.types import PeerId, Round, UnitName
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from scheduler.brain.commit.slices import ALIGNMENT, apportion, plan_round, squared_norms
 from scheduler.brain.inputs import ReplicaRecord
-from swarm.messages import Member, ParameterNorm
+from swarm.events import ParameterNorm
+from swarm.messages import Member
 from swarm.types import PeerId
 
 

@@ -22,7 +22,7 @@ from scheduler.brain.explain.facts import (
 )
 from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Peer
 from scheduler.brain.state.leaves import Leave
-from swarm.messages import Hello
+from swarm.events import Hello
 from swarm.types import JobId, JobState, PeerId, PeerState
 
 JOB = JobId("job")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler.brain.fleet.membership import NO_JOB, NO_STAGE, Membership, Transition
 from swarm.errors import NotAllowed, NotFound, StaleMessage
-from swarm.messages import Hello
+from swarm.events import Hello
 from swarm.types import JobId, PeerId, PeerState
 
 A, JOB = PeerId("a"), JobId("job")

@@ -6,7 +6,7 @@ from random import Random
 
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.joiners import DONORS_MAX, PAUSE_S, PAUSE_S_MAX, Joiners, choose_donors
-from swarm.messages import Loaded
+from swarm.events import Loaded
 from swarm.types import Hop, JobId, PeerId
 
 PEER = PeerId("joiner")

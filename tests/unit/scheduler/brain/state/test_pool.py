@@ -8,7 +8,7 @@ import pytest
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.state.leaves import Leave
 from scheduler.brain.state.pool import Pool, Trust
-from swarm.messages import Loaded
+from swarm.events import Loaded
 from swarm.types import JobId, PeerId
 
 A, B, C, D = (PeerId(name) for name in "abcd")

@@ -8,7 +8,7 @@ from scheduler.brain.inputs import Resumed
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.state.progress import Progress
 from scheduler.brain.state.step import Phase
-from swarm.messages import Committed
+from swarm.events import Committed
 from swarm.types import PeerId
 
 A, B = PeerId("a"), PeerId("b")

@@ -13,7 +13,8 @@ from scheduler.brain.state.step import (
     UnitAveraging,
     may_write,
 )
-from swarm.messages import Averaged, Member
+from swarm.events import Averaged
+from swarm.messages import Member
 from swarm.types import PeerId, Round, UnitName
 
 UNIT = UnitName("stage-0")

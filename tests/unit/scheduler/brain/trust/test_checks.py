@@ -9,7 +9,8 @@ import pytest
 
 from scheduler.brain.outputs import Fail
 from swarm.errors import ReplicaDiverged
-from swarm.messages import Accumulated, Check, Checked, Event
+from swarm.events import Accumulated, Checked, Event
+from swarm.messages import Check
 from swarm.types import Microbatch, PeerId
 from tests.support.obedient import MICROBATCHES, Swarm
 

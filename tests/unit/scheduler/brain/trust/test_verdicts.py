@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.brain.trust.verdicts import Place, Work, evidence, inconstant, odd_ones, second_evidence
-from swarm.messages import Checked
+from swarm.events import Checked
 from swarm.types import Microbatch, PeerId
 
 A, B, C = (PeerId(name) for name in "abc")

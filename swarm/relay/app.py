@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from relay.metrics import RelayMetrics
-from relay.service import RelayService, add_relay_service, may_relay
-from relay.session import RelaySession
 from swarm.errors import InvalidConfig, SchedulerUnreachable
 from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.https import Https
@@ -20,6 +17,9 @@ from swarm.pki.tokens import JoinLine
 from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
 from swarm.process.logs import get_logger
+from swarm.relay.metrics import RelayMetrics
+from swarm.relay.service import RelayService, add_relay_service, may_relay
+from swarm.relay.session import RelaySession
 from swarm.rpc.channel import NARROW, bind, new_server
 from swarm.rpc.enrolment import Enrolment, own_name
 from swarm.rpc.guard import Guard

@@ -19,13 +19,13 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from relay.metrics import RelayMetrics
-from relay.switchboard import Opening, Switchboard
 from swarm.errors import NotAdmitted, PeerUnavailable, Refused, RoleForbids, SwarmError
 from swarm.limits import RELAY_CHUNK_BYTES, RELAY_IDLE_S_MAX
 from swarm.messages import CutOff, Welcome
 from swarm.peer_messages import Pass
 from swarm.pki.names import Role
+from swarm.relay.metrics import RelayMetrics
+from swarm.relay.switchboard import Opening, Switchboard
 from swarm.rpc import passes
 from swarm.rpc.channel import answering
 from swarm.rpc.guard import CALLER, Caller

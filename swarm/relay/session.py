@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from relay.service import RelayService
 from swarm.errors import IncompatibleVersion, NotAdmitted, Revoked, SchedulerUnreachable, SwarmError
 from swarm.messages import PROTOCOL_VERSION, CutOff, Welcome
 from swarm.pki.identity import Wallet
 from swarm.pki.names import scheduler_of
 from swarm.process.logs import Logger
+from swarm.relay.service import RelayService
 from swarm.rpc.channel import connect, translate
 from swarm.rpc.mapping import from_message, parse
 from swarm.wire import relay_pb2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from relay.switchboard import Switchboard
 from swarm.errors import NoPass, PeerUnavailable, Refused, RetryElsewhere, Revoked, SwarmError
 from swarm.limits import RELAY_LINKS_MAX
 from swarm.peer_messages import Pass
+from swarm.relay.switchboard import Switchboard
 from swarm.types import JobId, PeerId
 
 A, B, H = PeerId("a"), PeerId("b"), PeerId("h")

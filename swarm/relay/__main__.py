@@ -1,4 +1,4 @@
-"""`python -m relay`, also `swarm relay`: carries bytes to stage servers that can only dial out."""
+"""`python -m swarm.relay`, also `swarm relay`: carries bytes to stage servers that can only dial out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ with quiet_start():
     import platformdirs
     import typer
 
-    from relay.app import RelayOptions, serve
     from swarm.pki.tokens import read_line
     from swarm.process.lifecycle import (
         HttpHost,
@@ -23,6 +22,7 @@ with quiet_start():
         run_process,
     )
     from swarm.process.logs import configure
+    from swarm.relay.app import RelayOptions, serve
 
 DATA_DIR = platformdirs.user_data_path("swarm") / "relay"
 
