@@ -15,12 +15,12 @@ from random import SystemRandom
 from scheduler.api.admission import Admission
 from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
 from scheduler.api.job_service import JobService
-from scheduler.api.metric_expiry import tidy
 from scheduler.api.project_service import ProjectService
 from scheduler.api.seen_jobs import SeenJobs
 from scheduler.assembly import assemble
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.job import Announcer
+from scheduler.jobs.metric_expiry import tidy
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, DatabaseWatch

@@ -10,8 +10,8 @@ from random import Random
 from prometheus_client import generate_latest
 
 from scheduler.api.announcer import NoAnnouncer
-from scheduler.api.metric_expiry import tidy
 from scheduler.assembly import assemble
+from scheduler.jobs.metric_expiry import tidy
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.stores import Stores

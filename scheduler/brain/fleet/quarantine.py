@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from swarm.text import counted
 
-STRIKES_MAX = 2
-STRIKES_S = 24 * 3600.0
+STRIKES_MAX = 2  # that no third has proven
+STRIKES_S = 24 * 3600.0  # how long one counts
 KEPT_MAX = 16  # newest strikes of a stage server
 
 

@@ -18,6 +18,7 @@ from collections import Counter
 from random import Random
 
 from scheduler.brain.commit.digests import Expel, Remedy, StartOver
+from scheduler.brain.fleet.quarantine import STRIKES_MAX, STRIKES_S
 from scheduler.brain.outputs import Fail, Struck
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.trust.inquiries import Inquiry, Stand
@@ -29,8 +30,6 @@ from swarm.text import counted, listed
 from swarm.types import Hop, Microbatch, PeerId
 
 ANSWER_S_MAX = 30.0  # then another replica is asked
-STRIKES_MAX = 2  # that nobody else has proven
-STRIKES_S = 24 * 3600.0  # how long one counts
 UNCLEAR_MAX = 3  # times that the same replicas contradict each other and nobody can decide
 SPOT_CHECK, REPEATED, NEIGHBOURS = "spot check", "done again by another replica", "its neighbours"
 
