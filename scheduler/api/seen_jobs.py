@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from swarm.pki.names import Role
 from swarm.types import JobId
 
 OTHERS = "a job of another project"
+_WORD = re.compile(r"[a-z0-9-]+")  # of the characters of ids
 
 
 class SeenJobs:
@@ -83,10 +85,12 @@ class SeenJobs:
 
     def shown(self, text: str) -> str:
         """The text without the ids of jobs that the caller does not see."""
-        for job in self._registry.all():
-            if job.record.id in text and not self.is_seen(job):
-                text = text.replace(job.record.id, OTHERS)
-        return text
+
+        def masked(word: re.Match[str]) -> str:
+            job = self._registry.get(JobId(word[0]))
+            return word[0] if job is None or self.is_seen(job) else OTHERS
+
+        return _WORD.sub(masked, text)
 
     def facts(self, facts: Iterable[Fact]) -> list[Fact]:
         return [replace(fact, text=self.shown(fact.text)) for fact in facts]

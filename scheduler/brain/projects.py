@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from swarm.errors import NotOwner, QuotaReached
+from swarm.errors import NotOwner, QuotaReached, UsageError
 from swarm.pki.names import Role
 from swarm.text import counted, size
 from swarm.types import DEFAULT_PROJECT
@@ -79,6 +79,9 @@ def not_owner(method: str, job: str, owner: str) -> NotOwner:
     )
 
 
+QUOTA_JOBS_MAX, QUOTA_BYTES_MAX = 1 << 30, 1 << 60
+
+
 # Quotas --------------------------------------------------------------------------------------------------------------
 
 
@@ -88,6 +91,15 @@ class Quota:
 
     jobs: int = 0  # that have not ended
     upload_bytes: int = 0  # of token shards and model files that the scheduler holds
+
+
+def check_quota(quota: Quota) -> None:
+    """UsageError for numbers that no database keeps."""
+    if quota.jobs > QUOTA_JOBS_MAX or quota.upload_bytes > QUOTA_BYTES_MAX:
+        raise UsageError(
+            f"a quota of {quota.jobs} jobs and {quota.upload_bytes} bytes is too large",
+            hint=f"at most {QUOTA_JOBS_MAX} jobs and {size(QUOTA_BYTES_MAX)}; 0 is no quota",
+        )
 
 
 def check_jobs(project: str, quota: Quota, open_jobs: int) -> None:

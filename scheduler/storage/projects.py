@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import sqlalchemy as sa
 
-from scheduler.brain.projects import Quota
+from scheduler.brain.projects import Quota, check_quota
 from scheduler.storage.database import Database
 from swarm.errors import NotAllowed, NotFound, Refused
 from swarm.limits import PROJECTS_MAX
@@ -47,7 +47,7 @@ class Projects:
         return quota
 
     async def create(self, project: str, quota: Quota) -> None:
-        """UsageError for a name that is none, NotAllowed for one that is taken."""
+        """UsageError for a name or a quota that is none, NotAllowed for a name that is taken."""
         check_name(project)
         async with self._changing:
             if project in self._quotas:
@@ -59,12 +59,14 @@ class Projects:
             await self._put(project, quota)
 
     async def set(self, project: str, quota: Quota) -> None:
-        """Give the project another quota. What it has beyond that stays; NotFound."""
+        """Give the project another quota. What it has beyond that stays; NotFound, UsageError."""
         async with self._changing:
             self.quota(project)
             await self._put(project, quota)
 
     async def _put(self, project: str, quota: Quota) -> None:
+        check_quota(quota)
+
         def write(connection: sa.Connection) -> None:
             connection.execute(sa.delete(_PROJECTS).where(_PROJECTS.c.name == project))
             connection.execute(sa.insert(_PROJECTS).values(name=project, **asdict(quota)))

@@ -39,6 +39,10 @@ async def test_a_project_is_made_once_and_known_before_it_is_used(
     for name in ("", "Red", "a/b", "../x", "x.bin"):
         with pytest.raises(UsageError):
             await made.create(name, Quota())
+    for quota in (Quota(jobs=(1 << 32) - 1), Quota(upload_bytes=(1 << 64) - 1)):
+        with pytest.raises(UsageError, match="too large"):
+            await made.set("red", quota)
+    assert made.quota("red") == Quota()
     monkeypatch.setattr(module, "PROJECTS_MAX", 2)
     with pytest.raises(Refused, match="2 projects"):
         await made.create("blue", Quota())
