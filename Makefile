@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim chaos chaos-short mutants check lint fmt types imports protos protos-check bench bench-gpu clean
+.PHONY: help setup demo test attack sim chaos chaos-short mutants check lint fmt types imports protos protos-check bench bench-gpu clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -27,9 +27,12 @@ demo: setup ## train a small model through 2 stages x 2 replicas on this machine
 # One process per core; one that has no tests left takes them from another. WORKERS=0 runs one test after the other.
 WORKERS ?= logical
 # Tests start many processes: without bytecode on disk each of them compiles the code anew.
-test: export PYTHONDONTWRITEBYTECODE :=
-test: setup ## all tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+test attack: export PYTHONDONTWRITEBYTECODE :=
+test: setup ## all tests but those of attack
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/security
+
+attack: setup ## strangers, thieves and liars against a swarm of real processes
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/security
 
 # With SEED (and SCENARIO) one run again, as a failing seed says; with SEEDS so many, the same every time.
 MINUTES ?= 30

@@ -87,9 +87,8 @@ def connect(
 ) -> grpc.aio.Channel:
     """A channel to `host:port`; dials on first use and fails fast while nobody listens. Refused for anything else.
 
-    With an identity both sides prove who they are, and the other one must be `server_name`. `more` options take
-    the place of those of all clients. A channel keeps the
-    certificate that it was made with, so it must not outlive it.
+    With an identity both sides prove who they are, and the other one must be `server_name`. `more` options take the
+    place of those of all clients. A channel keeps the certificate that it was made with, so it must not outlive it.
     """
     check_address(address)
     if identity is None:

@@ -35,7 +35,7 @@ def trained(folder: Path, compression: str, *, killing: bool = False, **changes:
             write_text(folder),
             pipeline__stages=2,
             config__num_hidden_layers=2,
-            training__steps=20,
+            training__steps=12,
             training__reproducible=False,
             training__learning_rate=3e-3,
             averaging__compression=compression,

@@ -35,7 +35,7 @@ def given(run: Run, peer: PeerId) -> float:
 def test_a_slow_replica_is_routed_around_and_used_again(tmp_path: Path) -> None:
     task = Task.make(
         tmp_path,
-        training__steps=26,
+        training__steps=20,
         training__global_batch_sequences=24,
         pipeline__staleness=0,
         pipeline__deadline_min_s=0.1,
@@ -44,14 +44,14 @@ def test_a_slow_replica_is_routed_around_and_used_again(tmp_path: Path) -> None:
 
     async def slow_one_down(run: Run) -> None:
         await run.until_step(3)
-        figures["healthy"] = median(await step_s(run, 4))
+        figures["healthy"] = median(await step_s(run, 3))
         peer = run.job.stages[0][0]
         run.rig.slowness[peer] = 10.0
         await step_s(run, 1)
-        figures["slow"] = median(await step_s(run, 6))
+        figures["slow"] = median(await step_s(run, 4))
         run.rig.slowness.clear()
         before = given(run, peer)
-        await step_s(run, 8)
+        await step_s(run, 6)
         figures["after"] = given(run, peer) - before
         figures["late"] = total(run, "swarm_reroutes_total", reason="timeout")
 
