@@ -40,6 +40,8 @@ VERBS = {
     "chaos": Entry("client.verbs.chaos", "Harm a stage server and show how its job recovers."),
     "pause": Entry("client.verbs.control", "Save a job and free its stage servers."),
     "resume": Entry("client.verbs.control", "Continue a job from a checkpoint."),
+    "rm": Entry("client.verbs.removal", "Remove jobs that have ended, with all that they made."),
+    "gc": Entry("client.verbs.removal", "Free disk space from what no job needs."),
     "checkpoints": Entry("client.verbs.checkpoints", "List the checkpoints of a job."),
     "peers": Entry("client.verbs.peers", "List stage servers, or drain one."),
     "explain": Entry("client.verbs.explain", "Say why a job waits or a stage server is idle."),

@@ -220,6 +220,18 @@ class Scheduler:
         request = pb.ResumeRequest(job=job, spec_json=spec_json, **{"from": which})
         return cast(pb.JobView, self._call(self._stub.Resume, request, timeout_s=max(self.timeout_s, READING_S_MAX)))
 
+    def remove(self, job: str) -> pb.RemovedView:
+        """Remove an ended job; its files may take the scheduler a while."""
+        timeout_s = max(self.timeout_s, READING_S_MAX)
+        return cast(pb.RemovedView, self._call(self._stub.Remove, pb.JobRequest(job=job), timeout_s=timeout_s))
+
+    def collect(self, *, dry_run: bool) -> list[pb.Waste]:
+        """Remove, or only name, what nobody needs."""
+        timeout_s = max(self.timeout_s, READING_S_MAX)
+        request = pb.CollectRequest(dry_run=dry_run)
+        reply: pb.CollectReply = self._call(self._stub.Collect, request, timeout_s=timeout_s)
+        return list(reply.waste)
+
     def checkpoints(self, job: str, *, verify: bool) -> list[pb.CheckpointView]:
         """A job's checkpoints, oldest first; with `verify` the scheduler reads them all."""
         timeout_s = max(self.timeout_s, READING_S_MAX) if verify else self.timeout_s

@@ -15,6 +15,9 @@ HELP = {"help_option_names": ["-h", "--help"]}
 JobName: TypeAlias = Annotated[
     str, typer.Argument(metavar="JOB", help="Name, id or beginning of an id; for admins also PROJECT/NAME.")
 ]
+JobNames: TypeAlias = Annotated[
+    list[str], typer.Argument(metavar="JOB...", help="Names, ids or beginnings of ids; for admins also PROJECT/NAME.")
+]
 Detach: TypeAlias = Annotated[bool, typer.Option("--detach", "-d", help="Do not wait for the job.")]
 
 

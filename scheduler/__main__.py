@@ -12,6 +12,7 @@ with quiet_start():
     import typer
 
     from scheduler.app import SchedulerOptions, serve
+    from scheduler.brain.retention import kept_for_s
     from swarm.mqtt.topics import DEFAULT_SWARM, check_swarm
     from swarm.process.lifecycle import (
         HttpHost,
@@ -70,6 +71,14 @@ def scheduler(
     record: Annotated[
         bool, typer.Option("--record", help="Write down what each job's brain hears, to be replayed: jobs/JOB/brain-*.")
     ] = False,
+    keep_jobs: Annotated[
+        str,
+        typer.Option(
+            help="Remove jobs so long after their end, with all weights, checkpoints and logs in --data-dir, such as "
+            "30d; 1h at least. Without it they stay until swarm rm.",
+            show_default="for ever",
+        ),
+    ] = "",
     join_listen: Annotated[
         str,
         typer.Option(
@@ -101,6 +110,7 @@ def scheduler(
         record,
         tuple(root.absolute() for root in checkpoint_root or ()),
         3600.0 * certificate_life,
+        kept_for_s(keep_jobs),
         join_listen,
     )
     run_process(serve(options))

@@ -63,6 +63,7 @@ class SchedulerOptions:
     record: bool = False  # what happens to the brains of jobs
     checkpoint_roots: tuple[Path, ...] = ()  # a job may name a folder below these, or below data_dir
     certificate_life_s: float = LIFE_S
+    keep_jobs_s: float = 0.0  # how long ended jobs are kept; 0 = for ever
     join_listen: str = ""  # "" = the host of the address, at 7949 or any free port
 
 
@@ -141,7 +142,15 @@ async def serve(options: SchedulerOptions) -> None:
         issuer = None if admission is None else admission.issuer
         cloned = None if admission is None else partial(admission.revoke, tasks)
         chaos = options.allow_chaos
-        scheduler = assemble(ports, tasks, membership, allow_chaos=chaos, issuer=issuer, cloned=cloned)
+        scheduler = assemble(
+            ports,
+            tasks,
+            membership,
+            allow_chaos=chaos,
+            issuer=issuer,
+            cloned=cloned,
+            keep_jobs_s=options.keep_jobs_s,
+        )
         await scheduler.load()
 
         add_session_service(server, scheduler.sessions)
@@ -195,7 +204,8 @@ async def serve(options: SchedulerOptions) -> None:
             tasks.create_task(presence.hold())
         scheduler.start()
         tasks.create_task(watch.run())
-        tasks.create_task(tidy(scheduler.jobs, membership, metrics, time.time))
+        tasks.create_task(tidy(registry, membership, ports))
+        tasks.create_task(scheduler.jobs.removal.tidy())
         broker = bus.endpoint.shown if bus is not None else broker  # without the password
         facts = {"address": address, "http": http_address, "broker": broker, "joins": joins}
         log.info("scheduler started", epoch=database.epoch, **facts)

@@ -17,6 +17,7 @@ from scheduler.jobs.listener import JobTransfer, PeerListener
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
+from scheduler.jobs.removal import JobRemoval
 from scheduler.jobs.restart import Restart
 from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.runner import JobRunner
@@ -50,6 +51,7 @@ class Scheduler:
         await self.drains.load()
         await self.peers.load()
         await self.restart.load()
+        await self.jobs.removal.load()
 
     def start(self) -> None:
         """Hand out idle peers, and notice those that fall silent, for ever."""
@@ -71,10 +73,12 @@ def assemble(
     allow_chaos: bool = False,
     issuer: Issuer | None = None,
     cloned: Callable[[PeerId, str], None] | None = None,
+    keep_jobs_s: float = 0.0,
 ) -> Scheduler:
     """Make every part, each from those above it. What runs in the background runs in `tasks`.
 
-    Without an `issuer` stage servers get no passes. `cloned` hears of an identity that two processes have.
+    Without an `issuer` stage servers get no passes. `cloned` hears of an identity that two processes have. Jobs are
+    removed `keep_jobs_s` after their end; 0: never.
     """
     membership = membership or Membership()
     connections = Connections(ports.log)
@@ -89,7 +93,8 @@ def assemble(
     runner = JobRunner(ports, registry, peers, membership, rollback, tasks)
     allocator = Allocator(ports, registry, peers, membership, runner)
     restart = Restart(ports, registry, peers, timelines, rollback, runner, tasks)
-    jobs = Jobs(ports, registry, peers, membership, timelines, allocator, drains)
+    removal = JobRemoval(ports, registry, keep_jobs_s)
+    jobs = Jobs(ports, registry, peers, membership, timelines, allocator, drains, removal)
     listener = PeerListener(ports, registry, membership, peers, runner, drains, tasks)
     chaos = ChaosDesk(listener, jobs, membership, connections) if allow_chaos else None
     transfer = JobTransfer(ports.stores, registry)

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 _CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/\"'<>]{1,500}@")
+_SPAN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _ADDRESS = re.compile(
     r"(?P<host>[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?|\[[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9_.-]{1,15})?\]):(?P<port>[0-9]{1,5})"
 )
@@ -84,6 +86,12 @@ def size(count: float) -> str:
 def utc(unix_s: float) -> str:
     """A moment as people of all time zones read it: 2026-11-23 04:50:12 UTC."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def seconds(text: str) -> float | None:
+    """The time span that a person wrote: 90s, 10m, 2h, 1.5d; None for anything else."""
+    found = _SPAN.fullmatch(text)
+    return float(found[1]) * _UNIT_S[found[2]] if found is not None else None
 
 
 def duration(seconds: float) -> str:

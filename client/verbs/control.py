@@ -6,12 +6,12 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from client.connection import dial
-from client.flags import Detach, JobName
+from client.flags import Detach, JobName, JobNames
 from client.shell import Shell
 from client.verbs.follow import follow_to_success
 from client.views import job_values
@@ -22,13 +22,12 @@ from swarm.job.spec import apply_overrides, parse_job
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
+View = TypeVar("View", pb.JobView, pb.RemovedView)
+
 
 def cancel(
     context: typer.Context,
-    jobs: Annotated[
-        list[str],
-        typer.Argument(metavar="JOB...", help="Names, ids or beginnings of ids; for admins also PROJECT/NAME."),
-    ],
+    jobs: JobNames,
     no_checkpoint: Annotated[
         bool, typer.Option("--no-checkpoint", help="Stop at once; what was trained since the last checkpoint is lost.")
     ] = False,
@@ -36,13 +35,13 @@ def cancel(
     """Save jobs, then stop them; `swarm resume` continues them. A second cancel stops at once, without saving."""
     shell: Shell = context.obj
     with dial(shell) as scheduler:
-        found, errors = _each(shell, jobs, scheduler.get)
+        found, errors = each(shell, jobs, scheduler.get)
         ids = [view.id for view in found]
         if ids and not shell.yes and sys.stdin.isatty() and sys.stderr.isatty():
             lost = ", losing what was trained since the last checkpoint" if no_checkpoint else ""
             typer.confirm(f"cancel {', '.join(ids)}{lost}?", abort=True, err=True)
         cancel = partial(scheduler.cancel, reason="cancelled by its user", no_checkpoint=no_checkpoint)
-        cancelled, more = _each(shell, ids, cancel)
+        cancelled, more = each(shell, ids, cancel)
     if shell.json and (cancelled or len(jobs) > 1):
         shell.data([job_values(view) for view in cancelled])
     for view in cancelled:
@@ -112,11 +111,9 @@ def resume(
         return follow_to_success(shell, scheduler, view.id, commands=commands)
 
 
-def _each(
-    shell: Shell, jobs: Sequence[str], call: Callable[[str], pb.JobView]
-) -> tuple[list[pb.JobView], list[SwarmError]]:
+def each(shell: Shell, jobs: Sequence[str], call: Callable[[str], View]) -> tuple[list[View], list[SwarmError]]:
     """Make a call for each job. An error is reported and does not keep the others from theirs."""
-    views: list[pb.JobView] = []
+    views: list[View] = []
     errors: list[SwarmError] = []
     for job in jobs:
         try:

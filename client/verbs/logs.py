@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from datetime import UTC, datetime
 from typing import Annotated
@@ -15,11 +14,10 @@ from client.flags import JobName
 from client.shell import Shell, utc
 from swarm.errors import NotFound, UsageError
 from swarm.process.logs import LOG_LEVELS
+from swarm.text import seconds
 from swarm.wire import jobs_pb2 as pb
 
 _STYLE = {"debug": "dim", "info": "", "warning": "yellow", "error": "red", "critical": "bold red"}
-_SPAN = re.compile(r"^(\d+(?:\.\d+)?)([smhd])$")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def logs(
@@ -77,8 +75,8 @@ def log_line(entry: pb.LogEntry) -> Text:
 
 def since_unix_s(text: str, now_unix_s: float) -> float:
     """The moment that --since means: 90s, 10m, 2h, 1d, or an ISO-8601 time (UTC unless it says otherwise)."""
-    if span := _SPAN.match(text):
-        return now_unix_s - float(span.group(1)) * _SECONDS[span.group(2)]
+    if (ago_s := seconds(text)) is not None:
+        return now_unix_s - ago_s
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

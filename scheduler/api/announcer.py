@@ -8,6 +8,7 @@ from scheduler.jobs.job import JobProgress
 from scheduler.storage.database import JobRecord
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
+from swarm.types import JobId
 
 REASON_CHARACTERS_MAX = 1000
 
@@ -33,9 +34,15 @@ class BusAnnouncer:
             },
         )
 
+    def job_removed(self, job: JobId) -> None:
+        self._bus.announce(topics.job(job, self._swarm), {})
+
 
 class NoAnnouncer:
     """For a scheduler without a broker."""
 
     def job_changed(self, record: JobRecord, progress: JobProgress) -> None:
+        pass
+
+    def job_removed(self, job: JobId) -> None:
         pass

@@ -226,6 +226,16 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             await self._jobs.resume(job, getattr(request, "from"), spec)
             return job_view(job)
 
+    async def Remove(self, request: pb.JobRequest, context: Context) -> pb.RemovedView:
+        async with _answering(context):
+            removed = await self._jobs.removal.remove(self._seen.find("Remove", request.job))
+            return pb.RemovedView(**asdict(removed))
+
+    async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectReply:
+        async with _answering(context):
+            waste = await self._jobs.removal.collect(dry_run=request.dry_run)
+            return pb.CollectReply(waste=fitting(pb.Waste(**asdict(one)) for one in waste))
+
     async def Drain(self, request: pb.DrainRequest, context: Context) -> AsyncIterator[pb.DrainView]:
         async with _answering(context):
             reason = request.reason[:REASON_CHARACTERS_MAX] or "drained by its user"

@@ -15,7 +15,7 @@ from swarm.process.logs import LOG_LEVELS
 from swarm.text import without_passwords
 from swarm.wire import jobs_pb2 as pb
 
-View = TypeVar("View", pb.JobView, pb.PeerView)
+View = TypeVar("View", pb.JobView, pb.PeerView, pb.Waste)
 
 
 def fitting(views: Iterable[View]) -> list[View]:

@@ -22,8 +22,8 @@ def _methods(service: str, names: str, roles: frozenset[Role]) -> dict[str, froz
 RULES: Mapping[str, frozenset[Role]] = {
     **_methods("Jobs", "Version", _EVERYBODY),
     **_methods("Jobs", "List Get Watch Logs Explain Checkpoints Peers", _READERS),
-    **_methods("Jobs", "MissingShards PutShard Submit Cancel Pause Resume Pull", _SUBMITTERS),
-    **_methods("Jobs", "Drain FreePeer Chaos", _ADMINS),
+    **_methods("Jobs", "MissingShards PutShard Submit Cancel Pause Resume Pull Remove", _SUBMITTERS),
+    **_methods("Jobs", "Drain FreePeer Chaos Collect", _ADMINS),
     **_methods("Session", "Attach Store Fetch", _STAGE_SERVERS),
     **_methods("Relays", "Attach", _RELAYS),
     **_methods("Projects", "ListProjects", _READERS),

@@ -1,4 +1,7 @@
-"""What people ask of jobs: submit, cancel, pause, resume, drain, look. What stage servers do arrives in listener.py."""
+"""What people ask of jobs: submit, cancel, pause, resume, drain, look; and remove, in removal.py.
+
+What stage servers do arrives in listener.py.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from scheduler.jobs.job import Job, JobProgress, again, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
+from scheduler.jobs.removal import JobRemoval
 from scheduler.jobs.settings import model_costs
 from scheduler.jobs.timelines import Timelines, starting_at
 from scheduler.storage.checkpoint_catalog import Beginning, uploaded_checkpoint
@@ -57,6 +61,7 @@ class Jobs:
         timelines: Timelines,
         allocator: Allocator,
         drains: Drains,
+        removal: JobRemoval,
     ) -> None:
         self.stores = ports.stores
         self._metrics, self._rng, self._wall_s = ports.metrics, ports.rng, ports.wall_s
@@ -66,6 +71,7 @@ class Jobs:
         self._timelines = timelines
         self.idle = allocator.idle
         self._drains = drains
+        self.removal = removal
         self._looking = asyncio.Semaphore(SUBMITS_MAX)
         self._opening: Counter[str] = Counter()  # jobs that are about to be open, by project
 
@@ -101,20 +107,32 @@ class Jobs:
         resolved = await self._resolved(spec, tokens)
         sent = await self.aside(lambda: self._look_at(resolved, tokens, files, by.project))
         await self.stores.checkpoints.open(resolved, JobId(spec.name))  # for its checks
-        chosen = (
-            await self._timelines.start_from(resolved, by.project)
-            if resolved.checkpoint.resume_from and sent is None
-            else Found(None, ())
-        )
+        if not resolved.checkpoint.resume_from or sent is not None:
+            return await self._accept(resolved, tokens, tokenizer_files, files, by, Found(None, ()), sent)
+        with self._timelines.source(resolved, by.project).used():  # until the new job is listed
+            chosen = await self._timelines.start_from(resolved, by.project)
+            return await self._accept(resolved, tokens, tokenizer_files, files, by, chosen, None)
+
+    async def _accept(
+        self,
+        resolved: JobSpec,
+        tokens: JobTokens,
+        tokenizer_files: dict[str, bytes],
+        files: tuple[StateFile, ...],
+        by: Person,
+        chosen: Found,
+        sent: Checkpoint | None,
+    ) -> Job:
+        """Store the job, which starts at the checkpoint that was `chosen` or `sent`, if any."""
         start, begins = chosen.checkpoint, ""
         if (first := start or sent) is not None:
             of = f"{first.name} of {resolved.checkpoint.resume_from.partition(':')[0]}" if start else "what was sent"
             begins = f"; starts at step {first.step} from {of}"
-        job_id = JobId(f"{spec.name}-{self._rng.randbytes(3).hex()}")
+        job_id = JobId(f"{resolved.name}-{self._rng.randbytes(3).hex()}")
         now_unix_s = self._wall_s()
         record = JobRecord(
             id=job_id,
-            name=spec.name,
+            name=resolved.name,
             state=JobState.QUEUED,
             reason=f"waits for peers{begins}",
             since_unix_s=now_unix_s,
@@ -237,7 +255,7 @@ class Jobs:
                 f"job {record.id} {state}; only a paused, failed or cancelled one can be resumed",
                 hint=hint if record.state is JobState.SUCCEEDED else f"see: swarm status {record.id}",
             )
-        with self._opens(record.project) if record.state.is_final else nullcontext():
+        with job.used(), self._opens(record.project) if record.state.is_final else nullcontext():
             beginning = await self._turn(job, record, which, spec)
         # No await until the job has its state: it is counted by that from here on.
         if beginning.skipped:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from scheduler.storage.checkpoint_sink import CheckpointSink
 from scheduler.storage.database import JobRecord
 from swarm.checkpoint.reader import Checkpoint
 from swarm.job.spec import JobSpec
-from swarm.types import PeerId
+from swarm.types import JobId, PeerId
 
 # Speed is shown over about this many steps.
 SPEED_STEPS = 8
@@ -28,6 +29,9 @@ class Announcer(Protocol):
     """Tells followers on the broker; the hint may get lost."""
 
     def job_changed(self, record: JobRecord, progress: JobProgress) -> None: ...
+
+    def job_removed(self, job: JobId) -> None:
+        """Nobody needs to hear of the job any more: it ended long ago, or is gone."""
 
 
 @dataclass(slots=True)
@@ -103,6 +107,16 @@ class Job:
     run: JobRun | None = None
     waiting: Waiting | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    uses: int = 0  # what goes on with its row or its checkpoints: it cannot be removed meanwhile
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """For as long as somebody writes the job's row or files, or is about to begin at them."""
+        self.uses += 1
+        try:
+            yield
+        finally:
+            self.uses -= 1
 
     @property
     def brain(self) -> JobBrain | None:

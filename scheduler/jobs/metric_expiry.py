@@ -1,22 +1,28 @@
 """Removes series of /metrics: those of a job an hour after its end, those of a peer ten minutes after it left.
 
 Until then scrapers and people can still see the last values. Kept forever, they would grow with every job and peer.
+What the broker retains about a job goes with its series.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 
 from scheduler.brain.fleet.membership import Membership
-from scheduler.jobs.commands import Jobs
-from scheduler.metrics import SchedulerMetrics
-from swarm.limits import UNUSED_SHARD_KEPT_S
-from swarm.types import PeerState
+from scheduler.jobs.ports import SchedulerPorts
+from scheduler.jobs.registry import JobRegistry
+from scheduler.storage.database import JobRecord
+from swarm.types import JobId, PeerState
 
 JOB_KEPT_S = 3600.0
 PEER_KEPT_S = 600.0
 TIDY_S = 60.0
+
+
+def is_over(record: JobRecord, now_unix_s: float) -> bool:
+    """Whether the job ended so long ago that nobody looks at its series."""
+    return record.state.is_final and now_unix_s - record.since_unix_s >= JOB_KEPT_S
 
 
 class MetricExpiry:
@@ -31,21 +37,17 @@ class MetricExpiry:
         return sorted(peer for peer, since_s in self._since_s.items() if now_s - since_s >= PEER_KEPT_S)
 
 
-async def tidy(jobs: Jobs, membership: Membership, metrics: SchedulerMetrics, wall_s: Callable[[], float]) -> None:
-    """Remove expired series, once a minute, forever."""
-    absences = MetricExpiry()
-    loop = asyncio.get_running_loop()
+async def tidy(registry: JobRegistry, membership: Membership, ports: SchedulerPorts) -> None:
+    """Remove expired series, and messages about jobs that the broker retains; once a minute, forever."""
+    absences, silent = MetricExpiry(), set[JobId]()
+    loop, metrics = asyncio.get_running_loop(), ports.metrics
     while True:
-        for job in jobs.registry.all():
-            record = job.record
-            is_over = record.state.is_final and wall_s() - record.since_unix_s >= JOB_KEPT_S
-            if is_over and record.id in metrics.known_jobs:
-                metrics.forget_job(record.id)
+        over = {job.record.id for job in registry.all() if is_over(job.record, ports.wall_s())}
+        for job_id in over - silent:
+            metrics.forget_job(job_id)
+            ports.announcer.job_removed(job_id)
+        silent = over
         here = {peer.hello.peer for peer in membership.peers() if peer.state is not PeerState.GONE}
         for name in absences.over(metrics.known_peers, here, loop.time()):
             metrics.forget_peer(name)
-        files, records = jobs.stores.files, [job.record for job in jobs.registry.all()]
-        used = {files.shard(record.project, sha256) for record in records for sha256 in record.tokens.shards}
-        used |= {files.shard(record.project, file.sha256) for record in records for file in record.files}
-        await files.remove_unused(used, wall_s() - UNUSED_SHARD_KEPT_S)
         await asyncio.sleep(TIDY_S)

@@ -67,6 +67,10 @@ class JobRegistry:
         self._jobs[job.record.id] = job
         job.waiting = (job.waiting or Waiting(now_s())) if job.record.state in WAITING_STATES else None
 
+    def remove(self, job: Job) -> None:
+        """The job is no more; whoever looks for it finds none."""
+        del self._jobs[job.record.id]
+
     def get(self, job: JobId) -> Job | None:
         return self._jobs.get(job)
 
@@ -142,7 +146,8 @@ class JobRegistry:
             await self._database.put_job(job.record)  # the newest record, since writes may be late
 
         try:
-            await patiently(put, patience_s=STATE_PATIENCE_S)
+            with job.used():
+                await patiently(put, patience_s=STATE_PATIENCE_S)
         except (DatabaseUnavailable, DatabaseRejected) as error:
             # Only commits must be durable; a state that is only in memory is better than a scheduler that ends.
             record = job.record

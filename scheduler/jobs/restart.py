@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from scheduler.jobs.job import Job, again
+from scheduler.jobs.metric_expiry import is_over
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -30,7 +31,7 @@ class Restart:
         runner: JobRunner,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._stores, self._metrics = ports.stores, ports.metrics
+        self._stores, self._metrics, self._wall_s = ports.stores, ports.metrics, ports.wall_s
         self._registry = registry
         self._peers = peers
         self._timelines = timelines
@@ -52,10 +53,12 @@ class Restart:
         job.progress = await self._timelines.progress_of(record)
         if not (record.state.is_final and job.spec.checkpoint.dir):  # a bucket per old job would take long
             job.newest = await self._stores.checkpoints.newest(record, job.spec)
-        self._metrics.job_opened(record.id, job.spec.model.family, job.progress.steps_done)
-        self._metrics.job_state(record.id, record.state)
         if not record.state.is_final:
             await self._stores.logs.reopen(record.id)
+        if is_over(record, self._wall_s()):
+            return job
+        self._metrics.job_opened(record.id, job.spec.model.family, job.progress.steps_done)
+        self._metrics.job_state(record.id, record.state)
         if job.progress.evaluation_step:
             self._metrics.evaluated(record.id, step=job.progress.evaluation_step, loss=job.progress.evaluation_loss)
         return job

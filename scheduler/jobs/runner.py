@@ -129,7 +129,8 @@ class JobRunner:
         hint = stalled_hint(job.record.id, job.stalls)
         await self._registry.enter(job, JobState.STALLED, seeking(outcome.reason), error_code="", hint=hint, peers={})
         if run.sink is not None:
-            await run.sink.close()  # a checkpoint that was handed over whole is one to go on from
+            with job.used():
+                await run.sink.close()  # a checkpoint that was handed over whole is one to go on from
         await self._rollback.go_back(job)
 
     async def _make_sink(self, job: Job, driver: JobDriver, *, at_start: bool) -> CheckpointSink:

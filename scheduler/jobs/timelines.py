@@ -38,6 +38,11 @@ class Timelines:
                 progress.evaluation_loss, progress.evaluation_step = evaluation.loss, evaluation.version
         return progress
 
+    def source(self, spec: JobSpec, project: str) -> Job:
+        """The job of the project that `checkpoint.resume_from` names; InvalidConfig, NotFound."""
+        name, _ = job_and_step(spec.checkpoint.resume_from)
+        return self._registry.find(name, lambda record: record.project == project)
+
     async def start_from(self, spec: JobSpec, project: str, at: int | None = None) -> Found:
         """The checkpoint of another job of the project that a new one starts from.
 
@@ -45,9 +50,8 @@ class Timelines:
 
         `at`: the step at which it did start from it.
         """
-        name, step = job_and_step(spec.checkpoint.resume_from)
-        step = step if at is None else f"{at}"
-        other = self._registry.find(name, lambda record: record.project == project)
+        step = job_and_step(spec.checkpoint.resume_from)[1] if at is None else f"{at}"
+        other = self.source(spec, project)
         same_model(other.spec, spec, f"job {other.record.id}")
         found = await self._catalog.choose(other.record, other.spec, step)
         if found.checkpoint is None:

@@ -1,6 +1,6 @@
 """The checkpoints of all jobs: where they are, which one a job resumes from, what a person is shown.
 
-It only reads; `checkpoint_sink.py` writes. Nothing here changes a job.
+It reads, and removes those of a job that is no more; `checkpoint_sink.py` writes. Nothing here changes a job.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import BinaryIO, cast
 from scheduler.brain.lineage import checkpoint_counts
 from scheduler.storage.database import JobRecord
 from scheduler.storage.executor import run_blocking
+from scheduler.storage.trees import remove_tree
 from swarm.checkpoint.reader import Checkpoint, Fault, Found, fault_of, find, list_checkpoints, newest
 from swarm.checkpoint.storage import LATEST, MANIFEST, SCHEMES, LocalStorage, Storage, local_folder, open_storage
 from swarm.errors import CheckpointDamaged, InvalidConfig, NotAllowed, NotFound, StorageError
@@ -109,6 +110,22 @@ class CheckpointCatalog:
                 hint=f"leave it out, or let the scheduler be started with --checkpoint-root {real.parent}",
             )
         return real
+
+    def is_remote(self, where: str) -> bool:
+        """Whether a `checkpoint.dir` is a URL."""
+        return local_folder(where, self._schemes) is None
+
+    async def remove(self, where: str, job: JobId) -> int:
+        """Remove the job's checkpoints from the folder that its `checkpoint.dir` named; the bytes. A URL keeps them.
+
+        InvalidConfig if that folder is none of ours, StorageError.
+        """
+
+        def remove() -> int:
+            folder = local_folder(where, self._schemes)
+            return 0 if folder is None else remove_tree(self._allowed(folder), job)
+
+        return await run_blocking(self.executor, remove)
 
     async def start_of(self, record: JobRecord) -> Checkpoint | None:
         """The checkpoint that the job's present timeline starts from, if any; CheckpointDamaged if it is gone."""

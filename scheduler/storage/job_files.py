@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Set
@@ -12,6 +13,7 @@ from pathlib import Path
 from scheduler.storage.database import JobRecord, JobTokens
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.state_files import CheckpointFiles, StateFiles
+from scheduler.storage.trees import remove_tree, tree_bytes
 from swarm.checkpoint.reader import Checkpoint
 from swarm.data.batches import Batches, TokenData
 from swarm.errors import InvalidData
@@ -25,6 +27,7 @@ class JobFiles:
     def __init__(self, root: Path, executor: ThreadPoolExecutor | None) -> None:
         self._root = root
         self._shards = root / "shards"
+        self._jobs = root / "jobs"
         self._executor = executor
         self._held_bytes: Counter[str] = Counter()  # by project
 
@@ -33,10 +36,36 @@ class JobFiles:
         await run_blocking(self._executor, lambda: _remove_unfinished(self._root))
         self._held_bytes = await run_blocking(self._executor, lambda: _sizes(self._shards))
 
-    async def remove_unused(self, used: Set[Path], before_unix_s: float) -> None:
-        """Delete uploaded files that no job names and nobody asked for since then."""
-        freed = await run_blocking(self._executor, lambda: _remove_unused(self._shards, used, before_unix_s))
-        self._held_bytes -= freed
+    async def remove_unused(
+        self, used: Set[Path], before_unix_s: float, among: Set[Path] | None = None, *, dry_run: bool = False
+    ) -> Counter[str]:
+        """Delete uploaded files (all, or some) that no job names and nobody asked for since then.
+
+        Gives the bytes that are freed, by project; `dry_run`: that would be.
+        """
+        freed = await run_blocking(
+            self._executor, lambda: _remove_unused(self._shards, used, before_unix_s, among, dry_run=dry_run)
+        )
+        if not dry_run:
+            self._held_bytes -= freed
+        return freed
+
+    def named_by(self, record: JobRecord) -> set[Path]:
+        """The uploaded files that the job has to do with."""
+        hashes = [*record.tokens.shards, *(file.sha256 for file in record.files)]
+        return {self.shard(record.project, sha256) for sha256 in hashes}
+
+    async def remove_job(self, job: JobId) -> int:
+        """Remove the job's folder: its log, tokenizer, and checkpoints that are kept here; the bytes. StorageError."""
+        return await run_blocking(self._executor, lambda: remove_tree(self._jobs, job))
+
+    async def job_bytes(self, job: JobId) -> int:
+        """The size of the job's folder. StorageError."""
+        return await run_blocking(self._executor, lambda: tree_bytes(self._jobs, job))
+
+    async def strays(self, known: Set[str], before_unix_s: float) -> list[tuple[str, int]]:
+        """Folders of no known job that nobody touched since then, and their bytes. StorageError."""
+        return await run_blocking(self._executor, lambda: _strays(self._jobs, known, before_unix_s))
 
     def shard(self, project: str, sha256: str) -> Path:
         """Where the project's file with this hash is, or would be.
@@ -82,7 +111,7 @@ class JobFiles:
         return Batches.of_job(spec, data, tokens.end_of_text)
 
     def _tokenizer(self, job: JobId) -> Path:
-        return self._root / "jobs" / job / "tokenizer"
+        return self._jobs / job / "tokenizer"
 
 
 def _write_files(folder: Path, files: dict[str, bytes]) -> None:
@@ -119,13 +148,29 @@ def _sizes(folder: Path) -> Counter[str]:
     return found
 
 
-def _remove_unused(folder: Path, used: Set[Path], before_unix_s: float) -> Counter[str]:
+def _remove_unused(
+    folder: Path, used: Set[Path], before_unix_s: float, among: Set[Path] | None, *, dry_run: bool
+) -> Counter[str]:
     """The bytes that were freed, by project."""
     freed: Counter[str] = Counter()
     for project, path in _uploaded(folder):
+        if path in used or (among is not None and path not in among):
+            continue
         with suppress(OSError):
             known = path.stat()
-            if path not in used and known.st_mtime < before_unix_s:
-                path.unlink()
+            if known.st_mtime < before_unix_s:
+                if not dry_run:
+                    path.unlink()
                 freed[project] += known.st_size
     return freed
+
+
+def _strays(folder: Path, known: Set[str], before_unix_s: float) -> list[tuple[str, int]]:
+    found = []
+    with suppress(FileNotFoundError):
+        for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+            if entry.name in known or not entry.is_dir(follow_symlinks=False):
+                continue
+            if entry.stat(follow_symlinks=False).st_mtime < before_unix_s:
+                found.append((entry.name, tree_bytes(folder, entry.name)))
+    return found

@@ -82,7 +82,7 @@ class Bus:
         return self._client is not None
 
     def announce(self, topic: str, payload: Mapping[str, Any]) -> None:
-        """Keep `payload` as the retained message of `topic`, after reconnections too; an empty one clears it."""
+        """Keep `payload` as the retained message of `topic`, after reconnections too; an empty one clears it once."""
         self._announced[topic] = self._unsent[topic] = _retained(payload)
         self._wake.set()
 
@@ -198,6 +198,8 @@ class Bus:
                     await client.publish(topic, data, qos=1, retain=True, timeout=math.inf)
                 if self._unsent.get(topic) is data:  # else a newer value came meanwhile
                     del self._unsent[topic]
+                    if not data:  # the topic is clear, and need not be cleared after each reconnection
+                        self._announced.pop(topic, None)
 
     async def _receive(self, client: aiomqtt.Client) -> None:
         async for message in client.messages:

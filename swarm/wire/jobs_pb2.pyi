@@ -112,6 +112,38 @@ class ResumeRequest(_message.Message):
     spec_json: str
     def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., **kwargs) -> None: ...
 
+class RemovedView(_message.Message):
+    __slots__ = ("id", "freed_bytes", "left")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    freed_bytes: int
+    left: str
+    def __init__(self, id: _Optional[str] = ..., freed_bytes: _Optional[int] = ..., left: _Optional[str] = ...) -> None: ...
+
+class CollectRequest(_message.Message):
+    __slots__ = ("dry_run",)
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    def __init__(self, dry_run: _Optional[bool] = ...) -> None: ...
+
+class Waste(_message.Message):
+    __slots__ = ("kind", "name", "size_bytes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    size_bytes: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class CollectReply(_message.Message):
+    __slots__ = ("waste",)
+    WASTE_FIELD_NUMBER: _ClassVar[int]
+    waste: _containers.RepeatedCompositeFieldContainer[Waste]
+    def __init__(self, waste: _Optional[_Iterable[_Union[Waste, _Mapping]]] = ...) -> None: ...
+
 class CheckpointsRequest(_message.Message):
     __slots__ = ("job", "verify")
     JOB_FIELD_NUMBER: _ClassVar[int]

@@ -84,6 +84,16 @@ class JobsStub:
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.ResumeRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.JobView.FromString,
                 _registered_method=True)
+        self.Remove = channel.unary_unary(
+                '/swarm.wire.Jobs/Remove',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.JobRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.RemovedView.FromString,
+                _registered_method=True)
+        self.Collect = channel.unary_unary(
+                '/swarm.wire.Jobs/Collect',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.CollectRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.CollectReply.FromString,
+                _registered_method=True)
         self.Checkpoints = channel.unary_unary(
                 '/swarm.wire.Jobs/Checkpoints',
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.CheckpointsRequest.SerializeToString,
@@ -189,6 +199,20 @@ class JobsServicer:
 
     def Resume(self, request, context):
         """Go on from a checkpoint, on a new timeline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Remove(self, request, context):
+        """Remove a job that has ended with everything that it made, and the uploads that no other job names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Collect(self, request, context):
+        """Remove, or only name, the jobs that are kept no longer and the files that no job names.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -300,6 +324,16 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Resume,
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.ResumeRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.JobView.SerializeToString,
+            ),
+            'Remove': grpc.unary_unary_rpc_method_handler(
+                    servicer.Remove,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.JobRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.RemovedView.SerializeToString,
+            ),
+            'Collect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Collect,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.CollectRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.CollectReply.SerializeToString,
             ),
             'Checkpoints': grpc.unary_unary_rpc_method_handler(
                     servicer.Checkpoints,
@@ -612,6 +646,60 @@ class Jobs:
             '/swarm.wire.Jobs/Resume',
             swarm_dot_wire_dot_jobs__pb2.ResumeRequest.SerializeToString,
             swarm_dot_wire_dot_jobs__pb2.JobView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Remove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Jobs/Remove',
+            swarm_dot_wire_dot_jobs__pb2.JobRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.RemovedView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Collect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Jobs/Collect',
+            swarm_dot_wire_dot_jobs__pb2.CollectRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.CollectReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import trustme
 
+from scheduler.api.announcer import BusAnnouncer
 from swarm.errors import IncompatibleVersion, InvalidConfig, NotAllowed, SchedulerUnreachable
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import broker, presence, topics
@@ -28,6 +29,7 @@ from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import Announcement, find_scheduler
 from swarm.mqtt.endpoint import parse_url
 from swarm.mqtt.presence import Presence
+from swarm.types import JobId
 
 KINDS = ["amqtt", *(["mosquitto"] if find_mosquitto() else [])]
 PEER = topics.peer("p1")
@@ -181,6 +183,20 @@ async def test_what_was_announced_before_the_link_is_sent_with_it(url: str) -> N
         assert await anext(reader.subscribe(PEER)) == (PEER, {"early": True})
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_what_is_cleared_is_gone_for_late_readers_and_not_repeated(url: str) -> None:
+    async with _linked(url, "announcer") as announcer, _linked(url, "reader") as reader:
+        hears = reader.subscribe(topics.jobs())
+        jobs = BusAnnouncer(announcer, topics.DEFAULT_SWARM)
+        for name in ("j1", "j2"):
+            announcer.announce(topics.job(name), {"name": name})
+        assert [(await anext(hears))[1] for _ in range(2)] == [{"name": "j1"}, {"name": "j2"}]
+        jobs.job_removed(JobId("j1"))
+        assert await anext(hears) == (topics.job("j1"), {})
+        async with _linked(url, "late") as late:
+            assert await anext(late.subscribe(topics.jobs())) == (topics.job("j2"), {"name": "j2"})
+        assert list(announcer._announced) == [topics.job("j2")]
 
 
 async def test_hints_reach_followers_and_are_counted_as_dropped_without_a_link(url: str) -> None:

@@ -124,6 +124,7 @@ def calls(scheduler: Scheduler, job: str) -> dict[str, str]:
         "Checkpoints": lambda: scheduler.checkpoints(job, verify=False),
         "Verify": lambda: scheduler.checkpoints(job, verify=True),
         "Pull": lambda: scheduler.pull(job),
+        "Remove": lambda: scheduler.remove(job),
         "Pause": lambda: scheduler.pause(job),
         "Resume": lambda: scheduler.resume(job, "latest", ""),
         "Cancel": lambda: scheduler.cancel(job, ""),
@@ -167,7 +168,8 @@ def test_a_project_is_as_alone_and_a_colleague_changes_nothing(projects: Project
     with projects.of("ann") as ann:
         assert ann.get(anns).state in ("queued", "placing"), "nobody stopped it"
         told = calls(ann, anns)
-        assert {method for method, words_ in told.items() if words_ == "ok"} == set(told) - {"Pull"}
+        assert {method for method, words_ in told.items() if words_ == "ok"} == set(told) - {"Pull", "Remove"}
+        assert "only a job that has ended can be removed" in told["Remove"]
         assert "has no weights to pull yet" in told["Pull"]
     with projects.of("local") as admin:
         assert outcome(lambda: admin.cancel(carls, "")) == "ok"
@@ -265,3 +267,39 @@ def test_commands_of_a_person(projects: Projects, tmp_path: Path, capfd: pytest.
     ):
         assert swarm(*words)[0] == code, words
     assert swarm("project", "create", "mine", profiles=tmp_path)[1]["code"] == RoleForbids.code
+    assert swarm("gc", profiles=tmp_path)[1]["code"] == RoleForbids.code
+
+
+def test_jobs_are_removed_by_their_owner_once_they_have_ended(
+    projects: Projects, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def swarm(*words: str) -> tuple[int, list[Any]]:
+        capfd.readouterr()
+        code = run([*words, "--scheduler", projects.cluster.address, "-o", "json", "-q"])
+        told = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+        return code, [one.get("data", one.get("error")) for one in told]
+
+    with projects.of("local") as admin:
+        admin.set_project(members_pb.ProjectRequest(name="blue", quota_jobs=0))
+    projects.send("carl")
+    jobs = [projects.submit("carl", job=f"old-{number}") for number in range(3)]
+    folders = [projects.folder / "scheduler" / "jobs" / job for job in jobs]
+    with projects.of("ann") as ann, projects.of("carl") as carl:
+        for job in jobs[:2]:
+            carl.cancel(job, "")
+        held = next(one for one in carl.projects()).upload_bytes
+        assert outcome(lambda: ann.remove(jobs[0])).startswith(NotFound.code)
+        assert "only a job that has ended can be removed" in outcome(lambda: carl.remove(jobs[2]))
+        assert carl.remove(jobs[0]).freed_bytes > 0
+        assert outcome(lambda: carl.get(jobs[0])).startswith(NotFound.code)
+        assert next(one for one in carl.projects()).upload_bytes == held, "others name the same"
+        assert [folder.exists() for folder in folders] == [False, True, True]
+        carl.cancel(jobs[2], "")
+    code, told = swarm("rm", jobs[2], jobs[1], "none")
+    assert (code, [one.get("code") for one in told[:1]]) == (7, [NotFound.code])
+    assert [one["id"] for one in told[1]] == [jobs[2], jobs[1]]
+    assert not any(folder.exists() for folder in folders)
+    assert swarm("gc", "--dry-run") == (0, [[]])
+    lines = (projects.folder / "scheduler" / "audit.jsonl").read_text().splitlines()
+    removed = [one for one in map(json.loads, lines) if one["action"] == "Remove" and one["result"] == "allowed"]
+    assert {one["target"] for one in removed} >= set(jobs)

@@ -41,7 +41,7 @@ def test_series_go_an_hour_after_a_job_and_ten_minutes_after_a_peer(tmp_path: Pa
             async with asyncio.TaskGroup() as tasks:
                 rig = await Rig.start(tokens, 2, tasks, Random(1))
                 metrics = rig.metrics
-                tasks.create_task(tidy(rig.jobs, rig.membership, metrics, lambda: WALL_START_UNIX_S + loop.time()))
+                tasks.create_task(tidy(rig.jobs.registry, rig.membership, rig.ports))
                 job = await rig.jobs.submit(spec, tokens.of_job(), {})
                 await rig.finished(job)
                 ended_s = loop.time()

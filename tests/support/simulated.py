@@ -132,6 +132,7 @@ class Rig:
     sessions: Sessions = field(init=False)
     store: Database = field(init=False)
     metrics: SchedulerMetrics = field(init=False)
+    ports: SchedulerPorts = field(init=False)
     scheduler: asyncio.Task[None] = field(init=False)
     servers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
     server_metrics: list[StageServerMetrics] = field(default_factory=list)
@@ -172,7 +173,7 @@ class Rig:
         self.store = Database(self.engine, _next_epoch(self.engine), None)
         self.metrics = SchedulerMetrics("0", PROTOCOL_VERSION)
         async with asyncio.TaskGroup() as tasks:
-            ports = SchedulerPorts(
+            self.ports = ports = SchedulerPorts(
                 Stores.under(self.tokens.root, self.store, record=self.record),
                 NoAnnouncer(),
                 self.metrics,

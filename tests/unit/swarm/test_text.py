@@ -6,7 +6,17 @@ import math
 
 import pytest
 
-from swarm.text import counted, duration, is_address, listed, printable, size, spoken_duration, without_passwords
+from swarm.text import (
+    counted,
+    duration,
+    is_address,
+    listed,
+    printable,
+    seconds,
+    size,
+    spoken_duration,
+    without_passwords,
+)
 
 
 def test_one_is_singular_and_all_else_plural() -> None:
@@ -28,7 +38,7 @@ def test_a_size_has_the_largest_unit_that_it_fills(count: int, text: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seconds", "in_a_table", "in_a_sentence"),
+    ("span_s", "in_a_table", "in_a_sentence"),
     [
         (4.2, "4.2s", "4.2 s"),
         (42, "42s", "42.0 s"),
@@ -37,9 +47,14 @@ def test_a_size_has_the_largest_unit_that_it_fills(count: int, text: str) -> Non
         (273_600, "3d04h", "76 h 00 min"),
     ],
 )
-def test_a_time_span_has_two_units(seconds: float, in_a_table: str, in_a_sentence: str) -> None:
-    assert duration(seconds) == in_a_table
-    assert spoken_duration(seconds) == in_a_sentence
+def test_a_time_span_has_two_units(span_s: float, in_a_table: str, in_a_sentence: str) -> None:
+    assert duration(span_s) == in_a_table
+    assert spoken_duration(span_s) == in_a_sentence
+
+
+def test_a_time_span_is_read_as_a_person_writes_it() -> None:
+    assert [seconds(text) for text in ("90s", "10m", "2h", "1.5d")] == [90.0, 600.0, 7200.0, 129_600.0]
+    assert [seconds(text) for text in ("", "5", "5 m", "-5m", "5w", "m", "1.m", "５m")] == [None] * 8
 
 
 def test_a_time_span_that_is_not_known_is_a_dash() -> None:

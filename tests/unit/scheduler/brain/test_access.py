@@ -32,8 +32,10 @@ TABLE = """
     Jobs.Pause              -             -      -       yes        yes    -
     Jobs.Resume             -             -      -       yes        yes    -
     Jobs.Pull               -             -      -       yes        yes    -
+    Jobs.Remove             -             -      -       yes        yes    -
     Jobs.Drain              -             -      -       -          yes    -
     Jobs.FreePeer           -             -      -       -          yes    -
+    Jobs.Collect            -             -      -       -          yes    -
     Jobs.Chaos              -             -      -       -          yes    -
     Session.Attach          yes           -      -       -          -      -
     Session.Store           yes           -      -       -          -      -

@@ -35,6 +35,7 @@ TABLE = """
     Pause        . role role role role . yes  his  -  -      . yes yes yes yes
     Resume       . role role role role . yes  his  -  -      . yes yes yes yes
     Pull         . role role role role . yes  his  -  -      . yes yes yes yes
+    Remove       . role role role role . yes  his  -  -      . yes yes yes yes
 """
 WORDS = {"yes": Verdict.ALLOWED, "his": Verdict.NOT_OWNER, "-": Verdict.UNKNOWN}
 CALLS = {"Verify": "Checkpoints"}  # what is called, where it has another name

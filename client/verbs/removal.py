@@ -1,0 +1,80 @@
+"""`swarm rm` and `swarm gc`: remove jobs that have ended, and files that no job needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from client.connection import dial
+from client.flags import JobNames
+from client.shell import Shell
+from client.verbs.control import each
+from client.views import FittedTable
+from swarm.text import size
+from swarm.wire import jobs_pb2 as pb
+
+_WORDS = {
+    "job": "a job beyond --keep-jobs",
+    "uploads": "uploads of this project that no job names",
+    "folder": "a folder of no job",
+}
+
+
+def rm(context: typer.Context, jobs: JobNames) -> int:
+    """Remove jobs that have ended: weights, checkpoints, logs, and the uploads that no other job names. Nothing brings
+    them back. A job from which another one may still start is kept; checkpoints at a URL stay there."""
+    shell: Shell = context.obj
+    with dial(shell) as scheduler:
+        found, errors = each(shell, jobs, scheduler.get)
+        # The youngest first: a job is kept for those that began at it.
+        ids = list(dict.fromkeys(view.id for view in sorted(found, key=lambda view: -view.created_unix_s)))
+        if ids:
+            _confirm(shell, f"remove {', '.join(ids)} with all weights, checkpoints and logs?")
+        removed, more = each(shell, ids, scheduler.remove)
+    if shell.json and (removed or len(jobs) > 1):
+        shell.data([{"id": one.id, "freed_bytes": one.freed_bytes, "left": one.left or None} for one in removed])
+    for one in removed:
+        left = f"; {one.left}" if one.left else ""
+        shell.say(f"job {one.id} removed, {size(one.freed_bytes)} freed{left}")
+    return next((error.exit_code for error in (*errors, *more)), 0)
+
+
+def gc(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+) -> None:
+    """Remove what no job needs and nobody touched for an hour: uploads that no job names, folders of jobs that are not
+    listed, and jobs beyond `swarm scheduler --keep-jobs`. All but the folders also goes by itself, uploads after a
+    day."""
+    shell: Shell = context.obj
+    with dial(shell) as scheduler:
+        waste = scheduler.collect(dry_run=True)
+        if waste and not shell.json:
+            shell.out.print(_table(waste))
+        if waste and not dry_run:
+            _confirm(shell, f"remove this, {_total(waste)}?")
+            waste = scheduler.collect(dry_run=False)
+    if shell.json:
+        shell.data([{"kind": one.kind, "name": one.name, "size_bytes": one.size_bytes} for one in waste])
+    elif waste:
+        shell.say(f"{_total(waste)} {'can be freed with: swarm gc' if dry_run else 'freed'}")
+    else:
+        shell.say("nothing to remove")
+
+
+def _confirm(shell: Shell, question: str) -> None:
+    if not shell.yes and sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm(question, abort=True, err=True)
+
+
+def _total(waste: Sequence[pb.Waste]) -> str:
+    return size(sum(one.size_bytes for one in waste))
+
+
+def _table(waste: Sequence[pb.Waste]) -> FittedTable:
+    rows = [(Text(size(one.size_bytes)), Text(one.name), Text(_WORDS.get(one.kind, one.kind))) for one in waste]
+    return FittedTable(("SIZE", "NAME", "WHAT"), rows, dropped_first=())

@@ -1,0 +1,179 @@
+"""Removes jobs with all that they made, and files that no job names. brain/retention.py says which jobs may go.
+
+remove ─▶ nobody finds the job ─▶ its row goes (storage/removals.py) ─▶ commit rows, folders and uploads go
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler.brain.retention import HeldJob, check_removable, expired
+from scheduler.jobs.job import Job
+from scheduler.jobs.ports import SchedulerPorts
+from scheduler.jobs.registry import JobRegistry
+from scheduler.storage.removals import Removals, RemovedJob
+from swarm.errors import DatabaseRejected, DatabaseUnavailable, InvalidConfig, NotAllowed, NotFound, StorageError
+from swarm.limits import UNUSED_SHARD_KEPT_S
+from swarm.types import JobId
+
+TIDY_S = 60.0
+UNTOUCHED_S = 3600.0  # what was touched since then may be of a submit that is under way
+EXPIRED_AT_ONCE = 100  # jobs that one round removes
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A job that is gone; `left` tells a person what of it is still there, and why."""
+
+    id: JobId
+    freed_bytes: int = 0
+    left: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """Something that nobody needs: a "job" that is kept no longer, "uploads" of a project, or a "folder" of no job."""
+
+    kind: str
+    name: str
+    size_bytes: int
+
+
+class JobRemoval:
+    """Ended jobs go when somebody removes them, or `keep_s` after their end; 0 keeps them."""
+
+    def __init__(self, ports: SchedulerPorts, registry: JobRegistry, keep_s: float = 0.0) -> None:
+        self._files, self._checkpoints = ports.stores.files, ports.stores.checkpoints
+        self._metrics, self._announcer = ports.metrics, ports.announcer
+        self._wall_s, self._log = ports.wall_s, ports.log
+        self._registry = registry
+        self._keep_s = keep_s
+        self._removals = Removals(ports.stores.database)
+        self._unfinished: dict[JobId, RemovedJob] = {}
+        self._one_by_one = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Know what an earlier start has not removed whole."""
+        self._unfinished = {one.id: one for one in await self._removals.unfinished()}
+
+    async def remove(self, job: Job, *, expires: bool = False) -> Removed:
+        """Remove an ended job, with its checkpoints, logs, and the uploads that no other job names.
+
+        What it keeps in a `checkpoint.dir` stays if it only `expires`; what it keeps at a URL stays always.
+        NotAllowed if it has not ended, is in use, or another job may begin at it; DatabaseUnavailable.
+        """
+        record, where = job.record, job.spec.checkpoint.dir
+        if self._registry.get(record.id) is not job:
+            raise NotFound(f"job {record.id} was removed meanwhile")
+        check_removable(_held(job), [_held(other) for other in self._registry.all()])
+        if job.uses:
+            raise NotAllowed(f"job {record.id} is being stopped, resumed or started from", hint="try again in a moment")
+        one = RemovedJob(record.id, "" if expires else where)
+        self._registry.remove(job)  # at once: nobody may resume it while its row is being deleted
+        try:
+            await self._removals.begin(one)
+        except BaseException:
+            self._registry.add(job)
+            raise
+        self._unfinished[one.id] = one
+        self._metrics.forget_job(one.id)
+        self._announcer.job_removed(one.id)
+        named = self._files.named_by(record)
+        freed = await self._files.remove_unused(self._used(), record.created_unix_s, named)
+        done = await self._finish(one)
+        stays = bool(where) and (expires or self._checkpoints.is_remote(where))
+        left = "; ".join(filter(None, (done.left, f"its checkpoints in {where} stay" if stays else "")))
+        removed = Removed(one.id, freed.total() + done.freed_bytes, left)
+        self._log.info("job removed", job_id=one.id, freed_bytes=removed.freed_bytes, expired=expires, left=left)
+        return removed
+
+    async def _finish(self, one: RemovedJob) -> Removed:
+        """Remove what is left of a job that is listed no more; what fails is tried again in the next round."""
+        freed, left = 0, ""
+        async with self._one_by_one:
+            if one.id not in self._unfinished:
+                return Removed(one.id)
+            try:
+                await self._removals.delete_rows(one.id)
+                freed += await self._files.remove_job(one.id)
+                if one.checkpoint_dir:
+                    try:
+                        freed += await self._checkpoints.remove(one.checkpoint_dir, one.id)
+                    except InvalidConfig as error:  # the scheduler was started with other roots
+                        left = error.message
+                await self._removals.end(one.id)
+            except (StorageError, DatabaseUnavailable, DatabaseRejected) as error:
+                self._log.warning("files of a removed job are still there", job_id=one.id, reason=error.message)
+                return Removed(one.id, freed, f"{error.message}; this is tried again every {TIDY_S:.0f} s")
+            del self._unfinished[one.id]
+        return Removed(one.id, freed, left)
+
+    async def collect(self, *, dry_run: bool) -> list[Waste]:
+        """Remove, or only name, the jobs that are kept no longer, and files that no job names."""
+        found: list[Waste] = []
+        old = self._expired()
+        for job in old:
+            if dry_run:
+                found.append(Waste("job", job.record.id, await self._files.job_bytes(job.record.id)))
+                continue
+            with suppress(NotAllowed, NotFound):  # it was resumed or removed meanwhile
+                removed = await self.remove(job, expires=True)
+                found.append(Waste("job", removed.id, removed.freed_bytes))
+        before_unix_s = self._wall_s() - UNTOUCHED_S
+        used = self._used({job.record.id for job in old})
+        uploads: Counter[str] = await self._files.remove_unused(used, before_unix_s, dry_run=dry_run)
+        found += [Waste("uploads", project, size_bytes) for project, size_bytes in sorted(uploads.items())]
+        known = {job.record.id for job in self._registry.all()} | self._unfinished.keys()
+        for name, size_bytes in await self._files.strays(known, before_unix_s):
+            if not dry_run:
+                await self._files.remove_job(JobId(name))
+            found.append(Waste("folder", name, size_bytes))
+        return found
+
+    async def tidy(self) -> None:
+        """Finish removals, and remove what is old, once a minute, forever."""
+        while True:
+            await self.tidy_once()
+            await asyncio.sleep(TIDY_S)
+
+    async def tidy_once(self) -> None:
+        """Finish removals that failed; remove jobs that are kept no longer, and uploads that no job names for a day."""
+        for one in list(self._unfinished.values()):
+            await self._finish(one)
+        for job in self._expired():
+            try:
+                await self.remove(job, expires=True)
+            except (NotAllowed, NotFound, DatabaseUnavailable, DatabaseRejected) as error:
+                self._log.warning("job not removed", job_id=job.record.id, reason=error.message)
+        await self._files.remove_unused(self._used(), self._wall_s() - UNUSED_SHARD_KEPT_S)
+
+    def _expired(self) -> list[Job]:
+        if not self._keep_s:
+            return []
+        jobs = {job.record.id: job for job in self._registry.all()}
+        found = expired([_held(job) for job in jobs.values()], self._keep_s, self._wall_s())
+        return [jobs[one] for one in found[:EXPIRED_AT_ONCE]]
+
+    def _used(self, without: Set[JobId] = frozenset()) -> set[Path]:
+        """The uploaded files that jobs name."""
+        records = [job.record for job in self._registry.all() if job.record.id not in without]
+        return {path for record in records for path in self._files.named_by(record)}
+
+
+def _held(job: Job) -> HeldJob:
+    record = job.record
+    return HeldJob(
+        record.id,
+        record.name,
+        record.project,
+        record.state,
+        record.since_unix_s,
+        record.created_unix_s,
+        job.spec.checkpoint.resume_from.rpartition(":")[0],
+        record.start_where,
+    )
