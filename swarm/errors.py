@@ -265,13 +265,17 @@ class GradientRange(SwarmError):
 
 
 class RoundBroken(SwarmError):
-    """A member could not be reached, or did not deliver its slices in time: `accused`."""
+    """A member could not be reached, or did not deliver its slices in time: `accused`.
+
+    `lacks_relay`: no relay that leads to it answers.
+    """
 
     code = "E1302"
 
-    def __init__(self, message: str, *, accused: str = "", hint: str = "") -> None:
+    def __init__(self, message: str, *, accused: str = "", lacks_relay: bool = False, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.accused = accused
+        self.lacks_relay = lacks_relay
 
 
 # What is stored ------------------------------------------------------------------------------------------------------

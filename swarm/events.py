@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarm.messages import NO_JOB
-from swarm.types import EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
+from swarm.messages import NO_JOB, StateFile
+from swarm.types import EvaluationBatch, JobId, Microbatch, PeerId, Round, RoundFault, UnitName
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Averaged:
 
 @dataclass(frozen=True, slots=True)
 class RoundFailed:
-    """This member could not finish a round: its set is another one, or it could not reach `accused`."""
+    """This member could not finish a round, as `cause` says; `reason` is for people."""
 
     timeline: int
     step: int
@@ -161,6 +161,7 @@ class RoundFailed:
     round: Round
     reason: str
     accused: str
+    cause: RoundFault = RoundFault.MEMBER
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,22 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Hashed:
+    """The files that the stage's state of `version` makes, and its weights, by hash; or `fault` says why not.
+
+    Answers HashStage: nothing was handed over.
+    """
+
+    job: JobId
+    timeline: int
+    version: int
+    stage: int
+    files: tuple[StateFile, ...]
+    parameters: tuple[ParameterHash, ...]
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The stage server cannot go on with this job; the error is for a person."""
 
@@ -271,4 +288,5 @@ Event: TypeAlias = (
     | ChaosBegun
     | EvaluationUndelivered
     | Checked
+    | Hashed
 )

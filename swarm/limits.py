@@ -60,6 +60,8 @@ COUNTS_MAX: Mapping[str, int] = {
     "Averaged.norms": PARAMETERS_MAX,
     "ParameterHash.shape": 16,
     "Saved.parameters": PARAMETERS_MAX,
+    "Hashed.files": FILES_MAX,
+    "Hashed.parameters": PARAMETERS_MAX,
     "LoadStage.split": STAGES_MAX,
     "LoadStage.files": FILES_MAX,
     "Follow.donors": PEERS_MAX,

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from swarm.types import EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 NO_JOB = JobId("")
 
 
@@ -247,6 +247,16 @@ class SaveStage:
 
 
 @dataclass(frozen=True, slots=True)
+class HashStage:
+    """Say by hash what SaveStage would hand over (`Hashed`): a second opinion on what another replica does."""
+
+    job: JobId
+    timeline: int
+    version: int
+    optimizer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """The job is over for this peer: drop its state and be idle."""
 
@@ -288,6 +298,7 @@ Command: TypeAlias = (
     | UseRelays
     | Chaos
     | Check
+    | HashStage
 )
 
 

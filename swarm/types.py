@@ -87,6 +87,14 @@ class Direction(StrEnum):
     BACKWARD = "backward"
 
 
+class RoundFault(StrEnum):
+    """Why a member could not finish a round of averaging."""
+
+    MEMBER = "member"  # another one did not deliver, or anything else
+    SET = "set"  # it holds another set than the ledger
+    RELAYS = "relays"  # no relay that leads to another one answers
+
+
 class JobState(StrEnum):
     """States of a job that this version enters; each is shown with a reason and a time."""
 

@@ -64,6 +64,8 @@ def hear(parts: Parts, peer: PeerId, event: Event, now_s: float) -> bool:
                 parts.departures.remedy(parts.loading.loaded(peer, event), now_s)
         case events.Saved():
             state.conclude(parts.collector.saved(peer, event, now_s))
+        case events.Hashed():
+            parts.saves.hashed(peer, event)
         case events.Undelivered():
             if unreached := parts.dispatch.undelivered(peer, event, now_s):
                 run = state.progress.runs[event.microbatch.step]

@@ -104,6 +104,17 @@ class AskToLeave:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """A file of a stage that the peer sent for the checkpoint of `version` is written; only where it is compared."""
+
+    peer: PeerId
+    version: int
+    stage: int
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointKept:
     """The checkpoint of `version` is complete and was read back."""
 
@@ -156,6 +167,7 @@ Input: TypeAlias = (
     | PeerGone
     | Join
     | AskToLeave
+    | Stored
     | CheckpointKept
     | CheckpointNotKept
     | Stop

@@ -85,6 +85,9 @@ class JobBrain:
                     self._parts.admission.refuse(joiner, reason, now_s)
                 elif peer in state.pool:
                     self._parts.departures.ask(peer, Leave(reason, target), now_s)
+            case inputs.Stored():
+                self._parts.saves.stored(happened)
+                return False
             case inputs.CheckpointKept(version=version):
                 if not self._parts.saving.kept(version):
                     return False
@@ -131,6 +134,7 @@ class JobBrain:
             times_s += self._parts.checks.times_s()
         if state.mode is Mode.SAVING:
             times_s.append(self._parts.saving.again_s)
+        times_s += self._parts.saves.times_s()
         return min((time_s for time_s in times_s if time_s > self._now_s), default=math.inf)
 
     def counts(self) -> Counts:
@@ -379,6 +383,9 @@ class JobBrain:
 
     def _save(self, now_s: float) -> None:
         """Begin or complete a checkpoint, or stop, if it is time."""
+        self._parts.departures.remedy(self._parts.saves.judge(now_s), now_s)
+        if not self.mode.is_at_work:
+            return
         match self._parts.saving.next(self._state.progress.agreed, now_s, idle=self._parts.is_idle):
             case BeginCheckpoint(version=version):
                 self._parts.collector.begin(version, now_s)
@@ -386,3 +393,4 @@ class JobBrain:
                 self._state.outbox.put(publish)
             case Stopped() as stopped:
                 self._state.conclude(stopped)
+        self._parts.saves.ask()

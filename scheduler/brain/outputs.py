@@ -149,6 +149,14 @@ class PublishCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Vouch:
+    """The checkpoint of `version` may hold these files (sha256 by path), and others for which it was said: no more."""
+
+    version: int
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class DropCheckpoint:
     """Forget what was collected of `version`, because of `fault`; `reason` as that of CheckpointFailed."""
 
@@ -188,6 +196,7 @@ Effect: TypeAlias = (
     | Note
     | BeginCheckpoint
     | PublishCheckpoint
+    | Vouch
     | DropCheckpoint
     | EnterState
 )

@@ -22,6 +22,8 @@ from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.mode import Mode
 from scheduler.brain.state.step import Phase
 from scheduler.brain.trust.checks import Checks
+from scheduler.brain.trust.saves import Saves
+from scheduler.brain.trust.strikes import Strikes
 from swarm.job.course import Course
 
 
@@ -41,6 +43,7 @@ class Parts:
     moves: Moves  # replicas that change stages
     admission: Admission  # peers that join
     collector: CheckpointCollector  # replicas that hand over a checkpoint
+    saves: Saves  # whether what they hand over is right
     departures: Departures  # replicas that leave or are lost
     reattach: Reattach  # replicas that come back
 
@@ -53,15 +56,17 @@ class Parts:
         dispatch = Dispatch(state, loads, evaluations, rng)
         rounds = Rounds(state, loading.elements)
         commits = Commits(state, evaluations, rng)
-        checks = Checks(state, rng)
+        strikes = Strikes(state)
+        checks = Checks(state, strikes, rng)
         moves = Moves(state, loads)
         admission = Admission(state, loading, dispatch, commits, moves, rng)
         collector = CheckpointCollector(state, saving)
+        saves = Saves(state, saving, collector, strikes)
         departures = Departures(state, saving, evaluations, dispatch, rounds, commits, collector)
         reattach = Reattach(state, evaluations, dispatch, rounds, commits)
         return cls(
             state, saving, evaluations, loads, loading, dispatch, rounds, commits, checks, moves, admission,
-            collector, departures, reattach,
+            collector, saves, departures, reattach,
         )  # fmt: skip
 
     @property

@@ -96,7 +96,7 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
             yield _outside("step", event.step, 0, newest)
             yield _outside("version", event.version, 0, settings.steps)
             yield _outside("stage", event.stage, 0, last)
-        case events.Loaded() | events.Saved() if event.job == settings.job:
+        case events.Loaded() | events.Saved() | events.Hashed() if event.job == settings.job:
             yield _outside("timeline", event.timeline, 0, settings.timeline)
             yield _outside("stage", event.stage, 0, last)
             yield _outside("version", event.version, 0, settings.steps)

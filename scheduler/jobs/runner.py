@@ -12,7 +12,7 @@ from typing import assert_never
 
 from scheduler.brain import outputs
 from scheduler.brain.fleet.membership import Membership
-from scheduler.brain.inputs import ReplicaRecord, Resumed, Start, Stop
+from scheduler.brain.inputs import ReplicaRecord, Resumed, Start, Stop, Stored
 from scheduler.brain.job import JobBrain
 from scheduler.brain.stall import resume_hint, seeking, stalled_hint
 from scheduler.brain.watchdog import Watchdog
@@ -32,7 +32,7 @@ from swarm.checkpoint.writer import Facts
 from swarm.data.batches import Batches
 from swarm.errors import CheckpointFailed, DatabaseUnavailable, Fenced, SwarmError
 from swarm.job.schedule import perplexity
-from swarm.messages import Command, Route
+from swarm.messages import Command, Route, StoreHeader
 from swarm.types import JobState, PeerId, PeerState
 
 RESUMED = "goes on after a restart of the scheduler"
@@ -215,6 +215,8 @@ class _Effects:
                 self._sink.begin(version)
             case outputs.PublishCheckpoint():
                 self._sink.publish(output)
+            case outputs.Vouch():
+                self._sink.vouch(output)
             case outputs.DropCheckpoint(reason=reason):
                 self._sink.drop()
                 self._metrics.checkpoint_failed(job.record.id, reason)
@@ -296,6 +298,10 @@ class _CheckpointNews:
     metrics: SchedulerMetrics
     wall_s: Callable[[], float]
     registry: JobRegistry
+
+    def stored(self, header: StoreHeader, sha256: str) -> None:
+        if self.job.spec.trust.second_hash:
+            self.driver.tell(Stored(header.peer, header.version, header.stage, header.path, sha256))
 
     def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
         self.job.newest = checkpoint

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from scheduler.brain.outputs import PublishCheckpoint
+from scheduler.brain.outputs import PublishCheckpoint, Vouch
 from scheduler.storage.executor import run_blocking
 from swarm.checkpoint.reader import Checkpoint, fault_of
 from swarm.checkpoint.storage import Storage
@@ -35,6 +35,9 @@ _LAYER_FILE = re.compile(r"optimizer/layer-([0-9]{4,5})\.safetensors")
 
 class Listener(Protocol):
     """Hears what became of a checkpoint."""
+
+    def stored(self, header: StoreHeader, sha256: str) -> None:
+        """A file was written; this is the hash of what is there."""
 
     def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
         """It is complete and was read back."""
@@ -60,6 +63,7 @@ class _Open:
     publishing: asyncio.Task[None] | None = None
     arriving: set[str] = field(default_factory=set)  # files that are being written
     sizes: dict[int, dict[str, int]] = field(default_factory=dict)  # announced bytes by stage and path
+    vouched: dict[str, str] = field(default_factory=dict)  # sha256 by path; empty: nobody is asked
 
     def reserve(self, header: StoreHeader, bytes_max: int) -> None:
         """Take a file in hand; Refused if it is being written already, or the stage cannot weigh so much."""
@@ -146,6 +150,8 @@ class CheckpointSink:
         held = self._open
         if held is None or (self._timeline, held.version) != (header.timeline, header.version):
             raise Refused(f"job {header.job} collects no state of version {header.version}")
+        if held.is_being_published:
+            raise Refused(f"the checkpoint of version {header.version} has all its files")
         if not _belongs(header, self._spec):
             raise Refused(f"stage {header.stage} writes no file {header.path[:100]!r}")
         held.reserve(header, _stage_bytes_max(self._spec, header.stage))
@@ -169,7 +175,14 @@ class CheckpointSink:
         except BaseException:
             file.abort()
             raise
-        return (await self._run(file.finish)).sha256
+        sha256 = (await self._run(file.finish)).sha256
+        self._listener.stored(header, sha256)
+        return sha256
+
+    def vouch(self, vouch: Vouch) -> None:
+        """Publish with these files, and others that are vouched for, only."""
+        assert self._open is not None
+        self._open.vouched |= vouch.files
 
     def publish(self, move: PublishCheckpoint) -> None:
         """Complete the checkpoint in the background; the listener hears what became of it."""
@@ -210,6 +223,8 @@ class CheckpointSink:
 
         try:
             writer = await self._writer(held)
+            if held.vouched and (held.arriving or writer.hashes() != held.vouched):
+                raise CheckpointFailed("files came in the place of those that others have hashed", reason="peer")
             checkpoint = await self._run(lambda: writer.publish(held.facts, move.parameters, self._tokenizer_files))
             duration_s = loop.time() - held.since_s
             if fault := await self._run(lambda: fault_of(checkpoint, progress=at_work)):

@@ -159,5 +159,5 @@ async def _send(links: PeerLinks, to: Member, letter: Letter, deadline_s: float,
     except TimeoutError:
         raise RoundBroken(f"{to.peer} took no {_word(averaged)} in time", accused=to.peer) from None
     except SwarmError as error:
-        why = f"{error.code} {error.message}" if isinstance(error, NoWay) else error.message
-        raise RoundBroken(f"{to.peer} took no {_word(averaged)}: {why}", accused=to.peer) from error
+        told = f"{to.peer} took no {_word(averaged)}: {error.message}"
+        raise RoundBroken(told, accused=to.peer, lacks_relay=isinstance(error, NoWay)) from error

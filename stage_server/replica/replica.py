@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
@@ -38,12 +37,11 @@ from stage_server.replica.reports import Reports
 from stage_server.replica.rounds import RoundRunner
 from stage_server.state.donor import Donor
 from stage_server.state.joiner import missed_record
-from stage_server.state.saving import capture, hand_over
+from stage_server.state.saving import Saving
 from swarm import events, messages
 from swarm.errors import (
     Refused,
     RetryElsewhere,
-    SchedulerUnreachable,
     StaleMessage,
     SwarmError,
 )
@@ -52,16 +50,14 @@ from swarm.job.spec import LOWERED
 from swarm.model import codec
 from swarm.model.runtime import SentAhead, received, send_ahead
 from swarm.model.stage import Stage
-from swarm.model.state import InitialState
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.types import Direction, Hop, Microbatch, UnitName
 
 # How often to ask for what was lost between two neighbours; what has been lacking for less may be on its way.
 REPAIR_S = 2.0
-STORE_AGAIN_S = 1.0
 
 Computing: TypeAlias = messages.Route | messages.Void | messages.Evaluate | messages.Check
-Stepping: TypeAlias = messages.Average | messages.AbortRound | messages.Commit | messages.SaveStage
+Stepping: TypeAlias = messages.Average | messages.AbortRound | messages.Commit | messages.SaveStage | messages.HashStage
 
 
 @dataclass(slots=True)
@@ -105,14 +101,14 @@ class Replica:
         self._deliveries = Deliveries(ports, self._codecs)
         self._reports = Reports(loaded, ports)
         self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
-        self._commitments = Commitments(is_on=spec.trust.is_on)
+        self._commitments = Commitments(is_on=spec.trust.hashes_hops)
         self._checker = Checker(assignment, stage, self._deliveries, ports, self._ready)
         mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness)
         leftovers = Leftovers(spec.averaging.compression)
         self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail, mailbox, leftovers)
         self.admission = Admission(assignment, stage, mailbox, self._neighbours, self._checker.table)
         self.donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
-        self._saving: asyncio.Task[None] | None = None
+        self._saving = Saving(assignment, stage, ports)
         ports.work.start(self._compute_forever())
         ports.work.start(self._repair_forever())
 
@@ -123,7 +119,7 @@ class Replica:
 
         `Hello`, which tells what the cells hold, must be made right after this.
         """
-        self._stop_saving()  # the files may have gone to a scheduler that was killed
+        self._saving.stop()  # the files may have gone to a scheduler that was killed
         self._rounds.abort_all()
         self._checker.forget(lambda _: True)
         self._carry_out(self.cells.unseal_all())
@@ -149,10 +145,8 @@ class Replica:
                 self._abort(command)
             case messages.Commit():
                 await self._commit(command)
-            case messages.SaveStage():
-                self._stop_saving()
-                # Queued now: after the commit that made the version, before any other.
-                self._saving = self._ports.work.start(self._save(command, capture(command, self._stage, self._device)))
+            case messages.SaveStage() | messages.HashStage():
+                self._saving.take(command)
             case messages.Evaluate():
                 shape = (-1, self._spec.data.sequence_length)
                 self._deliveries.learn(command.hops)
@@ -254,23 +248,6 @@ class Replica:
             self._reports.fail(StaleMessage(f"step {command.step} was averaged without this replica: {error.message}"))
             return None
         return self._stage.means_of(record.gradients)
-
-    async def _save(self, command: messages.SaveStage, captured: Awaitable[InitialState]) -> None:
-        spec, store, log = self._spec, self._store_patiently, self._ports.log
-        self._ports.emit(await hand_over(command, captured, spec, self.me, self._device, store, log))
-
-    def _stop_saving(self) -> None:
-        if self._saving is not None:
-            self._saving.cancel()
-
-    async def _store_patiently(self, header: messages.StoreHeader, payload: bytes) -> str:
-        """Store, however long it takes until the scheduler can be reached."""
-        while True:
-            try:
-                return await self._ports.store(header, payload)
-            except SchedulerUnreachable as error:
-                self._ports.log.warning("stage not stored yet", stage=self.me.stage, reason=error.message)
-                await asyncio.sleep(STORE_AGAIN_S)
 
     # Tensors -----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.events import Averaged, RoundFailed
 from swarm.messages import AbortRound, Average, Commit
 from swarm.model.stage import Stage
-from swarm.types import PeerId, Round, UnitName
+from swarm.types import Round, RoundFault, UnitName
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class RoundRunner:
                 one.task = self._ports.work.start(self._take_part(one.command))
             else:
                 one.given_up = True
-                self._failed(one.command, SetMismatch(f"expected set {expected}, this replica holds {digest}"), "")
+                self._failed(one.command, SetMismatch(f"expected set {expected}, this replica holds {digest}"))
 
     def abort(self, command: AbortRound) -> bool:
         """Give a round up if it is the unit's newest; returns whether no round of the step is left."""
@@ -131,11 +131,9 @@ class RoundRunner:
         except* OutOfMemory as group:
             self._fail(_first(group))
         except* RoundBroken as group:
-            broken = _first(group)
-            assert isinstance(broken, RoundBroken)
-            self._failed(command, broken, broken.accused)
+            self._failed(command, _first(group))
         except* SwarmError as group:
-            self._failed(command, _first(group), "")
+            self._failed(command, _first(group))
         else:
             duration_s = loop.time() - started_s
             self._means[command.step, command.unit, command.round] = mean
@@ -152,11 +150,19 @@ class RoundRunner:
                 )
             )
 
-    def _failed(self, command: Average, error: SwarmError, accused: PeerId | str) -> None:
+    def _failed(self, command: Average, error: SwarmError) -> None:
         self._ports.metrics.round_finished(self._me.stage, "failed", 0.0)
         self._ports.log.warning("round failed", step=command.step, unit=command.unit, reason=str(error))
-        reason = f"{error.code}: {error}"
-        self._ports.emit(RoundFailed(command.timeline, command.step, command.unit, command.round, reason, accused))
+        step, unit, number, reason = command.step, command.unit, command.round, f"{error.code}: {error}"
+        accused = error.accused if isinstance(error, RoundBroken) else ""
+        self._ports.emit(RoundFailed(command.timeline, step, unit, number, reason, accused, _cause(error)))
+
+
+def _cause(error: SwarmError) -> RoundFault:
+    if isinstance(error, SetMismatch):
+        return RoundFault.SET
+    lacks_relay = isinstance(error, RoundBroken) and error.lacks_relay
+    return RoundFault.RELAYS if lacks_relay else RoundFault.MEMBER
 
 
 def _first(group: BaseExceptionGroup[SwarmError]) -> SwarmError:

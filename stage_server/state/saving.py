@@ -1,6 +1,7 @@
-"""Handing a stage's state to the scheduler while training goes on.
+"""Handing a stage's state to the scheduler while training goes on, or saying by hash what another one hands over.
 
     SaveStage ─▶ copy on the compute thread ─▶ one file after the other is built and sent beside it ─▶ Saved
+    HashStage ─▶ the same copy              ─▶ one file after the other is built and hashed         ─▶ Hashed
 
 Training waits for the copy only. Memory: the copy (see Stage.capture) and the bytes of one file at a time, the largest
 of which is the stage's weights.
@@ -13,19 +14,20 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 
 from stage_server.device import Device
-from stage_server.ports import ReplicaId, StoreCall
-from swarm.errors import CorruptFrame, StaleMessage, SwarmError
-from swarm.events import ParameterHash, Saved
+from stage_server.ports import Assignment, ReplicaId, ReplicaPorts, StoreCall
+from swarm.errors import CorruptFrame, SchedulerUnreachable, StaleMessage, SwarmError
+from swarm.events import Hashed, ParameterHash, Saved
 from swarm.job.spec import JobSpec
-from swarm.messages import SaveStage, StoreHeader
+from swarm.messages import HashStage, SaveStage, StateFile, StoreHeader
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState, files_of, parameter_hashes
 from swarm.process.logs import Logger
 
 ATTEMPTS = 2  # of a file that did not arrive as it was sent
+STORE_AGAIN_S = 1.0
 
 
-def capture(command: SaveStage, stage: Stage, device: Device) -> Awaitable[InitialState]:
+def capture(command: SaveStage | HashStage, stage: Stage, device: Device) -> Awaitable[InitialState]:
     """Queue the copy on the compute thread, now: after the commit that made the version and before any other."""
 
     def copy() -> InitialState:
@@ -34,6 +36,43 @@ def capture(command: SaveStage, stage: Stage, device: Device) -> Awaitable[Initi
         return stage.capture(optimizer=command.optimizer)
 
     return device.run(copy)
+
+
+class Saving:
+    """The hand-over of one replica's state: one at a time, the newest."""
+
+    def __init__(self, assignment: Assignment, stage: Stage, ports: ReplicaPorts) -> None:
+        self._assignment, self._stage, self._ports = assignment, stage, ports
+        self._task: asyncio.Task[None] | None = None
+
+    def take(self, command: SaveStage | HashStage) -> None:
+        """Begin. The copy is queued now: after the commit that made the version, before any other."""
+        self.stop()
+        captured = capture(command, self._stage, self._ports.device)
+        self._task = self._ports.work.start(self._answer(command, captured))
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _answer(self, command: SaveStage | HashStage, captured: Awaitable[InitialState]) -> None:
+        spec, me, ports = self._assignment.spec, self._assignment.me, self._ports
+        answer: Saved | Hashed
+        if isinstance(command, SaveStage):
+            answer = await hand_over(command, captured, spec, me, ports.device, self._store, ports.log)
+        else:
+            answer = await hashed(command, captured, spec, me, ports.device)
+        ports.emit(answer)
+
+    async def _store(self, header: StoreHeader, payload: bytes) -> str:
+        """Store, however long it takes until the scheduler can be reached."""
+        while True:
+            try:
+                return await self._ports.store(header, payload)
+            except SchedulerUnreachable as error:
+                stage = self._assignment.me.stage
+                self._ports.log.warning("stage not stored yet", stage=stage, reason=error.message)
+                await asyncio.sleep(STORE_AGAIN_S)
 
 
 async def hand_over(
@@ -69,8 +108,28 @@ async def hand_over(
     return Saved(command.job, command.timeline, command.version, me.stage, parameters, fault)
 
 
+async def hashed(
+    command: HashStage, captured: Awaitable[InitialState], spec: JobSpec, me: ReplicaId, device: Device
+) -> Hashed:
+    """What `hand_over` would send, by hash: file by file, and each of the weights; or why it cannot be said."""
+    parameters: tuple[ParameterHash, ...] = ()
+    found: list[StateFile] = []
+    fault = ""
+    try:
+        state = await captured
+        parameters = await device.aside(lambda: parameter_hashes(state))
+        files = files_of(spec, me.stage, state, optimizer=command.optimizer)
+        while (made := await device.aside(_next(files))) is not None:
+            path, payload = made
+            found.append(StateFile(path, len(payload), await device.aside(_sha256(payload))))
+            del made, payload
+    except SwarmError as error:
+        parameters, found, fault = (), [], str(error)
+    return Hashed(command.job, command.timeline, command.version, me.stage, tuple(found), parameters, fault)
+
+
 async def _send(command: SaveStage, me: ReplicaId, path: str, payload: bytes, device: Device, store: StoreCall) -> None:
-    sha256 = await device.aside(lambda: hashlib.sha256(payload).hexdigest())
+    sha256 = await device.aside(_sha256(payload))
     header = StoreHeader(
         job=command.job,
         peer=me.peer,
@@ -89,3 +148,7 @@ async def _send(command: SaveStage, me: ReplicaId, path: str, payload: bytes, de
 
 def _next(files: Iterator[tuple[str, bytes]]) -> Callable[[], tuple[str, bytes] | None]:
     return lambda: next(files, None)
+
+
+def _sha256(payload: bytes) -> Callable[[], str]:
+    return lambda: hashlib.sha256(payload).hexdigest()

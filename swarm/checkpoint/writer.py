@@ -92,6 +92,10 @@ class CheckpointWriter:
             self._storage.point(self.name)
         return find(self._storage, self.name)
 
+    def hashes(self) -> dict[str, str]:
+        """sha256 of each file that is whole so far, by path."""
+        return {path: file.sha256 for path, file in self._files.items()}
+
     def discard(self) -> None:
         self._draft.discard()
 

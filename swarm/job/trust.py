@@ -10,18 +10,20 @@ from swarm.job.section import Section
 
 
 class TrustSection(Section):
-    """Whether replicas are checked. By default everybody is believed, and nothing is sent or computed for it."""
+    """How replicas are checked. By default everybody is believed, and nothing is sent or computed for it."""
 
     # The share of hops that another replica computes again: 0 = off, about 0.02 on machines of others.
     spot_check: Annotated[float, Field(ge=0, le=1)] = 0.0
+    # Whether other replicas of a stage say by hash what one of them hands over for a checkpoint.
+    second_hash: bool = False
 
     @property
-    def is_on(self) -> bool:
+    def hashes_hops(self) -> bool:
         return self.spot_check > 0.0
 
     def check(self, *, reproducible: bool) -> None:
         """ValueError if the job cannot be checked."""
-        if self.is_on and not reproducible:
+        if self.hashes_hops and not reproducible:
             raise ValueError(
                 f"trust.spot_check = {self.spot_check:g} compares results bit for bit, which differ from replica to "
                 "replica without training.reproducible = true: set that, or leave trust.spot_check out"

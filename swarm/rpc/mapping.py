@@ -24,7 +24,7 @@ from swarm.events import Event
 from swarm.limits import COUNTS_MAX
 from swarm.messages import Command
 from swarm.peer_messages import TensorHeader
-from swarm.types import Direction
+from swarm.types import Direction, RoundFault
 from swarm.wire import frame_pb2, session_pb2
 
 T = TypeVar("T")
@@ -194,6 +194,7 @@ _ID = re.compile(r"[A-Za-z0-9_.:@-]*")
 _IDS = frozenset({"accused", "job", "peer", "sender", "to", "unit"})
 _ONE_OF: Mapping[str, frozenset[str]] = {
     "direction": frozenset(Direction),
+    "cause": frozenset(RoundFault),
     "harm": frozenset({"kill", "freeze", "slow", "partition", "corrupt"}),
     "step_on": frozenset({"", "device", "cpu"}),
     "part": frozenset({"state", "records"}),

@@ -61,7 +61,7 @@ class ReportedCell(_message.Message):
     def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., attempt: _Optional[int] = ..., accumulated: _Optional[bool] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated", "undelivered", "forwarded", "chaos_begun", "evaluation_undelivered", "checked")
+    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated", "undelivered", "forwarded", "chaos_begun", "evaluation_undelivered", "checked", "hashed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class Event(_message.Message):
     CHAOS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_UNDELIVERED_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
+    HASHED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     loaded: Loaded
@@ -96,7 +97,8 @@ class Event(_message.Message):
     chaos_begun: ChaosBegun
     evaluation_undelivered: EvaluationUndelivered
     checked: Checked
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ..., forwarded: _Optional[_Union[Forwarded, _Mapping]] = ..., chaos_begun: _Optional[_Union[ChaosBegun, _Mapping]] = ..., evaluation_undelivered: _Optional[_Union[EvaluationUndelivered, _Mapping]] = ..., checked: _Optional[_Union[Checked, _Mapping]] = ...) -> None: ...
+    hashed: Hashed
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ..., forwarded: _Optional[_Union[Forwarded, _Mapping]] = ..., chaos_begun: _Optional[_Union[ChaosBegun, _Mapping]] = ..., evaluation_undelivered: _Optional[_Union[EvaluationUndelivered, _Mapping]] = ..., checked: _Optional[_Union[Checked, _Mapping]] = ..., hashed: _Optional[_Union[Hashed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells", "stage", "attempt", "join", "via_relay")
@@ -259,20 +261,22 @@ class Averaged(_message.Message):
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., digest: _Optional[str] = ..., norms: _Optional[_Iterable[_Union[ParameterNorm, _Mapping]]] = ..., duration_s: _Optional[float] = ...) -> None: ...
 
 class RoundFailed(_message.Message):
-    __slots__ = ("timeline", "step", "unit", "round", "reason", "accused")
+    __slots__ = ("timeline", "step", "unit", "round", "reason", "accused", "cause")
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ACCUSED_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     timeline: int
     step: int
     unit: str
     round: Round
     reason: str
     accused: str
-    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., reason: _Optional[str] = ..., accused: _Optional[str] = ...) -> None: ...
+    cause: str
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., reason: _Optional[str] = ..., accused: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class Undelivered(_message.Message):
     __slots__ = ("microbatch", "stage", "to", "attempt", "reason")
@@ -344,6 +348,24 @@ class Saved(_message.Message):
     fault: str
     def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ..., fault: _Optional[str] = ...) -> None: ...
 
+class Hashed(_message.Message):
+    __slots__ = ("job", "timeline", "version", "stage", "files", "parameters", "fault")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    version: int
+    stage: int
+    files: _containers.RepeatedCompositeFieldContainer[StateFile]
+    parameters: _containers.RepeatedCompositeFieldContainer[ParameterHash]
+    fault: str
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., stage: _Optional[int] = ..., files: _Optional[_Iterable[_Union[StateFile, _Mapping]]] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ..., fault: _Optional[str] = ...) -> None: ...
+
 class Failed(_message.Message):
     __slots__ = ("job", "code", "message", "hint")
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -375,7 +397,7 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "follow", "admit", "take_pass", "cut_off", "use_relays", "chaos", "check")
+    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "follow", "admit", "take_pass", "cut_off", "use_relays", "chaos", "check", "hash_stage")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +416,7 @@ class Command(_message.Message):
     USE_RELAYS_FIELD_NUMBER: _ClassVar[int]
     CHAOS_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
+    HASH_STAGE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     welcome: Welcome
     load_stage: LoadStage
@@ -412,7 +435,8 @@ class Command(_message.Message):
     use_relays: UseRelays
     chaos: Chaos
     check: Check
-    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., take_pass: _Optional[_Union[TakePass, _Mapping]] = ..., cut_off: _Optional[_Union[CutOff, _Mapping]] = ..., use_relays: _Optional[_Union[UseRelays, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ...) -> None: ...
+    hash_stage: HashStage
+    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., take_pass: _Optional[_Union[TakePass, _Mapping]] = ..., cut_off: _Optional[_Union[CutOff, _Mapping]] = ..., use_relays: _Optional[_Union[UseRelays, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., hash_stage: _Optional[_Union[HashStage, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("peer", "heartbeat_s", "pass_key", "unix_s", "cut_off", "relays")
@@ -651,6 +675,18 @@ class Commit(_message.Message):
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[UnitRound, _Mapping]]] = ..., learning_rate: _Optional[float] = ..., scale: _Optional[float] = ..., skip: _Optional[bool] = ..., donors: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
 
 class SaveStage(_message.Message):
+    __slots__ = ("job", "timeline", "version", "optimizer")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    timeline: int
+    version: int
+    optimizer: bool
+    def __init__(self, job: _Optional[str] = ..., timeline: _Optional[int] = ..., version: _Optional[int] = ..., optimizer: _Optional[bool] = ...) -> None: ...
+
+class HashStage(_message.Message):
     __slots__ = ("job", "timeline", "version", "optimizer")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]

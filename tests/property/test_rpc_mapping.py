@@ -26,7 +26,7 @@ from swarm.rpc.mapping import (
     to_header,
     to_message,
 )
-from swarm.types import Direction, EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
+from swarm.types import Direction, EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, RoundFault, UnitName
 from swarm.wire import frame_pb2, session_pb2
 
 EVENTS = get_args(Event)
@@ -41,6 +41,7 @@ EVERYTHING = (*EVENTS, *COMMANDS, *PARTS, *MORE_PARTS, *REQUESTS, *HEADERS)
 names = st.from_regex(r"[A-Za-z0-9_:@-]{0,20}(\.[a-z]{1,5})?", fullmatch=True)
 WORDS = {
     "direction": list(Direction),
+    "cause": list(RoundFault),
     "step_on": ["", "device", "cpu"],
     "harm": ["kill", "freeze", "slow", "partition", "corrupt"],
     "part": ["state", "records"],

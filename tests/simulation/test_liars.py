@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
+from scheduler.brain.state.links import ROUNDS_MAX
 from swarm.errors import NotAllowed
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerState
-from tests.simulation.engine.liars import LIAR, Lie, checked_spec, play
-from tests.support.simulated import Rig, Tokens
+from tests.simulation.engine.liars import LIAR, Lie, blaming, checked_spec, play, saving_false
+from tests.support.scenes import resolved
+from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +50,46 @@ def test_the_job_ends_with_the_weights_of_one_process(tmp_path: Path, lie: Lie, 
     assert f"stage {stage} was" in outcome.evidence or lie == "zeros"
 
 
+@pytest.mark.parametrize(("lie", "optimizer", "peers"), [("zeros", False, 6), ("sign", True, 6), ("random", False, 4)])
+def test_what_is_saved_is_what_others_hash(tmp_path: Path, lie: Lie, optimizer: bool, peers: int) -> None:
+    spec = checked_spec(tmp_path, second_hash=True, training__steps=3, checkpoint__every_steps=1)
+    tokens = Tokens.make(tmp_path, spec)
+    share = 1.0 if peers == 6 else 0.5  # of two, one that always contradicts the other stops the job
+    liar = saving_false(lie, share, Random(2), optimizer=optimizer)
+    outcome = play(spec, tokens, lie, 0.0, 1, peers=peers, stage=1, build=liar)
+    assert outcome.state is JobState.SUCCEEDED, outcome.reason
+    assert outcome.lies
+    assert outcome.accused == ()
+    assert outcome.is_quarantined == (peers == 6)
+    assert outcome.sha256 == train_local(spec, tokens.batches(spec)).sha256
+    assert ("second hash" in outcome.evidence) == (peers == 6)
+
+
 def test_honest_replicas_are_not_accused_although_some_are_lost(tmp_path: Path) -> None:
     spec = checked_spec(tmp_path, 1.0, training__steps=3)
     tokens = Tokens.make(tmp_path, spec)
     outcome = play(spec, tokens, "zeros", 0.0, 2, peers=5)
     assert (outcome.state, outcome.accused, outcome.caught) == (JobState.SUCCEEDED, (), None)
+    assert outcome.sha256 == train_local(spec, tokens.batches(spec)).sha256
+
+
+HELD_S_MAX = 150.0  # of virtual time, in all
+
+
+def test_who_falsely_blames_relays_holds_a_job_up_for_a_bounded_time(tmp_path: Path) -> None:
+    """It held the step up until the job was taken back for standing still, and then again."""
+    spec = small_spec(write_text(tmp_path), pipeline__stages=2, config__num_hidden_layers=2, training__steps=3)
+    spec = resolved(spec)
+    tokens = Tokens.make(tmp_path, spec)
+    seen: dict[str, float] = {}
+
+    async def then(rig: Rig) -> None:
+        job = rig.jobs.registry.find("rig")
+        seen.update(timeline=job.record.timeline, at_s=asyncio.get_running_loop().time())
+
+    outcome = play(spec, tokens, "zeros", 0.0, 1, stage=0, build=blaming, then=then)
+    assert outcome.state is JobState.SUCCEEDED, outcome.reason
+    assert outcome.lies > ROUNDS_MAX
+    assert seen["timeline"] == 0
+    assert seen["at_s"] < HELD_S_MAX
     assert outcome.sha256 == train_local(spec, tokens.batches(spec)).sha256

@@ -85,7 +85,7 @@ from swarm.events import (
     UnitSize,
 )
 from swarm.messages import AbortRound, Average, Command, Commit, LoadStage, Release, Route, SaveStage, Void
-from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, Routing, UnitName
+from swarm.types import Direction, Hop, JobId, Microbatch, PeerId, Round, RoundFault, Routing, UnitName
 
 JOB = JobId("job")
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
@@ -422,12 +422,12 @@ class Server:
         assert set(part.values()) <= {1}
         expected = next(member.digest for member in average.members if member.peer == self.peer)
         if self.cells.set_digest(average.step) != expected:
-            self.fail_round(average, f"{SetMismatch.code}: holds {sorted(part)}")
+            self.fail_round(average, f"{SetMismatch.code}: holds {sorted(part)}", RoundFault.SET)
             return
         self.world.part(average, self.peer, part)
 
-    def fail_round(self, average: Average, reason: str) -> None:
-        self.tell(RoundFailed(0, average.step, average.unit, average.round, reason, ""))
+    def fail_round(self, average: Average, reason: str, cause: RoundFault = RoundFault.MEMBER) -> None:
+        self.tell(RoundFailed(0, average.step, average.unit, average.round, reason, "", cause))
 
 
 def spelled(value: object) -> str:

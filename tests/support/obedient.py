@@ -22,6 +22,7 @@ from scheduler.brain.inputs import (
     Resumed,
     RowDurable,
     Start,
+    Stored,
     Tick,
 )
 from scheduler.brain.job import JobBrain
@@ -36,6 +37,7 @@ from scheduler.brain.outputs import (
     Stopped,
     Struck,
     Unfit,
+    Vouch,
     WriteCommit,
     WriteEvaluation,
 )
@@ -48,6 +50,7 @@ from swarm.events import (
     Evaluated,
     Event,
     Forwarded,
+    Hashed,
     Hello,
     Loaded,
     ParameterHash,
@@ -65,10 +68,12 @@ from swarm.messages import (
     Commit,
     Evaluate,
     Follow,
+    HashStage,
     LoadStage,
     Release,
     Route,
     SaveStage,
+    StateFile,
     Void,
 )
 from swarm.types import Hop, JobId, Microbatch, PeerId, UnitName, set_digest
@@ -118,6 +123,9 @@ class Swarm:
         # What a replica makes instead of a tensor, with trust.spot_check: "y" or "dx", its microbatch, and its name.
         self.falsify: Callable[[PeerId, str, Microbatch, str], str] = lambda peer, kind, microbatch, name: name
         self.made: dict[tuple[Microbatch, int], tuple[str, str]] = {}  # y and dx of the newest hop at each stage
+        # With trust.second_hash, the hash of what a replica stores or, asked for its word, hashes: "stored", "hashed".
+        self.state_of: Callable[[PeerId, str, int], str] = lambda peer, kind, version: f"version {version}"
+        self.vouched: list[Vouch] = []
         self.struck: list[Struck] = []
         self.inbox: deque[tuple[PeerId, Command]] = deque()
         self.told: list[tuple[PeerId, Command]] = []  # all that was sent
@@ -161,6 +169,8 @@ class Swarm:
                     self.unfit.append(output)
                 case Struck():
                     self.struck.append(output)
+                case Vouch():
+                    self.vouched.append(output)
                 case Finish() | Fail() | Stopped():
                     self.end = output
 
@@ -260,10 +270,18 @@ class Swarm:
                 if version == one.version + 1:
                     one.version = version
                 self.say(peer, Committed(1, step, version, stage, f"stage {stage} version {version}"))
+            case HashStage(version=version):
+                files = (StateFile(f"model/{stage}", 1, self.state_of(peer, "hashed", version)),)
+                self.say(peer, Hashed(JOB, 1, version, stage, files, self.weights_of(stage)))
             case SaveStage(version=version):
-                self.say(peer, Saved(JOB, 1, version, stage, (ParameterHash(f"w{stage}", "float32", (1,), "00"),)))
+                if settings.second_hash:
+                    self.step(Stored(peer, version, stage, f"model/{stage}", self.state_of(peer, "stored", version)))
+                self.say(peer, Saved(JOB, 1, version, stage, self.weights_of(stage)))
             case _:
                 assert settings.job
+
+    def weights_of(self, stage: int) -> tuple[ParameterHash, ...]:
+        return (ParameterHash(f"w{stage}", "float32", (1,), "00"),)
 
     def digests(self, stage: int, microbatch: Microbatch, hops: Sequence[Hop]) -> tuple[str, ...]:
         """What the hop of a route takes and makes: names that follow from those of its inputs."""

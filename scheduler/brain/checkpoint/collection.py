@@ -19,6 +19,8 @@ from swarm.messages import SaveStage
 from swarm.text import listed
 from swarm.types import JobState, PeerId
 
+REFUSALS_MAX = 3  # of one version, which is then given up
+
 End: TypeAlias = Fail | Stopped
 
 
@@ -29,6 +31,7 @@ class CheckpointCollector:
         self._state = state
         self._saving = saving
         self._owed: Counter[PeerId] = Counter()  # how often each replica failed to hand over its part
+        self._refused: Counter[int] = Counter()  # how often a version was not accepted
 
     def committed(self, version: int, *, skipped: bool, now_s: float) -> None:
         """The replicas were just told to make `version`: ask for its checkpoint if one is due."""
@@ -56,7 +59,9 @@ class CheckpointCollector:
     def saved(self, peer: PeerId, event: Saved, now_s: float) -> End | None:
         """A replica handed over its stage, or could not."""
         current = (event.job, event.timeline) == (self._state.settings.job, self._state.settings.timeline)
-        if not current or not self._saving.saved(peer, event):
+        is_claim = self._state.settings.second_hash and not event.fault
+        saved = self._saving.claimed if is_claim else self._saving.saved
+        if not current or not saved(peer, event):
             self._state.ledger.duplicates += 1
         elif event.fault:
             fault = f"{self._state.pool.name(peer)} could not hand over its state: {event.fault}"
@@ -81,7 +86,29 @@ class CheckpointCollector:
         """Replicas were expelled for holding wrong bytes: give the checkpoint up, as some may be in it."""
         if self._saving.open is None:
             return None
-        return self.give_up("peer", "a replica that held other bytes than most may have handed over a part", now_s)
+        fault = "a replica that held other bytes than most may have handed over a part"
+        if self._state.settings.second_hash:
+            return self.refuse(fault, now_s)
+        return self.give_up("peer", fault, now_s)
+
+    def refuse(self, fault: str, now_s: float, saver: PeerId | None = None) -> End | None:
+        """What was handed over is not accepted: it is saved again, by another than `saver`, or the next version is."""
+        held = self._saving.open
+        assert held is not None
+        self._owed.update([saver] if saver is not None else ())
+        self._refused[held.version] += 1
+        if held.version != self._state.progress.committed or self._refused[held.version] > REFUSALS_MAX:
+            return self.give_up("peer", fault, now_s)
+        told = f"the checkpoint at step {held.version} is not accepted: {fault}; it is saved again"
+        self._state.outbox.note("error", told)
+        self._state.outbox.put(DropCheckpoint(self._saving.give_up(), "peer", fault))
+        self.begin(held.version, now_s)
+        return None
+
+    def eager(self, stage: int) -> list[PeerId]:
+        """The replicas of a stage that can be asked for its state, those with the least to do first."""
+        pool = self._state.pool
+        return sorted((peer for peer in pool.by_stage[stage] if not pool[peer].is_suspect), key=self._reluctance)
 
     def failed(self, version: int, reason: str, fault: str, now_s: float) -> End | None:
         """The storage refused a version; as `give_up`."""
@@ -142,8 +169,10 @@ class CheckpointCollector:
         held = self._saving.open
         if held is None:
             return "waits for nothing"
+        if missing := [saver for saver, stage in held.savers.items() if stage not in held.claims]:
+            return f"waits for {listed(missing)} to hand over the weights"
         if held.savers:
-            return f"waits for {listed(held.savers)} to hand over the weights"
+            return f"waits until others have hashed what {listed(held.savers)} handed over"
         return f"waits until the checkpoint at step {held.version} is written"
 
     def _reluctance(self, peer: PeerId) -> tuple[bool, bool, int, int, PeerId]:

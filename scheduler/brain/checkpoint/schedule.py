@@ -44,6 +44,7 @@ class Collection:
     since_s: float
     savers: dict[PeerId, int]
     parameters: dict[int, tuple[ParameterHash, ...]] = field(default_factory=dict)
+    claims: dict[int, tuple[PeerId, Saved]] = field(default_factory=dict)  # of savers, while others are asked
     is_writing: bool = False
 
 
@@ -61,6 +62,7 @@ class CheckpointSchedule:
         self._failures = 0  # of the final state, one after the other
         self._unhealing = 0  # how many of them were not the storage's fault
         self.again_s = -math.inf  # when to save it once more
+        self.at_once = False  # save the next version, as the one before was not accepted
 
     def due(self, version: int, now_s: float) -> Decision[int]:
         """Whether to save `version`, which was just committed; a reason without a plan belongs in the log."""
@@ -71,7 +73,7 @@ class CheckpointSchedule:
             return Decision(None, "")  # saved when nothing runs any more
         by_steps = rules.every_steps > 0 and version % rules.every_steps == 0
         by_time = rules.every_s > 0 and now_s - self._last_s >= rules.every_s
-        if not by_steps and not by_time:
+        if not by_steps and not by_time and not self.at_once:
             return Decision(None, "")
         if self.open is not None and now_s - self.open.since_s < SAVING_S_MAX:
             self._last_s = now_s
@@ -84,20 +86,35 @@ class CheckpointSchedule:
         assert self.open is None
         assert len(savers) == self._stages
         self._last_s = now_s
+        self.at_once = False
         self.open = Collection(version, now_s, {peer: stage for stage, peer in enumerate(savers)})
+
+    def claimed(self, peer: PeerId, event: Saved) -> bool:
+        """A saver says that its stage was handed over, which is to be confirmed; False if it was not awaited."""
+        if (held := self._awaits(peer, event)) is None:
+            return False
+        held.claims[event.stage] = peer, event
+        return True
 
     def saved(self, peer: PeerId, event: Saved) -> bool:
         """A stage was handed over; False if it was not awaited."""
-        held = self.open
-        if held is None or held.version != event.version or held.savers.get(peer) != event.stage:
+        if (held := self._awaits(peer, event)) is None:
             return False
         del held.savers[peer]
         held.parameters[event.stage] = event.parameters
         return True
 
+    def _awaits(self, peer: PeerId, event: Saved) -> Collection | None:
+        """The checkpoint under way, if the peer was asked for this part of it and still owes it."""
+        held = self.open
+        if held is None or held.version != event.version or held.savers.get(peer) != event.stage:
+            return None
+        return held
+
     def replace(self, stage: int, lost: PeerId, saver: PeerId) -> None:
         """Another replica hands the stage over."""
         assert self.open is not None
+        self.open.claims.pop(stage, None)
         self.open.savers.pop(lost, None)
         self.open.savers[saver] = stage
 

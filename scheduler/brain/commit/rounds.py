@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scheduler.brain.commit.digests import Expel, Remedy, average_of, vote
+from scheduler.brain.commit.excuses import Excuses
 from scheduler.brain.commit.slices import plan_round
 from scheduler.brain.outputs import Fail
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.links import ROUNDS_MAX, Troubles
 from scheduler.brain.state.step import Phase, StepEvent, StepRun, UnitAveraging
-from swarm.errors import JobFailed, NoWay, SetMismatch
+from swarm.errors import JobFailed
 from swarm.events import Averaged, RoundFailed
 from swarm.messages import AbortRound, Average, Void
 from swarm.text import listed
-from swarm.types import PeerId, Round, UnitName, set_digest
+from swarm.types import PeerId, Round, RoundFault, UnitName, set_digest
 
 DISPUTES_MAX = 2  # of a unit's members in one step: the round is repeated, the step is computed again
 
@@ -31,6 +32,7 @@ class Rounds:
     def __init__(self, state: BrainState, elements: Mapping[UnitName, int]) -> None:
         self._state = state
         self._elements = elements
+        self._excuses = Excuses()
         self._number = 0
 
     def start(self, run: StepRun) -> None:
@@ -78,16 +80,14 @@ class Rounds:
     def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> Remedy | None:
         """A member could not average: again, after a pause if need be; what else is to be done if that is no use."""
         averaging, run = self._present(peer, event), self._state.progress.runs.get(event.step)
+        if event.cause is RoundFault.RELAYS:
+            self._excuses.blames_relays(peer, now_s)
         if averaging is None or run is None:
             return None
-        if SetMismatch.code in event.reason:
-            self._state.ledger.violations += 1
-            name = self._state.pool.name(peer)
-            self._state.outbox.note("error", f"{name} holds another set than the ledger: {event.reason}; done again")
-            self.void(run, peer, "its set is not the ledger's", now_s)
-            return None
+        if event.cause is RoundFault.SET:
+            return self._other_set(run, peer, event.reason, now_s)
         trouble = run.troubles.setdefault(event.unit, Troubles())
-        accused = PeerId(event.accused) if event.accused in self._state.pool else None
+        accused = self._accused(averaging, peer, event)
         self._abort(run, event.unit)
         count = trouble.failed(peer, accused, now_s)
         says = f"{self._state.pool.name(peer)} says {event.reason}" + (f" (accuses {accused})" if accused else "")
@@ -96,8 +96,8 @@ class Rounds:
         if accused is not None:
             self._state.links.accuse(peer, accused, now_s)
         pair = [one for one in (peer, accused) if one is not None]
-        if NoWay.code in event.reason:
-            return None  # relays are to blame: neither of the two leaves, and rounds go on until one is back
+        if event.cause is RoundFault.RELAYS and self._excuses.excuses(peer, now_s):
+            return None  # neither of the two leaves, and rounds go on until a relay is back
         if count < ROUNDS_MAX or any(self._state.pool[one].is_suspect for one in pair):
             return None  # membership will say whether a suspect is gone
         share = {member.peer: self._state.ledger.share(run.step, member.peer) for member in averaging.members}
@@ -170,6 +170,23 @@ class Rounds:
         else:
             self.start_over(run, "its members differ in the average", now_s)
         return []
+
+    def _accused(self, averaging: UnitAveraging, peer: PeerId, event: RoundFailed) -> PeerId | None:
+        """Whom the member may mean: another one with which it exchanges slices, as one of the two owns one."""
+        owns = {member.peer: member.stop > member.start for member in averaging.members}
+        accused = PeerId(event.accused)
+        may_mean = accused != peer and accused in owns and accused in self._state.pool
+        return accused if may_mean and (owns[accused] or owns[peer]) else None
+
+    def _other_set(self, run: StepRun, peer: PeerId, reason: str, now_s: float) -> Remedy | None:
+        """A member says that it holds another set than the ledger: what it did is done again, here or elsewhere."""
+        self._state.ledger.violations += 1
+        name = self._state.pool.name(peer)
+        self._state.outbox.note("error", f"{name} holds another set than the ledger: {reason}; done again")
+        if not self._excuses.other_set(peer, now_s) and peer in self._state.pool.spare():
+            return Expel(peer, "again and again its set is not the ledger's")
+        self.void(run, peer, "its set is not the ledger's", now_s)
+        return None
 
     def _start_unit(self, run: StepRun, unit: UnitName) -> None:
         settings, pool = self._state.settings, self._state.pool

@@ -14,44 +14,38 @@ computed again and the pair is avoided. Who stands so against two others is wron
 
 from __future__ import annotations
 
-from collections import Counter
 from random import Random
 
-from scheduler.brain.commit.digests import Expel, Remedy, StartOver
-from scheduler.brain.fleet.quarantine import STRIKES_MAX, STRIKES_S
-from scheduler.brain.outputs import Fail, Struck
+from scheduler.brain.commit.digests import Remedy, StartOver
+from scheduler.brain.fleet.quarantine import STRIKES_S
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.trust.inquiries import Inquiry, Stand
+from scheduler.brain.trust.strikes import Strikes
 from scheduler.brain.trust.verdicts import SHOWN, Place, Work, evidence, inconstant, odd_ones, second_evidence
-from swarm.errors import ReplicaDiverged
 from swarm.events import Accumulated, Checked
 from swarm.messages import Check
 from swarm.text import counted, listed
 from swarm.types import Hop, Microbatch, PeerId
 
 ANSWER_S_MAX = 30.0  # then another replica is asked
-UNCLEAR_MAX = 3  # times that the same replicas contradict each other and nobody can decide
 SPOT_CHECK, REPEATED, NEIGHBOURS = "spot check", "done again by another replica", "its neighbours"
 
 
 class Checks:
     """The checks of one job; nothing happens unless the job file asks for them."""
 
-    def __init__(self, state: BrainState, rng: Random) -> None:
-        self._state = state
+    def __init__(self, state: BrainState, strikes: Strikes, rng: Random) -> None:
+        self._state, self._strikes = state, strikes
         self._rate = state.settings.spot_check
         self.is_on = self._rate > 0.0
         if self.is_on:
             self._rng = Random(rng.getrandbits(64))
-        self.counts: Counter[PeerId] = Counter()  # hops of a replica that were computed again by others
         self._claims: dict[int, dict[Place, dict[PeerId, Work]]] = {}  # by step, also those that became void
         self._touched: set[tuple[int, int]] = set()  # microbatches about which something was said
         self._drawn: set[tuple[Place, PeerId]] = set()
         self._open: dict[Place, Inquiry] = {}
         self._number = 0
-        self._strikes: dict[PeerId, list[float]] = {}
         self._doubts: dict[PeerId, dict[PeerId, float]] = {}
-        self._unclear: Counter[frozenset[PeerId]] = Counter()
 
     # What replicas say -------------------------------------------------------------------------------------------
 
@@ -172,8 +166,8 @@ class Checks:
         for peer, against in ((one, other), (other, one)):
             if len(self._doubts[peer]) > 1 and len(self._doubts[against]) == 1:
                 text = f"{told}; {listed(sorted(self._doubts[peer]))} contradict it ({NEIGHBOURS})"
-                return self._convict(peer, text, now_s, is_proven=True)
-        return self._leave_unclear(told, (one, other), now_s)
+                return self._strikes.convict(peer, text, now_s, is_proven=True)
+        return self._leave_unclear(told, (one, other))
 
     def _beside(self, maker: Place) -> list[int]:
         return [at for at in (maker.stage - 1, maker.stage, maker.stage + 1) if 0 <= at < self._state.ledger.stages]
@@ -199,9 +193,9 @@ class Checks:
                 self._ask(inquiry, others, now_s)
                 return []
             case Stand.ALIKE:
-                self.counts[inquiry.holder] += 1
+                self._strikes.counts[inquiry.holder] += 1
             case Stand.ODD:
-                self.counts[inquiry.holder] += 1
+                self._strikes.counts[inquiry.holder] += 1
                 return self._convict_odd(inquiry, now_s)
             case Stand.SPLIT:
                 return self._split(inquiry, now_s)
@@ -263,34 +257,21 @@ class Checks:
         found: list[Remedy] = []
         for peer in odd_ones(inquiry.said):
             text = evidence(inquiry.place, peer, inquiry.said, inquiry.guard)
-            found += self._convict(peer, text, now_s, is_proven=True)
+            found += self._strikes.convict(peer, text, now_s, is_proven=True)
         return found
 
     def _split(self, inquiry: Inquiry, now_s: float) -> list[Remedy]:
         """No majority: whoever contradicts itself is wrong."""
         said, place = inquiry.said, inquiry.place
         if len(said) == len(inquiry.again) == 2 and (peer := inconstant(said, inquiry.again)) is not None:
-            return self._convict(peer, second_evidence(place, peer, said, inquiry.again), now_s, is_proven=False)
-        return self._leave_unclear(evidence(place, inquiry.holder, said, inquiry.guard), tuple(said), now_s)
+            return self._strikes.convict(
+                peer, second_evidence(place, peer, said, inquiry.again), now_s, is_proven=False
+            )
+        return self._leave_unclear(evidence(place, inquiry.holder, said, inquiry.guard), tuple(said))
 
-    def _convict(self, peer: PeerId, text: str, now_s: float, *, is_proven: bool) -> list[Remedy]:
-        strikes = [at_s for at_s in self._strikes.get(peer, []) if now_s - at_s < STRIKES_S]
-        self._strikes[peer] = [*strikes, now_s]
-        is_out = is_proven or len(self._strikes[peer]) >= STRIKES_MAX
-        self._state.ledger.violations += 1
-        self._state.outbox.put(Struck(peer, text, is_proven, self.counts[peer]))
-        cause = f"wrong numbers: {text}"
-        return [Expel(peer, cause)] if is_out and peer in self._state.pool else [StartOver(f"{peer}: {cause}")]
-
-    def _leave_unclear(self, text: str, peers: tuple[PeerId, ...], now_s: float) -> list[Remedy]:
+    def _leave_unclear(self, text: str, peers: tuple[PeerId, ...]) -> list[Remedy]:
         """Nobody can say who is right: the step is computed again, but not for ever."""
-        self._state.ledger.violations += 1
-        self._unclear[frozenset(peers)] += 1
-        if self._unclear[frozenset(peers)] < UNCLEAR_MAX:
-            return [StartOver(f"unclear who is right: {text}")]
-        hint = "let another stage server join the stage, which then decides, or stop the one that is broken; then: "
-        message = f"{listed(sorted(peers))} contradict each other again and again: {text}"
-        return [Fail(ReplicaDiverged.code, message, f"{hint}swarm resume {self._state.settings.job}")]
+        return [self._strikes.unclear(text, peers) or StartOver(f"unclear who is right: {text}")]
 
     def _forget_undecided(self) -> None:
         """Everything without a row is computed again."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args
@@ -14,10 +15,12 @@ from torch import Tensor
 
 from scheduler.brain.fleet.quarantine import TrustRecord
 from swarm.data.tokenizer import ByteTokenizer
+from swarm.errors import RoundBroken
 from swarm.job.spec import JobSpec
 from swarm.job.trust import TrustSection
 from swarm.model.stage import Stage
-from swarm.types import JobState, Microbatch, PeerId
+from swarm.model.state import InitialState
+from swarm.types import JobState, Microbatch, PeerId, UnitName
 from tests.support.scenes import resolved
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
@@ -27,10 +30,10 @@ LIES: tuple[Lie, ...] = get_args(Lie)
 LIAR = PeerId("peer-3")
 
 
-def checked_spec(folder: Path, spot_check: float, **changes: object) -> JobSpec:
+def checked_spec(folder: Path, spot_check: float = 0.0, *, second_hash: bool = False, **changes: object) -> JobSpec:
     """A small job of two stages that checks its replicas."""
     spec = small_spec(write_text(folder), pipeline__stages=2, config__num_hidden_layers=2, **changes)
-    return resolved(spec.model_copy(update={"trust": TrustSection(spot_check=spot_check)}))
+    return resolved(spec.model_copy(update={"trust": TrustSection(spot_check=spot_check, second_hash=second_hash)}))
 
 
 def false(lie: Lie, true: Tensor, before: Tensor) -> Tensor:
@@ -86,6 +89,42 @@ def lying(lie: Lie, share: float, rng: Random, diary: Diary) -> type[Stage]:
     return Lying
 
 
+def saving_false(lie: Lie, share: float, rng: Random, *, optimizer: bool = False) -> Callable[[Diary], type[Stage]]:
+    """Classes of stage that hand over, or hash, false weights (or optimizer state) in this share of the saves."""
+
+    def made(diary: Diary) -> type[Stage]:
+        def wrong(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: false(lie, tensor, torch.zeros_like(tensor)) for name, tensor in tensors.items()}
+
+        class SavingFalse(Stage):
+            def capture(self, **options: Any) -> InitialState:
+                state = super().capture(**options)
+                diary.hops += 1
+                if rng.random() >= share:
+                    return state
+                diary.lies.add((state.version, diary.hops))
+                if optimizer:
+                    return replace(state, optimizer={name: wrong(one) for name, one in state.optimizer.items()})
+                return replace(state, weights=wrong(state.weights))
+
+        return SavingFalse
+
+    return made
+
+
+def blaming(diary: Diary) -> type[Stage]:
+    """A class of stage that averages with nobody: it says that no relay leads to one after the other."""
+    others = cycle(PeerId(f"peer-{number}") for number in range(6))
+
+    class Blaming(Stage):
+        def part(self, step: int, unit: UnitName) -> Tensor:
+            diary.lies.add((step, len(diary.lies)))
+            other = next(others)
+            raise RoundBroken(f"{other} took no part: no relay leads to it", accused=other, lacks_relay=True)
+
+    return Blaming
+
+
 @dataclass(frozen=True, slots=True)
 class Caught:
     """What the liar had done when it was struck for the first time."""
@@ -118,9 +157,10 @@ def play(
     *,
     peers: int = 6,
     stage: int = -1,
+    build: Callable[[Diary], type[Stage]] | None = None,
     then: Callable[[Rig], Awaitable[None]] | None = None,
 ) -> Outcome:
-    """Train with one liar, which serves `stage` if that is one."""
+    """Train with one liar, which serves `stage` if that is one. With `build` it is such a one, not one of hops."""
 
     async def main() -> Outcome:
         found: list[Outcome] = []
@@ -128,9 +168,10 @@ def play(
         try:
             async with asyncio.TaskGroup() as tasks:
                 rig = await Rig.start(tokens, 0, tasks, Random(seed), duplicate_ratio=0.1)
+                liar = build(diary) if build is not None else lying(lie, share, Random(f"lies {seed}"), diary)
                 for number in range(peers):
                     name = PeerId(f"peer-{number}")
-                    rig.build = lying(lie, share, Random(f"lies {seed}"), diary) if name == LIAR else Stage
+                    rig.build = liar if name == LIAR else Stage
                     pinned = stage if name == LIAR else -1
                     rig.add_peer(name, tasks, Random(seed * 100 + number), stage=pinned)
                 while len(rig.membership.idle_peers()) < peers:

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from scheduler.brain.commit.excuses import ALONE_MAX, SETS_MAX
 from scheduler.brain.inputs import (
     Cancel,
     CheckpointKept,
@@ -28,10 +29,10 @@ from scheduler.brain.replicas.admission import COMPILE_S_MAX, JOIN_S_MIN
 from scheduler.brain.routing.policies import POLICIES
 from scheduler.brain.state.links import ROUNDS_MAX
 from scheduler.brain.state.mode import Mode
-from swarm.errors import GradientRange, NoWay, OutOfMemory, PeerUnavailable, ReplicaDiverged, SetMismatch
+from swarm.errors import GradientRange, OutOfMemory, PeerUnavailable, ReplicaDiverged
 from swarm.events import Accumulated, Committed, Failed, Heartbeat, Hello, Leaving, Loaded, RoundFailed, UnitSize
 from swarm.messages import AbortRound, Admit, Average, Commit, LoadStage, Release, Route, SaveStage, UnitRound, Void
-from swarm.types import JobState, PeerId, Round, Routing, UnitName, set_digest
+from swarm.types import JobState, PeerId, Round, RoundFault, Routing, UnitName, set_digest
 from tests.support.brain import JOB, S0, S1, A, B, C, D, Swarm, routes_in, sends
 
 
@@ -425,17 +426,71 @@ def test_of_a_pair_that_keeps_failing_one_leaves_and_its_work_is_done_again() ->
     assert {peer for peer, _ in swarm.pop(Average)} == {A, B, C, D} - {leaver}
 
 
-def test_nobody_leaves_because_no_relay_answers() -> None:
-    """Relays were out of reach for longer than four rounds, and the one that contributed less was expelled."""
+def blaming_relays(says: dict[PeerId, str], rounds: int) -> Swarm:
+    """Rounds fail every ten seconds; who speaks up, and whom it does not reach because no relay answers."""
     swarm = Swarm(recover=True)
     swarm.until_averaging()
-    for number in range(3 * ROUNDS_MAX):
+    for number in range(rounds):
         swarm.tell(Tick(), 10.0 * number)
         average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
-        reason = f"E1302: b took no part: {NoWay.code} no relay that leads to b answers"
-        swarm.tell(Happened(A, RoundFailed(0, 0, S0, average.round, reason, "b")), 10.0 * number)
-    assert swarm.pop(Release) == []
-    assert not any(isinstance(one, Fail) for one in swarm.outputs)
+        for peer, accused in says.items():  # the first one has the round given up
+            told = f"E1302: {accused} took no part: no relay that leads to it answers"
+            failed = RoundFailed(0, 0, S0, average.round, told, accused, RoundFault.RELAYS)
+            swarm.tell(Happened(peer, failed), 10.0 * number)
+    return swarm
+
+
+def test_nobody_leaves_because_no_relay_answers() -> None:
+    """Relays were out of reach for longer than four rounds, and the one that contributed less was expelled."""
+    for swarm in (blaming_relays({A: "b"}, ALONE_MAX), blaming_relays({A: "b", B: "a"}, 4 * ALONE_MAX)):
+        assert swarm.pop(Release) == []
+        assert not any(isinstance(one, Fail) for one in swarm.outputs)
+
+
+def test_who_alone_says_that_no_relay_answers_is_not_believed_for_ever() -> None:
+    """A member that said so falsely held a step up until the job was taken back."""
+    swarm = blaming_relays({A: "b"}, ALONE_MAX + 1)
+    ((leaver, _),) = swarm.pop(Release)
+    assert leaver in (A, B)
+
+
+def test_words_about_relays_in_a_reason_excuse_nobody() -> None:
+    """The code of an error was looked for in a text that the member writes."""
+    swarm = Swarm(recover=True)
+    swarm.until_averaging()
+    for number in range(ROUNDS_MAX):
+        swarm.tell(Tick(), 10.0 * number)
+        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
+        told = "E1302: E1102: no relay answers; E1203: its set is another"
+        swarm.tell(Happened(A, RoundFailed(0, 0, S0, average.round, told, "b")), 10.0 * number)
+    assert len(swarm.pop(Release)) == 1
+
+
+def test_who_says_again_and_again_that_its_set_is_another_leaves() -> None:
+    """What it did was done again, and again, until the job was taken back."""
+    swarm = Swarm(recover=True)
+    swarm.until_averaging()
+    for _ in range(SETS_MAX + 1):
+        assert not swarm.pop(Release)
+        average = next(command for peer, command in reversed(swarm.pop(Average)) if peer == A)
+        swarm.hear(A, RoundFailed(0, 0, S0, average.round, "holds nothing", "", RoundFault.SET))
+        swarm.answer(Route)
+    assert [peer for peer, _ in swarm.pop(Release)] == [A]
+    assert {peer for peer, _ in swarm.pop(Average)} == {B, C, D}
+
+
+def test_a_member_is_not_blamed_for_slices_that_it_does_not_exchange() -> None:
+    """The accuser, which accuses in vain, leaves: not the accused, although that one has done less."""
+    third = PeerId("a3")
+    swarm = Swarm({A: 0, B: 0, third: 0, C: 1}, recover=True)
+    swarm.until_averaging()
+    for number in range(ROUNDS_MAX + 2):
+        swarm.tell(Tick(), 10.0 * number)
+        average = next((command for peer, command in reversed(swarm.pop(Average)) if peer == A), None)
+        if average is not None:
+            failed = RoundFailed(0, 0, S0, average.round, "E1302: b took no part", "b" if number < 5 else "c")
+            swarm.tell(Happened(A, failed), 10.0 * number)
+    assert [peer for peer, _ in swarm.pop(Release)] == [A]
 
 
 def test_two_that_cannot_reach_each_other_average_through_a_third() -> None:
@@ -466,7 +521,7 @@ def test_a_member_that_refuses_its_set_is_void_and_its_work_is_done_again() -> N
     swarm = Swarm()
     swarm.until_averaging()
     average = next(command for peer, command in swarm.pop(Average) if peer == A)
-    outputs = swarm.hear(A, RoundFailed(0, 0, S0, average.round, f"{SetMismatch.code}: holds nothing", ""))
+    outputs = swarm.hear(A, RoundFailed(0, 0, S0, average.round, "holds nothing", "", RoundFault.SET))
     kinds = [type(one.command) for one in outputs if isinstance(one, Send) and one.peer == A]
     assert kinds[:2] == [AbortRound, Void], "the seal is lifted, then the sums go, then new work comes"
     assert set(kinds[2:]) <= {Route}

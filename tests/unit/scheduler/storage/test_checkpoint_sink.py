@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save
 
-from scheduler.brain.outputs import PublishCheckpoint
+from scheduler.brain.outputs import PublishCheckpoint, Vouch
 from scheduler.storage.checkpoint_sink import CheckpointSink, Subject, _stage_bytes_max, _try_out
 from scheduler.storage.state_files import CheckpointFiles
 from swarm.checkpoint.reader import Checkpoint, list_checkpoints, newest
@@ -31,8 +31,12 @@ class Heard:
 
     kept_: list[Checkpoint] = field(default_factory=list)
     failed_: list[tuple[int, CheckpointFailed]] = field(default_factory=list)
+    stored_: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     signs: int = 0  # of life
+
+    def stored(self, header: StoreHeader, sha256: str) -> None:
+        self.stored_.append((header.path, sha256))
 
     def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
         assert duration_s >= 0
@@ -83,6 +87,30 @@ async def test_stages_come_in_and_a_checkpoint_comes_out(tmp_path: Path) -> None
     assert [one.step for one in heard.kept_] == [2, 4, 6, 8]
     assert [one.step for one in list_checkpoints(LocalStorage(tmp_path), JOB_ID)[0]] == [4, 6, 8]
     assert heard.notes == ["removed step-00000002"]
+
+
+async def test_only_files_that_are_vouched_for_are_published(tmp_path: Path) -> None:
+    """A member could store a file again after others had said that the first one was right."""
+    heard = Heard()
+    path, payload = "model/model-00001-of-00002.safetensors", save(tensors(4, 0))
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, heard, tasks)
+        for replaced in (False, True):
+            move = await put_all(made, 4)
+            made.vouch(Vouch(4, dict(heard.stored_)))
+            if replaced:
+                false = save(tensors(5, 0))
+                await made.put(header(0, path, false), chunks(false))
+            made.publish(move)
+            with pytest.raises(Refused, match="has all its files"):
+                await made.put(header(0, path, payload), chunks(payload))
+            while len(heard.kept_) + len(heard.failed_) < 1 + replaced:
+                await asyncio.sleep(0.01)
+            if replaced:
+                made.drop()
+    assert len(heard.kept_) == 1
+    assert [(version, error.reason) for version, error in heard.failed_] == [(4, "peer")]
+    assert "in the place of those that others have hashed" in heard.failed_[0][1].message
 
 
 async def test_only_what_belongs_comes_in(tmp_path: Path) -> None:

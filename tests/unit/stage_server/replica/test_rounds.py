@@ -19,7 +19,7 @@ from stage_server.replica.rounds import RoundRunner
 from swarm.errors import SetMismatch, SwarmError
 from swarm.events import Averaged, ParameterNorm, RoundFailed
 from swarm.messages import AbortRound, Average, Commit, Member, UnitRound
-from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.types import JobId, PeerId, Round, RoundFault, UnitName
 from tests.support.devices import SimDevice
 from tests.support.ports import ports_of
 from tests.support.sim import loop as sim
@@ -165,6 +165,7 @@ def test_a_member_that_holds_another_set_says_so_and_sums_nothing() -> None:
         (told,) = made.told
         assert isinstance(told, RoundFailed)
         assert SetMismatch.code in told.reason
+        assert told.cause is RoundFault.SET
         assert made.rounds.means(commit(1)) is None
 
     in_simulation(act)
@@ -194,6 +195,6 @@ def test_a_member_that_sends_nothing_is_accused_when_the_time_is_over() -> None:
         await asyncio.sleep(0.2)
         (told,) = made.told
         assert isinstance(told, RoundFailed)
-        assert told.accused == "b"
+        assert (told.accused, told.cause) == ("b", RoundFault.MEMBER)
 
     in_simulation(act)

@@ -8,11 +8,11 @@ import torch
 
 from stage_server.device import ThreadDevice
 from stage_server.ports import ReplicaId
-from stage_server.state.saving import ATTEMPTS, capture, hand_over
+from stage_server.state.saving import ATTEMPTS, capture, hand_over, hashed
 from swarm.events import Saved
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
-from swarm.messages import SaveStage, StoreHeader
+from swarm.messages import HashStage, SaveStage, StoreHeader
 from swarm.model.stage import Stage
 from swarm.process.logs import get_logger
 from swarm.types import JobId, PeerId
@@ -66,6 +66,25 @@ async def test_every_file_is_handed_over_and_named_with_its_hashes() -> None:
     assert [header.path for header in disk.headers] == ["model/model.safetensors"]
     assert [header.total_bytes for header in disk.headers] == [len(content) for content in disk.kept.values()]
     assert len(saved.parameters) > 3
+
+
+async def test_what_is_hashed_is_what_is_handed_over() -> None:
+    disk, spec, device = Disk(), spec_of(), ThreadDevice(torch.device("cpu"), 1)
+    stage, me = Stage(spec, 0, device.name), ReplicaId(JOB, PeerId("p"), 1, 0)
+    saved = await save(disk)
+    try:
+        for version in (0, 1):
+            command = HashStage(JOB, 0, version)
+            found = await hashed(command, capture(command, stage, device), spec, me, device)
+            if version == 0:
+                sizes = {path: (len(kept), hashlib.sha256(kept).hexdigest()) for path, kept in disk.kept.items()}
+                assert {file.path: (file.size_bytes, file.sha256) for file in found.files} == sizes
+                assert (found.parameters, found.fault) == (saved.parameters, "")
+            else:
+                assert (found.files, found.parameters) == ((), ())
+                assert "asked for version 1, this replica holds 0" in found.fault
+    finally:
+        device.close()
 
 
 async def test_a_file_that_arrived_damaged_is_sent_again_and_given_up_in_the_end() -> None:

@@ -24,9 +24,14 @@ def job(trust: dict[str, Any], *, reproducible: bool = True) -> JobSpec:
 
 
 def test_nobody_is_checked_unless_the_job_file_says_so() -> None:
-    assert not job({}).trust.is_on
-    assert not job({"spot_check": 0.0}, reproducible=False).trust.is_on
-    assert job({"spot_check": 0.02}).trust.is_on
+    assert not job({}).trust.hashes_hops
+    assert not job({"spot_check": 0.0}, reproducible=False).trust.hashes_hops
+    assert job({"spot_check": 0.02}).trust.hashes_hops
+
+
+def test_what_is_saved_can_be_compared_in_every_job() -> None:
+    assert not job({}).trust.second_hash
+    assert job({"second_hash": True}, reproducible=False).trust.second_hash
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.5, "0.1", float("nan")])

@@ -1,0 +1,49 @@
+"""What a member may say of a failed round although nobody can check it, and how often.
+
+    no relay answers ──┬── others say so too ──▶ excused: relays are to blame, and nobody leaves
+                       └── it alone says so ──▶ excused ALONE_MAX times in WINDOW_S, then a failure like any other
+    its set is not the ledger's ──────────────▶ done again SETS_MAX times in WINDOW_S, then it leaves
+
+So whoever says such things falsely delays a job for a bounded time. Rounds that fail again and again begin at most five
+seconds after each other: alone, a member holds a step up for about forty seconds, which a restart of a relay takes less
+than.
+"""
+
+from __future__ import annotations
+
+from scheduler.brain.state.links import ROUNDS_MAX
+from swarm.types import PeerId
+
+ALONE_MAX = 12
+SETS_MAX = ROUNDS_MAX
+WINDOW_S = 600.0
+TOGETHER_S = 60.0  # two that blame relays within so long agree
+
+
+class Excuses:
+    """What the members of one job have said of failed rounds."""
+
+    def __init__(self) -> None:
+        self._blamed_s: dict[PeerId, float] = {}  # when each blamed relays, the last time
+        self._alone: dict[PeerId, list[float]] = {}
+        self._sets: dict[PeerId, list[float]] = {}
+
+    def blames_relays(self, peer: PeerId, now_s: float) -> None:
+        """The member says that no relay answers, also of a round that was given up already."""
+        self._blamed_s[peer] = now_s
+
+    def excuses(self, peer: PeerId, now_s: float) -> bool:
+        """Whether relays are to blame that a round has failed, as the member says."""
+        others = [at_s for other, at_s in self._blamed_s.items() if other != peer]
+        return any(now_s - at_s < TOGETHER_S for at_s in others) or _again(self._alone, peer, now_s) <= ALONE_MAX
+
+    def other_set(self, peer: PeerId, now_s: float) -> bool:
+        """The member holds another set than the ledger; whether it may go on."""
+        return _again(self._sets, peer, now_s) <= SETS_MAX
+
+
+def _again(book: dict[PeerId, list[float]], peer: PeerId, now_s: float) -> int:
+    """Note it once more; how often it was within the window."""
+    book[peer] = [at_s for at_s in book.get(peer, []) if now_s - at_s < WINDOW_S]
+    book[peer].append(now_s)
+    return len(book[peer])

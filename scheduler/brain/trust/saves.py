@@ -1,0 +1,179 @@
+"""Second opinions of what a replica hands over for a checkpoint.
+
+    SaveStage ──▶ the saver sends files ──▶ the scheduler hashes what it stores ──┐
+    HashStage ──▶ two others hash the files that they would send ─────────────────┴─ alike ──▶ accepted, vouched for
+                                                  unlike ──┬─ a majority: the odd one is wrong ──┬─▶ saved again,
+                                                           └─ none: unclear ─────────────────────┘   by another
+
+What the saver says of its files counts for nothing: what is stored must be what the others hash. Two are asked at once
+where a stage has three replicas, since a third could not decide later: it would have moved on. Who does not answer
+while the saver sends, and some time more, has no say. Where nobody has one, the stage is accepted, and the log says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from scheduler.brain.checkpoint.collection import CheckpointCollector
+from scheduler.brain.checkpoint.schedule import CheckpointSchedule, Collection
+from scheduler.brain.commit.digests import Remedy, outvoted
+from scheduler.brain.inputs import Stored
+from scheduler.brain.outputs import Vouch
+from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.trust.strikes import Strikes
+from scheduler.brain.trust.verdicts import SHOWN
+from swarm.events import Hashed, ParameterHash
+from swarm.messages import HashStage
+from swarm.text import listed
+from swarm.types import PeerId
+
+WITNESSES = 2
+PATIENCE_S = 30.0  # beyond the time that the saver took
+GUARD = "second hash"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a stage's state is, as one of its replicas says: sha256 of each file, and of each of the weights."""
+
+    files: Mapping[str, str]
+    parameters: tuple[ParameterHash, ...]
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        return tuple(sorted(self.files.items())), self.parameters
+
+    def unlike(self, other: Word) -> tuple[str, str]:
+        """The first thing in which they differ, and what this one has there."""
+        for path in sorted(self.files.keys() | other.files.keys()):
+            if self.files.get(path) != other.files.get(path):
+                return path, self.files.get(path, "nothing")[:SHOWN]
+        mine, theirs = ({one.name: one.sha256 for one in word.parameters} for word in (self, other))
+        for name in sorted(mine.keys() | theirs.keys()):
+            if mine.get(name) != theirs.get(name):
+                return f"the hash of {name}", mine.get(name, "nothing")[:SHOWN]
+        return "the shape of a tensor", "another"
+
+
+@dataclass(slots=True)
+class _Stage:
+    """What is known of one stage of the checkpoint under way."""
+
+    awaited: set[PeerId]
+    words: dict[PeerId, Word] = field(default_factory=dict)  # of the witnesses
+    stored: dict[PeerId, dict[str, str]] = field(default_factory=dict)  # hashes of what each has sent, by path
+    due_s: float = inf  # then the witnesses are no longer waited for
+
+
+class Saves:
+    """The second opinions of one job; nothing happens unless the job file asks for them."""
+
+    def __init__(
+        self, state: BrainState, saving: CheckpointSchedule, collector: CheckpointCollector, strikes: Strikes
+    ) -> None:
+        self._state, self._saving, self._collector, self._strikes = state, saving, collector, strikes
+        self.is_on = state.settings.second_hash
+        self._of: Collection | None = None  # the checkpoint that `_stages` are of
+        self._stages: dict[int, _Stage] = {}
+
+    def stored(self, file: Stored) -> None:
+        """The scheduler has stored a file that a replica sent."""
+        if self._of is not None and self._of.version == file.version and file.stage in self._stages:
+            self._stages[file.stage].stored.setdefault(file.peer, {})[file.path] = file.sha256
+
+    def hashed(self, peer: PeerId, event: Hashed) -> None:
+        """A witness speaks; one that cannot has no say."""
+        stage = self._stages.get(event.stage)
+        settings = self._state.settings
+        current = (event.job, event.timeline) == (settings.job, settings.timeline)
+        if not current or self._of is None or self._of.version != event.version:
+            stage = None
+        if stage is None or peer not in stage.awaited:
+            self._state.ledger.duplicates += 1
+            return
+        stage.awaited.discard(peer)
+        if event.fault:
+            told = f"{self._state.pool.name(peer)} could not hash its state: {event.fault}"
+            self._state.outbox.note("warning", told)
+        else:
+            stage.words[peer] = Word({file.path: file.sha256 for file in event.files}, event.parameters)
+
+    def ask(self) -> None:
+        """Ask for opinions of a checkpoint that has begun; those who are asked still hold its version."""
+        if self.is_on and self._saving.open is not self._of:
+            self._begin(self._saving.open)
+
+    def judge(self, now_s: float) -> list[Remedy]:
+        """Compare what is there of the checkpoint under way."""
+        self.ask()
+        held = self._of
+        for index, (saver, event) in list(held.claims.items()) if held is not None else ():
+            stage = self._stages[index]
+            if stage.due_s == inf:
+                assert held is not None
+                stage.due_s = now_s + (now_s - held.since_s) + PATIENCE_S
+            if now_s < stage.due_s and any(self._may_answer(peer) for peer in stage.awaited if peer != saver):
+                continue
+            said = {**stage.words, saver: Word(stage.stored.get(saver, {}), event.parameters)}
+            if odd := outvoted({peer: word.content for peer, word in said.items()}):
+                return self._contradicted(index, saver, said, odd, now_s)
+            self._accept(index, saver, said)
+        return []
+
+    def times_s(self) -> list[float]:
+        """When witnesses are no longer waited for."""
+        claims = self._of.claims if self._of is not None else {}
+        return [stage.due_s for index, stage in self._stages.items() if index in claims]
+
+    def _begin(self, held: Collection | None) -> None:
+        """Another checkpoint is under way, or none: ask others than the savers for what they would send."""
+        self._of, self._stages = held, {}
+        if held is None:
+            return
+        settings = self._state.settings
+        command = HashStage(settings.job, settings.timeline, held.version, settings.saving.optimizer)
+        for saver, index in held.savers.items():
+            witnesses = [peer for peer in self._collector.eager(index) if peer != saver][:WITNESSES]
+            self._stages[index] = _Stage(set(witnesses))
+            for peer in witnesses:
+                self._state.outbox.send(peer, command)
+
+    def _may_answer(self, peer: PeerId) -> bool:
+        pool = self._state.pool
+        return peer in pool and not pool[peer].is_suspect  # who has lost its session has forgotten the question
+
+    def _accept(self, index: int, saver: PeerId, said: Mapping[PeerId, Word]) -> None:
+        assert self._of is not None
+        if len(said) == 1:
+            self._state.outbox.note("info", f"{self._what(index)} is as {saver} says: nobody else has hashed it")
+        _, event = self._of.claims.pop(index)
+        self._saving.saved(saver, event)
+        self._state.outbox.put(Vouch(self._of.version, said[saver].files))
+
+    def _contradicted(
+        self, index: int, saver: PeerId, said: Mapping[PeerId, Word], odd: tuple[PeerId, ...], now_s: float
+    ) -> list[Remedy]:
+        """Not all say the same: what is stored is not accepted, and the stage is saved again, by another."""
+        self._saving.at_once = True
+        if len(odd) < len(said):  # the remedy gives up what was collected
+            texts = {peer: self._evidence(index, peer, said) for peer in odd}
+            return [one for peer in odd for one in self._strikes.convict(peer, texts[peer], now_s, is_proven=True)]
+        text = self._evidence(index, saver, said)
+        if (fault := self._strikes.unclear(text, said)) is not None:
+            return [fault]
+        self._state.conclude(self._collector.refuse(f"unclear who is right: {text}", now_s, saver))
+        return []
+
+    def _what(self, index: int) -> str:
+        assert self._of is not None
+        return f"stage {index} of the checkpoint at step {self._of.version}"
+
+    def _evidence(self, index: int, peer: PeerId, said: Mapping[PeerId, Word]) -> str:
+        """What a replica has sent or hashed, and what others say."""
+        others = [other for other in sorted(said) if said[other].content != said[peer].content]
+        what, mine = said[peer].unlike(said[others[0]])
+        _, theirs = said[others[0]].unlike(said[peer])
+        alike = [other for other in others if said[other].content == said[others[0]].content]
+        return f"{what} of {self._what(index)} was {mine}, {listed(alike)} got {theirs} ({GUARD})"

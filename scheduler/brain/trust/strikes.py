@@ -1,0 +1,52 @@
+"""What becomes of those that computed wrong numbers: strikes, and what follows for the job.
+
+proven by a third ──────────────────────▶ expelled, and quarantined (scheduler/brain/fleet/quarantine.py)
+not proven ──a second within a day──────▶
+nobody can say who is right ──again and again──▶ the job stops and names them
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from scheduler.brain.commit.digests import Expel, Remedy, StartOver
+from scheduler.brain.fleet.quarantine import STRIKES_MAX, STRIKES_S
+from scheduler.brain.outputs import Fail, Struck
+from scheduler.brain.state.brain_state import BrainState
+from swarm.errors import ReplicaDiverged
+from swarm.text import listed
+from swarm.types import PeerId
+
+UNCLEAR_MAX = 3  # times that the same replicas contradict each other and nobody can decide
+
+
+class Strikes:
+    """The strikes of one job's replicas."""
+
+    def __init__(self, state: BrainState) -> None:
+        self._state = state
+        self.counts: Counter[PeerId] = Counter()  # hops of a replica that were computed again by others
+        self._strikes: dict[PeerId, list[float]] = {}
+        self._unclear: Counter[frozenset[PeerId]] = Counter()
+
+    def convict(self, peer: PeerId, text: str, now_s: float, *, is_proven: bool) -> list[Remedy]:
+        """The replica is wrong, for the evidence in `text`."""
+        strikes = [at_s for at_s in self._strikes.get(peer, []) if now_s - at_s < STRIKES_S]
+        self._strikes[peer] = [*strikes, now_s]
+        is_out = is_proven or len(self._strikes[peer]) >= STRIKES_MAX
+        self._state.ledger.violations += 1
+        self._state.outbox.put(Struck(peer, text, is_proven, self.counts[peer]))
+        cause = f"wrong numbers: {text}"
+        return [Expel(peer, cause)] if is_out and peer in self._state.pool else [StartOver(f"{peer}: {cause}")]
+
+    def unclear(self, text: str, peers: Iterable[PeerId]) -> Fail | None:
+        """Nobody can say which of them is right: that may happen some times before the job stops."""
+        self._state.ledger.violations += 1
+        named = frozenset(peers)
+        self._unclear[named] += 1
+        if self._unclear[named] < UNCLEAR_MAX:
+            return None
+        hint = "let another stage server join the stage, which then decides, or stop the one that is broken; then: "
+        message = f"{listed(sorted(named))} contradict each other again and again: {text}"
+        return Fail(ReplicaDiverged.code, message, f"{hint}swarm resume {self._state.settings.job}")
