@@ -196,9 +196,9 @@ class Scheduler:
         timeout_s = max(self.timeout_s, READING_S_MAX) if reads else self.timeout_s
         return cast(pb.JobView, self._call(self._stub.Submit, request, timeout_s=timeout_s))
 
-    def jobs(self, *, all: bool, state: str, limit: int) -> list[pb.JobView]:
-        reply: pb.JobList = self._call(self._stub.List, pb.ListRequest(all=all, state=state, limit=limit))
-        return list(reply.jobs)
+    def jobs(self, *, all: bool, state: str, limit: int) -> pb.JobList:
+        """Jobs, the newest first, and what is wrong with the scheduler."""
+        return cast(pb.JobList, self._call(self._stub.List, pb.ListRequest(all=all, state=state, limit=limit)))
 
     def get(self, job: str) -> pb.JobView:
         return cast(pb.JobView, self._call(self._stub.Get, pb.JobRequest(job=job)))

@@ -14,6 +14,7 @@ from random import SystemRandom
 
 from scheduler.api.admission import Admission
 from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
+from scheduler.api.health import Health
 from scheduler.api.job_service import JobService
 from scheduler.api.project_service import ProjectService
 from scheduler.api.seen_jobs import SeenJobs
@@ -87,8 +88,8 @@ async def serve(options: SchedulerOptions) -> None:
         url = f"sqlite:///{options.data_dir / 'scheduler.db'}" if options.db == "sqlite" else options.db
         database = await Database.open(url, commits, options.data_dir)
         stack.push_async_callback(database.close)
-        watch = DatabaseWatch(database)
         metrics = SchedulerMetrics(product, PROTOCOL_VERSION)
+        watch = DatabaseWatch(database, metrics.database_link)
 
         broker = await stack.enter_async_context(local_broker()) if options.broker == "embedded" else options.broker
         announcer: Announcer = NoAnnouncer()
@@ -101,6 +102,7 @@ async def serve(options: SchedulerOptions) -> None:
                 on_connected=metrics.process.mqtt_link,
             )
             announcer = BusAnnouncer(bus, options.swarm)
+        health = Health(watch, bus)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         admission: Admission | None = None
@@ -157,7 +159,7 @@ async def serve(options: SchedulerOptions) -> None:
         registry = scheduler.jobs.registry
         seen = SeenJobs(registry) if admission is None else SeenJobs(registry, admission.asks, admission.refused)
         service = JobService(
-            scheduler.jobs, membership, database.epoch, product, time.time, scheduler.chaos, seen, scheduler.relays
+            scheduler.jobs, membership, product, time.time, scheduler.chaos, seen, scheduler.relays, health.troubles
         )
         jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         projects = ProjectService(ports.stores, seen)
@@ -192,10 +194,11 @@ async def serve(options: SchedulerOptions) -> None:
                 options.http_host,
                 options.http_port,
                 metrics.registry,
-                watch.not_ready,
+                health.not_ready,
                 asyncio.get_running_loop(),
                 next_free=False,
                 door=None if admission is None or is_loopback(options.http_host) else admission.https,
+                remarks=health.remarks,
             )
             http_address = f"{options.http_host}:{endpoint.start()}"
             stack.callback(endpoint.close)

@@ -76,6 +76,7 @@ class SchedulerMetrics:
         self._rebalances = counter("rebalances", "Replicas moved to another stage")
         released = "Decision to release by the old stage"
         self._rebalance_duration = histogram("rebalance_duration", released, LONG_SECONDS_BUCKETS)
+        self._database_connected = gauge("database_connected", "1 while the database answers", ())
         self._peers = gauge("peers", "Peers by job, stage and state", ("job_id", "stage", "state"))
         self._peer_info = gauge("peer_info", "Facts about a peer", ("peer", "version", "device"))
         self._last_heartbeat = gauge("peer_last_heartbeat_timestamp_seconds", "Last sign of life", ("peer",))
@@ -90,6 +91,10 @@ class SchedulerMetrics:
         self._peer_counts: dict[tuple[str, str, str], int] = {}  # what the series of `peers` say
         self._totals_seen: dict[tuple[str, ...], int] = {}
         self._last_commit_unix_s: dict[str, float] = {}
+
+    def database_link(self, is_there: bool) -> None:
+        """Whether the database answered when it was last asked."""
+        self._database_connected.set(is_there)
 
     def job_opened(self, job_id: str, family: str, step: int = 0) -> None:
         """A job exists, at this step: its counters start at zero."""

@@ -72,6 +72,14 @@ def progress_line(view: pb.JobView) -> str:
     return text
 
 
+def news(view: pb.JobView, reason_before: str) -> str:
+    """The line that tells why a running job is now in another situation than before; empty if it is not.
+
+    Of other states the reason stands in the progress line.
+    """
+    return f"{view.state}: {view.reason}" if view.state == JobState.RUNNING and view.reason != reason_before else ""
+
+
 def _views(shell: Shell, scheduler: Scheduler, job: str) -> Iterator[pb.JobView]:
     """Views until the job ends, over as many connections as it takes."""
     lost_s: float | None = None
@@ -102,7 +110,13 @@ def _display(shell: Shell) -> Iterator[Callable[[pb.JobView], None]]:
         with Progress(*columns, console=shell.err, transient=False) as progress:
             task = progress.add_task("", total=None, name="")
 
+            reason = ""
+
             def redraw(view: pb.JobView) -> None:
+                nonlocal reason
+                if line := news(view, reason):
+                    progress.console.print(line, markup=False, highlight=False)
+                reason = view.reason
                 progress.update(
                     task, total=view.steps, completed=view.step, name=view.id, description=progress_line(view)
                 )
@@ -113,10 +127,13 @@ def _display(shell: Shell) -> Iterator[Callable[[pb.JobView], None]]:
 
 
 def _plain(shell: Shell) -> Callable[[pb.JobView], None]:
-    said, said_s = "", -PLAIN_LINE_S
+    said, said_s, reason = "", -PLAIN_LINE_S, ""
 
     def show(view: pb.JobView) -> None:
-        nonlocal said, said_s
+        nonlocal said, said_s, reason
+        if news_line := news(view, reason):
+            shell.say(news_line)
+        reason = view.reason
         line, now_s = progress_line(view), time.monotonic()
         stepping = view.state == JobState.RUNNING and said.startswith("step ")
         if line == said or (stepping and now_s - said_s < PLAIN_LINE_S):

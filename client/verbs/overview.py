@@ -29,7 +29,10 @@ def ls(
     if state and state not in list(JobState):
         raise UsageError(f'there is no job state "{state}"', hint=f"one of: {', '.join(JobState)}")
     with dial(shell) as scheduler:
-        views = scheduler.jobs(all=all_, state=state, limit=limit)
+        found = scheduler.jobs(all=all_, state=state, limit=limit)
+    views = found.jobs
+    for trouble in found.troubles:
+        shell.say(f"scheduler: {trouble}")
     if shell.json:
         shell.data([job_values(view) for view in views])
     elif views:

@@ -48,20 +48,21 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         self,
         jobs: Jobs,
         membership: Membership,
-        epoch: int,
         product: str,
         wall_s: Callable[[], float],
         chaos: ChaosDesk | None = None,
         seen: SeenJobs | None = None,
         relays: RelayDesk | None = None,
+        troubles: Callable[[], list[str]] = list,
     ) -> None:
-        """`seen` finds jobs for the caller; without it, for anybody."""
+        """`seen` finds jobs for the caller; without it, for anybody. `troubles`: what is wrong with the scheduler."""
+        self._troubles = troubles
         self._relays = relays
         self._jobs = jobs
         self._seen = seen or SeenJobs(jobs.registry)
         self._uploads = Uploads(jobs.stores)
         self._membership = membership
-        self._epoch = epoch
+        self._epoch = jobs.stores.database.epoch
         self._product = product
         self._wall_s = wall_s
         self._chaos = chaos
@@ -100,7 +101,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             views = (
                 job_view(job, spec=False) for job in jobs[: min(request.limit or JOBS_LISTED_MAX, JOBS_LISTED_MAX)]
             )
-            return pb.JobList(jobs=fitting(views))
+            return pb.JobList(jobs=fitting(views), troubles=self._troubles())
 
     async def Get(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with _answering(context):
@@ -143,8 +144,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 return self._explain_peer(about)
             if request.HasField("microbatch"):
                 return self._explain_microbatch(about, request.microbatch.step, request.microbatch.index)
-            now_s = asyncio.get_running_loop().time()
-            facts = explain_job(self._jobs.standing(about), about.situation(), self._jobs.idle(), now_s)
+            facts = explain_job(self._jobs.standing(about), about.situation(), self._jobs.idle(), about.clock_s())
             return explanation("job", about.record.id, self._seen.facts(facts))
 
     def _find(self, reference: str) -> Job | Peer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -39,7 +40,7 @@ def job_view(job: Job, *, spec: bool = True) -> pb.JobView:
         id=record.id,
         name=record.name,
         state=record.state.value,
-        reason=record.reason,
+        reason=job.reason,
         since_unix_s=record.since_unix_s,
         created_unix_s=record.created_unix_s,
         step=progress.steps_done,
@@ -47,8 +48,8 @@ def job_view(job: Job, *, spec: bool = True) -> pb.JobView:
         loss=progress.loss,
         learning_rate=progress.learning_rate,
         grad_norm=progress.norm,
-        tokens_per_s=progress.tokens_per_s,
-        eta_s=progress.eta_s,
+        tokens_per_s=0.0 if job.awaits_database else progress.tokens_per_s,
+        eta_s=math.nan if job.awaits_database else progress.eta_s,
         tokens=progress.tokens,
         unigram_entropy=record.tokens.unigram_entropy,
         stages=[

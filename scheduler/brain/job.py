@@ -17,7 +17,8 @@ from typing import assert_never
 
 from scheduler.brain import inputs
 from scheduler.brain.explain.facts import Situation
-from scheduler.brain.explain.situation import Counts, counts, situation, waiting_for
+from scheduler.brain.explain.reasons import Team
+from scheduler.brain.explain.situation import Counts, counts, situation, team, waiting_for
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.hearing import hear
 from scheduler.brain.inputs import Input, ReplicaRecord
@@ -139,6 +140,9 @@ class JobBrain:
 
     def counts(self) -> Counts:
         return counts(self._state)
+
+    def team(self) -> Team:
+        return team(self._state)
 
     def admits(self, hello: Hello) -> bool:
         """Whether a peer that is not (or no longer) a replica may go on with the stage that it holds."""

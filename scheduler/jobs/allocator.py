@@ -94,7 +94,7 @@ class Allocator:
             if unfit := self._unfit(job, peer.peer):
                 return Decision(None, unfit)
             sent = {**loading, **coming}
-            return run.brain.where_to_join(peer, stages, now_s(), sent)
+            return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent)
 
         split = split_of(job.spec)
         return ActiveJob(

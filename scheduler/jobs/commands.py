@@ -303,7 +303,7 @@ class Jobs:
         return JobStanding(
             record.id,
             record.state,
-            record.reason,
+            job.reason,
             max(0.0, self._wall_s() - record.since_unix_s),
             record.hint,
             job.progress.steps_done,

@@ -11,6 +11,7 @@ decision is taken.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from swarm.messages import Check, Command, Evaluate, Route
 from swarm.types import JobState, PeerId, PeerState
 
 SAVED = "all steps committed, weights saved"
+STOOD_STILL_S = 1.0  # a longer wait for the database is nobody's delay: every replica may be this late anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,20 @@ class JobDriver:
         self._watchdog = watchdog
         self._inbox: asyncio.Queue[Input] = asyncio.Queue()
         self._cancelled = asyncio.Event()
+        self._stood_still_s = 0.0  # how long the database was waited for, in all
+        self._newest_s = -math.inf
+
+    def now_s(self) -> float:
+        """The clock of the brain and of the watchdog: the event loop's, less what the database was waited for long.
+
+        What replicas do meanwhile is heard afterwards, all at once, so none of them may be late for that.
+        """
+        self._newest_s = max(self._newest_s, asyncio.get_running_loop().time() - self._stood_still_s)
+        return self._newest_s
 
     def made_progress(self) -> None:
         """Something moved: a step was committed, a stage was loaded, or a part of its weights arrived."""
-        self._watchdog.moved(asyncio.get_running_loop().time())
+        self._watchdog.moved(self.now_s())
 
     def on_event(self, peer: PeerId, event: Event) -> None:
         if isinstance(event, Loaded | Saved | Evaluated):
@@ -117,7 +129,7 @@ class JobDriver:
 
     async def run(self, begin: inputs.Start | inputs.Resumed) -> Outcome:
         """Train until the job succeeds, fails, stops or is cancelled. DatabaseUnavailable and Fenced pass through."""
-        self._watchdog.begin(asyncio.get_running_loop().time())
+        self._watchdog.begin(self.now_s())
         outcome = await self._step(begin)
         while outcome is None:
             outcome = await self._step(await self._next())
@@ -127,11 +139,13 @@ class JobDriver:
         """What happened next, or that time has passed without anything."""
         if not self._inbox.empty():
             return self._inbox.get_nowait()
+        due_s = min(self._brain.due_s, self._watchdog.due_s(self._brain.saves_again_s))
         try:
-            async with asyncio.timeout_at(min(self._brain.due_s, self._watchdog.due_s(self._brain.saves_again_s))):
+            async with asyncio.timeout_at(due_s + self._stood_still_s):
                 return await self._inbox.get()
         except TimeoutError:
-            return self._time_passed(asyncio.get_running_loop().time())
+            self._newest_s = max(self._newest_s, due_s)  # whatever adding and subtracting has made of the last bits
+            return self._time_passed(self.now_s())
 
     def _time_passed(self, now_s: float) -> Input:
         match self._watchdog.over(now_s, self._brain.saves_again_s):
@@ -147,7 +161,7 @@ class JobDriver:
 
     async def _step(self, happened: Input) -> Outcome | None:
         """Tell the brain what happened and carry out what it decides; how the job ended, if it did."""
-        decided = deque(self._decide(happened, asyncio.get_running_loop().time()))
+        decided = deque(self._decide(happened, self.now_s()))
         while decided:
             match decided.popleft():
                 case outputs.Send(peer=peer, command=command):
@@ -155,7 +169,7 @@ class JobDriver:
                 case outputs.WriteCommit(row=row):
                     if await self._written(self._effects.write_row(row)):
                         self.made_progress()
-                        durable = self._decide(inputs.RowDurable(row.step), asyncio.get_running_loop().time())
+                        durable = self._decide(inputs.RowDurable(row.step), self.now_s())
                         decided.extendleft(reversed(durable))
                 case outputs.WriteEvaluation(row=evaluation):
                     await self._written(self._effects.write_evaluation(evaluation))
@@ -168,7 +182,7 @@ class JobDriver:
                     return Outcome(state, reason, error_code, hint)
                 case effect:
                     if isinstance(effect, outputs.EnterState) and effect.state is JobState.RUNNING:
-                        self._watchdog.goes_on(asyncio.get_running_loop().time())
+                        self._watchdog.goes_on(self.now_s())
                     self._effects.carry_out(effect)
         return None
 
@@ -195,6 +209,7 @@ class JobDriver:
         What becomes of the write then does not matter: resuming the job begins a new timeline.
         """
         writing, cancelled = asyncio.ensure_future(write), asyncio.ensure_future(self._cancelled.wait())
+        began_s = asyncio.get_running_loop().time()
         try:
             await asyncio.wait((writing, cancelled), return_when=asyncio.FIRST_COMPLETED)
             if writing.done():
@@ -203,6 +218,8 @@ class JobDriver:
         finally:
             writing.cancel()
             cancelled.cancel()
+            waited_s = asyncio.get_running_loop().time() - began_s
+            self._stood_still_s += waited_s if waited_s > STOOD_STILL_S else 0.0
 
 
 def _remembered(batches: Batches) -> Callable[[int | None, int], tuple[bytes, bytes]]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from scheduler.brain.explain.facts import Situation
+from scheduler.brain.explain.reasons import reason_at_work
 from scheduler.brain.fleet.allocation import UnfitPeers
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow
@@ -19,7 +20,7 @@ from scheduler.storage.checkpoint_sink import CheckpointSink
 from scheduler.storage.database import JobRecord
 from swarm.checkpoint.reader import Checkpoint
 from swarm.job.spec import JobSpec
-from swarm.types import JobId, PeerId
+from swarm.types import JobId, JobState, PeerId
 
 # Speed is shown over about this many steps.
 SPEED_STEPS = 8
@@ -107,6 +108,8 @@ class Job:
     run: JobRun | None = None
     waiting: Waiting | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    awaits_database: bool = False  # a row of it waits for a database that takes no writes
+    unsaved: str = ""  # what is wrong with the newest checkpoint, if it could not be written
     uses: int = 0  # what goes on with its row or its checkpoints: it cannot be removed meanwhile
 
     @contextmanager
@@ -124,6 +127,16 @@ class Job:
         return self.run.brain if self.run is not None else None
 
     @property
+    def reason(self) -> str:
+        """Why the job is in its state, as it is now."""
+        record = self.record
+        if record.state is not JobState.RUNNING or self.brain is None:
+            return record.reason
+        return reason_at_work(
+            record.reason, self.brain.team(), awaits_database=self.awaits_database, unsaved=self.unsaved
+        )
+
+    @property
     def stages(self) -> dict[int, list[PeerId]]:
         """The peers of each stage; empty if the job has none."""
         peers, stages = self.record.peers, range(len(split_of(self.spec)))
@@ -131,7 +144,11 @@ class Job:
 
     def situation(self) -> Situation | None:
         """What the brain of a job at work knows, for an explanation."""
-        return self.brain.situation(now_s()) if self.brain is not None else None
+        return self.brain.situation(self.clock_s()) if self.brain is not None else None
+
+    def clock_s(self) -> float:
+        """The clock by which the brain of a job at work counts; the event loop's for another job."""
+        return self.run.driver.now_s() if self.run is not None else now_s()
 
 
 def split_of(spec: JobSpec) -> tuple[int, ...]:

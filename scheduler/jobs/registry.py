@@ -163,7 +163,7 @@ class JobRegistry:
             self._metrics.in_flight(job.record.id, counts.in_flight)
             self._metrics.ledger_violations(job.record.id, counts.violations)
             self._metrics.recovery(job.record.id, counts.replayed_by_stage, counts.reroutes, counts.duplicates)
-        self._announcer.job_changed(job.record, job.progress)
+        self._announcer.job_changed(replace(job.record, reason=job.reason), job.progress)
 
     def say(self, job: Job, level: str, text: str) -> None:
         """Write a line to the job's log and to the scheduler's."""

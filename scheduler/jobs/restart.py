@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from scheduler.brain.explain.reasons import LOADED
 from scheduler.jobs.job import Job, again
 from scheduler.jobs.metric_expiry import is_over
 from scheduler.jobs.peers import Peers
@@ -73,7 +74,7 @@ class Restart:
                 await self._registry.enter(job, JobState.PLACING, reason, peers={})
                 await self._find_start(job)
             case JobState.LOADING:  # it ran, but the database never heard of that
-                await self._registry.enter(job, JobState.RUNNING, "all replicas are loaded")
+                await self._registry.enter(job, JobState.RUNNING, LOADED)
                 await self._reattach(job)
             case JobState.STALLED:
                 self._tasks.create_task(self._rollback.go_back(job))

@@ -11,6 +11,7 @@ from random import Random
 from typing import assert_never
 
 from scheduler.brain import outputs
+from scheduler.brain.explain.reasons import LOADED, RESUMED
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.inputs import ReplicaRecord, Resumed, Start, Stop, Stored
 from scheduler.brain.job import JobBrain
@@ -35,7 +36,6 @@ from swarm.job.schedule import perplexity
 from swarm.messages import Command, Route, StoreHeader
 from swarm.types import JobState, PeerId, PeerState
 
-RESUMED = "goes on after a restart of the scheduler"
 RESTARTED = "the scheduler was restarted: waits for the job's peers"
 
 
@@ -167,7 +167,7 @@ class JobRunner:
         peers = [self._membership.get(peer) for pool in job.stages.values() for peer in pool]
         all_serve = all(peer is not None and peer.state is PeerState.SERVING for peer in peers)
         if all_serve and job.record.state is JobState.LOADING:
-            await self._registry.enter(job, JobState.RUNNING, "all replicas are loaded")
+            await self._registry.enter(job, JobState.RUNNING, LOADED)
 
 
 class _Effects:
@@ -217,8 +217,9 @@ class _Effects:
                 self._sink.publish(output)
             case outputs.Vouch():
                 self._sink.vouch(output)
-            case outputs.DropCheckpoint(reason=reason):
+            case outputs.DropCheckpoint(version=version, reason=reason, fault=fault):
                 self._sink.drop()
+                job.unsaved = f"the checkpoint at step {version} could not be written: {fault}"
                 self._metrics.checkpoint_failed(job.record.id, reason)
             case _:
                 assert_never(output)
@@ -264,10 +265,15 @@ class _Effects:
         """However long that takes: the replicas keep what they have meanwhile."""
 
         def refused(error: DatabaseUnavailable) -> None:
+            self._job.awaits_database = True
+            self._registry.changed(self._job)
             again = "tries again, and nothing is lost meanwhile"
             self._say("error", f"{what} waits for its row: {error.message}; {again}")
 
-        await patiently(write, patience_s=math.inf, refused=refused)
+        try:
+            await patiently(write, patience_s=math.inf, refused=refused)
+        finally:
+            self._job.awaits_database = False
 
     async def _goes_on(self) -> None:
         """A step was committed; what a person said in the meantime stands."""
@@ -275,7 +281,7 @@ class _Effects:
         if job.record.reason == RESTARTED:
             await self._registry.enter(job, job.record.state, RESUMED)
         elif job.record.state is JobState.LOADING:  # one that is to leave was never seen serving
-            await self._registry.enter(job, JobState.RUNNING, "all replicas are loaded")
+            await self._registry.enter(job, JobState.RUNNING, LOADED)
 
     async def _enter(self, state: JobState, reason: str) -> None:
         if self._job.run is not None and self._job.record.state in (JobState.RUNNING, JobState.PAUSING):
@@ -304,7 +310,7 @@ class _CheckpointNews:
             self.driver.tell(Stored(header.peer, header.version, header.stage, header.path, sha256))
 
     def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
-        self.job.newest = checkpoint
+        self.job.newest, self.job.unsaved = checkpoint, ""
         size_bytes = checkpoint.size_bytes
         self.metrics.checkpoint_kept(
             self.job.record.id, duration_s=duration_s, time_unix_s=self.wall_s(), size_bytes=size_bytes

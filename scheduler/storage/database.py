@@ -318,22 +318,31 @@ class Database:
 class DatabaseWatch:
     """Notices that the database is away, or that another scheduler took it over, also while nothing is written."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, on_link: Callable[[bool], None] = lambda is_there: None) -> None:
+        """`on_link` hears after each look whether the database answers."""
         self._database = database
+        self._on_link = on_link
         self._fault = ""
+        self._asked_s = math.inf  # when the look began that has no answer yet
 
     def not_ready(self) -> list[str]:
         """Why the scheduler is not ready."""
+        silent_s = asyncio.get_running_loop().time() - self._asked_s
+        if silent_s > LOOK_S:
+            return [f"the database has not answered for {silent_s:.0f} s"]
         return [self._fault] if self._fault else []
 
     async def run(self) -> None:
         """Look, for ever. Fenced, which ends the scheduler, once another one has taken the database over."""
         while True:
+            self._asked_s = asyncio.get_running_loop().time()
             try:
                 await self._database.check_epoch()
                 self._fault = ""
             except DatabaseUnavailable as error:
                 self._fault = error.message
+            self._asked_s = math.inf
+            self._on_link(not self._fault)
             await asyncio.sleep(LOOK_S)
 
 

@@ -61,7 +61,10 @@ class HttpEndpoint:
         *,
         next_free: bool,
         door: Door | None = None,
+        remarks: Readiness = list,
     ) -> None:
+        """`remarks` are told by /readyz of a process that is ready."""
+        self._remarks = remarks
         self._host = host
         self._port = port
         self._next_free = next_free
@@ -111,7 +114,9 @@ class HttpEndpoint:
                 return (503, _STUCK) if self._ask_loop(list) is None else (200, "ok")
             case "/readyz" if reading:
                 reasons = self._ask_loop(self._readiness)
-                return (503, "\n".join(reasons or [_STUCK])) if reasons != [] else (200, "ready")
+                if reasons != []:
+                    return 503, "\n".join(reasons or [_STUCK])
+                return 200, "\n".join(["ready", *(self._ask_loop(self._remarks) or [])])
             case "/metrics" | "/healthz" | "/readyz":
                 return 405, "only GET"
             case _:

@@ -187,10 +187,12 @@ class ListRequest(_message.Message):
     def __init__(self, all: _Optional[bool] = ..., state: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class JobList(_message.Message):
-    __slots__ = ("jobs",)
+    __slots__ = ("jobs", "troubles")
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLES_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[JobView]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[JobView, _Mapping]]] = ...) -> None: ...
+    troubles: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobView, _Mapping]]] = ..., troubles: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StageView(_message.Message):
     __slots__ = ("stage", "layers", "peers", "microbatches")

@@ -138,7 +138,7 @@ def test_a_project_is_as_alone_and_a_colleague_changes_nothing(projects: Project
     unknown = f"demo-{'0' * (len(anns) - len('demo-'))}"
     words = {name: dict[str, str]() for name in ("there", "nowhere")}
     with projects.of("carl") as carl:
-        assert carl.jobs(all=True, state="", limit=9) == []
+        assert carl.jobs(all=True, state="", limit=9).jobs == []
         words["there"], words["nowhere"] = calls(carl, anns), calls(carl, unknown)
         for there, nowhere in ((anns[:-1], unknown[:-1]), (f"red/{anns}", f"nil/{anns}"), ("demo", "none")):
             assert calls(carl, there) == {
@@ -151,8 +151,8 @@ def test_a_project_is_as_alone_and_a_colleague_changes_nothing(projects: Project
     carls = projects.submit("carl")
     with projects.of("carl") as carl, projects.of("ann") as ann, projects.of("local") as admin:
         assert [carl.get("demo").id, ann.get("demo").id] == [carls, anns]
-        assert [one.id for one in carl.jobs(all=True, state="", limit=9)] == [carls]
-        seen = {one.id: (one.project, one.owner) for one in admin.jobs(all=True, state="", limit=9)}
+        assert [one.id for one in carl.jobs(all=True, state="", limit=9).jobs] == [carls]
+        seen = {one.id: (one.project, one.owner) for one in admin.jobs(all=True, state="", limit=9).jobs}
         assert seen == {anns: ("red", "submitter/ann"), carls: ("blue", "submitter/carl")}
         assert admin.get("blue/demo").id == carls
         assert [one.name for one in ann.projects()] == ["red"]
@@ -227,7 +227,7 @@ def test_a_quota_of_jobs_is_exact_for_fifty_at_a_time(projects: Projects) -> Non
         assert f"project red has {before + 7} open jobs" in one_more(50)
 
         with projects.of("bob") as bob:
-            mine = next(one for one in bob.jobs(all=False, state="", limit=99) if one.owner == "submitter/bob")
+            mine = next(one for one in bob.jobs(all=False, state="", limit=99).jobs if one.owner == "submitter/bob")
             bob.cancel(mine.id, "")
             assert one_more(51) == "ok"
             with pytest.raises(QuotaReached):  # to resume is to open again

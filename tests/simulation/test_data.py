@@ -36,7 +36,7 @@ def run_swarm(spec: JobSpec, tokens: Tokens, files: dict[str, bytes]) -> tuple[s
                 rig = await Rig.start(tokens, 4, tasks, Random(3))
                 while len(rig.membership.idle_peers()) < 4:
                     await asyncio.sleep(0.1)
-                service = JobService(rig.jobs, rig.membership, 1, "0", lambda: 0.0)
+                service = JobService(rig.jobs, rig.membership, "0", lambda: 0.0)
                 listed = []
                 for name, content in files.items():
                     sha256 = hashlib.sha256(content).hexdigest()
@@ -133,7 +133,7 @@ def test_a_file_has_its_name_only_once_it_is_on_the_disk_and_no_tokenizer_hides_
         try:
             async with asyncio.TaskGroup() as tasks:
                 rig = await Rig.start(tokens, 0, tasks, Random(3))
-                service = JobService(rig.jobs, rig.membership, 1, "0", lambda: 0.0)
+                service = JobService(rig.jobs, rig.membership, "0", lambda: 0.0)
                 with pytest.raises(PermissionError, match="arrived as 4 bytes"):
                     await service.PutShard(upload(content[:4]), Context())  # type: ignore[arg-type]
                 assert not rig.jobs.stores.files.shard(DEFAULT_PROJECT, shard.sha256).exists()

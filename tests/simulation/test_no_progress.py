@@ -6,12 +6,15 @@ Whoever swallows what stage servers say stands for every fault that no other rul
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scheduler.api.views import job_view
+from scheduler.brain.explain.reasons import AWAITS_DATABASE
 from scheduler.brain.stall import STUCK_MAX
 from scheduler.storage.checkpoint_sink import CheckpointSink
 from swarm.errors import DatabaseUnavailable, NoProgress
@@ -238,9 +241,14 @@ def test_a_database_that_stays_away_is_waited_for(tmp_path: Path, monkeypatch: p
                 raise DatabaseUnavailable("database is locked")
             await real(*arguments)
 
+        assert scene.job.reason == "trains with 2 stage servers"
         monkeypatch.setattr(scene.rig.store, write, away)
+        await asyncio.sleep(AWAY_S / 2)
+        shown = job_view(scene.job)
+        assert (shown.reason, shown.tokens_per_s, math.isnan(shown.eta_s)) == (AWAITS_DATABASE, 0.0, True)
         await scene.succeeds()
         assert loop.time() > back_s
+        assert not scene.job.awaits_database
         assert "waits for its row: database is locked" in scene.said()
         assert scene.job.record.timeline == 0
 

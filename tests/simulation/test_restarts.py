@@ -7,7 +7,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from scheduler.jobs.runner import RESUMED
+from scheduler.brain.explain.reasons import RESUMED
 from swarm.types import JobState
 from tests.support.scenes import Run, Task, replayed, train
 

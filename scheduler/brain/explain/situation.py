@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler.brain.explain.facts import JoinerStanding, ReplicaStanding, Situation
+from scheduler.brain.explain.reasons import Team
 from scheduler.brain.parts import Parts
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.mode import Mode
@@ -51,6 +52,11 @@ def counts(state: BrainState) -> Counts:
         ledger.duplicates,
         ledger.violations,
     )
+
+
+def team(state: BrainState) -> Team:
+    pool = state.pool
+    return Team(len(pool), len(pool.suspects()), sum(peer in pool.leaves for peer in pool), len(state.joiners))
 
 
 def situation(parts: Parts, now_s: float) -> Situation:

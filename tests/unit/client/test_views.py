@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
+from client.shell import Shell
+from client.verbs import overview
 from client.verbs.explain import explanation_table, explanation_values, microbatch_name
-from client.verbs.follow import progress_line
+from client.verbs.follow import _plain, progress_line
 from client.verbs.peers import drained_text
 from client.views import job_table, job_values, jobs_table, peers_table
 from swarm.errors import UsageError
@@ -37,6 +42,31 @@ def test_validation_loss_and_perplexity_are_shown_once_there_is_an_evaluation() 
     never = view(evaluation_loss=math.nan)
     assert "validation" not in progress_line(never) + shown(never)
     assert job_values(never)["evaluation"] is None
+
+
+def test_a_follower_says_why_a_running_job_is_in_another_situation(capsys: pytest.CaptureFixture[str]) -> None:
+    """A full disk was in `ls` only: `submit` showed the last step for minutes."""
+    show = _plain(Shell())
+    for reason in ("trains with 2 stage servers", "trains with 2 stage servers", "no space left"):
+        show(view(reason=reason))
+    show(pb.JobView(id="j", state="stalled", reason="stage 1 has no replica"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "running: trains with 2 stage servers"
+    assert lines[1].startswith("step 4/9")
+    assert lines[2:] == ["running: no space left", "stalled: stage 1 has no replica"]
+
+
+def test_a_list_of_jobs_begins_with_what_is_wrong_with_the_scheduler(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = pb.JobList(jobs=[view()], troubles=["the broker is not connected"])
+    connection = SimpleNamespace(jobs=lambda **_: found)
+    monkeypatch.setattr(overview, "dial", lambda shell: nullcontext(connection))
+    context: Any = SimpleNamespace(obj=Shell())
+    overview.ls(context, all_=False, state="", limit=9)
+    out, err = capsys.readouterr()
+    assert err == "scheduler: the broker is not connected\n"
+    assert "STATE" in out.splitlines()[0]
 
 
 def test_a_validation_loss_that_is_not_finite_is_a_dash_and_null() -> None:

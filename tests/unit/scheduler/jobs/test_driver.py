@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from random import Random
+from typing import Any
 
 import numpy as np
+import pytest
 
-from scheduler.brain.inputs import ReplicaRecord, Start
+from scheduler.brain.inputs import PeerBack, ReplicaRecord, RowDurable, Start, Tick
 from scheduler.brain.job import JobBrain
-from scheduler.brain.outputs import CommitRow, Effect, EvaluationRow
+from scheduler.brain.outputs import CommitRow, Effect, EvaluationRow, Finish, Output, WriteCommit
 from scheduler.brain.watchdog import Watchdog
 from scheduler.jobs.driver import JobDriver
 from swarm.data.batches import Batches, TokenData
@@ -18,6 +21,7 @@ from swarm.messages import Average, Command, Route
 from swarm.types import Microbatch, PeerId
 from tests.support.brain import A, C, Swarm
 from tests.support.shifted_course import PORTIONS_AHEAD, RATE_STEPS_AHEAD, ShiftedCourse
+from tests.support.sim import loop as sim
 
 LENGTH, MICROBATCHES = 8, 4
 END = 300  # closes a text, so portions differ in how many of their targets count
@@ -68,3 +72,53 @@ def test_token_ids_divisor_and_learning_rate_are_those_that_the_course_names() -
     divisor = MICROBATCHES * LENGTH - 1
     assert {command.tokens for _, command in told.commands if isinstance(command, Average)} == {divisor}
     assert [(one.tokens, one.learning_rate) for one in told.rows] == [(divisor, RATE_STEPS_AHEAD / 100)]
+
+
+class Patient:
+    """A brain that has a step to commit and then something to do 5 s later; it notes the time of all that it hears."""
+
+    due_s = math.inf
+    saves_again_s = -math.inf
+    is_stopping = False
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[type[object], float]] = []
+
+    def step(self, happened: object, now_s: float) -> list[Output]:
+        self.heard.append((type(happened), now_s))
+        match happened:
+            case Start():
+                return [WriteCommit(CommitRow(0, 0, {}, 1.0, 1.0, 1.0, 1e-3, False, 10))]
+            case RowDurable():
+                self.due_s = now_s + 5.0
+            case Tick():
+                assert now_s >= self.due_s
+                return [Finish()]
+        return []
+
+
+@pytest.mark.parametrize("waits_s", [0.0, 0.5, 16.1, 1e5 / 3])
+def test_nobody_is_late_for_a_database_that_was_waited_for(waits_s: float) -> None:
+    """After an outage of 16 s the scheduler took work from stage servers that had done theirs, and blamed them."""
+    brain: Any = Patient()
+
+    class Away:
+        async def write_row(self, row: CommitRow) -> None:
+            await asyncio.sleep(waits_s)
+            driver.tell(PeerBack(A))  # meanwhile
+
+    effects: Any = Away()
+    driver = JobDriver(brain, None, effects, Watchdog(60.0, 0.0))  # type: ignore[arg-type]
+
+    async def main() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await driver.run(Start(()))
+        return began_s, loop.time()
+
+    began_s, ended_s = sim.run(main(), seed=1, limit_s=1e6)
+    counted_s = waits_s if waits_s <= 1.0 else 0.0
+    times = [at_s - began_s for _, at_s in brain.heard]
+    assert times == pytest.approx([0.0, counted_s, counted_s, counted_s + 5.0])
+    assert times == sorted(times)
+    assert ended_s - began_s == pytest.approx(waits_s + 5.0)

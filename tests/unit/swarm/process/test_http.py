@@ -71,6 +71,18 @@ async def test_readiness_gives_its_reasons() -> None:
         assert await asyncio.to_thread(_get, port, "/readyz") == (200, "ready\n")
 
 
+async def test_what_is_wrong_with_a_process_that_is_ready_is_told_without_a_refusal() -> None:
+    loop, remarks = asyncio.get_running_loop(), ["no broker"]
+    endpoint = HttpEndpoint("127.0.0.1", 0, CollectorRegistry(), list, loop, next_free=False, remarks=lambda: remarks)
+    port = endpoint.start()
+    try:
+        assert await asyncio.to_thread(_get, port, "/readyz") == (200, "ready\nno broker\n")
+        remarks.clear()
+        assert await asyncio.to_thread(_get, port, "/readyz") == (200, "ready\n")
+    finally:
+        endpoint.close()
+
+
 async def test_a_readiness_that_raises_is_not_ready() -> None:
     def broken() -> list[str]:
         raise RuntimeError("lost count")

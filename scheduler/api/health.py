@@ -1,0 +1,29 @@
+"""What is wrong with what the scheduler stands on: the database, and the broker."""
+
+from __future__ import annotations
+
+from scheduler.storage.database import DatabaseWatch
+from swarm.mqtt.bus import Bus
+
+NO_DATABASE = "the database does not answer: no step is committed and no job accepted until it does"
+NO_BROKER = "the broker is not connected: new stage servers do not find the scheduler by it; training goes on"
+
+
+class Health:
+    """Asked by /readyz and by people; `bus` None: there is no broker."""
+
+    def __init__(self, watch: DatabaseWatch, bus: Bus | None) -> None:
+        self._watch = watch
+        self._bus = bus
+
+    def not_ready(self) -> list[str]:
+        """Why nobody should be sent here; for whoever reaches /readyz."""
+        return self._watch.not_ready()
+
+    def remarks(self) -> list[str]:
+        """What is wrong although the scheduler is ready."""
+        return [NO_BROKER] if self._bus is not None and not self._bus.connected else []
+
+    def troubles(self) -> list[str]:
+        """Both, for whoever lists jobs: not in the words of a database, which name hosts."""
+        return [NO_DATABASE] * bool(self.not_ready()) + self.remarks()

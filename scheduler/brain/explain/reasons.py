@@ -1,0 +1,42 @@
+"""What is said of a job at work as it is now: a stored reason tells what was once decided, and grows old."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.text import counted
+
+LOADED = "all replicas are loaded"
+RESUMED = "goes on after a restart of the scheduler"
+AWAITS_DATABASE = "waits for the database, which takes no writes; nothing is lost meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The replicas of a job, and those that come."""
+
+    replicas: int
+    suspects: int = 0
+    leaving: int = 0
+    joining: int = 0
+
+    @property
+    def text(self) -> str:
+        facts = (
+            f"{self.suspects} of them {'is' if self.suspects == 1 else 'are'} not heard" if self.suspects else "",
+            f"{self.leaving} of them {'leaves' if self.leaving == 1 else 'leave'}" if self.leaving else "",
+            f"{self.joining} more {'joins' if self.joining == 1 else 'join'}" if self.joining else "",
+        )
+        return ", ".join((f"trains with {counted(self.replicas, 'stage server')}", *filter(None, facts)))
+
+
+def reason_at_work(stored: str, team: Team, *, awaits_database: bool, unsaved: str) -> str:
+    """Why a running job is as it is; `unsaved` says what is wrong with its newest checkpoint.
+
+    What its brain said when it went on (it could not pause, or not save the last weights) stands.
+    """
+    if awaits_database:
+        return AWAITS_DATABASE
+    if stored not in (LOADED, RESUMED):
+        return stored
+    return "; ".join(filter(None, (team.text, unsaved)))
