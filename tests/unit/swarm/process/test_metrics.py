@@ -20,6 +20,7 @@ EVERY_PROCESS = {
     "swarm_mqtt_reconnects_total": set(),
 }
 SCHEDULER = {
+    "swarm_database_connected": set(),
     "swarm_job_info": {"job_id", "family"},
     "swarm_job_state": {"job_id", "state"},
     "swarm_job_step": {"job_id"},
