@@ -185,6 +185,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         hub = HubPolicy(options.allow_hub, options.hub_token)
         settings = ServerSettings(options.connect_retry_s_max, options.orphan_timeout_s, budget, hub=hub)
         stage_server = StageServer(identity, ports, settings)
+        metrics.identify(peer, partial(_served, stage_server))
         forward_log = stage_server.forward_log
 
         def forward(time_s: float, level: str, text: str) -> None:
@@ -226,6 +227,11 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         say_ready("stage-server", peer=peer, address=address, http=http_address)
         farewell.begin = partial(_hand_over, stage_server, tasks, options.drain_timeout_s, log)
         await stage_server.serve()
+
+
+def _served(stage_server: StageServer) -> tuple[str, int] | None:
+    place = stage_server.place
+    return None if place is None else (place.job, place.stage)
 
 
 class Denials:

@@ -1,14 +1,17 @@
 """The Prometheus series of a stage server: what it does with its device and its links.
 
-No `peer` label: the scraper attaches it. The other labels are of closed sets.
+One series says who this is and what it serves, `swarm_stage_server_info`; the others are joined with it by `instance`.
+So they need neither a label for the peer nor for the job, and none is left behind when it serves another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from swarm.process.metrics import SECONDS_BUCKETS, ProcessMetrics
 
@@ -51,6 +54,10 @@ class StageServerMetrics:
             for kind in TRAFFIC_KINDS:
                 self._network.labels(direction, kind)
                 self._uncompressed.labels(direction, kind)
+
+    def identify(self, peer: str, place: Callable[[], tuple[str, int] | None]) -> None:
+        """Who this is; `place` gives the job and the stage that are served now, None if nothing is."""
+        self.registry.register(_Identity(peer, place))
 
     def computed(self, stage: int, direction: str, seconds: float) -> None:
         """The device computed one microbatch "forward" or "backward"."""
@@ -105,3 +112,18 @@ class StageServerMetrics:
         self._rounds.labels(str(stage), outcome).inc()
         if outcome == "averaged":
             self._averaging.labels(str(stage)).observe(duration_s)
+
+
+class _Identity(Collector):
+    """Asked at each scrape, so it is never of an earlier job."""
+
+    def __init__(self, peer: str, place: Callable[[], tuple[str, int] | None]) -> None:
+        self._peer = peer
+        self._place = place
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        words = "Who this is, and the job and stage that it serves; both empty if it serves none"
+        family = GaugeMetricFamily("swarm_stage_server_info", words, labels=("peer", "job_id", "stage"))
+        place = self._place()
+        family.add_metric((self._peer, *(("", "") if place is None else (place[0], str(place[1])))), 1.0)
+        yield family

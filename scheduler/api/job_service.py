@@ -17,6 +17,7 @@ from scheduler.api.seen_jobs import OTHERS, SeenJobs
 from scheduler.api.uploads import MODEL, Uploads, read_request
 from scheduler.api.views import explanation, fitting, guarded_view, job_view, log_entry, log_filter, peer_view
 from scheduler.brain.explain.facts import Fact, explain_job, explain_peer
+from scheduler.brain.explain.queue import Queue
 from scheduler.brain.explain.trust import explain_trust
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.jobs.commands import Jobs
@@ -88,7 +89,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             tokens, files = read_request(request)
             spec = await self._spec(request.spec_json)
             tokenizer_files = dict(request.tokenizer_files) | await self._uploads.tokenizer(person.project, request)
-            return job_view(await self._jobs.submit(spec, tokens, tokenizer_files, files, person))
+            return self._view(await self._jobs.submit(spec, tokens, tokenizer_files, files, person))
 
     # Looking -----------------------------------------------------------------------------------------------------
 
@@ -98,20 +99,22 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
         async with _answering(context):
             jobs = [job for job in self._seen.all() if is_wanted(job.record.state)]
+            queue = self._queue()
             views = (
-                job_view(job, spec=False) for job in jobs[: min(request.limit or JOBS_LISTED_MAX, JOBS_LISTED_MAX)]
+                self._view(job, spec=False, queue=queue)
+                for job in jobs[: min(request.limit or JOBS_LISTED_MAX, JOBS_LISTED_MAX)]
             )
             return pb.JobList(jobs=fitting(views), troubles=self._troubles())
 
     async def Get(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            return job_view(self._seen.find("Get", request.job))
+            return self._view(self._seen.find("Get", request.job))
 
     async def Watch(self, request: pb.JobRequest, context: Context) -> AsyncIterator[pb.JobView]:
         async with _answering(context):
             with self._following():
                 async for job in self._jobs.watch(self._seen.find("Watch", request.job)):
-                    yield job_view(job)
+                    yield self._view(job)
                     if not job.record.state.is_final:
                         await asyncio.sleep(WATCH_S_MIN)
 
@@ -145,6 +148,8 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             if request.HasField("microbatch"):
                 return self._explain_microbatch(about, request.microbatch.step, request.microbatch.index)
             facts = explain_job(self._jobs.standing(about), about.situation(), self._jobs.idle(), about.clock_s())
+            if about.waiting is not None:
+                facts += self._queue().facts(about.record.id)
             return explanation("job", about.record.id, self._seen.facts(facts))
 
     def _find(self, reference: str) -> Job | Peer:
@@ -211,20 +216,20 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             job = self._seen.find("Cancel", request.job)
             reason = request.reason[:REASON_CHARACTERS_MAX] or "cancelled by its user"
             await self._jobs.cancel(job, reason, checkpoint=not request.no_checkpoint)
-            return job_view(job)
+            return self._view(job)
 
     async def Pause(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with _answering(context):
             job = self._seen.find("Pause", request.job)
             await self._jobs.pause(job, "paused by its user")
-            return job_view(job)
+            return self._view(job)
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.JobView:
         async with _answering(context):
             job = self._seen.find("Resume", request.job)
             spec = await self._spec(request.spec_json) if request.spec_json else None
             await self._jobs.resume(job, getattr(request, "from"), spec)
-            return job_view(job)
+            return self._view(job)
 
     async def Remove(self, request: pb.JobRequest, context: Context) -> pb.RemovedView:
         async with _answering(context):
@@ -299,6 +304,16 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         if len(text) > SPEC_BYTES_MAX:
             raise InvalidConfig(f"the job's spec has {len(text)} characters, at most {SPEC_BYTES_MAX}")
         return await self._jobs.aside(lambda: spec_from_json(text))
+
+    def _queue(self) -> Queue:
+        return self._jobs.registry.queue(self._seen.is_seen)
+
+    def _view(self, job: Job, *, spec: bool = True, queue: Queue | None = None) -> pb.JobView:
+        """The job as the caller sees it; of one that waits, also its place among others."""
+        view = job_view(job, spec=spec)
+        if job.waiting is not None and (told := (queue or self._queue()).text(job.record.id)):
+            view.reason = f"{view.reason}; {self._seen.shown(told)}"
+        return view
 
     def _peer_view(self, peer: Peer) -> pb.PeerView:
         now_s = asyncio.get_running_loop().time()

@@ -137,6 +137,11 @@ class Job:
         )
 
     @property
+    def left_s(self) -> float:
+        """How long it will train on at its present speed; nan = not known."""
+        return self.progress.eta_s if self.record.state is JobState.RUNNING and not self.awaits_database else math.nan
+
+    @property
     def stages(self) -> dict[int, list[PeerId]]:
         """The peers of each stage; empty if the job has none."""
         peers, stages = self.record.peers, range(len(split_of(self.spec)))

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler.brain.explain.facts import WAITING_STATES
+from scheduler.brain.explain.queue import Holder, Queue
 from scheduler.jobs.job import Job, Waiting, now_s
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.storage.database import JobRecord, patiently
@@ -111,6 +112,17 @@ class JobRegistry:
     def at_work(self) -> list[Job]:
         """Running jobs, oldest first."""
         return [job for job in reversed(self.all()) if job.record.state is JobState.RUNNING]
+
+    def queue(self, is_seen: Callable[[Job], bool]) -> Queue:
+        """Who waits for stage servers, and who has them; how far that one is, only of jobs that are seen."""
+
+        def holder(job: Job) -> Holder:
+            progress = (job.progress.steps_done, job.spec.training.steps, job.left_s) if is_seen(job) else ()
+            return Holder(job.record.id, len(job.record.peers), *progress)
+
+        held = [job for job in self.all() if job.record.peers]
+        holders = map(holder, sorted(held, key=lambda job: -len(job.record.peers)))
+        return Queue(tuple(job.record.id for job in self.waiting()), tuple(holders))
 
     async def enter(self, job: Job, state: JobState, reason: str, **changes: Any) -> None:
         before = job.record.state

@@ -22,9 +22,8 @@ from swarm.job.model_config import filled_config
 from swarm.job.spec import JobSpec, parse_job
 from swarm.limits import STAGES_MAX
 from swarm.text import counted
-from swarm.types import UnitName
+from swarm.types import TIED_UNIT, UnitName
 
-TIED_UNIT = UnitName("tied")
 END_OF_TEXT = 256  # token id of the byte tokenizer's end of text
 
 # "auto" microbatches: at least this many per step, so that a pipeline has work for its stages whatever their number

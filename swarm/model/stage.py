@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from swarm.errors import NotFound
 from swarm.events import ParameterNorm
 from swarm.job.families import HEAD
-from swarm.job.partition import TIED_UNIT
 from swarm.job.spec import LOWERED, JobSpec
 from swarm.model import exact_sums
 from swarm.model.digests import digest_of
@@ -43,7 +42,7 @@ from swarm.model.runtime import step_device, sum_device, to_device, to_host
 from swarm.model.state import InitialState, raw_bytes
 from swarm.model.units import UnitUse, module_names, places_of, tied_name, views
 from swarm.model.weights import Weights
-from swarm.types import Microbatch, UnitName
+from swarm.types import TIED_UNIT, Microbatch, UnitName
 
 
 @dataclass(slots=True)

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from swarm.job.families import FAMILIES, HEAD
-from swarm.job.partition import TIED_UNIT
 from swarm.job.spec import JobSpec
-from swarm.types import UnitName
+from swarm.types import TIED_UNIT, UnitName
 
 
 @dataclass(frozen=True, slots=True)

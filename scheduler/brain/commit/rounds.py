@@ -21,7 +21,7 @@ from swarm.errors import JobFailed
 from swarm.events import Averaged, RoundFailed
 from swarm.messages import AbortRound, Average, Void
 from swarm.text import listed
-from swarm.types import PeerId, Round, RoundFault, UnitName, set_digest
+from swarm.types import TIED_UNIT, PeerId, Round, RoundFault, UnitName, set_digest
 
 DISPUTES_MAX = 2  # of a unit's members in one step: the round is repeated, the step is computed again
 
@@ -63,8 +63,12 @@ class Rounds:
         return [trouble.retry_s for run in self._state.progress.runs.values() for trouble in self.paused(run).values()]
 
     def waiting_for(self, run: StepRun) -> str:
-        missing = [f"{listed(one.missing())} ({unit})" for unit, one in run.rounds.items() if one.missing()]
-        return f"waits for averaging at {'; '.join(missing)}"
+        missing = [
+            f"{listed(one.missing())}, which average {'the tied embedding' if unit == TIED_UNIT else unit}"
+            for unit, one in run.rounds.items()
+            if one.missing()
+        ]
+        return f"waits for {'; '.join(missing)}"
 
     # What members say --------------------------------------------------------------------------------------------
 

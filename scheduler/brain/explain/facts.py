@@ -83,6 +83,7 @@ class Situation:
     newest_move: tuple[PeerId, Leave, float] | None = None  # a replica that was released for another stage, and when
     links: Mapping[tuple[PeerId, PeerId], float] = field(default_factory=dict)  # avoided until then
     checkpoint: Collection | None = None
+    rebalanced_s: float = nan  # when that decision was taken; nan = never
 
     def of_stage(self, stage: int) -> list[ReplicaStanding]:
         """The replicas of a stage, in order of peer id."""
@@ -153,7 +154,7 @@ def explain_job(job: JobStanding, situation: Situation | None, idle: Sequence[Id
     facts += [_stage(situation, stage) for stage in range(situation.stages)]
     facts.append(_overlap(job, situation))
     if situation.is_running:
-        facts.append(Fact("rebalancing", situation.rebalancing))
+        facts.append(_rebalancing(situation, now_s))
     facts += _moves(situation, now_s)
     facts += [_joiner(one, now_s) for one in situation.joiners]
     for replica in situation.replicas:
@@ -228,6 +229,12 @@ def _stage(situation: Situation, stage: int) -> Fact:
     named = ", ".join(f"{one.peer} {f'{one.pace_s:.3g} s' if one.pace_s else 'not measured'}" for one in pool[:SHOWN])
     more = f", and {len(pool) - SHOWN} more" if len(pool) > SHOWN else ""
     return Fact(f"stage {stage}", f"{text}; {named}{more}" if named else text, numbers)
+
+
+def _rebalancing(situation: Situation, now_s: float) -> Fact:
+    """The newest decision. It was measured when it was taken, so it may name another stage than the facts above."""
+    ago = f"{spoken_duration(now_s - situation.rebalanced_s)} ago: " if isfinite(situation.rebalanced_s) else ""
+    return Fact("rebalancing", f"{ago}{situation.rebalancing}")
 
 
 def _moves(situation: Situation, now_s: float) -> list[Fact]:

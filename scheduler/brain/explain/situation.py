@@ -78,6 +78,7 @@ def situation(parts: Parts, now_s: float) -> Situation:
         leaves.newest_move,
         state.links.failing(now_s),
         parts.saving.open,
+        parts.moves.decided_s,
     )
 
 

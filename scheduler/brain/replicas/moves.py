@@ -24,6 +24,7 @@ class Moves:
 
     def __init__(self, state: BrainState, loads: Loads) -> None:
         self.decision: Decision[Move] = Decision(None, "the job has not run long enough")
+        self.decided_s = math.nan  # when it was taken
         self.look_s = math.inf  # when to look again
         self._state = state
         self._loads = loads
@@ -51,7 +52,7 @@ class Moves:
                 decision = Decision(None, f"{decision.reason}, but {', '.join(others)} may be gone")
         if decision.reason != self.decision.reason:
             self._state.outbox.note("debug", f"rebalancing: {decision.reason}")
-        self.decision = decision
+        self.decision, self.decided_s = decision, now_s
         return decision
 
     def where_to_join(

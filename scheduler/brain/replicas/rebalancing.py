@@ -146,7 +146,7 @@ def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: f
     state = _Fill(pools, settings, now_s)
     rate_now = state.rate
     low = state.lowest
-    limits = f"stage {low} limits: {rate_now:.3g} mb/s against {max(state.capacities.values()):.3g}"
+    limits = f"stage {low} can do least: {rate_now:.3g} of {max(state.capacities.values()):.3g} microbatches/s"
     best: Move | None = None
     targets: list[int] = []
     first: tuple[PeerId, int, int] | None = None
@@ -169,7 +169,11 @@ def plan_moves(pools: Sequence[StagePool], settings: RebalanceSettings, now_s: f
 
     crowd = sum(not replica.arriving for replica in state.pools[low].replicas)
     needed = min(settings.min_gain, 0.5 / max(1, crowd))
-    rise = f"gives {best.rate_after / rate_now - 1.0:+.1%}" if rate_now > 0.0 else f"gives {best.rate_after:.3g} mb/s"
+    rise = (
+        f"gives {best.rate_after / rate_now - 1.0:+.1%}"
+        if rate_now > 0.0
+        else f"gives {best.rate_after:.3g} microbatches/s"
+    )
     others = f" and {best.moves - 1} more" if best.moves > 1 else ""
     text = (
         f"{limits}; moving {best.peer} from stage {best.source} to {best.target}{others} {rise}, "
@@ -206,8 +210,8 @@ def where_to_join(pools: Sequence[StagePool], *, min_replicas: int = 1) -> Decis
     after = min(capacities[stage] + (speed / pool.work if stage == pool.stage else 0.0) for stage in capacities)
     return Decision(
         pool.stage,
-        f"stage {pool.stage} does {capacities[pool.stage]:.3g} mb/s with {len(pool.replicas)} replicas, "
-        f"{max(capacities.values()):.3g} at best elsewhere; the pipeline goes from {rate:.3g} to {after:.3g} mb/s",
+        f"stage {pool.stage} does {capacities[pool.stage]:.3g} microbatches/s with {len(pool.replicas)} replicas, "
+        f"{max(capacities.values()):.3g} at best elsewhere; the pipeline goes from {rate:.3g} to {after:.3g}",
     )
 
 

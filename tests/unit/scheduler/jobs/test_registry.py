@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler.api.announcer import NoAnnouncer
+from scheduler.brain.explain.queue import Holder
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -18,7 +19,7 @@ from scheduler.storage.stores import Stores
 from swarm.errors import NotFound
 from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
-from swarm.types import JobId, JobState
+from swarm.types import JobId, JobState, PeerId
 from tests.support.simulated import small_spec
 
 
@@ -60,6 +61,18 @@ def test_a_name_of_two_open_jobs_is_an_error_that_lists_them(tmp_path: Path) -> 
 def test_a_name_of_ended_jobs_means_the_newest(tmp_path: Path) -> None:
     jobs = [job(f"dup-{n}", "dup", JobState.SUCCEEDED, float(n), tmp_path) for n in (1, 3, 2)]
     assert registry(tmp_path, jobs).find("dup").record.id == "dup-3"
+
+
+async def test_the_queue_is_in_order_of_age_and_hides_how_far_jobs_of_others_are(tmp_path: Path) -> None:
+    jobs = [job(f"w-{n}", "w", JobState.PLACING, float(n), tmp_path) for n in (2, 1)]
+    for name, count in (("mine-1", 1), ("others-2", 3)):
+        works = job(name, name, JobState.RUNNING, 0.0, tmp_path)
+        works.record = replace(works.record, peers={PeerId(f"{name}-{n}"): 0 for n in range(count)})
+        works.progress.steps_done, works.progress.eta_s = 3, 60.0
+        jobs.append(works)
+    made = registry(tmp_path, jobs).queue(lambda one: one.record.name.startswith("mine"))
+    assert made.waiting == ("w-1", "w-2")
+    assert made.holders == (Holder(JobId("others-2"), 3), Holder(JobId("mine-1"), 1, 3, 4, 60.0))
 
 
 async def test_a_job_enters_only_states_that_its_state_leads_to(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ SCHEDULER = {
     "swarm_peer_last_heartbeat_timestamp_seconds": {"peer"},
 }
 STAGE_SERVER = {
+    "swarm_stage_server_info": {"peer", "job_id", "stage"},
     "swarm_stage_compute_seconds": {"stage", "direction"},
     "swarm_queue_depth": {"stage", "direction"},
     "swarm_queue_wait_seconds": {"stage", "direction"},
@@ -121,7 +122,24 @@ def test_a_stage_server_serves_the_promised_series_and_labels() -> None:
     metrics.round_finished(0, "averaged", 0.2)
     metrics.output_evicted(0)
     metrics.auth_failed("E0508")
+    metrics.identify("p1", lambda: ("j1", 0))
     assert _series(metrics.registry) == EVERY_PROCESS | STAGE_SERVER
+
+
+def test_a_stage_server_says_who_it_is_and_what_it_serves_at_each_scrape() -> None:
+    """The scheduler's series named a peer, its own only an instance: nothing joined the two."""
+    metrics = StageServerMetrics("0.1.0", 1)
+    place: list[tuple[str, int]] = []
+    metrics.identify("vm-815eb3", lambda: place[-1] if place else None)
+    labels = {"peer": "vm-815eb3", "job_id": "", "stage": ""}
+    for served in (None, ("a-1", 0), ("b-2", 3)):
+        if served is not None:
+            place.append(served)
+            labels |= {"job_id": served[0], "stage": str(served[1])}
+        lines = generate_latest(metrics.registry).decode().splitlines()
+        assert [line for line in lines if line.startswith("swarm_stage_server_info{")] == [
+            f'swarm_stage_server_info{{job_id="{labels["job_id"]}",peer="vm-815eb3",stage="{labels["stage"]}"}} 1.0'
+        ]
 
 
 def test_every_process_also_shows_itself() -> None:

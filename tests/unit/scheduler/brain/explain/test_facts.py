@@ -63,6 +63,12 @@ def told(facts: list[Fact]) -> dict[str, str]:
     return {fact.topic: fact.text for fact in facts}
 
 
+def test_a_rebalancing_decision_says_how_old_it_is() -> None:
+    """`stage 1: it limits the job` and, two lines on, `stage 0 limits`: of two moments, which nobody could see."""
+    says = told(explain_job(standing(), situation(rebalanced_s=70.0), [], NOW_S))
+    assert says["rebalancing"] == "30.0 s ago: one stage"
+
+
 def numbers(facts: list[Fact], topic: str) -> dict[str, float]:
     (found,) = [dict(fact.numbers) for fact in facts if fact.topic == topic]
     return found

@@ -1,0 +1,62 @@
+"""Where a job that waits stands: which jobs come before it, and which have the stage servers that it could use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite, nan
+
+from scheduler.brain.explain.facts import Fact
+from swarm.text import counted, spoken_duration
+from swarm.types import JobId
+
+SHOWN = 8  # holders by name
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A job that has stage servers; of one that is not the reader's, only that is known."""
+
+    job: JobId
+    stage_servers: int
+    step: int = 0
+    steps: int = 0  # 0 = not known
+    left_s: float = nan  # until its last step, if it goes on as it does; nan = not known
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """All jobs that wait for stage servers, the oldest first, and those that have some, those with most first."""
+
+    waiting: tuple[JobId, ...]
+    holders: tuple[Holder, ...]
+
+    def text(self, job: JobId) -> str:
+        """In a few words; empty if nobody is before the job and nobody has anything."""
+        facts = [self._place(job)] if len(self.waiting) > 1 else []
+        if self.holders:
+            taken = counted(sum(one.stage_servers for one in self.holders), "stage server")
+            first, more = self.holders[0].job, len(self.holders) - 1
+            facts.append(f"{first} and {more} more have {taken}" if more else f"{first} has {taken}")
+        return "; ".join(facts)
+
+    def facts(self, job: JobId) -> list[Fact]:
+        """In full."""
+        before = self.waiting[: self.waiting.index(job)]
+        named = f": {', '.join(before[-SHOWN:])} before it" if before else ""
+        numbers = {"place": len(before) + 1.0, "waiting": float(len(self.waiting))}
+        facts = [Fact("queue", f"{self._place(job)}{named}", numbers)]
+        for one in self.holders[:SHOWN]:
+            text = f"{one.job} has {counted(one.stage_servers, 'stage server')}"
+            text += f", step {one.step} of {one.steps}" if one.steps else ""
+            numbers = {"stage_servers": float(one.stage_servers)}
+            if isfinite(one.left_s):
+                text += f", about {spoken_duration(one.left_s)} left at this speed"
+                numbers["left_s"] = one.left_s
+            facts.append(Fact("in use", text, numbers))
+        if (more := len(self.holders) - SHOWN) > 0:
+            facts.append(Fact("in use", f"by {counted(more, 'job')} more"))
+        return facts
+
+    def _place(self, job: JobId) -> str:
+        number = self.waiting.index(job) + 1
+        return f"number {number} of {len(self.waiting)} that wait"
