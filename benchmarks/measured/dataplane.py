@@ -4,9 +4,8 @@
 
 A child process receives. For each size the ways take turns, `repeats` times each, so that a noisy machine disturbs all
 alike; with `--beside` the code of another checkout takes its turns among them, with `--passes` a receiver that lets in
-only who shows a pass. GB/s counts payload bytes one way,
-acknowledged; cpu-s/GB is user and system time of both processes. The figures are medians, with the range behind them;
-"of TCP" is the median of the ratios within each round.
+only who shows a pass. GB/s counts payload bytes one way, acknowledged; cpu-s/GB is user and system time of both
+processes. The figures are medians, with the range behind them; "of TCP" is the median of the ratios within each round.
 """
 
 from __future__ import annotations
