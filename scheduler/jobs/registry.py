@@ -32,6 +32,7 @@ STATE_PATIENCE_S = 10.0
 
 _ENDS = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.PAUSED, JobState.STALLED})
 _STOPS = frozenset({JobState.PAUSING, JobState.CANCELLING})
+_HOLDS = frozenset({JobState.LOADING, JobState.RUNNING}) | _STOPS  # a job that ended keeps the names of its peers
 _WAITING_ENDS = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.PAUSED})
 
 # A job may also enter the state that it is in, with another reason, unless it has ended.
@@ -120,7 +121,7 @@ class JobRegistry:
             progress = (job.progress.steps_done, job.spec.training.steps, job.left_s) if is_seen(job) else ()
             return Holder(job.record.id, len(job.record.peers), *progress)
 
-        held = [job for job in self.all() if job.record.peers]
+        held = [job for job in self.all() if job.record.state in _HOLDS and job.record.peers]
         holders = map(holder, sorted(held, key=lambda job: -len(job.record.peers)))
         return Queue(tuple(job.record.id for job in self.waiting()), tuple(holders))
 

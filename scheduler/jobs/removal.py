@@ -1,6 +1,6 @@
 """Removes jobs with all that they made, and files that no job names. brain/retention.py says which jobs may go.
 
-remove ─▶ nobody finds the job ─▶ its row goes (storage/removals.py) ─▶ commit rows, folders and uploads go
+remove ─▶ nobody finds the job ─▶ it is not listed (storage/removals.py) ─▶ rows, folders, uploads go
 """
 
 from __future__ import annotations

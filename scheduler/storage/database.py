@@ -89,6 +89,13 @@ _DRAINS = sa.Table(
     sa.Column("reason", sa.Text),
 )
 
+REMOVALS = sa.Table(  # jobs that are listed no more; removals.py
+    "removals",
+    sa.MetaData(),
+    sa.Column("job", sa.String(40), primary_key=True),
+    sa.Column("checkpoint_dir", sa.Text),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class JobTokens:
@@ -178,8 +185,9 @@ class Database:
         await run_blocking(self._executor, self._engine.dispose)
 
     async def jobs(self) -> list[JobRecord]:
-        """All jobs, newest first."""
-        rows = await self.select(sa.select(_JOBS).order_by(_JOBS.c.created_unix_s.desc()))
+        """All jobs, newest first, but those that are being removed."""
+        listed = sa.select(_JOBS).where(_JOBS.c.id.not_in(sa.select(REMOVALS.c.job)))
+        rows = await self.select(listed.order_by(_JOBS.c.created_unix_s.desc()))
         return [_record(row) for row in rows]
 
     async def put_job(self, record: JobRecord) -> None:
@@ -188,6 +196,7 @@ class Database:
             values[f"{name}_json"] = json.dumps(values.pop(name))
 
         def write(connection: sa.Connection) -> None:
+            connection.execute(sa.delete(REMOVALS).where(REMOVALS.c.job == record.id))  # it is listed
             changed = connection.execute(sa.update(_JOBS).where(_JOBS.c.id == record.id).values(values)).rowcount
             if not changed:
                 connection.execute(sa.insert(_JOBS).values(values))

@@ -1,8 +1,8 @@
 """Jobs on their way out: what is listed has its files, and what is not listed loses them.
 
-    one write: the job's row goes, a note comes ─▶ its commit rows go, some at a time ─▶ its files go ─▶ the note goes
+    a note comes: the job is listed no more ─▶ its commit rows go, some at a time ─▶ its files go ─▶ row and note go
 
-A scheduler that ends in between goes on at its next start. A note about a job that is listed means nothing.
+A scheduler that ends in between goes on at its next start. Whoever writes the job's row again takes the note away.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from scheduler.storage.database import Database
+from scheduler.storage.database import REMOVALS, Database
 from swarm.types import JobId
 
 ROWS_AT_ONCE = 10_000  # that one write deletes: commits of other jobs wait behind it
@@ -22,7 +22,6 @@ _STEPS = (
     sa.table("commits", sa.column("job", sa.Text), sa.column("step", sa.BigInteger)),
     sa.table("evaluations", sa.column("job", sa.Text), sa.column("version", sa.BigInteger)),
 )
-_REMOVALS = sa.table("removals", sa.column("job", sa.String), sa.column("checkpoint_dir", sa.Text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,8 @@ class Removals:
         """Take the job from the list; from here on it is gone for good."""
 
         def write(connection: sa.Connection) -> None:
-            connection.execute(sa.delete(_REMOVALS).where(_REMOVALS.c.job == job.id))
-            connection.execute(sa.insert(_REMOVALS).values(job=job.id, checkpoint_dir=job.checkpoint_dir))
-            connection.execute(sa.delete(_JOBS).where(_JOBS.c.id == job.id))
+            connection.execute(sa.delete(REMOVALS).where(REMOVALS.c.job == job.id))
+            connection.execute(sa.insert(REMOVALS).values(job=job.id, checkpoint_dir=job.checkpoint_dir))
 
         await self._database.write(write)
 
@@ -58,13 +56,17 @@ class Removals:
                 await self._database.write(partial(_execute, some))
 
     async def end(self, job: JobId) -> None:
-        """Nothing is left of the job."""
-        await self._database.write(partial(_execute, sa.delete(_REMOVALS).where(_REMOVALS.c.job == job)))
+        """Nothing else is left of the job."""
+
+        def write(connection: sa.Connection) -> None:
+            connection.execute(sa.delete(_JOBS).where(_JOBS.c.id == job))
+            connection.execute(sa.delete(REMOVALS).where(REMOVALS.c.job == job))
+
+        await self._database.write(write)
 
     async def unfinished(self) -> list[RemovedJob]:
-        """The jobs of which something may be left; never one that is listed."""
-        listed = sa.select(_JOBS.c.id)
-        rows = await self._database.select(sa.select(_REMOVALS).where(_REMOVALS.c.job.not_in(listed)))
+        """The jobs of which something may be left."""
+        rows = await self._database.select(sa.select(REMOVALS))
         return [RemovedJob(JobId(row["job"]), row["checkpoint_dir"]) for row in rows]
 
     async def _least(self, at: sa.ColumnElement[int], key: sa.ColumnElement[bool]) -> int | None:

@@ -18,6 +18,7 @@ def fresh_engine() -> sa.Engine:
     """An empty database with all tables, for as many schedulers, one after the other, as have the engine."""
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     connection.deserialize(_migrated())
+    connection.execute("PRAGMA foreign_keys=ON")  # as in a file
     # Else each engine compiles every statement anew.
     return _engine_on(connection).execution_options(compiled_cache=_COMPILED)
 

@@ -65,8 +65,9 @@ def test_a_name_of_ended_jobs_means_the_newest(tmp_path: Path) -> None:
 
 async def test_the_queue_is_in_order_of_age_and_hides_how_far_jobs_of_others_are(tmp_path: Path) -> None:
     jobs = [job(f"w-{n}", "w", JobState.PLACING, float(n), tmp_path) for n in (2, 1)]
-    for name, count in (("mine-1", 1), ("others-2", 3)):
-        works = job(name, name, JobState.RUNNING, 0.0, tmp_path)
+    for name, count in (("mine-1", 1), ("others-2", 3), ("ended-3", 9)):
+        state = JobState.SUCCEEDED if name == "ended-3" else JobState.RUNNING
+        works = job(name, name, state, 0.0, tmp_path)
         works.record = replace(works.record, peers={PeerId(f"{name}-{n}"): 0 for n in range(count)})
         works.progress.steps_done, works.progress.eta_s = 3, 60.0
         jobs.append(works)

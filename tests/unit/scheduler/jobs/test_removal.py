@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from scheduler.brain.outputs import CommitRow
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -76,6 +77,7 @@ class Scene:
         tokens = JobTokens(shards, "uint16", 257, 1.0)
         record = JobRecord(JobId(id_), id_[:1], state, "", at_s, at_s - 1.0, spec.model_dump_json(), tokens)
         await self.database.put_job(record)
+        await self.database.put_commit(record.id, CommitRow(0, 0, {}, 1.0, 1.0, 1.0, 1e-3, False, 10), at_s)
         self.registry.add(job := Job(record, spec))
         self.metrics.job_opened(record.id, "llama")
         folder = self.folder / "jobs" / id_
@@ -246,6 +248,7 @@ async def test_what_no_job_needs_is_named_and_then_removed(scene: Scene) -> None
     await scene.add("young-4")
     for name, age_s in (("stray-3", 2 * HOUR_S), ("young-4", 60.0)):
         with scene.engine.begin() as connection:  # a submit that failed when its folder was there
+            connection.execute(sa.text("DELETE FROM commits WHERE job = :job"), {"job": name})
             connection.execute(sa.text("DELETE FROM jobs WHERE id = :job"), {"job": name})
         os.utime(scene.folder / "jobs" / name, (NOW_S - age_s,) * 2)
     removal = await scene.restart(keep_s=HOUR_S)

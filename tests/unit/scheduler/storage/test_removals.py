@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import sqlalchemy as sa
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
 from scheduler.storage import removals
@@ -44,8 +45,17 @@ async def test_a_job_goes_with_all_of_its_rows_and_no_other(monkeypatch: pytest.
     await known.delete_rows(A)
     assert [await database.commits(A), await database.evaluations(A)] == [[], []]
     assert [len(await database.commits(B)), len(await database.evaluations(B))] == [3, 1]
+    assert rows_of(database, A) == 1, "the row goes last, with the note: other rows refer to it"
     await known.end(A)
     assert await known.unfinished() == []
+    assert rows_of(database, A) == 0
+
+
+def rows_of(database: Database, job: JobId) -> int:
+    """How many rows of the table of jobs are of this one, listed or not."""
+    with database._engine.connect() as connection:
+        found = connection.execute(sa.text("SELECT count(*) FROM jobs WHERE id = :job"), {"job": job})
+        return int(found.scalar_one())
 
 
 async def test_a_job_that_is_listed_is_not_being_removed() -> None:
@@ -55,6 +65,7 @@ async def test_a_job_that_is_listed_is_not_being_removed() -> None:
     await known.begin(RemovedJob(A))
     await database.put_job(record(A))
     assert await known.unfinished() == []
+    assert {one.id for one in await database.jobs()} == {A, B}
     await known.begin(RemovedJob(A, "/elsewhere"))
     assert await known.unfinished() == [RemovedJob(A, "/elsewhere")]
 
@@ -62,7 +73,8 @@ async def test_a_job_that_is_listed_is_not_being_removed() -> None:
 async def test_a_database_that_takes_no_write_changes_nothing() -> None:
     database = await two_jobs()
     with database._engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TRIGGER full BEFORE DELETE ON jobs BEGIN SELECT RAISE(ABORT, 'full'); END")
+        refuse = "CREATE TRIGGER full BEFORE INSERT ON removals BEGIN SELECT RAISE(ABORT, 'full'); END"
+        connection.exec_driver_sql(refuse)
     with pytest.raises((DatabaseUnavailable, DatabaseRejected)):
         await Removals(database).begin(RemovedJob(A))
     assert {one.id for one in await database.jobs()} == {A, B}
