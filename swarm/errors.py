@@ -223,7 +223,7 @@ class RelaySilent(PeerUnavailable):
 
 
 class NoWay(PeerUnavailable):
-    """No relay that leads to the peer answers; the peer itself may be well."""
+    """No relay carries to the peer; the peer itself may be well."""
 
     code = "E1102"
 

@@ -23,6 +23,7 @@ with quiet_start():
     )
     from swarm.process.logs import configure
     from swarm.relay.app import RelayOptions, serve
+    from swarm.relay.budget import budget_of
 
 DATA_DIR = platformdirs.user_data_path("swarm") / "relay"
 
@@ -46,6 +47,12 @@ def relay(
     scheduler: Annotated[
         str, typer.Option(help="The scheduler's HOST:PORT.", show_default="the one that was joined")
     ] = "",
+    max_rate: Annotated[
+        str, typer.Option(help="Carry no more than this for all together, such as 200Mbit.", show_default="no limit")
+    ] = "",
+    max_bytes_per_job: Annotated[
+        str, typer.Option(help="Carry no more than this for a job, such as 2TiB.", show_default="no limit")
+    ] = "",
     http_host: HttpHost = "127.0.0.1",
     http_port: Annotated[
         str, typer.Option(help="Port of /metrics and /healthz, or the next free one; 0 = any, none = off.")
@@ -67,6 +74,7 @@ def relay(
         http_host,
         http_port_of(http_port),
         data_dir,
+        budget_of(max_rate, max_bytes_per_job),
     )
     options.check()
     run_process(serve(options))

@@ -17,6 +17,7 @@ from swarm.pki.tokens import JoinLine
 from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
 from swarm.process.logs import get_logger
+from swarm.relay.budget import Budget
 from swarm.relay.metrics import RelayMetrics
 from swarm.relay.service import RelayService, add_relay_service, may_relay
 from swarm.relay.session import RelaySession
@@ -40,6 +41,7 @@ class RelayOptions:
     http_host: str
     http_port: int | None  # None = off
     data_dir: Path
+    budget: Budget
 
     def check(self) -> None:
         """InvalidConfig, UsageError."""
@@ -79,7 +81,7 @@ async def serve(options: RelayOptions) -> None:
         identity = wallet.identity
         assert identity is not None
         metrics = RelayMetrics(product, PROTOCOL_VERSION)
-        service = RelayService(identity.cluster, metrics)
+        service = RelayService(identity.cluster, metrics, budget=options.budget)
         server = new_server(Guard(may_relay, lambda method, who, error: metrics.auth_failed(error.code)), more=NARROW)
         add_relay_service(server, service)
         host, bound = options.listen.rpartition(":")[0], bind(server, options.listen, wallet)

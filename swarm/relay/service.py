@@ -24,6 +24,7 @@ from swarm.limits import RELAY_CHUNK_BYTES, RELAY_IDLE_S_MAX
 from swarm.messages import CutOff, Welcome
 from swarm.peer_messages import Pass
 from swarm.pki.names import Role
+from swarm.relay.budget import Budget
 from swarm.relay.metrics import RelayMetrics
 from swarm.relay.switchboard import Opening, Switchboard
 from swarm.rpc import passes
@@ -68,12 +69,17 @@ class RelayService:
     """Serves Listen, Accept and Connect. Until a scheduler has said whose passes are good, none is."""
 
     def __init__(
-        self, cluster: str, metrics: RelayMetrics, on_bytes: Callable[[bytes], bytes] = lambda payload: payload
+        self,
+        cluster: str,
+        metrics: RelayMetrics,
+        on_bytes: Callable[[bytes], bytes] = lambda payload: payload,
+        budget: Budget | None = None,
     ) -> None:
         """`on_bytes` sees all that is carried and may change it, to prove that the ends notice."""
         self._board: Switchboard[_Line] = Switchboard(cluster)
         self._metrics = metrics
         self._on_bytes = on_bytes
+        self._budget = budget or Budget()
         self._key = b""
         self._ahead_s = 0.0  # the scheduler's clock, beyond the event loop's
         self._links: dict[str, _Link] = {}
@@ -140,6 +146,7 @@ class RelayService:
         async with answering(context):
             try:
                 shown = self._read(passes.shown(context.invocation_metadata()))
+                self._budget.check(shown.job)
                 to = PeerId(_metadata(context, TO_KEY))
                 opening, line = self._board.connect(_caller(), shown, to, self._now_unix_s())
             except NotAdmitted as error:
@@ -189,6 +196,9 @@ class RelayService:
                     size_bytes = len(message.payload)
                     if size_bytes > RELAY_CHUNK_BYTES:
                         raise Refused(f"a message of {size_bytes} bytes; {RELAY_CHUNK_BYTES} are the limit")
+                    if pause_s := self._budget.take(shown.job, size_bytes, loop.time()):
+                        idle.reschedule(loop.time() + pause_s + RELAY_IDLE_S_MAX)
+                        await asyncio.sleep(pause_s)
                     payload = self._on_bytes(message.payload)
                     await sink.write(relay_pb2.Bytes(payload=payload, end=message.end).SerializeToString())
                     self._metrics.carried(direction, size_bytes)

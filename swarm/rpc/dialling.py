@@ -57,7 +57,7 @@ class Dialler:
                 made = await (self._direct(address, peer) if way == DIRECT else self._through(way, peer))
             except SwarmError as error:
                 answer = error.message
-                if isinstance(error, RelaySilent):
+                if isinstance(error, RelaySilent | NoWay):
                     silent = True
                     self._paths.blame(way, now_s)
                 continue
@@ -69,7 +69,7 @@ class Dialler:
             except PeerUnavailable as error:
                 answer = answer or error.message
         if silent or not ways:
-            raise NoWay(f"no relay that leads to {peer} answers: {answer or 'there is none'}")
+            raise NoWay(f"no relay carries to {peer}: {answer or 'there is none'}")
         raise PeerUnavailable(f"{peer} is not reached: {answer}")
 
     def broke(self, connection: Connection) -> None:

@@ -18,6 +18,7 @@ from swarm.peer_messages import Pass, StateRequest
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.pki.passes import PassKey
+from swarm.relay.budget import Budget
 from swarm.rpc.channel import translate
 from swarm.rpc.passes import issue
 from swarm.rpc.paths import Paths
@@ -287,3 +288,26 @@ async def test_a_relay_that_is_lost_costs_a_link_and_the_second_one_carries() ->
             assert NoWay in errors, "the relays are to blame, not the peer"
             assert errors <= {NoWay, PeerUnavailable}
     assert [content for _, content in there.receiver.got] == [b"1", b"2"]
+
+
+async def test_a_job_that_had_its_share_of_one_relay_goes_on_through_the_other() -> None:
+    share = 1 << 20
+    async with (
+        relay_here("r1", budget=Budget(job_bytes_max=share)) as one,
+        relay_here("r2", budget=Budget(job_bytes_max=share)) as two,
+        hidden(H, 1, [one.at, two.at]) as there,
+    ):
+        for relay in (one, two):
+            await listens(relay, there)
+        async with links_of(wallet_of(A, pass_of(A, 1)), one.at, two.at) as links:
+            errors, sent = [], 0
+            while NoWay not in errors:
+                if error := await error_of(send(links, bytes(1 << 18))):
+                    errors.append(error)
+                else:
+                    sent += 1
+            assert set(errors) <= {NoWay, PeerUnavailable}
+    assert 5 <= sent <= 8, "one relay alone carries less than four tensors of these"
+    assert all(
+        share <= relay.bytes_carried("to_listener") + relay.bytes_carried("from_listener") for relay in (one, two)
+    )

@@ -21,6 +21,7 @@ from swarm.pki.identity import Wallet
 from swarm.pki.names import Role
 from swarm.pki.passes import PassKey
 from swarm.process.logs import get_logger
+from swarm.relay.budget import Budget
 from swarm.relay.metrics import RelayMetrics
 from swarm.relay.service import RelayService, add_relay_service, may_relay
 from swarm.rpc.channel import NARROW, THROUGH_RELAY, bind, new_server
@@ -63,10 +64,10 @@ class RelayHere:
 
 @asynccontextmanager
 async def relay_here(
-    name: str, on_bytes: Callable[[bytes], bytes] = lambda payload: payload
+    name: str, on_bytes: Callable[[bytes], bytes] = lambda payload: payload, budget: Budget | None = None
 ) -> AsyncIterator[RelayHere]:
     metrics = RelayMetrics("0", 0)
-    service = RelayService(OURS.cluster, metrics, on_bytes)
+    service = RelayService(OURS.cluster, metrics, on_bytes, budget)
     service.welcomed(Welcome(PeerId(name), 1.0, KEY.public, STARTED))
     server = new_server(Guard(may_relay), more=NARROW)
     add_relay_service(server, service)
