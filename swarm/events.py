@@ -152,6 +152,21 @@ class Averaged:
 
 
 @dataclass(frozen=True, slots=True)
+class Rechecked:
+    """A slice of a round by hash: what this member took, what comes out, and what all hold; or `fault` says why not."""
+
+    timeline: int
+    step: int
+    unit: UnitName
+    round: Round
+    number: int
+    took: tuple[str, ...]  # parts, in the order of the round's members
+    computed: str
+    held: str
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RoundFailed:
     """This member could not finish a round, as `cause` says; `reason` is for people."""
 
@@ -289,4 +304,5 @@ Event: TypeAlias = (
     | EvaluationUndelivered
     | Checked
     | Hashed
+    | Rechecked
 )

@@ -60,6 +60,7 @@ COUNTS_MAX: Mapping[str, int] = {
     "Averaged.norms": PARAMETERS_MAX,
     "ParameterHash.shape": 16,
     "Saved.parameters": PARAMETERS_MAX,
+    "Rechecked.took": PEERS_MAX,
     "Hashed.files": FILES_MAX,
     "Hashed.parameters": PARAMETERS_MAX,
     "LoadStage.split": STAGES_MAX,

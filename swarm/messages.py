@@ -202,6 +202,22 @@ class Average:
 
 
 @dataclass(frozen=True, slots=True)
+class Recheck:
+    """Reduce the slice of `owner` in a complete round once more: all members send `verifier` their parts of it again.
+
+    Owner and verifier report `Rechecked`.
+    """
+
+    timeline: int
+    step: int
+    unit: UnitName
+    round: Round
+    number: int  # names this request
+    owner: PeerId
+    verifier: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class AbortRound:
     """Give the round up; `step` accumulates again until the next `Average`."""
 
@@ -299,6 +315,7 @@ Command: TypeAlias = (
     | Chaos
     | Check
     | HashStage
+    | Recheck
 )
 
 

@@ -54,6 +54,8 @@ def hear(parts: Parts, peer: PeerId, event: Event, now_s: float) -> bool:
             return False
         case events.Averaged():
             parts.departures.remedy(parts.rounds.averaged(peer, event, now_s), now_s)
+        case events.Rechecked():
+            parts.means.rechecked(peer, event)
         case events.RoundFailed():
             _on_round_failed(parts, peer, event, now_s)
         case events.Committed():

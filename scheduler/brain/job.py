@@ -132,7 +132,7 @@ class JobBrain:
             times_s.append(state.census.deadline_s)
         if state.mode is Mode.RUNNING:
             times_s += [self._parts.moves.look_s, *self._parts.dispatch.times_s(), *self._parts.admission.times_s()]
-            times_s += self._parts.checks.times_s()
+            times_s += [*self._parts.checks.times_s(), *self._parts.means.times_s()]
         if state.mode is Mode.SAVING:
             times_s.append(self._parts.saving.again_s)
         times_s += self._parts.saves.times_s()
@@ -324,7 +324,7 @@ class JobBrain:
         for run in [run for run in progress.runs.values() if run.phase is Phase.COMMITTING]:
             if not self._parts.commits.is_owed(run):
                 self._parts.departures.remedy(self._parts.commits.compare(run), now_s)
-        if self._parts.checks.is_on:
+        if self._parts.checks.is_on or self._parts.means.is_on:
             self._check(now_s)
         if self.mode is not Mode.RUNNING:
             return
@@ -349,7 +349,8 @@ class JobBrain:
         """Compare what replicas say that they computed, and void what is wrong before more is given away."""
         for run in self._state.progress.redoable():
             self._settle_pairs(run, now_s)
-        self._parts.departures.remedy(self._parts.checks.look(now_s), now_s)
+        found = self._parts.checks.look(now_s) or self._parts.means.look(now_s)
+        self._parts.departures.remedy(found, now_s)
 
     def _advance_step(self, run: StepRun, now_s: float) -> None:
         state = self._state
@@ -360,7 +361,8 @@ class JobBrain:
         self._parts.rounds.repeat(run, now_s)
         if run.is_averaged and not self._parts.rounds.paused(run):
             run.turn(StepEvent.AVERAGED)
-        if self._parts.checks.permits(run.step):
+            self._parts.means.draw(run, now_s)
+        if self._parts.checks.permits(run.step) and self._parts.means.permits(run.step):
             state.conclude(self._parts.commits.decide(run))
         is_oldest = run.step == state.progress.agreed
         if run.phase is Phase.COMMITTING and is_oldest and not self._parts.commits.is_owed(run):

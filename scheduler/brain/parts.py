@@ -22,6 +22,7 @@ from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.state.mode import Mode
 from scheduler.brain.state.step import Phase
 from scheduler.brain.trust.checks import Checks
+from scheduler.brain.trust.means import Means
 from scheduler.brain.trust.saves import Saves
 from scheduler.brain.trust.strikes import Strikes
 from swarm.job.course import Course
@@ -40,6 +41,7 @@ class Parts:
     rounds: Rounds  # averaging of full steps
     commits: Commits  # rows, and whether all replicas made their commits
     checks: Checks  # whether replicas compute what they should
+    means: Means  # whether owners give out the means of what they were sent
     moves: Moves  # replicas that change stages
     admission: Admission  # peers that join
     collector: CheckpointCollector  # replicas that hand over a checkpoint
@@ -58,6 +60,7 @@ class Parts:
         commits = Commits(state, evaluations, rng)
         strikes = Strikes(state)
         checks = Checks(state, strikes, rng)
+        means = Means(state, strikes, rng)
         moves = Moves(state, loads)
         admission = Admission(state, loading, dispatch, commits, moves, rng)
         collector = CheckpointCollector(state, saving)
@@ -65,7 +68,7 @@ class Parts:
         departures = Departures(state, saving, evaluations, dispatch, rounds, commits, collector)
         reattach = Reattach(state, evaluations, dispatch, rounds, commits)
         return cls(
-            state, saving, evaluations, loads, loading, dispatch, rounds, commits, checks, moves, admission,
+            state, saving, evaluations, loads, loading, dispatch, rounds, commits, checks, means, moves, admission,
             collector, saves, departures, reattach,
         )  # fmt: skip
 

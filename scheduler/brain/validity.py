@@ -31,7 +31,7 @@ def is_of_the_past(event: Event, settings: BrainSettings) -> bool:
             return 0 <= event.microbatch.timeline < settings.timeline
         case events.Evaluated() | events.EvaluationUndelivered():
             return 0 <= event.batch.timeline < settings.timeline
-        case events.Averaged() | events.RoundFailed() | events.Committed():
+        case events.Averaged() | events.RoundFailed() | events.Rechecked() | events.Committed():
             return 0 <= event.timeline < settings.timeline
     return False
 
@@ -80,7 +80,7 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
             if isinstance(event, events.EvaluationUndelivered):
                 yield _outside("stage", event.stage, 0, last)
             yield _outside("attempt", event.attempt, 1, ATTEMPTS_MAX)
-        case events.Averaged() | events.RoundFailed():
+        case events.Averaged() | events.RoundFailed() | events.Rechecked():
             yield _outside("timeline", event.timeline, settings.timeline, settings.timeline)
             yield _outside("step", event.step, 0, newest)
             yield "" if event.unit in settings.units else _unknown_unit(event.unit)

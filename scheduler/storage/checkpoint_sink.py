@@ -176,7 +176,8 @@ class CheckpointSink:
             file.abort()
             raise
         sha256 = (await self._run(file.finish)).sha256
-        self._listener.stored(header, sha256)
+        if self._open is held:
+            self._listener.stored(header, sha256)
         return sha256
 
     def vouch(self, vouch: Vouch) -> None:

@@ -134,6 +134,17 @@ class Mailbox:
                 self.put(*early)
         self.early.drop(lambda key, _: (key.step, key.unit) == (step, unit) and key.round <= command.round)
 
+    def expect(self, command: Average, owner: PeerId) -> None:
+        """Others send us their parts of a slice that is another's: it is reduced once more here."""
+        round_ = self._announced.get((command.step, command.unit))
+        if round_ is None or round_.round != command.round:
+            return
+        of_round = (command.timeline, command.step, command.unit, command.round)
+        for start, stop in [(one.start, one.stop) for one in command.members if one.peer == owner]:
+            for member in command.members:
+                if member.peer != self._me:
+                    round_.due[SliceKey(*of_round, False, member.peer, member.incarnation, start)] = stop - start
+
     def close(self, step: int) -> None:
         """Forget all slices up to and including `step`: it is committed."""
         self._closed_step = max(self._closed_step, step)

@@ -57,7 +57,14 @@ from swarm.types import Direction, Hop, Microbatch, UnitName
 REPAIR_S = 2.0
 
 Computing: TypeAlias = messages.Route | messages.Void | messages.Evaluate | messages.Check
-Stepping: TypeAlias = messages.Average | messages.AbortRound | messages.Commit | messages.SaveStage | messages.HashStage
+Stepping: TypeAlias = (
+    messages.Average
+    | messages.AbortRound
+    | messages.Commit
+    | messages.SaveStage
+    | messages.HashStage
+    | messages.Recheck
+)
 
 
 @dataclass(slots=True)
@@ -143,6 +150,8 @@ class Replica:
                 self._average(command)
             case messages.AbortRound():
                 self._abort(command)
+            case messages.Recheck():
+                self._rounds.recheck(command)
             case messages.Commit():
                 await self._commit(command)
             case messages.SaveStage() | messages.HashStage():

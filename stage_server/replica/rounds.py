@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import Tensor
 
 from stage_server.ports import ReplicaId, ReplicaPorts
 from stage_server.replica.averaging import Mean, run_round
 from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
+from stage_server.replica.second_owner import reduce_again, send_part
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.events import Averaged, RoundFailed
-from swarm.messages import AbortRound, Average, Commit
+from swarm.messages import AbortRound, Average, Commit, Recheck
 from swarm.model.stage import Stage
 from swarm.types import Round, RoundFault, UnitName
 
@@ -31,6 +35,7 @@ class _UnderWay:
     command: Average
     task: asyncio.Task[None] | None = None  # none: waits for the seal
     given_up: bool = False
+    checks: list[asyncio.Task[None]] = field(default_factory=list)
 
 
 class RoundRunner:
@@ -80,6 +85,34 @@ class RoundRunner:
                 one.given_up = True
                 self._failed(one.command, SetMismatch(f"expected set {expected}, this replica holds {digest}"))
 
+    def recheck(self, command: Recheck) -> None:
+        """Take part in reducing a slice of a complete round again; a round that is given up needs none."""
+        known = self._rounds.get((command.step, command.unit))
+        mean = self._means.get((command.step, command.unit, command.round))
+        if known is None or known.given_up or known.command.round != command.round or mean is None:
+            return
+        average, me, ports = known.command, self._me, self._ports
+        part = partial(self._stage.part, command.step, command.unit)
+        if me.peer == command.verifier:
+            self.mailbox.expect(average, command.owner)
+        else:
+            known.checks.append(ports.work.start(self._send_part(average, command, part)))
+        if me.peer in (command.owner, command.verifier):
+            known.checks.append(ports.work.start(self._reduce_again(average, command, part, mean)))
+
+    async def _send_part(self, average: Average, command: Recheck, part: Callable[[], Tensor]) -> None:
+        try:
+            await send_part(average, command, self._me, self._ports.device, self._ports.links, part)
+        except SwarmError as error:
+            facts = {"step": command.step, "unit": command.unit, "to": command.verifier}
+            self._ports.log.warning("part not sent again", **facts, reason=error.message)
+
+    async def _reduce_again(self, average: Average, command: Recheck, part: Callable[[], Tensor], mean: Mean) -> None:
+        device, mailbox = self._ports.device, self.mailbox
+        self._ports.emit(
+            await reduce_again(average, command, self._me, self._bits, device, mailbox, part, mean.gradient)
+        )
+
     def abort(self, command: AbortRound) -> bool:
         """Give a round up if it is the unit's newest; returns whether no round of the step is left."""
         known = self._rounds.get((command.step, command.unit))
@@ -109,6 +142,8 @@ class RoundRunner:
 
     def _stop(self, one: _UnderWay) -> None:
         one.given_up = True
+        for check in one.checks:
+            check.cancel()
         if one.task is not None and not one.task.done():
             one.task.cancel()
             self._ports.metrics.round_finished(self._me.stage, "aborted", 0.0)

@@ -260,7 +260,8 @@ class JobSpec(Section):
                 "model.compile = true fuses operations, which rounds otherwise on each kind of machine: "
                 "with training.reproducible = true set it to false"
             )
-        self.trust.check(reproducible=self.training.reproducible)
+        compresses = self.averaging.compression != "none"
+        self.trust.check(reproducible=self.training.reproducible, compresses_slices=compresses)
         self._check_islands()
         if self.model.id and not {"num_hidden_layers", "n_layer"} & self.model.config.keys():
             return self  # not grounded yet: the layers are known when it is

@@ -16,15 +16,22 @@ class TrustSection(Section):
     spot_check: Annotated[float, Field(ge=0, le=1)] = 0.0
     # Whether other replicas of a stage say by hash what one of them hands over for a checkpoint.
     second_hash: bool = False
+    # The share of rounds of averaging of which one slice is reduced once more, by another member: 0 = off.
+    second_owner: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @property
     def hashes_hops(self) -> bool:
         return self.spot_check > 0.0
 
-    def check(self, *, reproducible: bool) -> None:
+    def check(self, *, reproducible: bool, compresses_slices: bool) -> None:
         """ValueError if the job cannot be checked."""
         if self.hashes_hops and not reproducible:
             raise ValueError(
                 f"trust.spot_check = {self.spot_check:g} compares results bit for bit, which differ from replica to "
                 "replica without training.reproducible = true: set that, or leave trust.spot_check out"
+            )
+        if self.second_owner and compresses_slices:
+            raise ValueError(
+                f"trust.second_owner = {self.second_owner:g} compares means with the sums that they are made of, which "
+                'compression changes: set averaging.compression = "none", or leave trust.second_owner out'
             )

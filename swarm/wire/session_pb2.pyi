@@ -61,7 +61,7 @@ class ReportedCell(_message.Message):
     def __init__(self, microbatch: _Optional[_Union[Microbatch, _Mapping]] = ..., attempt: _Optional[int] = ..., accumulated: _Optional[bool] = ..., finite: _Optional[bool] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated", "undelivered", "forwarded", "chaos_begun", "evaluation_undelivered", "checked", "hashed")
+    __slots__ = ("hello", "heartbeat", "loaded", "accumulated", "averaged", "round_failed", "committed", "saved", "failed", "logged", "leaving", "evaluated", "undelivered", "forwarded", "chaos_begun", "evaluation_undelivered", "checked", "hashed", "rechecked")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class Event(_message.Message):
     EVALUATION_UNDELIVERED_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
     HASHED_FIELD_NUMBER: _ClassVar[int]
+    RECHECKED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     loaded: Loaded
@@ -98,7 +99,8 @@ class Event(_message.Message):
     evaluation_undelivered: EvaluationUndelivered
     checked: Checked
     hashed: Hashed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ..., forwarded: _Optional[_Union[Forwarded, _Mapping]] = ..., chaos_begun: _Optional[_Union[ChaosBegun, _Mapping]] = ..., evaluation_undelivered: _Optional[_Union[EvaluationUndelivered, _Mapping]] = ..., checked: _Optional[_Union[Checked, _Mapping]] = ..., hashed: _Optional[_Union[Hashed, _Mapping]] = ...) -> None: ...
+    rechecked: Rechecked
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., accumulated: _Optional[_Union[Accumulated, _Mapping]] = ..., averaged: _Optional[_Union[Averaged, _Mapping]] = ..., round_failed: _Optional[_Union[RoundFailed, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., logged: _Optional[_Union[Logged, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., undelivered: _Optional[_Union[Undelivered, _Mapping]] = ..., forwarded: _Optional[_Union[Forwarded, _Mapping]] = ..., chaos_begun: _Optional[_Union[ChaosBegun, _Mapping]] = ..., evaluation_undelivered: _Optional[_Union[EvaluationUndelivered, _Mapping]] = ..., checked: _Optional[_Union[Checked, _Mapping]] = ..., hashed: _Optional[_Union[Hashed, _Mapping]] = ..., rechecked: _Optional[_Union[Rechecked, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("peer", "incarnation", "protocol", "product", "address", "http_address", "device", "threads", "memory_bytes", "pinned_stage", "job", "timeline", "version", "cells", "stage", "attempt", "join", "via_relay")
@@ -260,6 +262,28 @@ class Averaged(_message.Message):
     duration_s: float
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., digest: _Optional[str] = ..., norms: _Optional[_Iterable[_Union[ParameterNorm, _Mapping]]] = ..., duration_s: _Optional[float] = ...) -> None: ...
 
+class Rechecked(_message.Message):
+    __slots__ = ("timeline", "step", "unit", "round", "number", "took", "computed", "held", "fault")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TOOK_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    step: int
+    unit: str
+    round: Round
+    number: int
+    took: _containers.RepeatedScalarFieldContainer[str]
+    computed: str
+    held: str
+    fault: str
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., number: _Optional[int] = ..., took: _Optional[_Iterable[str]] = ..., computed: _Optional[str] = ..., held: _Optional[str] = ..., fault: _Optional[str] = ...) -> None: ...
+
 class RoundFailed(_message.Message):
     __slots__ = ("timeline", "step", "unit", "round", "reason", "accused", "cause")
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -397,7 +421,7 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "follow", "admit", "take_pass", "cut_off", "use_relays", "chaos", "check", "hash_stage")
+    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "follow", "admit", "take_pass", "cut_off", "use_relays", "chaos", "check", "hash_stage", "recheck")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -417,6 +441,7 @@ class Command(_message.Message):
     CHAOS_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     HASH_STAGE_FIELD_NUMBER: _ClassVar[int]
+    RECHECK_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     welcome: Welcome
     load_stage: LoadStage
@@ -436,7 +461,8 @@ class Command(_message.Message):
     chaos: Chaos
     check: Check
     hash_stage: HashStage
-    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., take_pass: _Optional[_Union[TakePass, _Mapping]] = ..., cut_off: _Optional[_Union[CutOff, _Mapping]] = ..., use_relays: _Optional[_Union[UseRelays, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., hash_stage: _Optional[_Union[HashStage, _Mapping]] = ...) -> None: ...
+    recheck: Recheck
+    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., take_pass: _Optional[_Union[TakePass, _Mapping]] = ..., cut_off: _Optional[_Union[CutOff, _Mapping]] = ..., use_relays: _Optional[_Union[UseRelays, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., hash_stage: _Optional[_Union[HashStage, _Mapping]] = ..., recheck: _Optional[_Union[Recheck, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("peer", "heartbeat_s", "pass_key", "unix_s", "cut_off", "relays")
@@ -633,6 +659,24 @@ class Average(_message.Message):
     tokens: int
     timeout_s: float
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class Recheck(_message.Message):
+    __slots__ = ("timeline", "step", "unit", "round", "number", "owner", "verifier")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    step: int
+    unit: str
+    round: Round
+    number: int
+    owner: str
+    verifier: str
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., number: _Optional[int] = ..., owner: _Optional[str] = ..., verifier: _Optional[str] = ...) -> None: ...
 
 class AbortRound(_message.Message):
     __slots__ = ("timeline", "step", "unit", "round")

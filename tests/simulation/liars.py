@@ -1,6 +1,8 @@
-"""Measure how soon liars are caught: one of three replicas of a stage gives wrong results in a share of its hops.
+"""Measure how soon liars are caught: one of three replicas of a stage gives wrong results, means or files.
 
 python -m tests.simulation.liars --spot-check 0.2 --steps 20 --seeds 4
+python -m tests.simulation.liars --second-owner 0.2 --steps 20 --seeds 8
+python -m tests.simulation.liars --second-hash --steps 4 --seeds 8
 """
 
 from __future__ import annotations
@@ -10,15 +12,18 @@ import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from statistics import median
+from typing import Any
 
 import structlog
 import torch
 
 from swarm.job.spec import JobSpec
+from swarm.job.trust import TrustSection
 from swarm.reference.trainer import train_local
 from swarm.types import JobState
-from tests.simulation.engine.liars import LIES, Outcome, checked_spec, play
+from tests.simulation.engine.liars import LIES, Outcome, checked_spec, giving_false_means, play, saving_false
 from tests.support.simulated import Tokens
 
 SHARES = (1.0, 0.2, 0.05)
@@ -30,9 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--spot-check", type=float, default=0.2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--second-owner", type=float, default=0.0, help="false means, instead of false results")
+    parser.add_argument("--second-hash", action="store_true", help="false files, instead of false results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    if options.second_owner or options.second_hash:
+        return _others(options)
     with tempfile.TemporaryDirectory() as folder:
         spec = checked_spec(Path(folder), options.spot_check, training__steps=options.steps)
         tokens = Tokens.make(Path(folder), spec)
@@ -41,6 +50,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("| lies committed by then | honest accused | weights of one process |")
         print("|---|---|---|---|---|---|---|---|")
         return max(_row(spec, tokens, lie, share, options.seeds, expected) for lie in LIES for share in SHARES)
+
+
+def _others(options: argparse.Namespace) -> int:
+    """Owners that give out false means, or savers that hand over false files."""
+    trust = TrustSection(second_owner=options.second_owner, second_hash=options.second_hash)
+    lies = "false means" if options.second_owner else "false saves"
+    with tempfile.TemporaryDirectory() as folder:
+        spec = checked_spec(Path(folder), trust=trust, training__steps=options.steps, checkpoint__every_steps=1)
+        tokens = Tokens.make(Path(folder), spec)
+        liar: dict[str, Any] = {"device": giving_false_means}
+        if options.second_hash:
+            liar = {"build": saving_false("sign", 1.0, Random(0), optimizer=True)}
+        played = [play(spec, tokens, "zeros", 0.0, seed, stage=seed % 2, **liar) for seed in range(options.seeds)]
+    caught = [one.caught.lies for one in played if one.caught is not None]
+    lied = sum(bool(one.lies) for one in played)
+    accused = sum(len(one.accused) for one in played)
+    print(f"{len(caught)} of {lied} runs with {lies} caught, after {median(caught) if caught else 0:g} of them")
+    print(f"{accused} honest ones accused; {sum(one.state is JobState.SUCCEEDED for one in played)} jobs succeeded")
+    return int(bool(accused))
 
 
 def _row(spec: JobSpec, tokens: Tokens, lie: str, share: float, seeds: int, expected: str) -> int:

@@ -11,9 +11,10 @@ import torch
 
 from scheduler.brain.state.links import ROUNDS_MAX
 from swarm.errors import NotAllowed
+from swarm.job.trust import TrustSection
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerState
-from tests.simulation.engine.liars import LIAR, Lie, blaming, checked_spec, play, saving_false
+from tests.simulation.engine.liars import LIAR, Lie, blaming, checked_spec, giving_false_means, play, saving_false
 from tests.support.scenes import resolved
 from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
@@ -52,7 +53,7 @@ def test_the_job_ends_with_the_weights_of_one_process(tmp_path: Path, lie: Lie, 
 
 @pytest.mark.parametrize(("lie", "optimizer", "peers"), [("zeros", False, 6), ("sign", True, 6), ("random", False, 4)])
 def test_what_is_saved_is_what_others_hash(tmp_path: Path, lie: Lie, optimizer: bool, peers: int) -> None:
-    spec = checked_spec(tmp_path, second_hash=True, training__steps=3, checkpoint__every_steps=1)
+    spec = checked_spec(tmp_path, trust=TrustSection(second_hash=True), training__steps=3, checkpoint__every_steps=1)
     tokens = Tokens.make(tmp_path, spec)
     share = 1.0 if peers == 6 else 0.5  # of two, one that always contradicts the other stops the job
     liar = saving_false(lie, share, Random(2), optimizer=optimizer)
@@ -70,6 +71,24 @@ def test_honest_replicas_are_not_accused_although_some_are_lost(tmp_path: Path) 
     tokens = Tokens.make(tmp_path, spec)
     outcome = play(spec, tokens, "zeros", 0.0, 2, peers=5)
     assert (outcome.state, outcome.accused, outcome.caught) == (JobState.SUCCEEDED, (), None)
+    assert outcome.sha256 == train_local(spec, tokens.batches(spec)).sha256
+
+
+def test_an_owner_that_gives_out_false_means_is_caught_by_a_second_one(tmp_path: Path) -> None:
+    spec = checked_spec(tmp_path, trust=TrustSection(second_owner=1.0), training__steps=6)
+    tokens = Tokens.make(tmp_path, spec)
+    outcome = play(spec, tokens, "zeros", 0.0, 1, stage=0, device=giving_false_means)
+    assert outcome.state is JobState.SUCCEEDED, outcome.reason
+    assert outcome.lies
+    assert (outcome.is_quarantined, outcome.accused) == (True, ())
+    assert "second owner" in outcome.evidence
+
+
+def test_honest_owners_are_not_accused(tmp_path: Path) -> None:
+    spec = checked_spec(tmp_path, trust=TrustSection(second_owner=1.0, second_hash=True), training__steps=3)
+    tokens = Tokens.make(tmp_path, spec)
+    outcome = play(spec, tokens, "zeros", 0.0, 2, peers=5)
+    assert (outcome.state, outcome.accused, outcome.is_quarantined) == (JobState.SUCCEEDED, (), False)
     assert outcome.sha256 == train_local(spec, tokens.batches(spec)).sha256
 
 

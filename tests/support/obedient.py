@@ -55,6 +55,7 @@ from swarm.events import (
     Loaded,
     ParameterHash,
     ParameterNorm,
+    Rechecked,
     ReportedCell,
     Saved,
     UnitSize,
@@ -70,6 +71,7 @@ from swarm.messages import (
     Follow,
     HashStage,
     LoadStage,
+    Recheck,
     Release,
     Route,
     SaveStage,
@@ -123,6 +125,10 @@ class Swarm:
         # What a replica makes instead of a tensor, with trust.spot_check: "y" or "dx", its microbatch, and its name.
         self.falsify: Callable[[PeerId, str, Microbatch, str], str] = lambda peer, kind, microbatch, name: name
         self.made: dict[tuple[Microbatch, int], tuple[str, str]] = {}  # y and dx of the newest hop at each stage
+        # With trust.second_owner, what a reader (or the owner) of a slice has taken of whom, computed, and holds.
+        self.reduced: Callable[[PeerId, PeerId, tuple[PeerId, ...]], tuple[tuple[str, ...], str, str]] = (
+            lambda reader, owner, members: (tuple(f"part of {one}" for one in members), "mean", "mean")
+        )
         # With trust.second_hash, the hash of what a replica stores or, asked for its word, hashes: "stored", "hashed".
         self.state_of: Callable[[PeerId, str, int], str] = lambda peer, kind, version: f"version {version}"
         self.vouched: list[Vouch] = []
@@ -264,6 +270,11 @@ class Swarm:
                     one.sums.get(step, set()).discard(microbatch.index)
             case Average():
                 self.average(one, command)
+            case Recheck(owner=owner, verifier=verifier) if peer in (owner, verifier):
+                told = self.averages.get((command.unit, command.round), {}).get(peer)
+                if told is not None:
+                    found = self.reduced(peer, owner, tuple(member.peer for member in told.members))
+                    self.say(peer, Rechecked(1, command.step, command.unit, command.round, command.number, *found))
             case AbortRound(round=number, unit=unit):
                 self.averages.pop((unit, number), None)
             case Commit(step=step, version=version):

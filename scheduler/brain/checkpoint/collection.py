@@ -19,8 +19,6 @@ from swarm.messages import SaveStage
 from swarm.text import listed
 from swarm.types import JobState, PeerId
 
-REFUSALS_MAX = 3  # of one version, which is then given up
-
 End: TypeAlias = Fail | Stopped
 
 
@@ -31,7 +29,6 @@ class CheckpointCollector:
         self._state = state
         self._saving = saving
         self._owed: Counter[PeerId] = Counter()  # how often each replica failed to hand over its part
-        self._refused: Counter[int] = Counter()  # how often a version was not accepted
 
     def committed(self, version: int, *, skipped: bool, now_s: float) -> None:
         """The replicas were just told to make `version`: ask for its checkpoint if one is due."""
@@ -86,23 +83,22 @@ class CheckpointCollector:
         """Replicas were expelled for holding wrong bytes: give the checkpoint up, as some may be in it."""
         if self._saving.open is None:
             return None
-        fault = "a replica that held other bytes than most may have handed over a part"
-        if self._state.settings.second_hash:
-            return self.refuse(fault, now_s)
-        return self.give_up("peer", fault, now_s)
+        if self._state.settings.second_hash and not self._saving.open.rests_on_one:
+            return None  # what was handed over is what others hold too
+        return self.give_up("peer", "a replica that held other bytes than most may have handed over a part", now_s)
 
-    def refuse(self, fault: str, now_s: float, saver: PeerId | None = None) -> End | None:
-        """What was handed over is not accepted: it is saved again, by another than `saver`, or the next version is."""
+    def refuse(self, saver: PeerId, stage: int, fault: str, now_s: float) -> End | None:
+        """What the replica handed over is not accepted: another one is asked, if it still has the version."""
         held = self._saving.open
         assert held is not None
-        self._owed.update([saver] if saver is not None else ())
-        self._refused[held.version] += 1
-        if held.version != self._state.progress.committed or self._refused[held.version] > REFUSALS_MAX:
+        self._owed[saver] += 1
+        if held.version != self._state.progress.committed:
             return self.give_up("peer", fault, now_s)
-        told = f"the checkpoint at step {held.version} is not accepted: {fault}; it is saved again"
+        told = f"stage {stage} of the checkpoint at step {held.version} is not accepted: {fault}; it is saved again"
         self._state.outbox.note("error", told)
-        self._state.outbox.put(DropCheckpoint(self._saving.give_up(), "peer", fault))
-        self.begin(held.version, now_s)
+        another = min(self._state.pool.by_stage[stage], key=self._reluctance)
+        self._saving.replace(stage, saver, another)
+        self._ask(another, held.version)
         return None
 
     def eager(self, stage: int) -> list[PeerId]:
@@ -114,6 +110,7 @@ class CheckpointCollector:
         """The storage refused a version; as `give_up`."""
         if self._saving.open is None or self._saving.open.version != version:
             return None
+        self._saving.at_once = self._state.settings.second_hash and reason == "peer"
         return self.give_up(reason, fault, now_s)
 
     def stuck(self, for_s: float, now_s: float) -> End | None:

@@ -45,6 +45,7 @@ class Collection:
     savers: dict[PeerId, int]
     parameters: dict[int, tuple[ParameterHash, ...]] = field(default_factory=dict)
     claims: dict[int, tuple[PeerId, Saved]] = field(default_factory=dict)  # of savers, while others are asked
+    rests_on_one: bool = False  # a stage was accepted although nobody else has hashed it
     is_writing: bool = False
 
 

@@ -127,6 +127,8 @@ def _step_waits_for(parts: Parts, run: StepRun) -> str:
             return f"waits for {listed(parts.commits.owing(run))} to commit"
         case Phase.DECIDED if not parts.checks.permits(run.step):
             return parts.checks.waiting_for(run.step)
+        case Phase.DECIDED if not parts.means.permits(run.step):
+            return parts.means.waiting_for(run.step)
         case Phase.DECIDED if not parts.evaluations.permits(run.step):
             return f"waits for the {parts.evaluations.waiting_for()}"
     return run.phase

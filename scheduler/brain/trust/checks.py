@@ -17,7 +17,6 @@ from __future__ import annotations
 from random import Random
 
 from scheduler.brain.commit.digests import Remedy, StartOver
-from scheduler.brain.fleet.quarantine import STRIKES_S
 from scheduler.brain.state.brain_state import BrainState
 from scheduler.brain.trust.inquiries import Inquiry, Stand
 from scheduler.brain.trust.strikes import Strikes
@@ -45,7 +44,6 @@ class Checks:
         self._drawn: set[tuple[Place, PeerId]] = set()
         self._open: dict[Place, Inquiry] = {}
         self._number = 0
-        self._doubts: dict[PeerId, dict[PeerId, float]] = {}
 
     # What replicas say -------------------------------------------------------------------------------------------
 
@@ -159,15 +157,7 @@ class Checks:
         self._state.links.accuse(one, other, now_s)
         if any(len(self._state.ledger.asked(maker.step, stage, maker.index)) > 1 for stage in self._beside(maker)):
             return [StartOver(told)]
-        for peer, against in ((one, other), (other, one)):
-            doubts = self._doubts.setdefault(peer, {})
-            doubts[against] = now_s
-            self._doubts[peer] = {peer: at_s for peer, at_s in doubts.items() if now_s - at_s < STRIKES_S}
-        for peer, against in ((one, other), (other, one)):
-            if len(self._doubts[peer]) > 1 and len(self._doubts[against]) == 1:
-                text = f"{told}; {listed(sorted(self._doubts[peer]))} contradict it ({NEIGHBOURS})"
-                return self._strikes.convict(peer, text, now_s, is_proven=True)
-        return self._leave_unclear(told, (one, other))
+        return self._strikes.contradict(one, other, told, NEIGHBOURS, now_s)
 
     def _beside(self, maker: Place) -> list[int]:
         return [at for at in (maker.stage - 1, maker.stage, maker.stage + 1) if 0 <= at < self._state.ledger.stages]

@@ -108,15 +108,20 @@ class Saves:
     def judge(self, now_s: float) -> list[Remedy]:
         """Compare what is there of the checkpoint under way."""
         self.ask()
-        held = self._of
-        for index, (saver, event) in list(held.claims.items()) if held is not None else ():
+        if (held := self._of) is None:
+            return []
+        for index, (saver, event) in list(held.claims.items()):
             stage = self._stages[index]
             if stage.due_s == inf:
-                assert held is not None
                 stage.due_s = now_s + (now_s - held.since_s) + PATIENCE_S
             if now_s < stage.due_s and any(self._may_answer(peer) for peer in stage.awaited if peer != saver):
                 continue
-            said = {**stage.words, saver: Word(stage.stored.get(saver, {}), event.parameters)}
+            words = {peer: word for peer, word in stage.words.items() if peer in self._state.pool and peer != saver}
+            stored = stage.stored.get(saver, {})
+            if any(word.files.keys() - stored.keys() for word in words.values()):
+                del held.claims[index]  # of an earlier request: what it sends now is on its way
+                continue
+            said = {**words, saver: Word(stored, event.parameters)}
             if odd := outvoted({peer: word.content for peer, word in said.items()}):
                 return self._contradicted(index, saver, said, odd, now_s)
             self._accept(index, saver, said)
@@ -130,15 +135,17 @@ class Saves:
     def _begin(self, held: Collection | None) -> None:
         """Another checkpoint is under way, or none: ask others than the savers for what they would send."""
         self._of, self._stages = held, {}
-        if held is None:
-            return
+        for saver, index in held.savers.items() if held is not None else ():
+            self._ask_others(saver, index)
+
+    def _ask_others(self, saver: PeerId, index: int) -> None:
+        assert self._of is not None
         settings = self._state.settings
-        command = HashStage(settings.job, settings.timeline, held.version, settings.saving.optimizer)
-        for saver, index in held.savers.items():
-            witnesses = [peer for peer in self._collector.eager(index) if peer != saver][:WITNESSES]
-            self._stages[index] = _Stage(set(witnesses))
-            for peer in witnesses:
-                self._state.outbox.send(peer, command)
+        command = HashStage(settings.job, settings.timeline, self._of.version, settings.saving.optimizer)
+        witnesses = [peer for peer in self._collector.eager(index) if peer != saver][:WITNESSES]
+        self._stages[index] = _Stage(set(witnesses))
+        for peer in witnesses:
+            self._state.outbox.send(peer, command)
 
     def _may_answer(self, peer: PeerId) -> bool:
         pool = self._state.pool
@@ -148,6 +155,7 @@ class Saves:
         assert self._of is not None
         if len(said) == 1:
             self._state.outbox.note("info", f"{self._what(index)} is as {saver} says: nobody else has hashed it")
+            self._of.rests_on_one = True
         _, event = self._of.claims.pop(index)
         self._saving.saved(saver, event)
         self._state.outbox.put(Vouch(self._of.version, said[saver].files))
@@ -156,14 +164,19 @@ class Saves:
         self, index: int, saver: PeerId, said: Mapping[PeerId, Word], odd: tuple[PeerId, ...], now_s: float
     ) -> list[Remedy]:
         """Not all say the same: what is stored is not accepted, and the stage is saved again, by another."""
-        self._saving.at_once = True
-        if len(odd) < len(said):  # the remedy gives up what was collected
+        self._saving.at_once = True  # if nobody has this version any more
+        if len(odd) < len(said):
+            if saver not in odd:
+                self._accept(index, saver, {peer: word for peer, word in said.items() if peer not in odd})
             texts = {peer: self._evidence(index, peer, said) for peer in odd}
             return [one for peer in odd for one in self._strikes.convict(peer, texts[peer], now_s, is_proven=True)]
         text = self._evidence(index, saver, said)
         if (fault := self._strikes.unclear(text, said)) is not None:
             return [fault]
-        self._state.conclude(self._collector.refuse(f"unclear who is right: {text}", now_s, saver))
+        self._state.conclude(self._collector.refuse(saver, index, f"unclear who is right: {text}", now_s))
+        if self._saving.open is self._of and self._of is not None:
+            (another,) = (peer for peer, stage in self._of.savers.items() if stage == index)
+            self._ask_others(another, index)
         return []
 
     def _what(self, index: int) -> str:

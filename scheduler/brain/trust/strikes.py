@@ -28,6 +28,7 @@ class Strikes:
         self._state = state
         self.counts: Counter[PeerId] = Counter()  # hops of a replica that were computed again by others
         self._strikes: dict[PeerId, list[float]] = {}
+        self._doubts: dict[PeerId, dict[PeerId, float]] = {}
         self._unclear: Counter[frozenset[PeerId]] = Counter()
 
     def convict(self, peer: PeerId, text: str, now_s: float, *, is_proven: bool) -> list[Remedy]:
@@ -39,6 +40,18 @@ class Strikes:
         self._state.outbox.put(Struck(peer, text, is_proven, self.counts[peer]))
         cause = f"wrong numbers: {text}"
         return [Expel(peer, cause)] if is_out and peer in self._state.pool else [StartOver(f"{peer}: {cause}")]
+
+    def contradict(self, one: PeerId, other: PeerId, told: str, guard: str, now_s: float) -> list[Remedy]:
+        """Two say different things of what went from one to the other: whoever two others contradict is wrong."""
+        for peer, against in ((one, other), (other, one)):
+            doubts = self._doubts.setdefault(peer, {})
+            doubts[against] = now_s
+            self._doubts[peer] = {peer: at_s for peer, at_s in doubts.items() if now_s - at_s < STRIKES_S}
+        for peer, against in ((one, other), (other, one)):
+            if len(self._doubts[peer]) > 1 and len(self._doubts[against]) == 1:
+                text = f"{told}; {listed(sorted(self._doubts[peer]))} contradict it ({guard})"
+                return self.convict(peer, text, now_s, is_proven=True)
+        return [self.unclear(told, (one, other)) or StartOver(f"unclear who is right: {told}")]
 
     def unclear(self, text: str, peers: Iterable[PeerId]) -> Fail | None:
         """Nobody can say which of them is right: that may happen some times before the job stops."""

@@ -21,6 +21,7 @@ from swarm.job.trust import TrustSection
 from swarm.model.stage import Stage
 from swarm.model.state import InitialState
 from swarm.types import JobState, Microbatch, PeerId, UnitName
+from tests.support.devices import InlineDevice
 from tests.support.scenes import resolved
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
@@ -30,10 +31,12 @@ LIES: tuple[Lie, ...] = get_args(Lie)
 LIAR = PeerId("peer-3")
 
 
-def checked_spec(folder: Path, spot_check: float = 0.0, *, second_hash: bool = False, **changes: object) -> JobSpec:
+def checked_spec(
+    folder: Path, spot_check: float = 0.0, trust: TrustSection | None = None, **changes: object
+) -> JobSpec:
     """A small job of two stages that checks its replicas."""
     spec = small_spec(write_text(folder), pipeline__stages=2, config__num_hidden_layers=2, **changes)
-    return resolved(spec.model_copy(update={"trust": TrustSection(spot_check=spot_check, second_hash=second_hash)}))
+    return resolved(spec.model_copy(update={"trust": trust or TrustSection(spot_check=spot_check)}))
 
 
 def false(lie: Lie, true: Tensor, before: Tensor) -> Tensor:
@@ -112,6 +115,23 @@ def saving_false(lie: Lie, share: float, rng: Random, *, optimizer: bool = False
     return made
 
 
+def giving_false_means(diary: Diary) -> type[InlineDevice]:
+    """A class of devices on which the means of slices come out false."""
+
+    class FalseMeans(InlineDevice):
+        def aside(self, work: Callable[[], Any]) -> Awaitable[Any]:
+            if "mean_of_parts" not in work.__code__.co_names or "compared" in work.__name__:
+                return super().aside(work)
+
+            def falsely() -> Any:
+                diary.lies.add((len(diary.lies), 0))
+                return work() * -2.0
+
+            return super().aside(falsely)
+
+    return FalseMeans
+
+
 def blaming(diary: Diary) -> type[Stage]:
     """A class of stage that averages with nobody: it says that no relay leads to one after the other."""
     others = cycle(PeerId(f"peer-{number}") for number in range(6))
@@ -158,6 +178,7 @@ def play(
     peers: int = 6,
     stage: int = -1,
     build: Callable[[Diary], type[Stage]] | None = None,
+    device: Callable[[Diary], type[InlineDevice]] = lambda _: InlineDevice,
     then: Callable[[Rig], Awaitable[None]] | None = None,
 ) -> Outcome:
     """Train with one liar, which serves `stage` if that is one. With `build` it is such a one, not one of hops."""
@@ -173,7 +194,8 @@ def play(
                     name = PeerId(f"peer-{number}")
                     rig.build = liar if name == LIAR else Stage
                     pinned = stage if name == LIAR else -1
-                    rig.add_peer(name, tasks, Random(seed * 100 + number), stage=pinned)
+                    device_type = device(diary) if name == LIAR else InlineDevice
+                    rig.add_peer(name, tasks, Random(seed * 100 + number), stage=pinned, device_type=device_type)
                 while len(rig.membership.idle_peers()) < peers:
                     await asyncio.sleep(0.1)
                 quarantine = rig.parts.peers.quarantine

@@ -18,12 +18,14 @@ from swarm.events import (
     Accumulated,
     Averaged,
     ChaosBegun,
+    Checked,
     Committed,
     Evaluated,
     EvaluationUndelivered,
     Event,
     Failed,
     Forwarded,
+    Hashed,
     Heartbeat,
     Hello,
     Leaving,
@@ -31,12 +33,14 @@ from swarm.events import (
     Logged,
     ParameterHash,
     ParameterNorm,
+    Rechecked,
     ReportedCell,
     RoundFailed,
     Saved,
     Undelivered,
     UnitSize,
 )
+from swarm.messages import StateFile
 from swarm.types import EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
 from tests.support.obedient import JOB, MICROBATCHES, STEPS, Swarm
 
@@ -63,6 +67,9 @@ SAID: tuple[Event, ...] = (
     EvaluationUndelivered(EvaluationBatch(1, 1, 0), 1, PeerId("d"), 1, "why"),
     Forwarded(M, 0, 1),
     ChaosBegun("kill"),
+    Checked(M, 0, 1, True, 1.0, ("x", "y", "g", "dx")),
+    Hashed(JOB, 1, 2, 0, (StateFile("model/0", 1, "00"),), (ParameterHash("w0", "float32", (1,), "00"),)),
+    Rechecked(1, 0, S0, Round(3, 1), 1, ("1", "2", "3"), "mean", "mean"),
 )
 
 

@@ -166,3 +166,27 @@ async def test_a_compressed_slice_that_comes_again_must_be_the_same_bytes(codec_
     with pytest.raises(Refused, match="two different slices"):
         made.put(header, other)
     assert await held(made, header) == decode_slice(payload, dtype, 2).tolist()
+
+
+async def test_parts_of_the_slice_of_another_are_taken_where_it_is_reduced_once_more() -> None:
+    third = PeerId("c")
+    members = (
+        Member(ME, 1, "at a", 0, 2, "mine"),
+        Member(OTHER, 7, "at b", 2, 4, "theirs"),
+        Member(third, 9, "at c", 4, 6, "theirs"),
+    )
+    command = replace(average(), members=members)
+    made = mailbox(command)
+    again = replace(PART, start=2)
+    with pytest.raises(Refused, match="no such slice is due"):
+        take(made, again, 1.0)
+    made.expect(replace(command, round=Round(1, 9)), OTHER)
+    with pytest.raises(Refused, match="no such slice is due"):
+        take(made, again, 1.0)
+    made.expect(command, OTHER)
+    take(made, again, 1.0)
+    take(made, replace(again, sender=third, incarnation=9), 2.0)
+    assert await held(made, again) == [1.0, 1.0]
+    assert await held(made, replace(again, sender=third, incarnation=9)) == [2.0, 2.0]
+    with pytest.raises(Refused, match="no such slice is due"):
+        take(made, replace(again, start=4), 1.0)

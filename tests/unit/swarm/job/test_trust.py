@@ -44,3 +44,11 @@ def test_results_that_need_not_be_equal_cannot_be_compared() -> None:
     with pytest.raises(InvalidConfig, match=r"compares results bit for bit") as refused:
         job({"spot_check": 0.02}, reproducible=False)
     assert "training.reproducible = true" in f"{refused.value}"
+
+
+def test_means_that_compression_has_changed_cannot_be_compared() -> None:
+    values = {"trust": {"second_owner": 0.1}, "averaging": {"compression": "int8"}, "training": {}}
+    with pytest.raises(InvalidConfig, match=r"compression changes") as refused:
+        parse_job({"name": "t", "model": {"config": {"num_hidden_layers": 2}}, "data": {"source": "x"}, **values})
+    assert 'averaging.compression = "none"' in f"{refused.value}"
+    assert job({"second_owner": 0.1}, reproducible=False).trust.second_owner == 0.1

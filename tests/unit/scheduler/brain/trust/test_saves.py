@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -148,6 +149,21 @@ def test_a_saver_that_is_lost_is_replaced_and_the_witnesses_are_not_asked_in_vai
     swarm.run(most=20000)
     swarm.assert_finished()
     assert swarm.struck == []
+
+
+def test_word_of_an_earlier_request_accuses_nobody() -> None:
+    """A saver that was asked twice for one version was struck: its first word came before its second files."""
+    swarm = Swarm(("abc", "def"), second_hash=True, eval_every_steps=0)
+    swarm.start()
+    swarm.run(lambda: bool(asked(swarm, SaveStage, 2)), most=20000)
+    for saver in asked(swarm, SaveStage, 2):
+        stage = swarm.replicas[saver].stage
+        swarm.say(saver, Saved(JOB, 1, 2, stage, swarm.weights_of(stage)))
+    swarm.inbox = deque(sorted(swarm.inbox, key=lambda one: not isinstance(one[1], HashStage)))
+    swarm.run(most=20000)
+    swarm.assert_finished()
+    assert swarm.struck == []
+    assert {path for one in swarm.vouched for path in one.files} == {"model/0", "model/1"}
 
 
 def test_only_those_who_are_asked_have_a_say() -> None:

@@ -1,0 +1,77 @@
+"""Who is wrong where members of a round name a slice differently, as pure functions of what they say.
+
+A reader took all parts of the slice once more and reduced them; the owner says what it took in the round.
+
+    a reader gets the mean that all hold ──────────────▶ alike
+    it does not ──ask another reader──┬─ parts differ ─▶ who gave them and who took them contradict each other
+                                      ├─ readers agree ▶ the owner is wrong
+                                      └─ they do not ──▶ the odd one is wrong
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from scheduler.brain.commit.digests import outvoted
+from swarm.events import Rechecked
+from swarm.types import PeerId
+
+
+class Stand(Enum):
+    """Where the matter stands."""
+
+    ASKS = auto()
+    ALIKE = auto()
+    WRONG = auto()  # `wrong` are proven wrong
+    CONTRADICTED = auto()  # the two in `pair` contradict each other
+    UNANSWERED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a member took of each other one, what comes out, and what it was given as the mean, by hash."""
+
+    took: tuple[str, ...]
+    computed: str
+    held: str
+
+    @classmethod
+    def of(cls, event: Rechecked) -> Sums:
+        return cls(event.took, event.computed, event.held)
+
+    @property
+    def is_right(self) -> bool:
+        return self.computed == self.held
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What follows from what was said."""
+
+    stand: Stand
+    wrong: tuple[PeerId, ...] = ()
+    pair: tuple[PeerId, ...] = ()
+
+
+def finding(owner: PeerId, members: Sequence[PeerId], said: Mapping[PeerId, Sums], *, may_ask: bool) -> Finding:
+    """What is to be thought of the owner's slice; `may_ask`: another reader could be asked."""
+    readers = [peer for peer in said if peer != owner]
+    if not readers:
+        return Finding(Stand.ASKS if may_ask else Stand.UNANSWERED)
+    if all(said[peer].is_right for peer in readers):
+        return Finding(Stand.ALIKE)
+    if len(readers) == 1 and may_ask:
+        return Finding(Stand.ASKS)
+    for at, giver in enumerate(members):
+        took = {peer: word.took[at] for peer, word in said.items()}
+        if odd := outvoted(took):
+            taker = next(peer for peer in (*odd, *said) if peer != giver)
+            return Finding(Stand.CONTRADICTED, pair=(giver, taker))
+    results = {peer: (word.computed, word.held) for peer, word in said.items()}
+    odd = outvoted(results)
+    if len(odd) == len(said) or len(readers) == 1:
+        return Finding(Stand.CONTRADICTED, pair=(readers[0], readers[1] if len(readers) > 1 else owner))
+    is_right = all(said[peer].is_right for peer in said if peer not in odd)
+    return Finding(Stand.WRONG, wrong=odd if is_right else tuple(sorted({*odd, owner})))

@@ -1,0 +1,105 @@
+"""A slice of a round that is reduced once more, by another member than its owner, to compare.
+
+    every member ──its part of the slice, once more──▶ verifier: reduces them, and looks at the mean that it was given
+    the owner ────what it took in the round───────────▶ the scheduler
+
+Both say by hash (`Rechecked`) what they took from whom, what comes out, and what all members hold. The parts lie in the
+sums until the commit, and what the owner took lies in its mailbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from stage_server.device import Device
+from stage_server.ports import ReplicaId
+from stage_server.replica.leftovers import coded
+from stage_server.replica.mailbox import Mailbox, SliceKey
+from stage_server.replica.packing import deliver, round_slice
+from swarm.errors import Refused
+from swarm.events import Rechecked
+from swarm.messages import Average, Member, Recheck
+from swarm.model.exact_sums import mean_of_parts
+from swarm.model.state import raw_bytes
+from swarm.rpc.peers import PeerLinks
+
+AGAIN_S = 0.2  # the verifier hears of the slice about when the others do: what comes sooner is sent again
+TIMES = 10
+
+
+async def send_part(
+    average: Average, command: Recheck, me: ReplicaId, device: Device, links: PeerLinks, part: Callable[[], Tensor]
+) -> None:
+    """Send the verifier our part of the slice once more; PeerUnavailable or Refused if it does not take it."""
+    owner, to = _of(average, command.owner), _of(average, command.verifier)
+    values = await device.run(lambda: part()[owner.start : owner.stop].clone())
+    letter = round_slice(me, average, owner, coded(values, "none"), averaged=False)
+    for left in reversed(range(TIMES)):
+        try:
+            await deliver(links, to, letter)
+        except Refused:
+            if not left:
+                raise
+            await asyncio.sleep(AGAIN_S)
+        else:
+            return
+
+
+async def reduce_again(
+    average: Average,
+    command: Recheck,
+    me: ReplicaId,
+    bits: int | None,
+    device: Device,
+    mailbox: Mailbox,
+    part: Callable[[], Tensor],
+    held: Tensor,
+) -> Rechecked:
+    """Reduce the slice from the parts that came for it, as its owner or as the verifier; `held` is the unit's mean."""
+    owner = _of(average, command.owner)
+    span = slice(owner.start, owner.stop)
+    parts = []
+    try:
+        async with asyncio.timeout(average.timeout_s):
+            for member in average.members:
+                if member.peer == me.peer:
+                    parts.append(await device.run(lambda: part()[span].clone()))
+                else:
+                    parts.append((await mailbox.get(key_of(average, member, owner))).values())
+    except TimeoutError:
+        return _answer(
+            command, fault=f"{len(parts)} of {len(average.members)} parts came within {average.timeout_s:g} s"
+        )
+
+    def compared() -> tuple[tuple[str, ...], str, str]:
+        mean = mean_of_parts(parts, average.tokens, bits)
+        return tuple(map(_sha256, parts)), _sha256(mean), _sha256(held[span])
+
+    took, computed, mean = await device.aside(compared)
+    return replace(_answer(command), took=took, computed=computed, held=mean)
+
+
+def key_of(average: Average, sender: Member, owner: Member) -> SliceKey:
+    """The part of a member that goes into a slice."""
+    of_round = (average.timeline, average.step, average.unit, average.round)
+    return SliceKey(*of_round, False, sender.peer, sender.incarnation, owner.start)
+
+
+def _of(average: Average, peer: str) -> Member:
+    for member in average.members:
+        if member.peer == peer:
+            return member
+    raise Refused(f"{peer} is no member of this round")
+
+
+def _answer(command: Recheck, fault: str = "") -> Rechecked:
+    return Rechecked(command.timeline, command.step, command.unit, command.round, command.number, (), "", "", fault)
+
+
+def _sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(raw_bytes(tensor)).hexdigest()
