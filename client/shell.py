@@ -62,8 +62,10 @@ class Shell:
 
     @property
     def scheduler_flag(self) -> str:
-        """The flag that suggested commands need to reach the same scheduler; empty for the default one."""
-        return "" if self.scheduler == DEFAULT_SCHEDULER else f" --scheduler {self.scheduler}"
+        """The flag that suggested commands need to reach the same scheduler, if it is not the default or the
+        environment's."""
+        is_needed = self.scheduler_is_flag and self.scheduler != DEFAULT_SCHEDULER
+        return f" --scheduler {self.scheduler}" if is_needed else ""
 
     @property
     def json(self) -> bool:

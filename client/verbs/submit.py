@@ -23,10 +23,13 @@ from client.upload import File, open_start, upload, upload_start, upload_weights
 from client.verbs.example import example_job
 from client.verbs.follow import follow_to_success
 from client.views import job_values
+from swarm.checkpoint.reader import Checkpoint
+from swarm.checkpoint.storage import check_absolute
 from swarm.data.shards import Corpus, open_corpus, tokenise
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.errors import UsageError
 from swarm.hf.pretrained import ground, weight_files
+from swarm.job.changes import JOB_AND_STEP
 from swarm.job.islands import check_for_swarm
 from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
@@ -118,6 +121,7 @@ def send_job(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool
     start = open_start(corpus.resolve(spec))
     with dial(shell) as scheduler:
         scheduler.check_protocol()
+        _look_ahead(scheduler, spec, start)
         with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
             with bytes_bar(shell, "tokenising") as advance:
                 manifest = tokenise(spec, Path(folder), advance, corpus)
@@ -141,6 +145,15 @@ def send_job(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool
         _add_tokenizer(shell, scheduler, request, corpus.tokenizer.tokenizer_files())
         view = scheduler.submit(request)
         return _after_submit(shell, scheduler, view, detach=detach, managed=managed)
+
+
+def _look_ahead(scheduler: Scheduler, spec: JobSpec, start: Checkpoint | None) -> None:
+    """Raise what the scheduler would say once all is tokenised and sent, as far as that can be known: InvalidConfig,
+    NotFound."""
+    check_absolute(spec.checkpoint.dir)
+    named = JOB_AND_STEP.match(spec.checkpoint.resume_from) if start is None else None
+    if named is not None:
+        scheduler.get(named[1])
 
 
 def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detach: bool, managed: bool) -> int:

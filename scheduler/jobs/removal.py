@@ -56,6 +56,7 @@ class JobRemoval:
         self._removals = Removals(ports.stores.database)
         self._unfinished: dict[JobId, RemovedJob] = {}
         self._one_by_one = asyncio.Lock()
+        self._named_s: dict[Path, float] = {}  # uploads that removed jobs named, and when the youngest of them came
 
     async def load(self) -> None:
         """Know what an earlier start has not removed whole."""
@@ -83,14 +84,22 @@ class JobRemoval:
         self._unfinished[one.id] = one
         self._metrics.forget_job(one.id)
         self._announcer.job_removed(one.id)
-        named = self._files.named_by(record)
-        freed = await self._files.remove_unused(self._used(), record.created_unix_s, named)
+        for path in self._files.named_by(record):
+            self._named_s[path] = max(self._named_s.get(path, 0.0), record.created_unix_s)
+        freed = await self._free_named()
         done = await self._finish(one)
         stays = bool(where) and (expires or self._checkpoints.is_remote(where))
         left = "; ".join(filter(None, (done.left, f"its checkpoints in {where} stay" if stays else "")))
         removed = Removed(one.id, freed.total() + done.freed_bytes, left)
         self._log.info("job removed", job_id=one.id, freed_bytes=removed.freed_bytes, expired=expires, left=left)
         return removed
+
+    async def _free_named(self) -> Counter[str]:
+        """Remove uploads that only removed jobs have named and nobody has asked for since; the bytes by project."""
+        used = self._used()
+        over = {path: at_s for path, at_s in self._named_s.items() if path not in used}
+        self._named_s = {path: at_s for path, at_s in self._named_s.items() if path in used}
+        return await self._files.remove_unused(used, 0.0, over)
 
     async def _finish(self, one: RemovedJob) -> Removed:
         """Remove what is left of a job that is listed no more; what fails is tried again in the next round."""

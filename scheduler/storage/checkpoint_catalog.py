@@ -18,7 +18,16 @@ from scheduler.storage.database import JobRecord
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.trees import remove_tree
 from swarm.checkpoint.reader import Checkpoint, Fault, Found, fault_of, find, list_checkpoints, newest
-from swarm.checkpoint.storage import LATEST, MANIFEST, SCHEMES, LocalStorage, Storage, local_folder, open_storage
+from swarm.checkpoint.storage import (
+    LATEST,
+    MANIFEST,
+    SCHEMES,
+    LocalStorage,
+    Storage,
+    check_absolute,
+    local_folder,
+    open_storage,
+)
 from swarm.errors import CheckpointDamaged, InvalidConfig, NotAllowed, NotFound, StorageError
 from swarm.job.changes import JOB_AND_STEP
 from swarm.job.spec import JobSpec
@@ -90,11 +99,7 @@ class CheckpointCatalog:
         folder = local_folder(where, self._schemes)
         if folder is None:
             return open_storage(f"{where.rstrip('/')}/{job}", self._schemes)
-        if not folder.is_absolute():
-            raise InvalidConfig(
-                f'checkpoint.dir = "{where}" is relative, and the scheduler has no folder of yours',
-                hint="give an absolute folder that the scheduler can write, a URL, or leave it out",
-            )
+        check_absolute(where)
         allowed = self._allowed(folder)
         return LocalStorage(allowed / job, chosen=allowed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -37,14 +37,14 @@ class JobFiles:
         self._held_bytes = await run_blocking(self._executor, lambda: _sizes(self._shards))
 
     async def remove_unused(
-        self, used: Set[Path], before_unix_s: float, among: Set[Path] | None = None, *, dry_run: bool = False
+        self, used: Set[Path], before_unix_s: float, since: Mapping[Path, float] | None = None, *, dry_run: bool = False
     ) -> Counter[str]:
-        """Delete uploaded files (all, or some) that no job names and nobody asked for since then.
+        """Delete uploaded files that no job names and nobody asked for since then; or those in `since`, by their times.
 
         Gives the bytes that are freed, by project; `dry_run`: that would be.
         """
         freed = await run_blocking(
-            self._executor, lambda: _remove_unused(self._shards, used, before_unix_s, among, dry_run=dry_run)
+            self._executor, lambda: _remove_unused(self._shards, used, before_unix_s, since, dry_run=dry_run)
         )
         if not dry_run:
             self._held_bytes -= freed
@@ -149,16 +149,17 @@ def _sizes(folder: Path) -> Counter[str]:
 
 
 def _remove_unused(
-    folder: Path, used: Set[Path], before_unix_s: float, among: Set[Path] | None, *, dry_run: bool
+    folder: Path, used: Set[Path], before_unix_s: float, since: Mapping[Path, float] | None, *, dry_run: bool
 ) -> Counter[str]:
     """The bytes that were freed, by project."""
     freed: Counter[str] = Counter()
     for project, path in _uploaded(folder):
-        if path in used or (among is not None and path not in among):
+        least_s = before_unix_s if since is None else since.get(path, 0.0)
+        if path in used:
             continue
         with suppress(OSError):
             known = path.stat()
-            if known.st_mtime < before_unix_s:
+            if known.st_mtime < least_s:
                 if not dry_run:
                     path.unlink()
                 freed[project] += known.st_size

@@ -106,6 +106,16 @@ def local_folder(where: str, schemes: Set[str] = SCHEMES) -> Path | None:
     return None
 
 
+def check_absolute(where: str) -> None:
+    """InvalidConfig for a checkpoint.dir that is a folder of nobody knows where."""
+    folder = local_folder(where)
+    if where and folder is not None and not folder.is_absolute():
+        raise InvalidConfig(
+            f'checkpoint.dir = "{where}" is relative, and the scheduler has no folder of yours',
+            hint="give an absolute folder that the scheduler can write, a URL, or leave it out",
+        )
+
+
 def open_storage(where: str, schemes: Set[str] = SCHEMES) -> Storage:
     """The storage at a folder or URL; InvalidConfig as `local_folder`, or if a package is missing.
 

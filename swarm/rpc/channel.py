@@ -222,7 +222,8 @@ def translate(
             return errors.DeadlinePassed(f"{address} did not answer in time")
         case grpc.StatusCode.UNIMPLEMENTED:
             return errors.IncompatibleVersion(
-                f"{address} does not know this call: {details}", hint="both sides need the same version of swarm"
+                f"{address} does not know this call: {details}",
+                hint="check which program listens there; if it is the right one, both need the same version of swarm",
             )
     return _class_of(code, unavailable)(f"{address} failed: {details or code.name}")
 

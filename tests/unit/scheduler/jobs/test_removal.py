@@ -127,6 +127,14 @@ async def test_a_job_goes_with_its_files_its_uploads_its_series_and_its_message(
         await removal.remove(job)
 
 
+async def test_an_upload_goes_with_the_last_job_that_named_it(scene: Scene) -> None:
+    """The last one that goes is the oldest, and whoever submitted the younger ones has asked for the upload since."""
+    removal = await scene.restart()
+    old, young = await scene.add("one-1", SHARED, ended_s=50.0), await scene.add("two-2", SHARED)
+    assert (await removal.remove(young)).freed_bytes == 100
+    assert (await removal.remove(old)).freed_bytes == 1100
+
+
 async def test_a_job_at_work_in_use_or_needed_stays(scene: Scene) -> None:
     removal = await scene.restart()
     works, used = await scene.add("one-1", state=JobState.RUNNING), await scene.add("two-2")
