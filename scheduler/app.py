@@ -17,6 +17,7 @@ from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
 from scheduler.api.health import Health
 from scheduler.api.job_service import JobService
 from scheduler.api.project_service import ProjectService
+from scheduler.api.reach import Reach
 from scheduler.api.seen_jobs import SeenJobs
 from scheduler.assembly import assemble
 from scheduler.brain.fleet.membership import Membership
@@ -181,6 +182,7 @@ async def serve(options: SchedulerOptions) -> None:
                 None if scheduler.relays is None else scheduler.relays.revoke,
             )
             tasks.create_task(admission.renew())
+            tasks.create_task(Reach(membership, scheduler.connections, admission.wallet, log).run())
         await server.start()
         stack.push_async_callback(server.stop, STOP_S_MAX)
         stack.callback(scheduler.sessions.close)

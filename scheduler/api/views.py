@@ -81,12 +81,13 @@ def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> p
     """A stage server as clients see it; `job` is the one that it serves."""
     hello = peer.hello
     brain = job.brain if job is not None else None
+    way = "via relay" if hello.via_relay else "(not reached)" if peer.unreached else ""
     return pb.PeerView(
         id=hello.peer,
         state=peer.state.value,
         reason=peer.reason,
         since_unix_s=now_unix_s - (now_s - peer.since_s),
-        address=" ".join(filter(None, (hello.address, "via relay" if hello.via_relay else ""))),
+        address=" ".join(filter(None, (hello.address, way))),
         http_address=hello.http_address,
         device=hello.device,
         threads=hello.threads,

@@ -77,7 +77,7 @@ class Dialler:
         self._paths.blame(connection.way, asyncio.get_running_loop().time())
 
     async def _direct(self, address: str, peer: PeerId, timeout_s: float = DIRECT_S) -> Connection:
-        return await _standing(Connection(connect_to_peer(address, peer, self._wallet)), timeout_s, address)
+        return await standing(Connection(connect_to_peer(address, peer, self._wallet)), timeout_s, address)
 
     async def _through(self, relay: RelayAt, peer: PeerId) -> Connection:
         identity = self._wallet.identity
@@ -87,10 +87,10 @@ class Dialler:
         # The port is of this machine, and whoever is at the far end of it is not.
         server_name = Principal(identity.cluster, Role.STAGE_SERVER, peer).dns
         made = Connection(connect(tunnel.address, identity, server_name, THROUGH_RELAY), relay, tunnel)
-        return await _standing(made, HANDSHAKE_S_MAX, f"{peer} through relay {relay.name}")
+        return await standing(made, HANDSHAKE_S_MAX, f"{peer} through relay {relay.name}")
 
 
-async def _standing(made: Connection, timeout_s: float, where: str) -> Connection:
+async def standing(made: Connection, timeout_s: float, where: str) -> Connection:
     """The connection once both sides have shaken hands; PeerUnavailable if that fails or takes longer."""
     try:
         async with asyncio.timeout(timeout_s):

@@ -323,6 +323,9 @@ def explain_peer(
         facts.append(
             Fact("suspect", f"not heard for {spoken_duration(silent_s)}: it gets no work", {"silent_s": silent_s})
         )
+    if known.unreached:
+        hint = "start it with --listen or --announce HOST:PORT that others reach, or with --via-relay beside a relay"
+        facts.append(Fact("network", f"{known.unreached}; if others cannot either, {hint}"))
     if known.job:
         facts.append(Fact("serves", f"stage {known.stage} of {known.job}", {"stage": float(known.stage)}))
     else:

@@ -90,6 +90,7 @@ class Peer:
     stage: int = NO_STAGE
     resume: PeerState = PeerState.IDLE  # where a suspect returns to
     leaving: str = ""  # why it must hand its work over
+    unreached: str = ""  # why others may not be able to dial it
 
 
 class Membership:
@@ -143,6 +144,14 @@ class Membership:
             return []
         known.heard_s = max(known.heard_s, now_s)
         return self._happen(known, Happening.HEARD, "heard again", now_s)
+
+    def reached(self, peer: PeerId, incarnation: int, fault: str) -> bool:
+        """Whether others can dial the peer, as far as is known: "" if so. Gives whether this is a new fault."""
+        known = self._peers.get(peer)
+        if known is None or known.hello.incarnation != incarnation:
+            return False
+        is_new, known.unreached = bool(fault) and not known.unreached, fault
+        return is_new
 
     def disconnected(self, peer: PeerId, incarnation: int, now_s: float, reason: str = "") -> list[Transition]:
         """The session of this incarnation broke; one of an older incarnation is ignored."""

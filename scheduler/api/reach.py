@@ -1,0 +1,86 @@
+"""Whether stage servers can be dialled: the scheduler tries the address of each when it attaches.
+
+A hint for people, which decides nothing: the scheduler may stand where stage servers do not. Somebody who forgot
+`--announce` or `--via-relay` reads it in `swarm peers` and `swarm explain PEER` before a job waits for the links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from math import inf
+from urllib.parse import unquote
+
+from scheduler.api.sessions import Connections
+from scheduler.brain.fleet.membership import Membership
+from swarm.errors import SwarmError
+from swarm.events import Hello
+from swarm.pki.identity import Wallet
+from swarm.process.logs import Logger
+from swarm.rpc.channel import connect_to_peer
+from swarm.rpc.dialling import Connection, standing
+from swarm.text import is_loopback
+from swarm.types import PeerId, PeerState
+
+LOOK_S = 1.0
+DIAL_S_MAX = 3.0
+AGAIN_S = 60.0  # then an address that did not answer is tried again
+AT_A_TIME = 8
+
+
+@dataclass(slots=True)
+class _Tried:
+    incarnation: int
+    address: str
+    again_s: float = inf
+
+
+class Reach:
+    """Tells `membership` which addresses do not answer."""
+
+    def __init__(self, membership: Membership, connections: Connections, wallet: Wallet, log: Logger) -> None:
+        self._membership = membership
+        self._connections = connections
+        self._wallet = wallet
+        self._log = log
+        self._tried: dict[PeerId, _Tried] = {}
+
+    async def run(self) -> None:
+        """Try each address once, and again while it does not answer; for ever."""
+        loop, places = asyncio.get_running_loop(), asyncio.Semaphore(AT_A_TIME)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                hellos = [one.hello for one in self._membership.peers() if one.state is not PeerState.GONE]
+                here = {hello.peer for hello in hellos}
+                self._tried = {peer: tried for peer, tried in self._tried.items() if peer in here}
+                for hello in hellos:
+                    tried = self._tried.get(hello.peer)
+                    is_new = tried is None or (tried.incarnation, tried.address) != (hello.incarnation, hello.address)
+                    if hello.via_relay or not (is_new or (tried is not None and tried.again_s <= loop.time())):
+                        continue
+                    self._tried[hello.peer] = _Tried(hello.incarnation, hello.address)
+                    tasks.create_task(self._try(hello, places))
+                await asyncio.sleep(LOOK_S)
+
+    async def _try(self, hello: Hello, places: asyncio.Semaphore) -> None:
+        async with places:
+            fault = await self._fault_of(hello)
+        if (tried := self._tried.get(hello.peer)) is not None and fault:
+            tried.again_s = asyncio.get_running_loop().time() + AGAIN_S
+        if self._membership.reached(hello.peer, hello.incarnation, fault):
+            self._log.warning("stage server cannot be dialled", peer=hello.peer, address=hello.address, reason=fault)
+
+    async def _fault_of(self, hello: Hello) -> str:
+        """Why the address, which not everybody may learn, does not serve others; "" if it does, as seen from here."""
+        if is_loopback(hello.address.rpartition(":")[0]):
+            session = self._connections.get(hello.peer)
+            origin = unquote(session.connection).partition(":")[2].rpartition(":")[0] if session is not None else ""
+            if not origin or is_loopback(origin):
+                return ""  # on this machine
+            return "it listens on loopback, where no other machine reaches it"
+        try:
+            made = Connection(connect_to_peer(hello.address, hello.peer, self._wallet))
+            await (await standing(made, DIAL_S_MAX, "its address")).close()
+        except SwarmError as error:
+            return f"the scheduler cannot dial it: {error.message}"
+        return ""
