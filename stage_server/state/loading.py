@@ -37,10 +37,8 @@ async def build_stage(assignment: Assignment, ports: ReplicaPorts) -> tuple[Stag
     stage, probe = await build_and_probe(assignment, ports, initial)
     digest = await device.run(stage.digest)
     if spec.model.dtype != "float32" and is_slow_at_bfloat16(device.name):
-        hint = 'set model.dtype = "float32"'
-        log.warning(
-            f"{assignment.me.peer}: its CPU has no bfloat16 instructions, float32 is 2.5-3 times as fast: {hint}"
-        )
+        told = 'its CPU has no bfloat16 instructions, and float32 is many times as fast: set model.dtype = "float32"'
+        log.warning(f"{assignment.me.peer}: {told}")
     log.info("stage loaded", stage=command.stage, layers=command.split[command.stage], device=str(device.name))
     return stage, Loaded(
         command.job, command.timeline, command.stage, stage.version, digest, unit_sizes(stage), probe, command.join
