@@ -7,7 +7,7 @@ A job is younger than what it began at. So whoever removes the youngest first re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm.errors import NotAllowed, UsageError
@@ -29,6 +29,7 @@ class HeldJob:
     created_unix_s: float
     begins_at: str = ""  # the job that it was told to start from: an id, the beginning of one, or a name
     start_where: str = ""  # the folder or URL of the checkpoint that its present timeline starts from
+    checkpoint_dir: str = ""  # where it keeps its own, in a folder of its id; empty: in the data folder
 
     @property
     def may_begin_elsewhere(self) -> bool:
@@ -44,6 +45,11 @@ class HeldJob:
         named = self.begins_at == other.name or other.id.startswith(self.begins_at)
         return bool(self.begins_at) and self.project == other.project and named
 
+    def lies_in(self, other: HeldJob) -> bool:
+        """Whether somebody has put its checkpoints into the folder that goes with the other job."""
+        folder = f"{other.checkpoint_dir}/{other.id}/"
+        return bool(other.checkpoint_dir) and self.id != other.id and f"{self.checkpoint_dir}/".startswith(folder)
+
 
 def kept_for_s(text: str) -> float:
     """The seconds of --keep-jobs; 0, for ever, if it is not given. UsageError."""
@@ -53,12 +59,17 @@ def kept_for_s(text: str) -> float:
     return found
 
 
-def check_removable(job: HeldJob, among: Iterable[HeldJob]) -> None:
-    """NotAllowed for a job that has not ended, and for one that another of these jobs may begin at."""
+def check_removable(job: HeldJob, among: Sequence[HeldJob]) -> None:
+    """NotAllowed for a job that has not ended, and for one at which, or in whose folder, another of these is."""
     if not job.state.is_final:
         raise NotAllowed(
             f"job {job.id} is {job.state.value}; only a job that has ended can be removed",
             hint=f"end it first: swarm cancel {job.id}",
+        )
+    inside = next((other for other in among if other.lies_in(job)), None)
+    if inside is not None:
+        raise NotAllowed(
+            f"job {inside.id} keeps its checkpoints in the folder of job {job.id}", hint=f"swarm rm {inside.id} first"
         )
     user = next((other for other in among if other.may_begin_at(job)), None)
     if user is None:

@@ -22,6 +22,7 @@ from swarm.limits import UNUSED_SHARD_KEPT_S
 from swarm.types import JobId
 
 TIDY_S = 60.0
+CLOCK_S = 900.0  # after a start no job expires: a machine's clock may be years ahead until somebody sets it
 UNTOUCHED_S = 3600.0  # what was touched since then may be of a submit that is under way
 EXPIRED_AT_ONCE = 100  # jobs that one round removes
 
@@ -146,15 +147,17 @@ class JobRemoval:
 
     async def tidy(self) -> None:
         """Finish removals, and remove what is old, once a minute, forever."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         while True:
-            await self.tidy_once()
+            await self.tidy_once(expires=loop.time() - began_s >= CLOCK_S)
             await asyncio.sleep(TIDY_S)
 
-    async def tidy_once(self) -> None:
+    async def tidy_once(self, *, expires: bool = True) -> None:
         """Finish removals that failed; remove jobs that are kept no longer, and uploads that no job names for a day."""
         for one in list(self._unfinished.values()):
             await self._finish(one)
-        for job in self._expired():
+        for job in self._expired() if expires else ():
             try:
                 await self.remove(job, expires=True)
             except (NotAllowed, NotFound, DatabaseUnavailable, DatabaseRejected) as error:
@@ -185,4 +188,5 @@ def _held(job: Job) -> HeldJob:
         record.created_unix_s,
         job.spec.checkpoint.resume_from.rpartition(":")[0],
         record.start_where,
+        job.spec.checkpoint.dir.rstrip("/"),
     )

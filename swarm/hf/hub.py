@@ -6,6 +6,7 @@ repository is ever run.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,24 @@ from swarm.errors import InvalidModel, NotCached, NotFound
 from swarm.text import first_line
 
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
+
+
+class _OneLine(logging.Filter):
+    """The library has two lines for each try; one in all says what a person needs to know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_said = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.WARNING or not str(record.msg).startswith(("'", "HTTP Error", "Retrying in")):
+            return True
+        record.msg, record.args = "the Hugging Face hub does not answer: tries again for up to half a minute", ()
+        is_first, self._is_said = not self._is_said, True
+        return is_first
+
+
+logging.getLogger("huggingface_hub.utils._http").addFilter(_OneLine())
 
 
 def fetch(repository: str, revision: str, name: str, *, with_token: bool = True) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -19,13 +20,23 @@ from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
-from swarm.types import PeerId
+from swarm.types import JobId, PeerId
 from tests.support.sim import loop as sim
 from tests.support.simulated import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text
 
 
 def _lines(metrics: SchedulerMetrics, name: str) -> list[str]:
     return [line for line in generate_latest(metrics.registry).decode().splitlines() if f'"{name}"' in line]
+
+
+class Cleared(NoAnnouncer):
+    """Notes of which jobs nobody is told any more."""
+
+    def __init__(self) -> None:
+        self.jobs: list[JobId] = []
+
+    def job_removed(self, job: JobId) -> None:
+        self.jobs.append(job)
 
 
 def test_series_go_an_hour_after_a_job_and_ten_minutes_after_a_peer(tmp_path: Path) -> None:
@@ -95,6 +106,16 @@ def test_a_restarted_scheduler_shows_the_jobs_that_it_knows(tmp_path: Path) -> N
                 assert re.search(r'swarm_job_info{family="llama",job_id="rig-\w+"} 1.0', shown)
                 assert re.search(r'swarm_job_state{job_id="rig-\w+",state="succeeded"} 1.0', shown)
                 assert re.search(r'swarm_job_step{job_id="rig-\w+"} 2.0', shown)
+                # Once it ended long ago, it does not come back, and what the broker retains of it is cleared.
+                metrics, announcer = SchedulerMetrics("0", PROTOCOL_VERSION), Cleared()
+                ports = replace(ports, metrics=metrics, announcer=announcer, wall_s=lambda: WALL_START_UNIX_S + 9e4)
+                later = assemble(ports, tasks)
+                await later.load()
+                tidying = tasks.create_task(tidy(later.jobs.registry, later.membership, ports))
+                await asyncio.sleep(150)
+                tidying.cancel()
+                assert _lines(metrics, job.record.id) == []
+                assert announcer.jobs == [job.record.id], "once"
                 await rig.network.close()
                 raise Done
         except* Done:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler.brain.retention import HeldJob, check_removable, expired, kept_for_s
@@ -55,6 +57,18 @@ def test_a_job_stays_while_another_may_begin_at_it(why: str) -> None:
 @pytest.mark.parametrize("why", FREE)
 def test_a_job_goes_if_no_other_needs_it(why: str) -> None:
     check_removable(OLD, [OLD, FREE[why]])
+
+
+def test_a_job_stays_while_its_folder_holds_the_checkpoints_of_another() -> None:
+    outer = replace(OLD, checkpoint_dir="/mnt/runs")
+    for where, stays in (("/mnt/runs/a-1", True), ("/mnt/runs/a-1/deep", True), ("/mnt/runs", False), ("", False)):
+        inner = replace(job("b-1", at=2), checkpoint_dir=where)
+        if stays:
+            with pytest.raises(NotAllowed, match="job b-1 keeps its checkpoints in the folder of job a-1"):
+                check_removable(outer, [outer, inner])
+        else:
+            check_removable(outer, [outer, inner])
+        check_removable(OLD, [OLD, inner])
 
 
 def test_old_jobs_go_and_those_that_began_at_others_go_first() -> None:

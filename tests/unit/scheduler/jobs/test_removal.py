@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from scheduler.brain.outputs import CommitRow
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
-from scheduler.jobs.removal import JobRemoval, Waste
+from scheduler.jobs.removal import CLOCK_S, TIDY_S, JobRemoval, Waste
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, JobRecord, JobTokens, _next_epoch
 from scheduler.storage.stores import Stores
@@ -25,6 +26,7 @@ from swarm.messages import PROTOCOL_VERSION
 from swarm.process.logs import get_logger
 from swarm.types import JobId, JobState
 from tests.support.databases import fresh_engine
+from tests.support.sim import loop as sim
 from tests.support.simulated import small_spec
 
 NOW_S = 1_000_000.0
@@ -238,6 +240,20 @@ async def test_checkpoints_elsewhere_go_with_the_job_but_not_with_time(scene: Sc
     assert await scene.listed() == {"three-3"}
     assert [path.name for path in scene.roots[0].iterdir()] == ["two-2"]
     assert (await removal.remove(remote)).left == "its checkpoints in s3://bucket/runs stay"
+
+
+def test_no_job_expires_by_a_clock_that_nobody_has_set_yet(scene: Scene) -> None:
+    async def main() -> None:
+        removal = await scene.restart(keep_s=HOUR_S)
+        await scene.add("one-1", ended_s=DAY_S)
+        tidying = asyncio.create_task(removal.tidy())
+        await asyncio.sleep(CLOCK_S - TIDY_S)
+        assert await scene.listed() == {"one-1"}
+        await asyncio.sleep(2 * TIDY_S)
+        assert await scene.listed() == set()
+        tidying.cancel()
+
+    sim.run(main(), seed=1, limit_s=1e6)
 
 
 async def test_without_keep_jobs_stay_however_old(scene: Scene) -> None:
