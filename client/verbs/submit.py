@@ -28,7 +28,7 @@ from swarm.checkpoint.storage import check_absolute
 from swarm.data.shards import Corpus, open_corpus, tokenise
 from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
 from swarm.errors import UsageError
-from swarm.hf.pretrained import ground, weight_files
+from swarm.hf.pretrained import check_weights, ground
 from swarm.job.changes import JOB_AND_STEP
 from swarm.job.islands import check_for_swarm
 from swarm.job.model_config import common_name
@@ -105,7 +105,7 @@ def check_job(path: Path, overrides: Sequence[str]) -> tuple[JobSpec, Corpus]:
     """The spec in `path` and its data, after every check that needs no scheduler: InvalidConfig, UsageError."""
     check_for_swarm(spec := load_job(path, overrides))
     spec = ground(spec)
-    weight_files(spec)
+    check_weights(spec)
     corpus = open_corpus(spec)
     # For its checks only: "auto" is resolved by the scheduler, which knows the peers.
     corpus.resolve(spec)

@@ -19,7 +19,7 @@ from swarm.errors import InvalidConfig, InvalidModel, NotCached, NotFound
 from swarm.hf.model_folder import INDEX_NAME
 from swarm.hf.safetensors_header import CONVERT, read_header
 from swarm.job.families import FAMILIES
-from swarm.job.model_config import check_overrides
+from swarm.job.model_config import check_overrides, common_name
 from swarm.job.spec import JobSpec
 
 CONFIG_BYTES_MAX = 256 << 10  # it travels within the job
@@ -117,6 +117,34 @@ def weight_files(spec: JobSpec) -> tuple[WeightFile, ...]:
         read_header(location, str(location))
         files.append(WeightFile(f"{MODEL_FOLDER}/{name}", location, location.stat().st_size))
     return tuple(files)
+
+
+def check_weights(spec: JobSpec) -> None:
+    """InvalidModel if the weights of a local model are plainly not those of its config.json: other layers or widths.
+
+    Whoever loads them compares every tensor; this says so before anything is sent.
+    """
+    files = weight_files(spec)
+    if not files:
+        return
+    family = FAMILIES[spec.model.family]
+    said = {common_name(spec.model.family, key): value for key, value in spec.model.config.items()}
+    shapes = {name: one.shape for file in files for name, one in read_header(file.location, file.path).items()}
+    number = re.compile(rf"(?:^|\.){family.layers}\.([0-9]{{1,6}})\.")
+    layers = {1 + int(found[1]) for name in shapes if (found := number.search(name))}
+    table = f".{family.embedding}.weight"
+    held = {
+        "num_hidden_layers": {max(layers)} if layers else set(),
+        "hidden_size": {shape[-1] for name, shape in shapes.items() if shape and f".{name}".endswith(table)},
+    }
+    for key, found_in_files in held.items():
+        value = said.get(key)
+        if type(value) is int and found_in_files and value not in found_in_files:
+            raise InvalidModel(
+                f"the config.json of {files[0].location.parent} says {key} = {value}, and its weights have "
+                f"{', '.join(map(str, sorted(found_in_files)))}",
+                hint="they are of different models: copy the whole folder again",
+            )
 
 
 def hub_files(spec: JobSpec, wanted: frozenset[str], *, with_token: bool = True) -> tuple[WeightFile, ...]:

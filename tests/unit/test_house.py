@@ -38,7 +38,6 @@ COVERED_BY = {
     "unit/swarm/checkpoint/test_writer.py": ("swarm/checkpoint/reader", "swarm/checkpoint/storage"),
     "unit/swarm/job/test_trust.py": ("swarm/job/section",),
     "unit/swarm/job/test_partition.py": ("swarm/job/families", "swarm/job/model_config"),
-    "integration/test_hub_start.py": ("swarm/hf/pretrained",),
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
     "property/test_rpc_mapping.py": ("swarm/events", "swarm/messages", "swarm/peer_messages"),
     "unit/swarm/rpc/test_mapping.py": ("swarm/limits",),
