@@ -16,8 +16,10 @@ from stage_server.device import Device
 from stage_server.metrics import StageServerMetrics
 from swarm.errors import NotAllowed
 from swarm.events import Event
+from swarm.job.course import PLAIN, Course
 from swarm.job.footprint import stage_footprint
-from swarm.job.spec import JobSpec
+from swarm.job.islands import course_of, island_spec
+from swarm.job.spec import JobSpec, spec_from_json
 from swarm.messages import FetchRequest, LoadStage, StoreHeader
 from swarm.model.stage import Stage
 from swarm.process.logs import Logger
@@ -62,8 +64,16 @@ class Assignment:
     """The stage of a job that this stage server was given, and as whom it serves it."""
 
     command: LoadStage
-    spec: JobSpec
+    spec: JobSpec  # as its island trains it
     me: ReplicaId
+    course: Course = PLAIN
+    islands: int = 1
+
+    @classmethod
+    def of(cls, command: LoadStage, me: ReplicaId) -> Assignment:
+        """What a command assigns; InvalidConfig."""
+        spec = spec_from_json(command.spec_json)
+        return cls(command, island_spec(spec), me, course_of(spec, command.timeline), spec.islands.count)
 
     @property
     def stages(self) -> int:

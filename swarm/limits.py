@@ -12,6 +12,7 @@ from dataclasses import dataclass
 PEERS_MAX = 4096  # that one scheduler knows at a time
 STAGES_MAX = 512  # of a job
 ISLANDS_MAX = 64  # of a job
+ISLANDS_IN_SWARM_MAX = 8  # each envoy holds what all others propose
 LAYERS_MAX = 10_000  # of a model
 SPEC_BYTES_MAX = 512 << 10  # of a job's spec, as sent and as resolved: it travels within LoadStage and JobView
 SHARDS_MAX = 4096  # token shards of a job; each is a mapping of a file, of which a process has about 65,000
@@ -70,6 +71,7 @@ COUNTS_MAX: Mapping[str, int] = {
     "Evaluate.hops": STAGES_MAX,
     "Check.hops": STAGES_MAX,
     "Average.members": PEERS_MAX,
+    "Exchange.envoys": 2 * ISLANDS_MAX,
     "Commit.rounds": 1024,
     "Commit.donors": PEERS_MAX,
     "Welcome.cut_off": MEMBERS_MAX,

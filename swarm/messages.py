@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from swarm.types import EvaluationBatch, Hop, JobId, Microbatch, PeerId, Round, UnitName
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 NO_JOB = JobId("")
 
 
@@ -202,6 +202,35 @@ class Average:
 
 
 @dataclass(frozen=True, slots=True)
+class Envoy:
+    """A replica that takes part in an outer round for its island, which lives on `timeline`.
+
+    Its island's proposal counts by `tokens`; with none the envoy only receives.
+    """
+
+    peer: PeerId
+    incarnation: int
+    address: str
+    timeline: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Propose how far the island has moved `unit`, and make the mean of what all `envoys` propose, in their order.
+
+    Answered as `Average` is. `step` is an outer step, the next one to be committed.
+    """
+
+    timeline: int
+    step: int
+    unit: UnitName
+    round: Round
+    envoys: tuple[Envoy, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Recheck:
     """Reduce the slice of `owner` in a complete round once more: all members send `verifier` their parts of it again.
 
@@ -239,7 +268,8 @@ class UnitRound:
 class Commit:
     """Apply the optimizer for `step`: afterwards the replica holds `version` = step + 1.
 
-    `scale` is the global-norm clip factor. With `skip` the sums are used up and no weight changes.
+    `scale` is the global-norm clip factor. With `skip` the sums are used up and no weight changes. If the job's course
+    has an outer step there, the replica merges instead; with `skip` it goes back to the outer weights.
     """
 
     timeline: int
@@ -312,6 +342,7 @@ Command: TypeAlias = (
     | TakePass
     | CutOff
     | UseRelays
+    | Exchange
     | Chaos
     | Check
     | HashStage

@@ -80,10 +80,10 @@ rebalance_min_gain   = 0.15     # 0 to 1: of throughput, net of what the move co
 rebalance_cooldown_s = 120.0    # 0 to 86400: a stage server that has moved or joined stays so long
 
 [islands]
-count       = 1                 # 1 to 64 complete pipelines, joined by averaging.mode; more than 1: train-local only
+count       = 1                 # 1 to 64 complete pipelines, joined by averaging.mode; in a swarm 8 at most
 
 [averaging]
-mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says; train-local only
+mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says; streaming: train-local only
 compression = "none"            # of gradients between the replicas of a stage: none, bfloat16 or int8; what rounding
                                 # leaves out is added to the next step's
 timeout_s = 60.0                # 1 to 3600: one averaging round

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from scheduler.api.sessions import Connections, SessionListener
 from scheduler.brain.explain.situation import Counts
 from scheduler.brain.fleet.membership import Membership, Peer, Transition
-from scheduler.brain.job import JobBrain
 from scheduler.jobs.commands import Jobs
+from scheduler.jobs.driver import Brain
 from scheduler.jobs.job import Job
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.events import ChaosBegun, Event
@@ -171,7 +171,7 @@ def _check(request: pb.ChaosRequest) -> None:
         raise InvalidConfig(f"the seed is below 2^63, not {request.seed}")
 
 
-def _tell(report: pb.ChaosReport, job: Job, brain: JobBrain, before: Counts) -> None:
+def _tell(report: pb.ChaosReport, job: Job, brain: Brain, before: Counts) -> None:
     now = brain.counts()
     report.job = job.record.id
     report.job_state = job.record.state.value

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership
+from scheduler.jobs.islands import timeline_of
 from scheduler.jobs.job import split_of
 from scheduler.jobs.registry import JobRegistry
 from swarm.messages import Command, CutOff, LoadStage, RelayAt, TakePass, Welcome
@@ -80,7 +81,7 @@ class Passes:
         given = Pass(
             cluster=self._issuer.cluster,
             job=job.record.id,
-            timeline=job.record.timeline,
+            timeline=timeline_of(job, peer),
             peer=peer,
             incarnation=session.incarnation,
             stage=known.stage,

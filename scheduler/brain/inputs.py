@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from scheduler.brain.outputs import CommitRow
 from swarm.events import Event
-from swarm.types import JobState, PeerId
+from swarm.types import JobState, PeerId, Round, UnitName
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,42 @@ class RowDurable:
     """The commit row of a step is on disk: every replica may apply the step."""
 
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowsDurable:
+    """These commit rows, of several islands, are on disk."""
+
+    rows: tuple[CommitRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OuterRound:
+    """The round of one unit in which islands exchanged what they propose; `envoys` took part for one of them."""
+
+    unit: UnitName
+    round: Round
+    envoys: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """The envoys of all islands hold the mean proposal of every unit: the outer step may be committed.
+
+    `skip`: it is not finite. `norm`: its length.
+    """
+
+    step: int
+    rounds: tuple[OuterRound, ...]
+    skip: bool
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class EachIsland:
+    """How each island begins, in their order."""
+
+    begins: tuple[Start | Resumed, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +198,9 @@ Input: TypeAlias = (
     | Resumed
     | Happened
     | RowDurable
+    | RowsDurable
+    | Exchanged
+    | EachIsland
     | PeerSuspect
     | PeerBack
     | PeerGone

@@ -66,7 +66,9 @@ class JobBrain:
                 return hear(self._parts, peer, event, now_s)
             case inputs.RowDurable(step=step):
                 return self._row_durable(step, now_s)
-            case inputs.Tick():
+            case inputs.Exchanged(step=step):
+                self._parts.commits.merge(state.progress.begin(step), happened, self._parts.loading.elements)
+            case inputs.Tick() | inputs.RowsDurable() | inputs.EachIsland():  # the last two are for jobs with islands
                 return True
             case inputs.Start(replicas=replicas):
                 self._start(replicas)
@@ -138,6 +140,10 @@ class JobBrain:
         times_s += self._parts.saves.times_s()
         return min((time_s for time_s in times_s if time_s > self._now_s), default=math.inf)
 
+    def portion_of(self, timeline: int, step: int) -> int:
+        """The portion that a step trains; all steps of this brain are on one timeline."""
+        return self.course.at(step).portion
+
     def counts(self) -> Counts:
         return counts(self._state)
 
@@ -172,6 +178,32 @@ class JobBrain:
         """Every transition of a microbatch and of its step, with causes; for open and the newest closed steps."""
         run = self._state.progress.runs.get(step)
         return self._state.ledger.story(step, index) + [f"step {step} {line}" for line in (run.history if run else [])]
+
+    @property
+    def agreed(self) -> int:
+        """The newest version that all replicas hold."""
+        return self._state.progress.agreed
+
+    def agreed_digest(self, stage: int) -> str:
+        """The digest of the stage's state at that version; empty if not known."""
+        return self._state.progress.agreed_digest(stage)
+
+    @property
+    def outer_step(self) -> int | None:
+        """The outer step that this island has come to: all before it is agreed. None while it trains."""
+        state, step = self._state, self._state.progress.next
+        is_due = state.mode is Mode.RUNNING and state.progress.agreed == step and step < self.settings.steps
+        return step if is_due and self.course.is_outer(step) else None
+
+    def stage_of(self, peer: PeerId) -> int | None:
+        """The stage that a replica serves; None if the peer is none."""
+        return self._state.pool.stage_of(peer) if peer in self._state.pool else None
+
+    def delegates(self, stage: int, step: int) -> list[ReplicaRecord]:
+        """The replicas of a stage that may take part in an outer step for this island."""
+        pool = self._state.pool
+        able = [pool[peer] for peer in pool.by_stage[stage] if pool.takes_part(peer, step)]
+        return [standing.replica for standing in able if not standing.is_suspect]
 
     def is_joining(self, peer: PeerId) -> bool:
         """Whether the peer still fetches state, or needs something that only other replicas of its stage have."""
@@ -389,6 +421,8 @@ class JobBrain:
 
     def _save(self, now_s: float) -> None:
         """Begin or complete a checkpoint, or stop, if it is time."""
+        if not self.settings.saves:
+            return
         self._parts.departures.remedy(self._parts.saves.judge(now_s), now_s)
         if not self.mode.is_at_work:
             return

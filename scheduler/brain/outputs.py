@@ -52,6 +52,13 @@ class WriteCommit:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteRows:
+    """Make rows of several islands durable, all or none, then say RowsDurable; otherwise as WriteCommit."""
+
+    rows: tuple[CommitRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WriteEvaluation:
     """Make the result of an evaluation durable; nothing waits for it."""
 
@@ -200,7 +207,7 @@ Effect: TypeAlias = (
     | DropCheckpoint
     | EnterState
 )
-Output: TypeAlias = Send | WriteCommit | WriteEvaluation | Effect | Finish | Fail | Stopped
+Output: TypeAlias = Send | WriteCommit | WriteRows | WriteEvaluation | Effect | Finish | Fail | Stopped
 
 
 class Outbox:

@@ -53,7 +53,7 @@ class Parts:
     def of(cls, settings: BrainSettings, rng: Random, course: Course) -> Parts:
         state = BrainState.of(settings, course)
         saving = CheckpointSchedule(settings.saving, len(settings.split), settings.first_step, settings.steps)
-        evaluations = Evaluations(settings)
+        evaluations = Evaluations(settings, course)
         loads, loading = Loads(state), Loading(state)
         dispatch = Dispatch(state, loads, evaluations, rng)
         rounds = Rounds(state, loading.elements)
@@ -87,7 +87,9 @@ class Parts:
         assert progress.agreed <= progress.committed <= progress.next <= state.settings.steps
         assert sorted(progress.runs) == list(range(progress.agreed, progress.next)) or is_over
         assert state.ledger.open_steps() == [
-            step for step, run in sorted(progress.runs.items()) if run.phase not in (Phase.COMMITTING, Phase.DONE)
+            step
+            for step, run in sorted(progress.runs.items())
+            if run.phase not in (Phase.COMMITTING, Phase.DONE) and not state.course.is_outer(step)
         ]
         for run in progress.runs.values():
             if run.phase is Phase.AVERAGING:

@@ -15,6 +15,7 @@ from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.stall import waiting
+from scheduler.jobs.islands import by_island, replicas_by_island, stage_at
 from scheduler.jobs.job import Job, JobRun, now_s, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
@@ -74,11 +75,12 @@ class Allocator:
         return min((one for one in pauses_s + idle_s if one > 0.0), default=None)
 
     def _waiting(self, job: Job, peers: int) -> PendingJob:
-        """The job as the brain sees it, if `peers` peers are available to it."""
+        """The job as the brain sees it, if `peers` peers are available to it; its stages are those of all islands."""
         assert job.waiting is not None
+        islands = job.spec.islands.count
         return PendingJob(
             job.record.id,
-            needs(model_costs(job.spec), split_of(job.spec), peers),
+            needs(model_costs(job.spec), split_of(job.spec), peers // islands) * islands,
             job.spec.limits.min_replicas,
             now_s() - job.waiting.since_s,
             looks=_looks(job),
@@ -140,7 +142,9 @@ class Allocator:
         if _looks(job) or now_s() < job.waiting.tries_again_s:
             return
         known = self._membership.idle_peers()
-        idle = {one.hello.peer: one for one in known if not self._unfit(job, one.hello.peer)}
+        stages = len(split_of(job.spec))  # one that is pinned to a stage serves it in the first island
+        fit = (one for one in known if job.spec.islands.count == 1 or one.hello.pinned_stage < stages)
+        idle = {one.hello.peer: one for one in fit if not self._unfit(job, one.hello.peer)}
         older = takewhile(lambda one: one is not job, self._registry.waiting())
         decision = start_with(
             self._waiting(job, len(idle)),
@@ -160,15 +164,19 @@ class Allocator:
         except SwarmError as error:
             await self._registry.enter(job, JobState.FAILED, error.message, error_code=error.code, hint=error.hint)
             return
-        replicas = [_replica(idle[peer].hello, stage) for peer, stage in decision.plan.items()]
+        places = decision.plan
+        replicas = [_replica(idle[peer].hello, stage_at(job.spec, place)) for peer, place in places.items()]
         # No await until the driver exists: a cancel or a leave from now on must reach it.
         for replica in replicas:
             self._peers.assign(job, replica.peer, replica.stage)
-        self._runner.begin(job, batches, replicas)
-        peers = {replica.peer: replica.stage for replica in replicas}
-        self._registry.say(job, "info", f"placed: {_describe(peers)}")
-        told = f"{counted(len(peers), 'peer')} for {counted(len(set(peers.values())), 'stage')}"
-        await self._registry.enter(job, JobState.LOADING, told, peers=peers, hint="")
+        self._runner.begin(job, batches, replicas_by_island(job.spec, places, replicas))
+        of_islands = [f"{_describe(peers)}" for peers in by_island(job.spec, places)]
+        if len(of_islands) > 1:
+            of_islands = [f"island {number}: {told}" for number, told in enumerate(of_islands)]
+        self._registry.say(job, "info", f"placed: {'; '.join(of_islands)}")
+        islands = f" in each of {len(of_islands)} islands" if len(of_islands) > 1 else ""
+        told = f"{counted(len(places), 'peer')} for {counted(stages, 'stage')}{islands}"
+        await self._registry.enter(job, JobState.LOADING, told, peers=dict(places), hint="")
 
 
 def _looks(job: Job) -> bool:

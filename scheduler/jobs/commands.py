@@ -146,7 +146,8 @@ class Jobs:
         )
         await self.stores.files.put_tokenizer(job_id, tokenizer_files)
         await self.stores.database.put_job(record)
-        job = Job(record, resolved, JobProgress(record.first_steps[-1]), start=start)
+        progress = JobProgress.at_start(resolved, record.timeline, record.first_steps[-1])
+        job = Job(record, resolved, progress, start=start)
         self.registry.add(job)
         self.stores.logs.open(job_id)
         self._metrics.job_opened(job_id, resolved.model.family)
@@ -221,7 +222,7 @@ class Jobs:
             raise NotAllowed(f"job {job.record.id} has {state.value} already", hint="there is nothing to cancel")
         if job.run is None:
             await self.registry.enter(job, JobState.CANCELLED, reason, hint=again(job))
-        elif checkpoint and state is not JobState.CANCELLING:
+        elif checkpoint and state is not JobState.CANCELLING and not job.spec.has_outer_steps:
             job.run.driver.tell(Stop(JobState.CANCELLED, reason))
             await self.registry.enter(job, JobState.CANCELLING, f"{reason}; what runs is committed and saved first")
         else:
@@ -235,6 +236,11 @@ class Jobs:
             return
         if state.is_final or state is JobState.CANCELLING:
             raise NotAllowed(f"job {job.record.id} is {state.value}: it cannot be paused")
+        if job.spec.has_outer_steps and job.run is not None:
+            raise NotAllowed(
+                f"job {job.record.id} has islands, and cannot be saved while it runs: it cannot be paused",
+                hint=f"let it end, or stop it for good: swarm cancel {job.record.id}",
+            )
         if job.run is None:
             await self.registry.enter(job, JobState.PAUSED, reason, hint=again(job))
         else:

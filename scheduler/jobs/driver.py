@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from scheduler.brain import inputs, outputs
 from scheduler.brain.fleet.membership import Transition
 from scheduler.brain.inputs import Input
+from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.job import JobBrain
 from scheduler.brain.transcript import Recorder
 from scheduler.brain.watchdog import Over, Watchdog
@@ -31,6 +32,8 @@ from swarm.types import JobState, PeerId, PeerState
 
 SAVED = "all steps committed, weights saved"
 STOOD_STILL_S = 1.0  # a longer wait for the database is nobody's delay: every replica may be this late anyway
+Brain: TypeAlias = JobBrain | IslandsBrain
+Begin: TypeAlias = inputs.Start | inputs.Resumed | inputs.EachIsland
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,9 @@ class JobEffects(Protocol):
     async def write_row(self, row: outputs.CommitRow) -> None:
         """Make a commit row durable and show it, however long that takes."""
 
+    async def write_rows(self, rows: tuple[outputs.CommitRow, ...]) -> None:
+        """The same for rows of several islands, all or none."""
+
     async def write_evaluation(self, row: outputs.EvaluationRow) -> None:
         """Make the result of an evaluation durable and show it."""
 
@@ -64,7 +70,7 @@ class JobDriver:
 
     def __init__(
         self,
-        brain: JobBrain,
+        brain: Brain,
         batches: Batches,
         effects: JobEffects,
         watchdog: Watchdog,
@@ -127,7 +133,7 @@ class JobDriver:
             inputs.CheckpointNotKept(version, reason, fault) if fault else inputs.CheckpointKept(version)
         )
 
-    async def run(self, begin: inputs.Start | inputs.Resumed) -> Outcome:
+    async def run(self, begin: Begin) -> Outcome:
         """Train until the job succeeds, fails, stops or is cancelled. DatabaseUnavailable and Fenced pass through."""
         self._watchdog.begin(self.now_s())
         outcome = await self._step(begin)
@@ -171,6 +177,11 @@ class JobDriver:
                         self.made_progress()
                         durable = self._decide(inputs.RowDurable(row.step), self.now_s())
                         decided.extendleft(reversed(durable))
+                case outputs.WriteRows(rows=rows):
+                    if await self._written(self._effects.write_rows(rows)):
+                        self.made_progress()
+                        durable = self._decide(inputs.RowsDurable(rows), self.now_s())
+                        decided.extendleft(reversed(durable))
                 case outputs.WriteEvaluation(row=evaluation):
                     await self._written(self._effects.write_evaluation(evaluation))
                     self.made_progress()
@@ -201,7 +212,8 @@ class JobDriver:
         """Portion and index of a microbatch; an evaluation microbatch is of no portion."""
         if isinstance(command, Evaluate):
             return None, command.batch.index
-        return self._brain.course.at(command.microbatch.step).portion, command.microbatch.index
+        microbatch = command.microbatch
+        return self._brain.portion_of(microbatch.timeline, microbatch.step), microbatch.index
 
     async def _written(self, write: Coroutine[object, object, None]) -> bool:
         """Whether it was written; False if the job was cancelled meanwhile, which the inbox says next.

@@ -12,13 +12,15 @@ from typing import Any, Protocol
 from scheduler.brain.explain.facts import Situation
 from scheduler.brain.explain.reasons import reason_at_work
 from scheduler.brain.fleet.allocation import UnfitPeers
-from scheduler.brain.job import JobBrain
+from scheduler.brain.islands.rows import Rows
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.stall import Stalls
-from scheduler.jobs.driver import SAVED, JobDriver
+from scheduler.jobs.driver import SAVED, Brain, JobDriver
 from scheduler.storage.checkpoint_sink import CheckpointSink
 from scheduler.storage.database import JobRecord
 from swarm.checkpoint.reader import Checkpoint
+from swarm.job.course import OuterCourse
+from swarm.job.islands import courses
 from swarm.job.spec import JobSpec
 from swarm.types import JobId, JobState, PeerId
 
@@ -51,6 +53,13 @@ class JobProgress:
     eta_s: float = math.nan
     evaluation_loss: float = math.nan
     evaluation_step: int = 0  # steps after which it was measured; 0 = never
+    islands: Rows | None = None  # of a job with outer steps: steps that some islands have made
+
+    @classmethod
+    def at_start(cls, spec: JobSpec, timeline: int, step: int) -> JobProgress:
+        """How far a job is at the beginning of a timeline, after `step` steps."""
+        paths = [OuterCourse(one) for one in courses(spec)] if spec.has_outer_steps else []
+        return cls(steps_done=step, islands=Rows(timeline, paths) if paths else None)
 
     def take(self, row: Mapping[str, Any]) -> None:
         """Take in a commit row, as the database has it."""
@@ -79,7 +88,7 @@ class JobProgress:
 class JobRun:
     """A job at work. The runner alone makes it and drops it."""
 
-    brain: JobBrain  # for questions; it is told things through the driver only
+    brain: Brain  # for questions; it is told things through the driver only
     driver: JobDriver
     replicas_at_start: int
     sink: CheckpointSink | None = None  # once its storage is prepared
@@ -122,7 +131,7 @@ class Job:
             self.uses -= 1
 
     @property
-    def brain(self) -> JobBrain | None:
+    def brain(self) -> Brain | None:
         """The brain of a job at work, for questions only."""
         return self.run.brain if self.run is not None else None
 
@@ -143,9 +152,10 @@ class Job:
 
     @property
     def stages(self) -> dict[int, list[PeerId]]:
-        """The peers of each stage; empty if the job has none."""
-        peers, stages = self.record.peers, range(len(split_of(self.spec)))
-        return {stage: [peer for peer in peers if peers[peer] == stage] for stage in stages} if peers else {}
+        """The peers of each stage, of all islands; empty if the job has none."""
+        peers, stages = self.record.peers, len(split_of(self.spec))
+        of = {stage: [peer for peer in peers if peers[peer] % stages == stage] for stage in range(stages)}
+        return of if peers else {}
 
     def situation(self) -> Situation | None:
         """What the brain of a job at work knows, for an explanation."""

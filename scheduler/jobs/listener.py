@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from scheduler.brain.fleet.membership import Membership, Peer, Transition
+from scheduler.jobs.islands import of_job, timelines
 from scheduler.jobs.job import now_s
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
@@ -85,7 +86,7 @@ class PeerListener:
         is_barred = known.state is PeerState.QUARANTINED
         if job is not None and job.run is not None and (present or (not is_barred and job.run.brain.admits(hello))):
             if not present:
-                self._peers.adopt(job, hello.peer, hello.stage)
+                self._peers.adopt(job, hello)
             job.run.driver.on_event(hello.peer, hello)
         elif hello.job:
             self._peers.send(hello.peer, Release(hello.job, "the job has ended, or went on without this peer"))
@@ -138,7 +139,7 @@ class JobTransfer:
         """Take a file of a stage's state for the job's checkpoint."""
         job = self._registry.get(header.job)
         run = job.run if job is not None else None
-        if run is None or run.sink is None:
+        if job is None or run is None or run.sink is None:
             raise Refused(f"job {header.job} collects nothing")
 
         async def counted() -> AsyncIterator[bytes]:
@@ -147,7 +148,7 @@ class JobTransfer:
                 yield chunk
 
         try:
-            return await run.sink.put(header, counted())
+            return await run.sink.put(of_job(job.spec, header), counted())
         except CheckpointFailed as error:
             run.driver.checkpoint_written(header.version, error.reason, str(error))
             raise
@@ -155,7 +156,7 @@ class JobTransfer:
     async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         """Bytes of a file that a job at work starts from; NotFound or Refused."""
         job = self._registry.get(request.job)
-        if job is None or (run := job.run) is None or job.record.timeline != request.timeline:
+        if job is None or (run := job.run) is None or request.timeline not in timelines(job):
             raise Refused(f"job {request.job} does not load anything on timeline {request.timeline}")
         async for chunk in self._stores.files.state(job.record, job.start).read(request, self._stores.threads):
             run.driver.made_progress()

@@ -15,10 +15,12 @@ from scheduler.brain.fleet.allocation import Reservations
 from scheduler.brain.fleet.membership import Membership, Transition
 from scheduler.brain.inputs import AskToLeave
 from scheduler.brain.outputs import Struck
+from scheduler.jobs.islands import place_of
 from scheduler.jobs.job import Job, now_s, split_of
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.quarantine import Quarantine
+from swarm.events import Hello
 from swarm.messages import Command, Release
 from swarm.types import PeerId, PeerState
 
@@ -60,10 +62,10 @@ class Peers:
         self.reservations.end(peer)
         self._tell(self._membership.assign(peer, job.record.id, stage, now_s()))
 
-    def adopt(self, job: Job, peer: PeerId, stage: int) -> None:
+    def adopt(self, job: Job, hello: Hello) -> None:
         """The idle peer continues with the stage that it holds."""
-        self._tell(self._membership.adopt(peer, job.record.id, stage, now_s()))
-        self.has(job, peer, stage)
+        self._tell(self._membership.adopt(hello.peer, job.record.id, hello.stage, now_s()))
+        self.has(job, hello.peer, place_of(job.spec, hello.timeline, hello.stage))
 
     def serving(self, peer: PeerId) -> None:
         """The peer has everything that its stage needs."""
@@ -114,9 +116,9 @@ class Peers:
                 self._commands.send(known.hello.peer, Release(job.record.id, reason))
                 self.release(job, known.hello.peer, reason)
 
-    def has(self, job: Job, peer: PeerId, stage: int | None) -> None:
-        """Store that the peer serves a stage of the job, or (None) no longer: a restarted scheduler must know."""
-        if self._registry.place(job, peer, stage):
+    def has(self, job: Job, peer: PeerId, place: int | None) -> None:
+        """Store that the peer has a place in the job, or (None) no longer: a restarted scheduler must know."""
+        if self._registry.place(job, peer, place):
             self._tasks.create_task(self._registry.put(job))
 
     def on_transition(self, transition: Transition) -> None:

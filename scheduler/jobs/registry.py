@@ -144,10 +144,10 @@ class JobRegistry:
         assert (after.state, after.timeline) == (before.state, before.timeline + 1)
         job.record = after
 
-    def place(self, job: Job, peer: PeerId, stage: int | None) -> bool:
-        """The peer serves a stage of the job, or (None) no longer; whether that is new, and the record to be put."""
+    def place(self, job: Job, peer: PeerId, place: int | None) -> bool:
+        """The peer has a place in the job, or (None) no longer; whether that is new, and the record to be put."""
         peers = {one: at for one, at in job.record.peers.items() if one != peer}
-        peers |= {peer: stage} if stage is not None else {}
+        peers |= {peer: place} if place is not None else {}
         if is_new := peers != job.record.peers:
             job.record = replace(job.record, peers=peers)
         return is_new

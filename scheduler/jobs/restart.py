@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from scheduler.brain.explain.reasons import LOADED
+from scheduler.jobs.islands import timelines
 from scheduler.jobs.job import Job, again
 from scheduler.jobs.metric_expiry import is_over
 from scheduler.jobs.peers import Peers
@@ -51,7 +52,7 @@ class Restart:
     async def _read(self, record: JobRecord) -> Job:
         job = Job(record, spec_from_json(record.spec_json))
         self._registry.add(job)
-        job.progress = await self._timelines.progress_of(record)
+        job.progress = await self._timelines.progress_of(record, job.spec)
         if not (record.state.is_final and job.spec.checkpoint.dir):  # a bucket per old job would take long
             job.newest = await self._stores.checkpoints.newest(record, job.spec)
         if not record.state.is_final:
@@ -69,7 +70,7 @@ class Restart:
         match record.state:
             case JobState.QUEUED | JobState.PLACING:
                 await self._find_start(job)
-            case JobState.LOADING if not await database.last_rows(record.id, record.timeline, count=1):
+            case JobState.LOADING if not any([await database.last_rows(record.id, at, 1) for at in timelines(job)]):
                 reason = "the scheduler was restarted before the job ran"
                 await self._registry.enter(job, JobState.PLACING, reason, peers={})
                 await self._find_start(job)

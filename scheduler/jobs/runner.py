@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -13,11 +13,12 @@ from typing import assert_never
 from scheduler.brain import outputs
 from scheduler.brain.explain.reasons import LOADED, RESUMED
 from scheduler.brain.fleet.membership import Membership
-from scheduler.brain.inputs import ReplicaRecord, Resumed, Start, Stop, Stored
+from scheduler.brain.inputs import EachIsland, ReplicaRecord, Resumed, Start, Stop, Stored
 from scheduler.brain.job import JobBrain
 from scheduler.brain.stall import resume_hint, seeking, stalled_hint
 from scheduler.brain.watchdog import Watchdog
-from scheduler.jobs.driver import JobDriver, Outcome
+from scheduler.jobs.driver import Begin, JobDriver, Outcome
+from scheduler.jobs.islands import by_island, islands_brain, timelines
 from scheduler.jobs.job import Job, JobRun, again, now_s, success_text
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
@@ -32,6 +33,7 @@ from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.writer import Facts
 from swarm.data.batches import Batches
 from swarm.errors import CheckpointFailed, DatabaseUnavailable, Fenced, SwarmError
+from swarm.job.islands import course_of
 from swarm.job.schedule import perplexity
 from swarm.messages import Command, Route, StoreHeader
 from swarm.types import JobState, PeerId, PeerState
@@ -59,38 +61,60 @@ class JobRunner:
         self._metrics, self._rng, self._wall_s, self._log = ports.metrics, ports.rng, ports.wall_s, ports.log
         self._product = ports.product
 
-    def begin(self, job: Job, batches: Batches, replicas: Sequence[ReplicaRecord]) -> None:
-        """Let the placed job load; a stalled one has trained before."""
-        job.run = self._make_run(job, batches, len(replicas))
+    def begin(self, job: Job, batches: Batches, islands: Sequence[tuple[ReplicaRecord, ...]]) -> None:
+        """Let the placed job load, with the replicas of each island; a stalled one has trained before."""
+        job.run = self._make_run(job, batches, sum(map(len, islands)))
         trained = job.record.state is JobState.STALLED
-        self._tasks.create_task(self._drive(job, job.run, Start(tuple(replicas)), trained=trained))
+        starts = tuple(Start(replicas) for replicas in islands)
+        begin = EachIsland(starts) if job.spec.has_outer_steps else starts[0]
+        self._tasks.create_task(self._drive(job, job.run, begin, trained=trained))
 
     async def reattach(self, job: Job, batches: Batches) -> None:
         """Go on with a job that an earlier scheduler start left at work, once its peers are back."""
         record = job.record
-        rows = await self._store.last_rows(record.id, record.timeline, count=2)
-        evaluated = {one.version for one in await self._store.evaluations(record.id) if one.timeline == record.timeline}
-        committed = rows[-1].step + 1 if rows else record.first_steps[-1]
+        resumed = [
+            await self._resumed(job, timeline, peers)
+            for timeline, peers in zip(timelines(job), by_island(job.spec, record.peers), strict=True)
+        ]
         job.run = self._make_run(job, batches, len(record.peers))
         if record.state is not JobState.RUNNING:  # it was told to stop
             asked = JobState.PAUSED if record.state is JobState.PAUSING else JobState.CANCELLED
             job.run.driver.tell(Stop(asked, record.reason))
-        resumed = Resumed(record.peers, committed, rows, evaluated, self._membership.grace_s)
-        self._tasks.create_task(self._drive(job, job.run, resumed))
+        begin = EachIsland(tuple(resumed)) if job.spec.has_outer_steps else resumed[0]
+        self._tasks.create_task(self._drive(job, job.run, begin))
         await self._registry.enter(job, record.state, RESTARTED)
+
+    async def _resumed(self, job: Job, timeline: int, peers: Mapping[PeerId, int]) -> Resumed:
+        """What an earlier scheduler start left of an island."""
+        record, course = job.record, course_of(job.spec, timeline)
+        rows = await self._store.last_rows(record.id, timeline, count=2)
+        found = await self._store.evaluations(record.id)
+        evaluated = {one.version for one in found if one.timeline == record.timeline}
+        committed = rows[-1].step + 1 if rows else record.first_steps[-1]
+        if job.spec.has_outer_steps:  # people are told inner steps
+            newest = range(max(0, committed - 2), committed + 1)
+            evaluated = {version for version in newest if course.inner_steps(version) in evaluated}
+        return Resumed(peers, committed, rows, evaluated, self._membership.grace_s)
 
     def _make_run(self, job: Job, batches: Batches, replicas: int) -> JobRun:
         record, limits = job.record, job.spec.limits
         files = self._files.state(record, job.start).listed
-        settings = brain_settings(record, job.spec, self._store.epoch, batches, files, job.progress.skipped_in_a_row)
         seed, watchdog = self._rng.getrandbits(64), Watchdog(limits.no_progress_s, limits.max_runtime_s)
+        known = (record, job.spec, self._store.epoch, batches, files, job.progress.skipped_in_a_row)
+        if job.spec.has_outer_steps:
+            if self._transcripts is not None:
+                self._registry.say(job, "warning", "no transcript is recorded of a job with islands")
+            islands = islands_brain(*known, Random(seed))
+            return JobRun(islands, JobDriver(islands, batches, _Effects(self, job), watchdog), replicas)
+        settings = brain_settings(*known)
         recorder = record_brain(self._transcripts, settings, seed) if self._transcripts is not None else None
         brain = recorder.brain if recorder is not None else JobBrain(settings, Random(seed))
         return JobRun(brain, JobDriver(brain, batches, _Effects(self, job), watchdog, recorder), replicas)
 
-    async def _drive(self, job: Job, run: JobRun, begin: Start | Resumed, *, trained: bool = False) -> None:
+    async def _drive(self, job: Job, run: JobRun, begin: Begin, *, trained: bool = False) -> None:
         sha256 = ""
-        at_start = not trained and not isinstance(begin, Resumed)
+        first = begin.begins[0] if isinstance(begin, EachIsland) else begin
+        at_start = not trained and not isinstance(first, Resumed)
         try:
             run.sink = await self._make_sink(job, run.driver, at_start=at_start)
             outcome = await run.driver.run(begin)
@@ -159,7 +183,7 @@ class JobRunner:
             product=self._product,
             loss=job.progress.loss,
             tokens=job.progress.tokens,
-            optimizer=job.spec.checkpoint.optimizer,
+            optimizer=job.spec.checkpoint.optimizer and not job.spec.has_outer_steps,
         )
 
     async def note_if_running(self, job: Job) -> None:
@@ -225,10 +249,21 @@ class _Effects:
                 assert_never(output)
 
     async def write_row(self, row: outputs.CommitRow) -> None:
-        job, training = self._job, self._job.spec.training
-        write = partial(self._store.put_commit, job.record.id, row, self._wall_s())
+        write = partial(self._store.put_commit, self._job.record.id, row, self._wall_s())
         await self._until_written(f"step {row.step}", write)
-        at_s = now_s()
+        self._committed(row)
+
+    async def write_rows(self, rows: tuple[outputs.CommitRow, ...]) -> None:
+        job, islands = self._job, self._job.progress.islands
+        assert islands is not None, "the job has outer steps"
+        write = partial(self._store.put_commits, job.record.id, rows, self._wall_s())
+        await self._until_written(f"step {rows[0].step} of an island", write)
+        for row in filter(None, map(islands.take, rows)):
+            self._committed(row)
+
+    def _committed(self, row: outputs.CommitRow) -> None:
+        """A step of the job is durable: show that."""
+        job, training, at_s = self._job, self._job.spec.training, now_s()
         step_s, self._committed_s = at_s - self._committed_s, at_s
         job.progress.committed(row, step_s, training.steps)
         self._metrics.step_committed(

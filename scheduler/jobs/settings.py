@@ -10,6 +10,7 @@ from scheduler.jobs.job import split_of
 from scheduler.storage.database import JobRecord
 from swarm.data.batches import Batches
 from swarm.job.footprint import stage_footprint
+from swarm.job.islands import island_spec
 from swarm.job.partition import flops_per_token, unit_names
 from swarm.job.schedule import learning_rate
 from swarm.job.spec import JobSpec
@@ -18,7 +19,8 @@ from swarm.text import without_passwords
 
 
 def model_costs(spec: JobSpec) -> ModelCosts:
-    """The costs of the model of a resolved spec, for any cut; the spec's own split is ignored."""
+    """The costs of the model of a resolved spec in one island, for any cut; the spec's own split is ignored."""
+    spec = island_spec(spec)
     layer, head = flops_per_token(spec)
 
     def stage_bytes(layers: int, stage: int, stages: int, replicas: int) -> int:

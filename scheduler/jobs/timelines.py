@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from scheduler.brain.lineage import checkpoint_counts, resumed, row_counts
@@ -15,6 +15,7 @@ from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import MANIFEST
 from swarm.errors import NotFound
 from swarm.job.changes import check_state, check_steps
+from swarm.job.islands import island_timeline
 from swarm.job.spec import JobSpec
 
 
@@ -27,10 +28,15 @@ class Timelines:
         self._metrics = ports.metrics
         self._registry = registry
 
-    async def progress_of(self, record: JobRecord) -> JobProgress:
+    async def progress_of(self, record: JobRecord, spec: JobSpec) -> JobProgress:
         """How far the job is, by its rows; those of abandoned parts of its timelines do not count."""
-        progress = JobProgress(steps_done=record.first_steps[-1])
-        for row in await self._database.commits(record.id):
+        progress = JobProgress.at_start(spec, record.timeline, record.first_steps[-1])
+        if progress.islands is not None:
+            for timeline in range(spec.islands.count):
+                rows = await self._database.rows(record.id, island_timeline(spec, record.timeline, timeline))
+                for made in filter(None, map(progress.islands.take, rows)):
+                    progress.take(asdict(made))
+        for row in await self._database.commits(record.id) if progress.islands is None else ():
             if row_counts(row["timeline"], row["step"], record.first_steps):
                 progress.take(row)
         for evaluation in await self._database.evaluations(record.id):
@@ -90,7 +96,7 @@ class Timelines:
             peers={},
             **(starting_at(start) | {"first_steps": first_steps}),
         )
-        progress = await self.progress_of(turned)
+        progress = await self.progress_of(turned, spec)
         newest = await self._catalog.newest(turned, spec)
         self._registry.begin_timeline(job, record, turned)
         job.spec, job.start, job.progress, job.newest = spec, start, progress, newest

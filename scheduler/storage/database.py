@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
@@ -205,22 +205,34 @@ class Database:
 
     async def put_commit(self, job: JobId, row: CommitRow, now_unix_s: float) -> None:
         """Write the commit point of a step; writing it again after an unknown outcome changes nothing."""
+        await self.put_commits(job, (row,), now_unix_s)
+
+    async def put_commits(self, job: JobId, rows: Sequence[CommitRow], now_unix_s: float) -> None:
+        """The same for commit points of several islands: all of them, or none."""
+
+        def write(connection: sa.Connection) -> None:
+            for row in rows:
+                self._put_commit(connection, job, row, now_unix_s)
+
+        await self.write(write)
+
+    def _put_commit(self, connection: sa.Connection, job: JobId, row: CommitRow, now_unix_s: float) -> None:
         values = asdict(row) | {"job": job, "epoch": self.epoch, "committed_unix_s": now_unix_s}
         values["loss"] = row.loss if math.isfinite(row.loss) else None  # databases have no NaN
         values["rounds_json"] = json.dumps({unit: [made.epoch, made.number] for unit, made in row.rounds.items()})
         del values["rounds"]
         table = _COMMITS.c
         key = sa.and_(table.job == job, table.timeline == row.timeline, table.step == row.step)
+        mine = sa.select(table.step).where(key, table.epoch == self.epoch)
+        if connection.execute(mine).first() is None:
+            connection.execute(sa.insert(_COMMITS).values(values))
 
-        def write(connection: sa.Connection) -> None:
-            mine = sa.select(table.step).where(key, table.epoch == self.epoch)
-            if connection.execute(mine).first() is None:
-                connection.execute(sa.insert(_COMMITS).values(values))
+    async def rows(self, job: JobId, timeline: int) -> tuple[CommitRow, ...]:
+        """The commit rows of a timeline, oldest first."""
+        return await self.last_rows(job, timeline, None)
 
-        await self.write(write)
-
-    async def last_rows(self, job: JobId, timeline: int, count: int) -> tuple[CommitRow, ...]:
-        """The newest `count` commit rows of a timeline, oldest first."""
+    async def last_rows(self, job: JobId, timeline: int, count: int | None) -> tuple[CommitRow, ...]:
+        """The newest `count` commit rows of a timeline, oldest first; all without `count`."""
         query = sa.select(_COMMITS).where(_COMMITS.c.job == job, _COMMITS.c.timeline == timeline)
         rows = await self.select(query.order_by(_COMMITS.c.step.desc()).limit(count))
         return tuple(_commit_row(row) for row in reversed(rows))

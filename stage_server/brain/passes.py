@@ -5,6 +5,9 @@
                from 3 to  tied        ✓     ✓
     Pull       from 1 to        ✓                  a joiner asks replicas of the stage that it was given
 
+The timeline says the island (swarm/job/islands.py). From another island they come to replicas of their own stage, and
+exchange with the stage that shares a tied weight with it.
+
 Whether a tensor counts is decided later, by its route or its round.
 """
 
@@ -28,6 +31,7 @@ class Place:
     stage: int
     stages: int
     is_tied: bool  # the first and the last stage average a unit together
+    islands: int = 1  # each has a timeline of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,15 @@ def check(shown: Pass, at: Place | None, known: Known, *, pulls: bool) -> None:
         raise NoPass(f"the pass of {shown.peer} ended {known.now_unix_s - shown.expires_unix_s:.0f} s ago")
     if known.cut_unix_s is not None and shown.issued_unix_s <= known.cut_unix_s:
         raise Revoked(f"stage server {shown.peer} was revoked after the pass was issued")
-    if at is None or (shown.job, shown.timeline) != (at.job, at.timeline):
+    if at is None or shown.job != at.job or shown.timeline // at.islands != at.timeline // at.islands:
         raise StaleMessage(f"the pass of {shown.peer} is for job {shown.job}, timeline {shown.timeline}")
-    if shown.stages != at.stages or not _are_related(shown.stage, at, pulls=pulls):
+    is_near = shown.timeline == at.timeline
+    if shown.stages != at.stages or not _are_related(shown.stage, at, pulls=pulls, is_near=is_near):
         raise NoPass(f"{shown.peer} has no pass for stage {at.stage} of job {at.job}: it serves stage {shown.stage}")
 
 
-def _are_related(stage: int, at: Place, *, pulls: bool) -> bool:
+def _are_related(stage: int, at: Place, *, pulls: bool, is_near: bool) -> bool:
+    """`is_near`: both are of one island."""
     if pulls:
         return stage == at.stage
-    return abs(stage - at.stage) <= 1 or (at.is_tied and {stage, at.stage} == {0, at.stages - 1})
+    return abs(stage - at.stage) <= is_near or (at.is_tied and {stage, at.stage} == {0, at.stages - 1})

@@ -12,6 +12,7 @@ from stage_server.ports import Assignment
 from stage_server.replica.mailbox import Mailbox
 from swarm.errors import CorruptFrame, Refused, StaleMessage
 from swarm.model import codec
+from swarm.model.exchange import proposal_bytes
 from swarm.model.stage import Stage
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 
@@ -25,6 +26,7 @@ class Admission:
         self._me, self._timeline = assignment.me, assignment.command.timeline
         self._codecs = allowed(assignment.spec.pipeline.compression)
         self._slice_dtypes = codec.slice_dtypes(assignment.spec.averaging.compression)
+        self._course, self._outer_code = assignment.course, assignment.spec.outer.compression
         self._stage = stage
         self._mailbox = mailbox
         self._neighbours = neighbours
@@ -66,6 +68,9 @@ class Admission:
         layout = self._stage.units.get(header.unit)
         if layout is None:
             raise Refused(f"stage {self._me.stage} has no unit {header.unit!r}")
+        if self._course.is_outer(header.step):
+            self._check_proposal(header)
+            return
         if header.start + header.elements > layout.elements:
             raise Refused(f"slice {header.start}+{header.elements} leaves unit {header.unit}")
         if header.dtype not in self._slice_dtypes:
@@ -73,6 +78,14 @@ class Admission:
         expected = codec.slice_bytes(header.dtype, header.elements)
         self._mailbox.admit(header)
         _check_size(f"{header.dtype} ({header.elements},)", expected, header.total_bytes)
+
+    def _check_proposal(self, header: Slice) -> None:
+        size_bytes = proposal_bytes(self._stage, header.unit, self._outer_code)
+        if (header.dtype, header.start, header.averaged) != (codec.PROPOSAL_DTYPE, 0, False):
+            raise CorruptFrame(f"a slice of outer step {header.step} is no proposal")
+        _check_size(f"a proposal for unit {header.unit}", size_bytes, header.elements)
+        self._mailbox.admit(header)
+        _check_size(f"a proposal for unit {header.unit}", size_bytes, header.total_bytes)
 
 
 def _timeline(header: TensorHeader) -> int:

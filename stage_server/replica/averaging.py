@@ -32,7 +32,7 @@ from stage_server.replica.mailbox import Mailbox, SliceKey
 from stage_server.replica.packing import Letter, deliver, round_slice
 from swarm.errors import NoWay, Refused, RoundBroken, SwarmError
 from swarm.events import ParameterNorm
-from swarm.messages import Average, Member
+from swarm.messages import Average, Envoy, Member
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.stage import Stage
 from swarm.rpc.peers import PeerLinks
@@ -80,7 +80,7 @@ async def run_round(
             async with asyncio.timeout_at(deadline_s):
                 came = await mailbox.get(_key(command, sender, owner, averaged=averaged))
         except TimeoutError:
-            message = f"{sender.peer} sent no {_word(averaged)} within {command.timeout_s:g} s"
+            message = f"{sender.peer} sent no {_word(averaged=averaged)} within {command.timeout_s:g} s"
             raise RoundBroken(message, accused=sender.peer) from None
         return await device.aside(came.values) if lossy else came.values()
 
@@ -100,7 +100,7 @@ async def run_round(
         for owner in owners:
             if owner.peer != me.peer:
                 letter = round_slice(me, command, owner, await encoded(part[_span(owner)], owner, 1), averaged=False)
-                tasks.create_task(_send(links, owner, letter, deadline_s, averaged=False))
+                tasks.create_task(send_slice(links, owner, letter, deadline_s, _word(averaged=False)))
         mean = torch.empty(0)
         if mine in owners:
             parts = [
@@ -113,7 +113,7 @@ async def run_round(
                 mean = made.received
             for member in others:
                 letter = round_slice(me, command, mine, made, averaged=True)
-                tasks.create_task(_send(links, member, letter, deadline_s, averaged=True))
+                tasks.create_task(send_slice(links, member, letter, deadline_s, _word(averaged=True)))
         slices = [mean if owner.peer == me.peer else await arrived(owner, owner, averaged=True) for owner in owners]
     return await device.aside(lambda: _assemble(stage, command.unit, slices, lost))
 
@@ -135,7 +135,7 @@ def _span(member: Member) -> slice:
     return slice(member.start, member.stop)
 
 
-def _word(averaged: bool) -> str:
+def _word(*, averaged: bool) -> str:
     return "mean" if averaged else "part"
 
 
@@ -152,12 +152,13 @@ def _key(command: Average, sender: Member, owner: Member, *, averaged: bool) -> 
     )
 
 
-async def _send(links: PeerLinks, to: Member, letter: Letter, deadline_s: float, *, averaged: bool) -> None:
+async def send_slice(links: PeerLinks, to: Member | Envoy, letter: Letter, deadline_s: float, what: str) -> None:
+    """Send a slice until the deadline; RoundBroken, which names the receiver."""
     try:
         async with asyncio.timeout_at(deadline_s):
             await deliver(links, to, letter)
     except TimeoutError:
-        raise RoundBroken(f"{to.peer} took no {_word(averaged)} in time", accused=to.peer) from None
+        raise RoundBroken(f"{to.peer} took no {what} in time", accused=to.peer) from None
     except SwarmError as error:
-        told = f"{to.peer} took no {_word(averaged)}: {error.message}"
+        told = f"{to.peer} took no {what}: {error.message}"
         raise RoundBroken(told, accused=to.peer, lacks_relay=isinstance(error, NoWay)) from error

@@ -18,7 +18,6 @@ from stage_server.replica.evaluator import Ids
 from stage_server.replica.packing import Packed, pack, pack_encoded, question
 from swarm.errors import SwarmError
 from swarm.events import Checked
-from swarm.job.course import PLAIN
 from swarm.messages import Check
 from swarm.model import codec
 from swarm.model.runtime import SentAhead, received, send_ahead
@@ -44,7 +43,7 @@ class Checker:
         self, assignment: Assignment, stage: Stage, deliveries: Deliveries, ports: ReplicaPorts, ready: asyncio.Event
     ) -> None:
         self.table = CheckTable(assignment.me.stage)
-        self._me = assignment.me
+        self._me, self._course = assignment.me, assignment.course
         self._stage = stage
         self._codec = assignment.spec.unmeasured_compression
         self._deliveries = deliveries
@@ -105,7 +104,7 @@ class Checker:
         microbatch = command.microbatch
         ids = self._ids.pop(microbatch)
         x, g = (self._inputs.pop((microbatch, side), _NONE) for side in Direction)
-        portion, shape, name = PLAIN.at(microbatch.step).portion, self._stage.boundary_shape(), self._codec
+        portion, shape, name = self._course.at(microbatch.step).portion, self._stage.boundary_shape(), self._codec
 
         def again() -> tuple[Packed | None, Packed | None, float, bool]:
             y, loss, dx, finite = self._stage.recompute(

@@ -3,9 +3,10 @@
     slice ──▶ of a round that was announced ──due from this member?──▶ kept for the round
          └──▶ of a round to come ──room?──▶ early: under the name that its sender claims, until the round is announced
 
-A round (`Average`) names its members by peer and incarnation, and who owns what. So it also names every slice that is
-due, from whom and of which size; nothing else enters it. A slice that comes again is ignored. One that comes again with
-other contents is refused: one of the two is false, and its sender reports that the round has failed.
+A round (`Average`, or `Exchange` between islands) names its members by peer and incarnation, and who owns what. So it
+also names every slice that is due, from whom and of which size; nothing else enters it. A slice that comes again is
+ignored. One that comes again with other contents is refused: one of the two is false, and its sender reports that the
+round has failed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from stage_server.brain.early_inputs import Claim, EarlyInputs
 from swarm.errors import Refused, RetryElsewhere, StaleMessage
-from swarm.messages import Average
+from swarm.messages import Average, Envoy, Exchange, Member
 from swarm.model import codec
 from swarm.peer_messages import Slice
 from swarm.types import PeerId, Round, UnitName
@@ -122,11 +123,19 @@ class Mailbox:
             return self._slices[key]
         return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
 
-    def begin(self, command: Average) -> None:
-        """A round is announced: take in what came before it from its members, forget all else of older rounds."""
+    def begin(self, command: Average | Exchange, proposal_bytes: int = 0) -> None:
+        """A round is announced: take in what came before it from its members, forget all else of older rounds.
+
+        `proposal_bytes`: what each island sends of the unit in an outer round.
+        """
         step, unit = command.step, command.unit
-        self._announced[step, unit] = _Announced(command.round, self._due(command))
-        self._members |= {(member.peer, member.incarnation) for member in command.members}
+        members: tuple[Member | Envoy, ...]
+        if isinstance(command, Exchange):
+            members, due = command.envoys, self._proposals_due(command, proposal_bytes)
+        else:
+            members, due = command.members, self._due(command)
+        self._announced[step, unit] = _Announced(command.round, due)
+        self._members |= {(member.peer, member.incarnation) for member in members}
         self._forget(lambda key: (key.step, key.unit) == (step, unit) and key.round < command.round)
         for key, elements in self._announced[step, unit].due.items():
             early = self.early.take(key, _claim(key))
@@ -166,6 +175,15 @@ class Mailbox:
                 mean = SliceKey(*of_round, True, member.peer, member.incarnation, member.start)
                 due[mean] = member.stop - member.start
         return due
+
+    def _proposals_due(self, command: Exchange, proposal_bytes: int) -> dict[SliceKey, int]:
+        """One proposal of each other island that contributes."""
+        of_round = (command.timeline, command.step, command.unit, command.round)
+        return {
+            SliceKey(*of_round, False, envoy.peer, envoy.incarnation, 0): proposal_bytes
+            for envoy in command.envoys
+            if envoy.tokens and envoy.timeline != command.timeline
+        }
 
     def _keep_early(self, key: SliceKey, header: Slice, payload: memoryview) -> None:
         held = self.early.get(key, _claim(key))

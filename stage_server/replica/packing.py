@@ -13,7 +13,7 @@ from torch import Tensor
 from stage_server.ports import ReplicaId
 from stage_server.replica.leftovers import Coded
 from swarm.errors import RetryElsewhere
-from swarm.messages import Average, Member
+from swarm.messages import Average, Envoy, Exchange, Member
 from swarm.model import codec
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.rpc.peers import PeerLinks
@@ -89,11 +89,18 @@ def round_slice(me: ReplicaId, command: Average, owner: Member, coded: Coded, *,
     return Letter(header, coded.payload)
 
 
+def proposal(me: ReplicaId, command: Exchange, to: Envoy, sent: Tensor) -> Letter:
+    """What an island proposes for a unit, for the envoy of another one."""
+    of_round = (to.timeline, command.step, command.unit, command.round)
+    content = (codec.PROPOSAL_DTYPE, sent.numel(), sent.numel())
+    return Letter(Slice(me.job, *of_round, False, 0, me.peer, me.incarnation, *content), codec.readable(sent))
+
+
 def _beyond(me: ReplicaId, direction: Direction) -> int:
     return me.stage + (1 if direction is Direction.FORWARD else -1)
 
 
-async def deliver(links: PeerLinks, to: Member, letter: Letter) -> None:
+async def deliver(links: PeerLinks, to: Member | Envoy, letter: Letter) -> None:
     """Send until the neighbour has it; PeerUnavailable or RetryElsewhere after DELIVERY_S_MAX, Refused at once."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + DELIVERY_S_MAX

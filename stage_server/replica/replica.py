@@ -27,6 +27,7 @@ from stage_server.brain.neighbours import Neighbours, Standing
 from stage_server.brain.work_queue import WorkQueue
 from stage_server.ports import Assignment, ReplicaPorts
 from stage_server.replica.admission import Admission
+from stage_server.replica.applying import apply
 from stage_server.replica.checker import Checker
 from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Evaluator, Ids
@@ -45,7 +46,6 @@ from swarm.errors import (
     StaleMessage,
     SwarmError,
 )
-from swarm.job.course import PLAIN
 from swarm.job.spec import LOWERED
 from swarm.model import codec
 from swarm.model.runtime import SentAhead, received, send_ahead
@@ -59,6 +59,7 @@ REPAIR_S = 2.0
 Computing: TypeAlias = messages.Route | messages.Void | messages.Evaluate | messages.Check
 Stepping: TypeAlias = (
     messages.Average
+    | messages.Exchange
     | messages.AbortRound
     | messages.Commit
     | messages.SaveStage
@@ -112,7 +113,8 @@ class Replica:
         self._checker = Checker(assignment, stage, self._deliveries, ports, self._ready)
         mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness)
         leftovers = Leftovers(spec.averaging.compression)
-        self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail, mailbox, leftovers)
+        code = spec.outer.compression
+        self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail, mailbox, leftovers, code)
         self.admission = Admission(assignment, stage, mailbox, self._neighbours, self._checker.table)
         self.donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
         self._saving = Saving(assignment, stage, ports)
@@ -148,6 +150,9 @@ class Replica:
                 self._carry_out(self.cells.void(command.step, command.attempt))
             case messages.Average():
                 self._average(command)
+            case messages.Exchange():
+                if command.step == self.cells.version:
+                    self._rounds.exchange(command)
             case messages.AbortRound():
                 self._abort(command)
             case messages.Recheck():
@@ -216,15 +221,7 @@ class Replica:
         if gradients is None:
             return
         # Queued before any computation that the cells hand out from here on: those find the new weights.
-        applying = self._device.timed(
-            lambda: self._stage.apply(
-                command.step,
-                gradients,
-                learning_rate=command.learning_rate,
-                scale=command.scale,
-                skip=command.skip,
-            )
-        )
+        applying = self._device.timed(lambda: apply(self._assignment, self._stage, command, gradients))
         self._rounds.close(command)
         for old in [microbatch for microbatch in self._batches if microbatch.step <= command.step]:
             del self._batches[old]
@@ -386,7 +383,7 @@ class Replica:
 
     async def _forward(self, work: cell.Compute, waited_s: float) -> None:
         microbatch, batch = work.microbatch, self._batches[work.microbatch]
-        portion = PLAIN.at(microbatch.step).portion
+        portion = self._assignment.course.at(microbatch.step).portion
         sent = self._inputs.pop((microbatch, Direction.FORWARD), None)
         codec_name = self._codec_for(microbatch, Direction.FORWARD)
 

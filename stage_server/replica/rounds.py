@@ -18,12 +18,14 @@ from torch import Tensor
 
 from stage_server.ports import ReplicaId, ReplicaPorts
 from stage_server.replica.averaging import Mean, run_round
+from stage_server.replica.exchange import run_exchange
 from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
 from stage_server.replica.second_owner import reduce_again, send_part
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.events import Averaged, RoundFailed
-from swarm.messages import AbortRound, Average, Commit, Recheck
+from swarm.messages import AbortRound, Average, Commit, Exchange, Recheck
+from swarm.model.exchange import proposal_bytes
 from swarm.model.stage import Stage
 from swarm.types import Round, RoundFault, UnitName
 
@@ -32,7 +34,7 @@ from swarm.types import Round, RoundFault, UnitName
 class _UnderWay:
     """The newest round of a unit in one step."""
 
-    command: Average
+    command: Average | Exchange
     task: asyncio.Task[None] | None = None  # none: waits for the seal
     given_up: bool = False
     checks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -48,9 +50,11 @@ class RoundRunner:
         fail: Callable[[SwarmError], None],
         mailbox: Mailbox,
         leftovers: Leftovers,
+        outer_code: str = "none",
     ) -> None:
         self.mailbox = mailbox
         self._leftovers = leftovers
+        self._outer_code = outer_code
         self._me = me
         self._stage = stage
         self._bits = bits
@@ -59,7 +63,13 @@ class RoundRunner:
         self._rounds: dict[tuple[int, UnitName], _UnderWay] = {}
         self._means: dict[tuple[int, UnitName, Round], Mean] = {}
 
-    def take(self, command: Average) -> bool:
+    def exchange(self, command: Exchange) -> None:
+        """Take part in an outer round: at once, since there are no sums to wait for."""
+        if self.take(command):
+            under_way = self._rounds[command.step, command.unit]
+            under_way.task = self._ports.work.start(self._take_part(command))
+
+    def take(self, command: Average | Exchange) -> bool:
         """Note a round, which begins with `sealed`; False if it is not newer than the one that is known."""
         key = (command.step, command.unit)
         known = self._rounds.get(key)
@@ -70,13 +80,14 @@ class RoundRunner:
         self._rounds[key] = _UnderWay(command)
         # A newer round means that no older one was or will be written into a row.
         self._means = {at: mean for at, mean in self._means.items() if at[:2] != key}
-        self.mailbox.begin(command)
+        is_outer = isinstance(command, Exchange)
+        self.mailbox.begin(command, proposal_bytes(self._stage, command.unit, self._outer_code) if is_outer else 0)
         return True
 
     def sealed(self, step: int, digest: str) -> None:
         """Begin the rounds that waited for the step's parts; `digest` names the set that is in them."""
         for (of, _), one in list(self._rounds.items()):
-            if of != step or one.given_up or one.task is not None:
+            if of != step or one.given_up or one.task is not None or isinstance(one.command, Exchange):
                 continue
             expected = next((member.digest for member in one.command.members if member.peer == self._me.peer), "")
             if digest == expected:
@@ -92,6 +103,8 @@ class RoundRunner:
         if known is None or known.given_up or known.command.round != command.round or mean is None:
             return
         average, me, ports = known.command, self._me, self._ports
+        if isinstance(average, Exchange):
+            return
         part = partial(self._stage.part, command.step, command.unit)
         if me.peer == command.verifier:
             self.mailbox.expect(average, command.owner)
@@ -148,21 +161,11 @@ class RoundRunner:
             one.task.cancel()
             self._ports.metrics.round_finished(self._me.stage, "aborted", 0.0)
 
-    async def _take_part(self, command: Average) -> None:
+    async def _take_part(self, command: Average | Exchange) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            ports = self._ports
-            mean = await run_round(
-                command,
-                self._me,
-                self._stage,
-                self._bits,
-                ports.device,
-                ports.links,
-                self.mailbox,
-                self._leftovers,
-            )
+            mean = await self._run(command)
         except* OutOfMemory as group:
             self._fail(_first(group))
         except* RoundBroken as group:
@@ -185,7 +188,13 @@ class RoundRunner:
                 )
             )
 
-    def _failed(self, command: Average, error: SwarmError) -> None:
+    async def _run(self, command: Average | Exchange) -> Mean:
+        me, stage, device, links = self._me, self._stage, self._ports.device, self._ports.links
+        if isinstance(command, Exchange):
+            return await run_exchange(command, me, stage, self._outer_code, device, links, self.mailbox)
+        return await run_round(command, me, stage, self._bits, device, links, self.mailbox, self._leftovers)
+
+    def _failed(self, command: Average | Exchange, error: SwarmError) -> None:
         self._ports.metrics.round_finished(self._me.stage, "failed", 0.0)
         self._ports.log.warning("round failed", step=command.step, unit=command.unit, reason=str(error))
         step, unit, number, reason = command.step, command.unit, command.round, f"{error.code}: {error}"

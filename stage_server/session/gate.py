@@ -27,8 +27,8 @@ CUT_KEPT_S = 3600.0  # no pass is good for as long
 @lru_cache(maxsize=1)
 def place_of(load: LoadStage) -> Place:
     """Where in its job a stage server is that was told to load this."""
-    is_tied = spec_from_json(load.spec_json).tied
-    return Place(load.job, load.timeline, load.stage, len(load.split), is_tied)
+    spec = spec_from_json(load.spec_json)
+    return Place(load.job, load.timeline, load.stage, len(load.split), spec.tied, spec.islands.count)
 
 
 class PassGate:

@@ -34,7 +34,6 @@ from swarm.errors import (
     StaleMessage,
     SwarmError,
 )
-from swarm.job.spec import spec_from_json
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
@@ -360,7 +359,7 @@ class StageServer:
         """Load the stage, or fetch its state from its replicas if the job is at work."""
         me = ReplicaId(command.job, self._identity.peer, self._identity.incarnation, command.stage)
         try:
-            assignment = Assignment(command, spec_from_json(command.spec_json), me)
+            assignment = Assignment.of(command, me)
         except SwarmError as error:
             self._refuse(command, error)
             return

@@ -95,6 +95,7 @@ class Donor:
 
     def __init__(self, assignment: Assignment, stage: Stage, device: Device, log_bytes: int) -> None:
         self._serves = (assignment.me.job, assignment.command.timeline, assignment.me.stage)
+        self._assignment = assignment
         self._stage = stage
         self._device = device
         self._chunks = chunks_of(stage)
@@ -115,7 +116,7 @@ class Donor:
     async def give(self, request: StateRequest) -> tuple[StateReply, bytes]:
         """The requested part. StaleMessage if this is another stage, Refused if it has no such chunk, RetryElsewhere
         if too many joiners are being served."""
-        if (request.job, request.timeline, request.stage) != self._serves:
+        if (request.job, request.timeline, request.stage) != self._serves and not self._is_shared(request):
             job, timeline, stage = self._serves
             raise StaleMessage(f"this replica serves stage {stage} of job {job}, timeline {timeline}")
         if request.chunk >= len(self._chunks):
@@ -128,6 +129,14 @@ class Donor:
             return await self._give(request, names_of(self._chunks[request.chunk]))
         finally:
             self._served[part] -= 1
+
+    def _is_shared(self, request: StateRequest) -> bool:
+        """Whether the request is for what all islands hold alike: what was merged in outer steps."""
+        job, timeline, stage = self._serves
+        islands, steps = self._assignment.islands, range(request.start, request.stop)
+        same_job = (request.job, request.timeline // islands, request.stage) == (job, timeline // islands, stage)
+        all_outer = len(steps) == 1 and self._assignment.course.is_outer(request.start)
+        return same_job and request.part == "records" and all_outer
 
     async def _give(self, request: StateRequest, names: Sequence[str]) -> tuple[StateReply, bytes]:
         if request.part == "records":

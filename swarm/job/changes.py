@@ -23,6 +23,8 @@ _KEPT = {
     "training.global_batch_sequences": "the step is the position in the data, counted in batches of this size",
     "training.seed": "the order of the data follows from it",
     "training.optimizer": "the checkpoint holds the state of this optimizer",
+    "averaging.mode": "its steps follow from it",
+    "islands.count": "the timelines of its islands follow from it",
     "checkpoint.resume_from": "the job has begun already",
 }
 

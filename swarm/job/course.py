@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarm.job.schedule import evaluation_due
+
 
 @dataclass(frozen=True, slots=True)
 class InnerStep:
@@ -24,6 +26,18 @@ class Course:
     def at(self, step: int) -> InnerStep:
         """What step `step` (from 0) trains."""
         return InnerStep(portion=step, rate_step=step)
+
+    def is_outer(self, step: int) -> bool:
+        """Whether the step has no microbatches, and merges what the islands propose."""
+        return False
+
+    def inner_steps(self, version: int) -> int:
+        """How many of the first `version` steps train."""
+        return version
+
+    def is_evaluated(self, version: int, every_steps: int, steps: int) -> bool:
+        """Whether weights `version` are evaluated, if that is due every `every_steps` (0 = never) of `steps`."""
+        return evaluation_due(version, every_steps, steps)
 
 
 PLAIN = Course()
@@ -48,3 +62,42 @@ class IslandCourse:
         before = step - step % self.lease  # portions that each island had from earlier leases
         leased = min(self.lease, self.steps - before)
         return InnerStep(before * self.islands + self.island * leased + step - before, rate_step=step)
+
+
+@dataclass(frozen=True, slots=True)
+class OuterCourse(Course):
+    """All steps of an island: an outer step follows each lease of inner steps.
+
+    lease 2, 5 inner steps    inner 0 1 . 2 3 . 4 .
+                              step  0 1 2 3 4 5 6 7      steps 2, 5 and 7 are outer ones
+    """
+
+    inner: IslandCourse
+
+    @property
+    def steps(self) -> int:
+        """Inner and outer steps."""
+        return self.inner.steps + -(-self.inner.steps // self.inner.lease)
+
+    def at(self, step: int) -> InnerStep:
+        """What a step that is no outer one trains."""
+        assert not self.is_outer(step), f"step {step} trains nothing"
+        return self.inner.at(self.inner_steps(step))
+
+    def is_outer(self, step: int) -> bool:
+        return step % (self.inner.lease + 1) == self.inner.lease or step == self.steps - 1
+
+    def inner_steps(self, version: int) -> int:
+        leases, more = divmod(version, self.inner.lease + 1)
+        return min(self.inner.steps, leases * self.inner.lease + more)
+
+    def span(self, step: int) -> range:
+        """The inner steps, counted without outer ones, whose updates an outer step merges."""
+        stop = self.inner_steps(step)
+        return range((stop - 1) // self.inner.lease * self.inner.lease, stop)
+
+    def is_evaluated(self, version: int, every_steps: int, steps: int) -> bool:
+        """Only behind an outer step do all islands hold the same weights, so what was due since the last one waits."""
+        if version == 0 or not self.is_outer(version - 1):
+            return False
+        return any(evaluation_due(inner + 1, every_steps, self.inner.steps) for inner in self.span(version - 1))

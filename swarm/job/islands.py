@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from swarm.errors import InvalidConfig
-from swarm.job.course import IslandCourse
+from swarm.job.course import PLAIN, Course, IslandCourse, OuterCourse
 from swarm.job.fragments import auto_fragments
 from swarm.job.outer import OuterPlan, nesterov
 from swarm.job.spec import JobSpec
+from swarm.job.trust import TrustSection
+from swarm.limits import ISLANDS_IN_SWARM_MAX
 
 # What "auto" stands for in [outer], by averaging.mode: the papers' learning rates (swarm/job/outer.py) and streaming's
 # period; diloco's period and both codes are ours.
@@ -70,10 +72,49 @@ def outer_plan(spec: JobSpec) -> OuterPlan:
     )
 
 
+def course_of(spec: JobSpec, timeline: int) -> Course:
+    """What each step of the island on `timeline` is, of a resolved spec."""
+    if not spec.has_outer_steps:
+        return PLAIN
+    return OuterCourse(courses(spec)[island_of(spec, timeline)])
+
+
+def island_timeline(spec: JobSpec, timeline: int, island: int) -> int:
+    """The timeline of an island, on `timeline` of its job: each island has its own, so that nothing of one island,
+    or of its past, is taken for another's. A job with one island and its island have the same."""
+    return timeline * spec.islands.count + island
+
+
+def island_of(spec: JobSpec, timeline: int) -> int:
+    """The island that lives on a timeline; the inverse of `island_timeline`."""
+    return timeline % spec.islands.count
+
+
+def job_timeline(spec: JobSpec, timeline: int) -> int:
+    """The timeline of the job to which an island's timeline belongs."""
+    return timeline // spec.islands.count
+
+
 def check_for_swarm(spec: JobSpec) -> None:
-    """InvalidConfig if no scheduler can train the job, because its islands exist in one process only."""
-    if spec.has_outer_steps:
+    """InvalidConfig, with what can be done, if a scheduler cannot train a job with outer steps as it is."""
+    if not spec.has_outer_steps:
+        return
+    if spec.averaging.mode != "diloco":
         raise InvalidConfig(
             f'averaging.mode = "{spec.averaging.mode}" trains in one process only (swarm train-local)',
-            hint="run: swarm train-local FILE; or remove averaging.mode, [islands] and [outer] to train in a swarm",
+            hint='run: swarm train-local FILE; or set averaging.mode = "diloco", which swarms train too',
         )
+    most, plain = ISLANDS_IN_SWARM_MAX, TrustSection().model_dump()
+    refused = {
+        "islands.count": (spec.islands.count > most, f"set it to {most} at most, since each gets what all others send"),
+        "pipeline.overlap": (spec.pipeline.overlap not in ("auto", 0), "set it to 0"),
+        **{f"trust.{key}": (value != plain[key], "remove it") for key, value in spec.trust.model_dump().items()},
+        "limits.max_runtime_s": (spec.limits.max_runtime_s > 0, "remove it: the job could not be saved then"),
+        "limits.on_stall": (spec.limits.on_stall == "pause", 'set it to "wait" or "fail"'),
+    }
+    for key, (is_set, what) in refused.items():
+        if is_set:
+            raise InvalidConfig(
+                f'{key} does not work yet in a swarm with averaging.mode = "{spec.averaging.mode}"',
+                hint=f"{what}; or run: swarm train-local FILE",
+            )

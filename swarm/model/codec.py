@@ -50,6 +50,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 SLICE_DTYPES = {name: DTYPES[name] for name in ("float32", "float64")}  # as they are
 SLICE_CODECS = ("bfloat16", "int8")  # a slice's dtype names its codec
+PROPOSAL_DTYPE = "uint8"  # of what an island proposes for a unit: coded parameter by parameter
 
 INT8_BLOCK = 256
 INT8_TOP = 127
@@ -253,6 +254,8 @@ def slice_bytes(dtype: str, elements: int) -> int:
     """Bytes of a slice's payload; CorruptFrame if there can be no such slice."""
     if dtype in SLICE_CODECS:
         return _bounded(CODECS[dtype].payload_bytes(_elements((elements,))))
+    if dtype == PROPOSAL_DTYPE:
+        return _bounded(_elements((elements,)))
     if dtype not in SLICE_DTYPES:
         known = ", ".join((*SLICE_DTYPES, *SLICE_CODECS))
         raise CorruptFrame(f"a slice is one of {known}, the header says {dtype[:32]!r}")

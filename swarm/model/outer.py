@@ -15,7 +15,7 @@ et al. (arXiv 2401.09135), algorithm 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -76,6 +76,10 @@ class OuterWeights:
             self._digest = digest_of(tensors)
         return self._digest
 
+    def behind(self, name: str, weights: Tensor) -> Tensor:
+        """How far these weights are behind the anchor: what their island proposes, before it is coded."""
+        return self._states[name].anchor - weights.detach().cpu()
+
     def proposal(self, name: str, weights: Tensor, codec: str) -> Tensor:
         """What an island with these weights proposes: P."""
         return proposal(self._states[name].anchor, weights.detach().cpu(), codec)
@@ -96,11 +100,14 @@ def proposal(anchor: Tensor, weights: Tensor, codec: str) -> Tensor:
     return round_trip(anchor - weights, codec)
 
 
-def compose(proposals: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """The mean proposal D; both are in order of islands, which fixes its bits."""
-    total = torch.zeros(proposals[0].shape, dtype=torch.float64)
+def compose(proposals: Iterable[Tensor], shares: Sequence[float]) -> Tensor:
+    """The mean proposal D; both are in order of islands, which fixes its bits. Proposals are taken one at a time."""
+    total: Tensor | None = None
     for share, one in zip(shares, proposals, strict=True):
+        if total is None:
+            total = torch.zeros(one.shape, dtype=torch.float64)
         total += one.double().mul_(share)
+    assert total is not None, "somebody proposes"
     return total.float()
 
 

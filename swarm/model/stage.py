@@ -277,6 +277,12 @@ class Stage:
         newest = self.weights.newest()
         return {name: self._outer.proposal(name, newest[name], self._spec.outer.compression) for name in names}
 
+    def behind(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The same before it is coded."""
+        assert self._outer is not None, "the job has no outer steps"
+        newest = self.weights.newest()
+        return {name: self._outer.behind(name, newest[name]) for name in names}
+
     def merge(self, step: int, merge: Merge) -> str:
         """Commit an outer step, one without microbatches: the parameters in `merge` take over new outer weights.
 
@@ -364,6 +370,11 @@ class Stage:
         """Record that all parameters are of `version` now; returns the digest of the state."""
         self.weights.settle(version)
         return self.digest()
+
+    def parameters_of(self, unit: UnitName) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        """(name, offset, shape) of the parameters in a unit's flat layout; of a tied weight one of its two uses."""
+        use = next(use for use in self._places if use.unit == unit)
+        return module_names(use, self._places[use])
 
     def gradients_of(self, means: Mapping[UnitName, Tensor]) -> dict[str, Tensor]:
         """The averaged gradient of every parameter, shaped as it is; the tensors share the memory of `means`."""

@@ -421,7 +421,7 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "follow", "admit", "take_pass", "cut_off", "use_relays", "chaos", "check", "hash_stage", "recheck")
+    __slots__ = ("epoch", "welcome", "load_stage", "route", "void", "average", "abort_round", "commit", "save_stage", "release", "evaluate", "follow", "admit", "take_pass", "cut_off", "use_relays", "exchange", "chaos", "check", "hash_stage", "recheck")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -438,6 +438,7 @@ class Command(_message.Message):
     TAKE_PASS_FIELD_NUMBER: _ClassVar[int]
     CUT_OFF_FIELD_NUMBER: _ClassVar[int]
     USE_RELAYS_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     CHAOS_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     HASH_STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -458,11 +459,12 @@ class Command(_message.Message):
     take_pass: TakePass
     cut_off: CutOff
     use_relays: UseRelays
+    exchange: Exchange
     chaos: Chaos
     check: Check
     hash_stage: HashStage
     recheck: Recheck
-    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., take_pass: _Optional[_Union[TakePass, _Mapping]] = ..., cut_off: _Optional[_Union[CutOff, _Mapping]] = ..., use_relays: _Optional[_Union[UseRelays, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., hash_stage: _Optional[_Union[HashStage, _Mapping]] = ..., recheck: _Optional[_Union[Recheck, _Mapping]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load_stage: _Optional[_Union[LoadStage, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., average: _Optional[_Union[Average, _Mapping]] = ..., abort_round: _Optional[_Union[AbortRound, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., save_stage: _Optional[_Union[SaveStage, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., take_pass: _Optional[_Union[TakePass, _Mapping]] = ..., cut_off: _Optional[_Union[CutOff, _Mapping]] = ..., use_relays: _Optional[_Union[UseRelays, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., chaos: _Optional[_Union[Chaos, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., hash_stage: _Optional[_Union[HashStage, _Mapping]] = ..., recheck: _Optional[_Union[Recheck, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("peer", "heartbeat_s", "pass_key", "unix_s", "cut_off", "relays")
@@ -659,6 +661,36 @@ class Average(_message.Message):
     tokens: int
     timeout_s: float
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class Envoy(_message.Message):
+    __slots__ = ("peer", "incarnation", "address", "timeline", "tokens")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    incarnation: int
+    address: str
+    timeline: int
+    tokens: int
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., timeline: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class Exchange(_message.Message):
+    __slots__ = ("timeline", "step", "unit", "round", "envoys", "timeout_s")
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ENVOYS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    timeline: int
+    step: int
+    unit: str
+    round: Round
+    envoys: _containers.RepeatedCompositeFieldContainer[Envoy]
+    timeout_s: float
+    def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., unit: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., envoys: _Optional[_Iterable[_Union[Envoy, _Mapping]]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class Recheck(_message.Message):
     __slots__ = ("timeline", "step", "unit", "round", "number", "owner", "verifier")

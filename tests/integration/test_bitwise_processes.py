@@ -17,11 +17,14 @@ from tests.support.processes import Cluster
 from tests.support.simulated import Tokens, small_spec, write_text
 
 EVALUATING = {"data__validation_ratio": 0.01, "training__eval_every_steps": 4}
+TWO_ISLANDS = {"islands__count": 2}
 # (stages, replicas) in order of the processes that they need; the pool grows from one to the next.
 ROWS: list[tuple[int, int, dict[str, object]]] = [
     (2, 1, {"config__tie_word_embeddings": True, "pipeline__staleness": 0, "pipeline__compression": "int8"}),
     (1, 2, {"training__optimizer": "lamb", "model__recompute": True}),
     (2, 2, {"config__tie_word_embeddings": True, "training__optimizer": "nadamw", "pipeline__routing": "iwrr"}),
+    # Two islands, so every stage has a replica of each.
+    (2, 2, {"config__tie_word_embeddings": True, "averaging__mode": "diloco", "outer__every_steps": 4} | TWO_ISLANDS),
     (3, 2, {"pipeline__compression": "bfloat16", "training__optimizer": "sgd", "training__momentum": 0.9}),
     (4, 3, {"config__tie_word_embeddings": True, "pipeline__routing": "uniform"}),
 ]
@@ -55,7 +58,7 @@ def test_the_swarm_ends_with_the_weights_of_one_process(tmp_path: Path) -> None:
             assert (view.evaluation_step, view.evaluation_loss) == (last.version, last.loss)
             assert view.microbatches_committed == 6 * spec.training.microbatches
 
-            folder = tmp_path / f"model-{stages}-{replicas}"
+            folder = tmp_path / f"model-{job.id}"
             cluster.pull(job.id, folder)
             assert loss_of_folder(folder, tokens, spec) == pytest.approx(
                 loss_of_stages(expected.stages, tokens, spec), rel=1e-5

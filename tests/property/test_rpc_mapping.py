@@ -32,7 +32,10 @@ from swarm.wire import frame_pb2, session_pb2
 EVENTS = get_args(Event)
 COMMANDS = get_args(Command)
 PARTS = (Microbatch, EvaluationBatch, Round, Hop, events.ReportedCell, events.UnitSize, events.ParameterNorm)
-MORE_PARTS = (events.ParameterHash, messages.Member, messages.UnitRound, messages.StateFile, messages.RelayAt)
+MORE_PARTS = (
+    *(events.ParameterHash, messages.Member, messages.UnitRound, messages.StateFile, messages.RelayAt),
+    messages.Envoy,
+)
 REQUESTS = (StoreHeader, messages.FetchRequest, StateRequest, StateReply)
 HEADERS = get_args(TensorHeader)
 ENVELOPES = ((session_pb2.Event, EVENTS), (session_pb2.Command, COMMANDS), (frame_pb2.TensorHeader, HEADERS))

@@ -75,7 +75,7 @@ def small_spec(source: Path, **changes: object) -> JobSpec:
         if section == "config":
             values["model"]["config"][name] = value  # type: ignore[index]
         else:
-            values[section][name] = value
+            values.setdefault(section, {})[name] = value
     return JobSpec.model_validate({"name": "rig", **values})
 
 

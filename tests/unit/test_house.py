@@ -26,6 +26,7 @@ COVERED_BY = {
         *("scheduler/brain/replicas/*", "scheduler/brain/state/*"),
     ),
     "unit/scheduler/brain/checkpoint/test_schedule.py": ("scheduler/brain/checkpoint/collection",),
+    "simulation/test_outer_steps.py": ("scheduler/brain/islands/brain",),
     "simulation/test_draining.py": ("scheduler/brain/explain/situation",),
     "simulation/test_tidying.py": ("scheduler/jobs/metric_expiry",),
     "simulation/test_stalling.py": ("scheduler/assembly", "scheduler/jobs/*"),

@@ -6,21 +6,22 @@ averaged, in order ──▶ row ──durable──▶ Commit to every member �
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from random import Random
 
 from scheduler.brain.commit.digests import SAME_HINT, Expel, Remedy, vote
-from scheduler.brain.commit.slices import squared_norms
+from scheduler.brain.commit.slices import EMPTY_SET, squared_norms
+from scheduler.brain.inputs import Exchanged
 from scheduler.brain.outputs import CommitRow, Fail, WriteCommit
 from scheduler.brain.routing.evaluation import Evaluations
 from scheduler.brain.state.brain_state import BrainState
-from scheduler.brain.state.joiners import choose_donors
-from scheduler.brain.state.step import Phase, StepEvent, StepRun, may_write
+from scheduler.brain.state.joiners import DONORS_MAX, choose_donors
+from scheduler.brain.state.step import Phase, StepEvent, StepRun, UnitAveraging, may_write
 from swarm.errors import GradientRange, ReplicaDiverged
 from swarm.events import Committed
 from swarm.job.schedule import NOT_FINITE_HINT, clip, not_finite_fault
-from swarm.messages import Commit, UnitRound
-from swarm.types import PeerId
+from swarm.messages import Commit, Member, UnitRound
+from swarm.types import Hop, PeerId, UnitName
 
 
 class Commits:
@@ -50,11 +51,12 @@ class Commits:
         if run.skip:
             if settings.fail_on_nonfinite:
                 hint = 'lower training.learning_rate, or set limits.on_nonfinite = "skip"'
-                return Fail(GradientRange.code, f"the gradient of step {run.step} is not finite", hint)
-            limits = {"steps": settings.steps, "most": settings.nonfinite_steps_max}
-            if fault := not_finite_fault(run.step, self._skipped_in_a_row, **limits):
+                return Fail(GradientRange.code, f"the gradient of step {inner.rate_step} is not finite", hint)
+            steps = self._state.course.inner_steps(settings.steps)
+            limits = {"steps": steps, "most": settings.nonfinite_steps_max}
+            if fault := not_finite_fault(inner.rate_step, self._skipped_in_a_row, **limits):
                 return Fail(GradientRange.code, fault, NOT_FINITE_HINT)
-            told = f"the gradient of step {run.step} is not finite: the step changes no weight"
+            told = f"the gradient of step {inner.rate_step} is not finite: the step changes no weight"
             self._state.outbox.note("warning", told)
         total = 0.0
         for loss in self._state.ledger.losses(run.step):  # left to right, as the one-process reference adds
@@ -74,16 +76,42 @@ class Commits:
         self._state.outbox.put(WriteCommit(run.row))
         return None
 
+    def merge(self, run: StepRun, exchanged: Exchanged, elements: Mapping[UnitName, int]) -> None:
+        """Hand the row of an outer step to the database; `elements` is the size of each unit.
+
+        Only the envoys hold the mean proposal. They are the donors of the other replicas.
+        """
+        pool, timeline = self._state.pool, self._state.settings.timeline
+        for one in exchanged.rounds:
+            whole = [(pool[peer].replica, elements[one.unit]) for peer in one.envoys if peer in pool]
+            members = [Member(of.peer, of.incarnation, of.address, 0, stop, EMPTY_SET) for of, stop in whole]
+            run.rounds[one.unit] = UnitAveraging(one.round, tuple(members))
+        run.skip = exchanged.skip
+        for event in (StepEvent.FULL, StepEvent.AVERAGED, StepEvent.WRITTEN):
+            run.turn(event)
+        rounds = {} if run.skip else {one.unit: one.round for one in exchanged.rounds}
+        norm, scale = (0.0, 0.0) if run.skip else (exchanged.norm, 1.0)
+        run.row = CommitRow(timeline, run.step, rounds, 0.0, norm, scale, 0.0, run.skip, 0)
+        self._state.outbox.put(WriteCommit(run.row))
+
     def send(self, peer: PeerId, row: CommitRow) -> None:
         """Tell a replica to make a commit. If it took no part in the rounds, name donors of the averaged gradients."""
         stage = self._state.pool.stage_of(peer)
         rounds = tuple(UnitRound(unit, row.rounds[unit]) for unit in self._units[stage] if unit in row.rounds)
         holds = self._holds(peer, self._state.progress.runs[row.step])
-        donors = () if holds else choose_donors(self._state.pool.donors(stage, row.step, peer), self._rng)
+        donors = () if holds else self._donors(peer, stage, row.step)
         rate, version = row.learning_rate, row.step + 1
         self._state.outbox.send(
             peer, Commit(row.timeline, row.step, version, rounds, rate, row.scale, row.skip, donors)
         )
+
+    def _donors(self, peer: PeerId, stage: int, step: int) -> tuple[Hop, ...]:
+        """Replicas that hold, or will fetch, the averages of a step; of an outer step the envoys come first."""
+        found = self._state.pool.donors(stage, step, peer)
+        if self._state.course.is_outer(step):
+            run = self._state.progress.runs[step]
+            return tuple(sorted(found, key=lambda hop: not self._holds(hop.peer, run))[:DONORS_MAX])
+        return choose_donors(found, self._rng)
 
     def send_since(self, peer: PeerId, version: int) -> None:
         """Send the commits that the peer missed. It still holds the averaged gradients, or never needed them."""

@@ -39,7 +39,7 @@ class Counts:
 
 
 def counts(state: BrainState) -> Counts:
-    ledger, committed = state.ledger, state.progress.committed
+    ledger, committed = state.ledger, state.course.inner_steps(state.progress.committed)
     microbatches = committed * state.settings.microbatches
     return Counts(
         committed,
@@ -69,7 +69,7 @@ def situation(parts: Parts, now_s: float) -> Situation:
     return Situation(
         state.mode is Mode.RUNNING,
         len(state.pool.by_stage),
-        state.progress.agreed,
+        state.course.inner_steps(state.progress.agreed),
         waiting_for(parts),
         parts.moves.decision.reason,
         tuple(_replica(parts, peer, done[peer]) for peer in state.pool),
@@ -109,7 +109,8 @@ def waiting_for(parts: Parts) -> str:
             return f"waits for {listed(parts.loading.missing())} to load"
         case Mode.RUNNING if runs:
             step = min(runs)
-            return f"step {step}: {_step_waits_for(parts, runs[step])}"
+            kind = "outer step behind step" if state.course.is_outer(step) else "step"
+            return f"{kind} {state.course.inner_steps(step)}: {_step_waits_for(parts, runs[step])}"
         case Mode.RUNNING if not parts.evaluations.is_idle:
             return f"waits for the {parts.evaluations.waiting_for()}"
         case Mode.RUNNING | Mode.SAVING:

@@ -145,7 +145,8 @@ class Dispatch:
 
     def close(self, step: int) -> None:
         """The step's row is durable: stop waiting for its hops."""
-        self._state.ledger.close(step)
+        if not self._state.course.is_outer(step):
+            self._state.ledger.close(step)
         self._lateness.forget_step(step)
 
     # Giving microbatches away ------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ class Dispatch:
             unfed = ((step, ledger.unfed(step)) for step in ledger.open_steps())
             step, index = next(((s, i) for s, i in unfed if i is not None), (progress.next, 0))
             opens = step == progress.next
-            if opens and not (new_steps and step < settings.steps):
+            if opens and not (new_steps and self._may_open(step)):
                 return
             if settings.version_of(step, index) > progress.committed:
                 return
@@ -276,13 +277,17 @@ class Dispatch:
         settings, progress, ledger = self._state.settings, self._state.progress, self._state.ledger
         fed = {step: ledger.unfed(step) for step in ledger.open_steps()}
         count = 0
-        for step, first in {**fed, **({progress.next: 0} if progress.next < settings.steps else {})}.items():
+        for step, first in {**fed, **({progress.next: 0} if self._may_open(progress.next) else {})}.items():
             if first is not None:
                 until = settings.microbatches
                 if settings.version_of(step, until - 1) > progress.committed:
                     until = settings.overlap if settings.version_of(step, 0) <= progress.committed else 0
                 count += max(0, until - first)
         return count
+
+    def _may_open(self, step: int) -> bool:
+        """Whether the next step has microbatches; an outer one waits for other islands instead."""
+        return step < self._state.settings.steps and not self._state.course.is_outer(step)
 
     def _has_other(self, stage: int, hops: Sequence[Hop | None]) -> bool:
         """Whether another replica of the stage can be reached from the neighbours on the route."""

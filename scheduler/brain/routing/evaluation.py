@@ -22,7 +22,7 @@ from scheduler.brain.outputs import EvaluationRow
 from scheduler.brain.routing.policies import ReplicaLoad
 from scheduler.brain.settings import BrainSettings
 from swarm.events import Evaluated
-from swarm.job.schedule import evaluation_due
+from swarm.job.course import PLAIN, Course
 from swarm.types import PeerId
 
 IN_FLIGHT_MAX = 1024  # a stage server holds at most this many inputs whose command is late
@@ -61,8 +61,9 @@ class _Run:
 class Evaluations:
     """All evaluations of a job."""
 
-    def __init__(self, settings: BrainSettings) -> None:
+    def __init__(self, settings: BrainSettings, course: Course = PLAIN) -> None:
         self._settings = settings
+        self._course = course
         self._microbatches = settings.evaluation_microbatches
         self._runs: dict[int, _Run] = {}  # in order of version
         self._outstanding: Counter[PeerId] = Counter()
@@ -81,7 +82,8 @@ class Evaluations:
 
     def made(self, version: int) -> None:
         """A commit made this version: evaluate it if it is due."""
-        if self._microbatches and evaluation_due(version, self._settings.eval_every_steps, self._settings.steps):
+        settings = self._settings
+        if self._microbatches and self._course.is_evaluated(version, settings.eval_every_steps, settings.steps):
             self._runs[version] = _Run(version)
 
     def raise_attempt(self, attempt: int) -> None:
@@ -166,7 +168,8 @@ class Evaluations:
     def waiting_for(self) -> str:
         """What is being evaluated, for a person; empty if nothing."""
         for run in self._runs.values():
-            return f"evaluation of the weights after {run.version} steps: {len(run.losses)} of {self._microbatches}"
+            steps = self._course.inner_steps(run.version)
+            return f"evaluation of the weights after {steps} steps: {len(run.losses)} of {self._microbatches}"
         return ""
 
     def _choose(self, stages: Sequence[Sequence[ReplicaLoad]]) -> tuple[PeerId, ...] | None:

@@ -28,10 +28,11 @@ UNIX_S = 1.8e9
 class Side:
     """Passes of a scheduler with one job of three stages on its timeline 4, and the peers p and q."""
 
-    def __init__(self, *revoked: CutOff) -> None:
+    def __init__(self, *revoked: CutOff, islands: int = 1) -> None:
         self.connections, self.membership = Connections(get_logger("test")), Membership()
-        spec = SimpleNamespace(pipeline=SimpleNamespace(split=(1, 1, 1)))
-        job = SimpleNamespace(record=SimpleNamespace(id=JOB, timeline=4), spec=spec)
+        spec = SimpleNamespace(pipeline=SimpleNamespace(split=(1, 1, 1)), islands=SimpleNamespace(count=islands))
+        peers = {Q: 4} if islands > 1 else {}
+        job = SimpleNamespace(record=SimpleNamespace(id=JOB, timeline=4, peers=peers), spec=spec)
         registry = SimpleNamespace(get=lambda id: job if id == JOB else None)
         self.wall_s = UNIX_S
         self.passes = Passes(
@@ -129,3 +130,14 @@ def test_a_revocation_is_told_to_all_others_and_for_a_while_to_those_who_attach(
 
     recent = CutOff(PeerId("r"), UNIX_S - PASS_LIFE_S)
     play(story, recent, CutOff(PeerId("old"), UNIX_S - 86_400.0))
+
+
+def test_a_pass_names_the_timeline_of_the_island() -> None:
+    async def story() -> None:
+        side = Side(islands=2)
+        side.membership.assign(Q, JOB, 1, 0.0)
+        side.passes.send(Q, load(1))
+        (shown,) = [read(one.token, KEY.public) for one in side.told(Q) if isinstance(one, TakePass)]
+        assert (shown.timeline, shown.stage, shown.stages) == (4 * 2 + 1, 1, 3)
+
+    sim.run(story(), seed=1, limit_s=10.0)

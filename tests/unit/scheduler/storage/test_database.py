@@ -131,6 +131,23 @@ async def test_a_row_that_another_scheduler_wrote_is_not_taken_for_our_own(tmp_p
     await new.close()
 
 
+async def test_rows_of_several_islands_are_written_all_or_none(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    old = await Database.open(url, None)
+    await old.put_job(record())
+    rows = [replace(row(0), timeline=island) for island in range(3)]
+    await old.put_commit(JOB, rows[2], 1.0)
+    new = await Database.open(url, None)
+    with pytest.raises(DatabaseRejected):
+        await new.put_commits(JOB, rows, 2.0)
+    assert await new.rows(JOB, 0) == (), "that of the third island is of another scheduler"
+    await new.put_commits(JOB, rows[:2], 3.0)
+    await new.put_commits(JOB, rows[:2], 4.0)
+    assert [await new.rows(JOB, island) for island in range(2)] == [(rows[0],), (rows[1],)]
+    await old.close()
+    await new.close()
+
+
 async def test_what_is_committed_is_on_the_disk(tmp_path: Path) -> None:
     store = await Database.open(f"sqlite:///{tmp_path}/a.db", None)
     with store._engine.connect() as connection:

@@ -66,3 +66,24 @@ def test_neighbours_and_replicas_send_tied_ends_too_and_replicas_alone_pull(is_t
             ends = is_tied and {mine, theirs} == {0, 3}
             assert refusal(shown, at) is (None if abs(mine - theirs) <= 1 or ends else NoPass), (mine, theirs)
             assert refusal(shown, at, pulls=True) is (None if mine == theirs else NoPass), (mine, theirs)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_from_another_island_of_the_job_only_their_own_stage_is_reached_and_that_with_their_tied_weight(
+    is_tied: bool,
+) -> None:
+    """Timelines 6, 7 and 8 are the islands of the job's timeline 2; 5 and 9 are of others."""
+    for mine in range(4):
+        for theirs in range(4):
+            at = replace(AT, stage=mine, is_tied=is_tied, timeline=7, islands=3)
+            for timeline in (6, 8):
+                shown = replace(SHOWN, stage=theirs, timeline=timeline)
+                ends = is_tied and {mine, theirs} == {0, 3}
+                assert refusal(shown, at) is (None if mine == theirs or ends else NoPass), (mine, theirs)
+                assert refusal(shown, at, pulls=True) is (None if mine == theirs else NoPass), (mine, theirs)
+            near = replace(SHOWN, stage=theirs, timeline=7)
+            assert refusal(near, at) is (
+                None if abs(mine - theirs) <= 1 or (is_tied and mine - theirs in (3, -3)) else NoPass
+            )
+            for timeline in (5, 9):
+                assert refusal(replace(SHOWN, stage=theirs, timeline=timeline), at) is StaleMessage

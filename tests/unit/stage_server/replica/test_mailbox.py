@@ -11,7 +11,7 @@ import torch
 from stage_server.brain.early_inputs import EARLY_BYTES_MAX, EARLY_BYTES_OF_SENDER_MAX
 from stage_server.replica.mailbox import Mailbox, SliceKey
 from swarm.errors import Refused, RetryElsewhere, StaleMessage
-from swarm.messages import Average, Member
+from swarm.messages import Average, Envoy, Exchange, Member
 from swarm.model.codec import SLICE_CODECS, decode_slice, encode_slice
 from swarm.peer_messages import Slice
 from swarm.types import JobId, PeerId, Round, UnitName
@@ -190,3 +190,34 @@ async def test_parts_of_the_slice_of_another_are_taken_where_it_is_reduced_once_
     assert await held(made, replace(again, sender=third, incarnation=9)) == [2.0, 2.0]
     with pytest.raises(Refused, match="no such slice is due"):
         take(made, replace(again, start=4), 1.0)
+
+
+def exchange(number: int = 1) -> Exchange:
+    """Three islands; the first stage's and the last stage's replicas of each hold the unit, and the first proposes."""
+    envoys = [
+        Envoy(PeerId(f"{'ab'[stage]}{island}"), 7, "", island, 5 if stage == 0 else 0)
+        for island in range(3)
+        for stage in range(2)
+    ]
+    return Exchange(0, 0, UNIT, Round(1, number), tuple(envoys), 3.0)
+
+
+async def test_in_an_outer_round_one_proposal_is_due_from_each_other_island() -> None:
+    made = Mailbox(PeerId("b0"), 0, 1)
+    made.begin(exchange(), proposal_bytes=5)
+    proposal = Slice(JobId("job"), 0, 0, UNIT, Round(1, 1), False, 0, PeerId("a1"), 7, "uint8", 5, 5)
+    for wrong in (
+        replace(proposal, sender=PeerId("b1")),
+        replace(proposal, sender=PeerId("a0")),
+        replace(proposal, incarnation=6),
+        replace(proposal, elements=4),
+        replace(proposal, averaged=True),
+    ):
+        with pytest.raises(Refused, match="no such slice is due"):
+            made.admit(wrong)
+    for sender in ("a1", "a2"):
+        header = replace(proposal, sender=PeerId(sender))
+        made.admit(header)
+        made.put(header, memoryview(bytes(range(5))))
+        async with asyncio.timeout(1.0):
+            assert (await made.get(SliceKey.of(header))).values().tolist() == [0, 1, 2, 3, 4]

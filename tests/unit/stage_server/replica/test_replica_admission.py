@@ -20,6 +20,7 @@ from swarm.events import Event
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.messages import LoadStage
+from swarm.model.exchange import proposal_bytes
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice
 from swarm.types import Direction, EvaluationBatch, JobId, Microbatch, PeerId, Round, UnitName
 from tests.support.devices import InlineDevice
@@ -31,7 +32,7 @@ SHAPE = (2, 16, 24)
 ELEMENTS = 2 * 16 * 24
 
 
-def spec_of(compression: str, averaging: str = "none") -> JobSpec:
+def spec_of(compression: str, averaging: str = "none", outer: dict[str, Any] | None = None) -> JobSpec:
     config = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     values: dict[str, Any] = {
         "name": "t",
@@ -39,21 +40,24 @@ def spec_of(compression: str, averaging: str = "none") -> JobSpec:
         "data": {"source": "x", "sequence_length": 16},
         "training": {"global_batch_sequences": 4, "microbatch_sequences": 2},
         "pipeline": {"stages": 2, "compression": compression},
-        "averaging": {"compression": averaging},
+        "averaging": {"compression": averaging} | ({"mode": "diloco"} if outer else {}),
+        "outer": outer or {},
     }
     return resolve(parse_job(values), vocabulary_size=257, stages_if_auto=2)
 
 
 @asynccontextmanager
-async def replica_of(compression: str, averaging: str = "none") -> AsyncIterator[Replica]:
+async def replica_of(
+    compression: str, averaging: str = "none", outer: dict[str, Any] | None = None
+) -> AsyncIterator[Replica]:
     """Stage 1 of 2, loaded."""
     threads = torch.get_num_threads()
-    spec = spec_of(compression, averaging)
+    spec = spec_of(compression, averaging, outer)
     events: list[Event] = []
 
     async with asyncio.TaskGroup() as tasks:
         command = LoadStage(JOB, 0, 1, (1, 1), 0, spec.model_dump_json())
-        assignment = Assignment(command, spec, ReplicaId(JOB, PeerId("b"), 1, 1))
+        assignment = Assignment.of(command, ReplicaId(JOB, PeerId("b"), 1, 1))
         ports = ports_of(InlineDevice(lambda: 0.0), SimNetwork(Random(0)).peer_links("b"), events.append, tasks)
         yield Replica(assignment, *await build_stage(assignment, ports), ports)
         await ports.work.close()
@@ -101,6 +105,28 @@ async def test_with_auto_a_boundary_tensor_is_what_its_header_says() -> None:
         for other in ("float16", "auto", "zip"):
             with pytest.raises(CorruptFrame, match="none or bfloat16 or int8"):
                 replica.admission.check(replace(BOUNDARY, codec=other))
+
+
+async def test_in_an_outer_step_a_slice_is_a_whole_coded_proposal_and_in_others_none() -> None:
+    """int8 in blocks per parameter; steps 1 and 3 are outer ones."""
+    async with replica_of("none", outer={"every_steps": 1, "compression": "int8"}) as replica:
+        size = proposal_bytes(replica._stage, UnitName("stage-1"), "int8")
+        given = replace(SLICE, step=1, dtype="uint8", elements=size, total_bytes=size)
+        replica.admission.check(given)
+        for change in (
+            {"dtype": "float64", "elements": size // 8},
+            {"averaged": True},
+            {"start": 1},
+            {"elements": size - 1},
+            {"total_bytes": size + 1},
+        ):
+            with pytest.raises(CorruptFrame):
+                replica.admission.check(replace(given, **change))  # type: ignore[arg-type]
+        replica.admission.check(SLICE)
+        with pytest.raises((CorruptFrame, Refused)):
+            replica.admission.check(replace(given, step=0))
+        with pytest.raises(StaleMessage):
+            replica.admission.check(replace(given, timeline=1))
 
 
 async def test_a_slice_is_a_float_within_its_unit() -> None:

@@ -136,3 +136,6 @@ def test_what_is_served_is_what_the_scheduler_said_to_load() -> None:
         spec = resolve(parse_job(values), vocabulary_size=257, stages_if_auto=2)
         load = LoadStage(JOB, 3, 1, (1, 1), 0, spec.model_dump_json())
         assert place_of(load) == Place(JOB, 3, 1, 2, is_tied)
+    diloco = parse_job(values | {"averaging": {"mode": "diloco"}, "islands": {"count": 4}})
+    spec = resolve(diloco, vocabulary_size=257, stages_if_auto=2)
+    assert place_of(LoadStage(JOB, 3, 1, (1, 1), 0, spec.model_dump_json())).islands == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +16,8 @@ from stage_server.ports import Assignment, ReplicaId
 from stage_server.state.donor import SERVED_MAX, Donor, Record, chunks_of, names_of, pack_records, unpack_records
 from stage_server.state.joiner import missed_record
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.errors import CorruptFrame, Refused, RetryElsewhere
+from swarm.errors import CorruptFrame, Refused, RetryElsewhere, StaleMessage
+from swarm.job.course import IslandCourse, OuterCourse
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.messages import Commit, LoadStage
@@ -133,6 +135,33 @@ async def test_a_log_is_bounded_in_bytes_and_says_where_it_begins(tmp_path: Path
     assert (reply.reach, payload) == (3, b""), "two records are kept whatever the limit"
     reply, _ = await donor.give(request("records", start=3, stop=5))
     assert (reply.version, reply.reach) == (5, 3)
+
+
+async def test_other_islands_get_the_records_of_outer_steps_and_nothing_else(tmp_path: Path) -> None:
+    """The donor lives on timeline 7, the second of three islands; steps 2 and 5 are outer ones."""
+    stage = Stage(spec_of(tmp_path), 0, CPU)
+    command = LoadStage(JobId("job"), 7, 0, (3,), 0, "")
+    course, me = OuterCourse(IslandCourse(4, 2, 3, 1)), ReplicaId(JobId("job"), PeerId("donor"), 1, 0)
+    assignment = Assignment(command, stage._spec, me, course, 3)
+    donor = Donor(assignment, stage, InlineDevice(lambda: 0.0), 1 << 30)
+    for step in range(3):
+        commit(stage, step, donor=donor)
+    for timeline in (6, 7, 8):
+        reply, _ = await donor.give(replace(request("records", start=2, stop=3), timeline=timeline))
+        assert (reply.version, reply.reach) == (3, 0)
+    of_others = [
+        replace(request("records", start=1, stop=2), timeline=6),
+        replace(request("records", start=1, stop=3), timeline=6),
+        replace(request("records", start=2, stop=2), timeline=6),
+        replace(request("state"), timeline=8),
+        replace(request("records", start=2, stop=3), timeline=5),
+        replace(request("records", start=2, stop=3), timeline=9),
+        replace(request("records", start=2, stop=3), timeline=6, stage=1),
+        replace(request("records", start=2, stop=3), timeline=6, job=JobId("another")),
+    ]
+    for wrong in of_others:
+        with pytest.raises(StaleMessage):
+            await donor.give(wrong)
 
 
 async def test_joiners_beyond_a_number_are_turned_away(tmp_path: Path) -> None:

@@ -58,12 +58,26 @@ def test_how_it_is_done_may_change(override: str) -> None:
         ("training.seed=3", "training.seed"),
         ('training.optimizer="lamb"', "training.optimizer"),
         ('checkpoint.resume_from="x:1"', "checkpoint.resume_from"),
+        ('averaging.mode="diloco"', "averaging.mode"),
     ],
 )
 def test_what_is_trained_may_not(override: str, key: str) -> None:
     with pytest.raises(InvalidConfig, match=re.escape(key)) as caught:
         check_changes(spec(), changed(override))
     assert "cannot change from" in caught.value.message
+
+
+def test_the_number_of_islands_stays_since_their_timelines_follow_from_it() -> None:
+    two, four = (
+        resolve(
+            small_spec(Path("x"), averaging__mode="diloco", islands__count=count, training__global_batch_sequences=16),
+            vocabulary_size=257,
+            stages_if_auto=1,
+        )
+        for count in (2, 4)
+    )
+    with pytest.raises(InvalidConfig, match=r"islands\.count cannot change from 2 to 4"):
+        check_changes(two, four)
 
 
 def test_another_number_of_stages_cuts_anew() -> None:

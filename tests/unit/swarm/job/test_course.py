@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.job.course import PLAIN, InnerStep, IslandCourse
+from swarm.job.course import PLAIN, InnerStep, IslandCourse, OuterCourse
+from swarm.job.outer import OuterPlan, nesterov
+from swarm.job.schedule import evaluation_due
 
 
 def test_on_the_plain_course_a_step_is_its_own_portion_and_place_in_the_schedule() -> None:
@@ -28,3 +30,40 @@ def test_every_portion_of_a_job_is_trained_once_by_one_island(steps: int, lease:
 @given(st.integers(1, 60), st.integers(1, 70))
 def test_one_island_alone_is_on_the_plain_course(steps: int, lease: int) -> None:
     assert all(IslandCourse(steps, lease, 1, 0).at(step) == PLAIN.at(step) for step in range(steps))
+
+
+@given(st.integers(1, 60), st.integers(1, 70), st.integers(1, 3))
+def test_outer_steps_lie_behind_the_inner_steps_that_the_plan_names(steps: int, lease: int, islands: int) -> None:
+    """The twin makes an outer step wherever the plan merges; a swarm follows the course."""
+    plan = OuterPlan(steps, lease, 1, 0, 0.0, nesterov(0.7, 0.9))
+    course = OuterCourse(IslandCourse(steps, lease, islands, islands - 1))
+    expected: list[int | None] = []
+    for inner in range(steps):
+        expected += [inner, *([None] if plan.merges(inner) else [])]
+    assert course.steps == len(expected)
+    assert [None if course.is_outer(step) else course.inner_steps(step) for step in range(course.steps)] == expected
+    for step, inner in enumerate(expected):
+        if inner is not None:
+            assert course.at(step) == course.inner.at(inner)
+    assert course.inner_steps(course.steps) == steps
+
+
+@given(st.integers(1, 60), st.integers(1, 70))
+def test_spans_of_outer_steps_tile_the_inner_steps(steps: int, lease: int) -> None:
+    course = OuterCourse(IslandCourse(steps, lease, 2, 0))
+    outer = [step for step in range(course.steps) if course.is_outer(step)]
+    assert [inner for step in outer for inner in course.span(step)] == list(range(steps))
+    assert outer[-1] == course.steps - 1
+
+
+@given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 10))
+def test_what_is_due_is_evaluated_once_behind_the_next_outer_step(steps: int, lease: int, every: int) -> None:
+    course = OuterCourse(IslandCourse(steps, lease, 2, 1))
+    found = [version for version in range(course.steps + 1) if course.is_evaluated(version, every, course.steps)]
+    expected, waits = [], False
+    for step in range(course.steps):
+        waits = waits or (not course.is_outer(step) and evaluation_due(course.inner_steps(step) + 1, every, steps))
+        if waits and course.is_outer(step):
+            expected.append(step + 1)
+            waits = False
+    assert found == expected

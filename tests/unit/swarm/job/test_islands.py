@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarm.errors import InvalidConfig
-from swarm.job.islands import check_for_swarm, courses, island_spec, outer_plan
+from swarm.job.course import PLAIN, OuterCourse
+from swarm.job.islands import (
+    check_for_swarm,
+    course_of,
+    courses,
+    island_of,
+    island_spec,
+    island_timeline,
+    job_timeline,
+    outer_plan,
+)
 from swarm.job.outer import nesterov
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job, spec_from_json
@@ -24,6 +36,9 @@ def spec_of(mode: str = "diloco", count: int = 2, **sections: dict[str, Any]) ->
         "averaging": {"mode": mode},
     }
     return resolve(parse_job(values | sections), vocabulary_size=257, stages_if_auto=1)
+
+
+ISLANDS = {count: spec_of(count=count, training={"global_batch_sequences": 60}) for count in range(1, 6)}
 
 
 def test_every_mode_has_the_figures_of_its_paper_unless_the_job_says_otherwise() -> None:
@@ -100,8 +115,50 @@ def test_automatic_fragments_are_as_many_as_can_be_exchanged_one_after_the_other
     assert plan.overlap_steps * plan.fragments < plan.every_steps
 
 
-def test_a_swarm_refuses_outer_steps_and_says_where_they_train() -> None:
-    check_for_swarm(spec_of("allreduce", 1))
-    for count in (1, 2):
-        with pytest.raises(InvalidConfig, match=r"trains in one process only \(swarm train-local\)"):
-            check_for_swarm(spec_of(count=count))
+def test_a_swarm_trains_diloco_and_says_where_streaming_trains() -> None:
+    for mode, count in (("allreduce", 1), ("diloco", 1), ("diloco", 2)):
+        check_for_swarm(spec_of(mode, count))
+    with pytest.raises(InvalidConfig, match=r"trains in one process only \(swarm train-local\)"):
+        check_for_swarm(spec_of("streaming"))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "what"),
+    [
+        ("pipeline", "overlap", 2, "set it to 0"),
+        ("pipeline", "overlap", "all", "set it to 0"),
+        ("trust", "spot_check", 0.5, "remove it"),
+        ("trust", "second_hash", True, "remove it"),
+        ("limits", "max_runtime_s", 60.0, "could not be saved"),
+        ("limits", "on_stall", "pause", 'set it to "wait" or "fail"'),
+    ],
+)
+def test_what_a_swarm_cannot_do_with_islands_yet_is_refused_with_what_can_be_done(
+    section: str, key: str, value: object, what: str
+) -> None:
+    training = {"training": {"reproducible": True}, "averaging": {"mode": "diloco"}}
+    pipeline = {"pipeline": {"compression": "none"}}
+    spec = spec_of(**(training | pipeline | {section: pipeline.get(section, {}) | {key: value}}))
+    with pytest.raises(InvalidConfig, match=rf"{section}\.{key} does not work yet in a swarm") as refused:
+        check_for_swarm(spec)
+    assert what in refused.value.hint
+    check_for_swarm(spec_of("allreduce", 1, **(training | pipeline | {section: pipeline.get(section, {}) | {key: value}}
+                                              | {"averaging": {"mode": "allreduce"}})))  # fmt: skip
+
+
+@given(st.integers(0, 9), st.integers(1, 5), st.data())
+def test_each_island_has_a_timeline_of_its_own_and_those_of_different_pasts_differ(
+    timeline: int, count: int, data: st.DataObject
+) -> None:
+    spec = ISLANDS[count]
+    island = data.draw(st.integers(0, count - 1))
+    own = island_timeline(spec, timeline, island)
+    assert (island_of(spec, own), job_timeline(spec, own)) == (island, timeline)
+    assert own == timeline if count == 1 else own >= timeline
+
+
+def test_the_course_of_an_island_follows_from_its_timeline_and_a_plain_job_has_the_plain_one() -> None:
+    assert course_of(spec_of("allreduce", 1), 3) is PLAIN
+    spec = spec_of(count=4)
+    found = [course_of(spec, timeline) for timeline in range(8, 12)]
+    assert found == [OuterCourse(inner) for inner in courses(spec)]

@@ -1,0 +1,1 @@
+"""A job with islands: a brain for each, outer steps between them."""

@@ -1,0 +1,372 @@
+"""All decisions of a job with islands: a brain for each island, and the outer steps in which they exchange.
+
+    inputs ──▶ the brain of the island that the peer serves ──▶ outputs, told as the job's
+                   │ all have come to the same outer step
+                   ▼
+               Exchanging (exchange.py) ──▶ Exchanged, to every island ──▶ their rows, durable all or none ──▶ commits
+
+Each island is a JobBrain on a timeline of its own (swarm/job/islands.py), and knows nothing of the others. It has the
+door and the questions of a JobBrain, so drivers and views need not tell them apart. An outer step is committed once
+every island has proposed; a row of one island that another island lacks would leave its replicas no way to merge, so
+their rows are written together.
+
+What is not built yet ends or stalls the whole job: an island that loses a stage does, and nobody joins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from types import MappingProxyType
+
+from scheduler.brain import inputs, outputs
+from scheduler.brain.explain.facts import Situation
+from scheduler.brain.explain.reasons import Team
+from scheduler.brain.explain.situation import Counts
+from scheduler.brain.fleet.placement import Candidate
+from scheduler.brain.inputs import Input
+from scheduler.brain.islands.exchange import Delegation, Exchanging
+from scheduler.brain.job import JobBrain
+from scheduler.brain.outputs import CommitRow, Fail, Finish, Note, Output, Stopped
+from scheduler.brain.settings import BrainSettings
+from scheduler.brain.stall import stuck
+from scheduler.brain.state.mode import Mode
+from scheduler.brain.validity import fault_of
+from swarm.errors import ReplicaDiverged
+from swarm.events import Averaged, Hello, RoundFailed
+from swarm.job.course import OuterCourse
+from swarm.messages import Commit, Release
+from swarm.types import Decision, Hop, JobState, PeerId, Round
+
+ALLIES_MAX = 4  # of other islands, whom a replica may ask for the mean proposals
+NOBODY_JOINS = "a job with islands takes nobody in while it runs"
+NOT_SAVED = "nothing is saved: a job with islands has no checkpoints but the final one"
+
+
+class IslandsBrain:
+    """All decisions of one job with outer steps; `settings` and `courses` have one for each island."""
+
+    def __init__(self, settings: Sequence[BrainSettings], courses: Sequence[OuterCourse], rng: Random) -> None:
+        self.settings = settings[0]
+        self.courses = tuple(courses)
+        self._islands = [
+            JobBrain(replace(one, saves=number == 0), Random(rng.getrandbits(64)), course)
+            for number, (one, course) in enumerate(zip(settings, courses, strict=True))
+        ]
+        self._island_of: dict[PeerId, int] = {}
+        self._exchanging: Exchanging | None = None
+        self._envoys: set[PeerId] = set()  # of the newest outer step
+        self._round = Round(self.settings.epoch, 1)  # the next one between islands
+        self._digests: dict[tuple[int, int], dict[int, str]] = {}  # by version and stage: of each island
+        self._is_saved = self._is_over = False
+        self._now_s = -math.inf  # when the newest input came
+
+    # The door ----------------------------------------------------------------------------------------------------
+
+    def step(self, happened: Input, now_s: float) -> list[Output]:
+        """As JobBrain.step."""
+        if self._is_over:
+            return []
+        self._now_s = now_s
+        decided = self._take(happened, now_s)
+        if not self._is_over:
+            decided += self._compare(now_s)
+        if not self._is_over:
+            decided += self._exchange(now_s)
+        if not self._is_over and self._is_saved and all(one.mode is Mode.SAVING for one in self._islands[1:]):
+            decided += self._end(Finish(), "finished", now_s)
+        return decided
+
+    def _take(self, happened: Input, now_s: float) -> list[Output]:
+        match happened:
+            case inputs.EachIsland(begins=begins):
+                return self._begin(begins, now_s)
+            case inputs.RowsDurable(rows=rows):
+                told = [(row.timeline % len(self._islands), inputs.RowDurable(row.step)) for row in rows]
+                return [one for island, durable in told for one in self._tell(island, durable, now_s)]
+            case inputs.Happened(peer=peer, event=Hello() as hello) if peer not in self._island_of:
+                self._island_of[peer] = hello.timeline % len(self._islands)
+                return self._tell(self._island_of[peer], happened, now_s)
+            case inputs.Happened(peer=peer, event=Averaged() | RoundFailed() as event) if self._is_outer(peer, event):
+                return self._heard(peer, event, now_s)
+            case inputs.PeerGone(peer=peer, reason=reason):
+                return [*self._lost(peer, reason, now_s), *self._told(peer, happened, now_s)]
+            case inputs.PeerSuspect(peer=peer, reason=reason):
+                lost = self._lost(peer, reason, now_s) if happened.session_lost else []
+                return [*lost, *self._told(peer, happened, now_s)]
+            case inputs.Happened(peer=peer) | inputs.PeerBack(peer=peer) | inputs.AskToLeave(peer=peer):
+                return self._told(peer, happened, now_s)
+            case inputs.Join(replica=replica):
+                release = Release(self.settings.job, NOBODY_JOINS)
+                return [outputs.Send(replica.peer, release), outputs.Released(replica.peer, NOBODY_JOINS)]
+            case inputs.Stored():
+                return self._tell(0, replace(happened, version=self.settings.steps), now_s)
+            case inputs.CheckpointKept():
+                return self._tell(0, inputs.CheckpointKept(self.settings.steps), now_s)
+            case inputs.CheckpointNotKept(reason=reason, fault=fault):
+                return self._tell(0, inputs.CheckpointNotKept(self.settings.steps, reason, fault), now_s)
+            case inputs.Stop(state=state, reason=reason):
+                return self._end(Stopped(state, f"{reason}; {NOT_SAVED}"), reason, now_s)
+            case inputs.Cancel(reason=reason):
+                return self._end(Stopped(JobState.CANCELLED, reason), reason, now_s)
+            case inputs.Stuck(for_s=for_s):
+                end = stuck(self.settings.job, for_s, self.waiting_for(), self.settings.on_stall, None)
+                return self._end(end, "nothing moved", now_s)
+            case _:
+                assert isinstance(happened, inputs.Tick), f"no input for a job with islands: {happened}"
+                return [one for island in range(len(self._islands)) for one in self._tell(island, happened, now_s)]
+
+    # What may be asked; changes nothing ------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    @property
+    def is_stopping(self) -> bool:
+        return False
+
+    @property
+    def saves_again_s(self) -> float:
+        return self._islands[0].saves_again_s
+
+    @property
+    def due_s(self) -> float:
+        """As JobBrain.due_s."""
+        retries_s = self._exchanging.retries_s() if self._exchanging is not None else []
+        ahead_s = [time_s for time_s in retries_s if time_s > self._now_s]
+        return min([*ahead_s, *(one.due_s for one in self._islands)], default=math.inf)
+
+    def portion_of(self, timeline: int, step: int) -> int:
+        """As JobBrain.portion_of, of the island on `timeline`."""
+        return self.courses[timeline % len(self.courses)].at(step).portion
+
+    def counts(self) -> Counts:
+        """What was counted in all islands; a step counts once all of them made it."""
+        of = [one.counts() for one in self._islands]
+        reroutes: dict[tuple[int, str], int] = {}
+        for one in of:
+            for place, count in one.reroutes.items():
+                reroutes[place] = reroutes.get(place, 0) + count
+        return Counts(
+            min(one.committed_steps for one in of),
+            sum(one.microbatches for one in of),
+            sum(one.fed for one in of),
+            sum(one.in_flight for one in of),
+            tuple(map(sum, zip(*(one.accumulated for one in of), strict=True))),
+            tuple(map(sum, zip(*(one.replayed_by_stage for one in of), strict=True))),
+            reroutes,
+            sum(one.duplicates for one in of),
+            sum(one.violations for one in of),
+        )
+
+    def team(self) -> Team:
+        of = [one.team() for one in self._islands]
+        return Team(sum(one.replicas for one in of), sum(one.suspects for one in of), sum(one.leaving for one in of))
+
+    def admits(self, hello: Hello) -> bool:
+        """As JobBrain.admits, of the island to which the peer's timeline belongs."""
+        return self._islands[hello.timeline % len(self._islands)].admits(hello)
+
+    def where_to_join(
+        self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int] = MappingProxyType({})
+    ) -> Decision[int]:
+        """Nowhere: that an island takes somebody in while the job runs is not built yet."""
+        return Decision(None, NOBODY_JOINS)
+
+    def situation(self, now_s: float) -> Situation:
+        """All islands as one; the sentence says what each waits for."""
+        of = [one.situation(now_s) for one in self._islands]
+        return replace(
+            of[0],
+            is_running=all(one.is_running for one in of),
+            agreed=min(one.agreed for one in of),
+            waiting_for=self.waiting_for(),
+            replicas=tuple(replica for one in of for replica in one.replicas),
+            links={pair: until_s for one in of for pair, until_s in one.links.items()},
+        )
+
+    def waiting_for(self) -> str:
+        """What the job waits for, for a person."""
+        if self._exchanging is not None:
+            steps = self.courses[0].inner_steps(self._exchanging.step)
+            return f"after step {steps}: {self._exchanging.waiting_for()}"
+        told = (f"island {number} {self._waiting_for(one)}" for number, one in enumerate(self._islands))
+        return "; ".join(told)
+
+    def story(self, step: int, index: int) -> list[str]:
+        """The story of a microbatch of an inner step, at every island."""
+        found = []
+        for number, (one, course) in enumerate(zip(self._islands, self.courses, strict=True)):
+            lines = one.story(step + step // course.inner.lease, index)
+            found += [f"island {number}: {line}" for line in lines]
+        return found
+
+    def is_joining(self, peer: PeerId) -> bool:
+        return False
+
+    def outstanding(self, peer: PeerId) -> int:
+        island = self._island_of.get(peer)
+        return 0 if island is None else self._islands[island].outstanding(peer)
+
+    def pace_s(self, peer: PeerId) -> float:
+        island = self._island_of.get(peer)
+        return 0.0 if island is None else self._islands[island].pace_s(peer)
+
+    def validate(self) -> None:
+        """Assert what must hold between any two inputs."""
+        for one in self._islands:
+            one.validate()
+
+    def _waiting_for(self, island: JobBrain) -> str:
+        return "waits for the other islands" if island.outer_step is not None else island.waiting_for()
+
+    # Inside ----------------------------------------------------------------------------------------------------------
+
+    def _begin(self, begins: Sequence[inputs.Start | inputs.Resumed], now_s: float) -> list[Output]:
+        decided = []
+        for island, begin in enumerate(begins):
+            peers = begin.known if isinstance(begin, inputs.Resumed) else [one.peer for one in begin.replicas]
+            self._island_of |= dict.fromkeys(peers, island)
+            decided += self._tell(island, begin, now_s)
+        return decided
+
+    def _told(self, peer: PeerId, happened: Input, now_s: float) -> list[Output]:
+        """Tell the island that the peer serves."""
+        island = self._island_of.get(peer)
+        return [] if island is None else self._tell(island, happened, now_s)
+
+    def _tell(self, island: int, happened: Input, now_s: float) -> list[Output]:
+        """Tell an island, and give what it decides as the job's decisions; rows are written by their island's name."""
+        decided: list[Output] = []
+        course = self.courses[island]
+        for output in () if self._is_over else self._islands[island].step(happened, now_s):
+            match output:
+                case outputs.Send(peer=peer, command=Commit() as commit) if course.is_outer(commit.step):
+                    donors = (*commit.donors, *self._allies(island, peer, commit.step))
+                    decided.append(outputs.Send(peer, replace(commit, donors=donors)))
+                case outputs.WriteCommit(row=row):
+                    decided.append(outputs.WriteRows((row,)))
+                case outputs.WriteEvaluation(row=row):
+                    timeline, version = row.timeline // len(self._islands), course.inner_steps(row.version)
+                    decided.append(outputs.WriteEvaluation(replace(row, timeline=timeline, version=version)))
+                case outputs.BeginCheckpoint(version=version) | outputs.DropCheckpoint(version=version):
+                    decided.append(replace(output, version=course.inner_steps(version)))
+                case outputs.PublishCheckpoint(version=version) | outputs.Vouch(version=version):
+                    decided.append(replace(output, version=course.inner_steps(version)))
+                case Note(level=level, message=message):
+                    decided.append(Note(level, f"island {island}: {message}"))
+                case Finish():
+                    self._is_saved = True
+                case Fail(message=message):
+                    failed = replace(output, message=f"island {island}: {message}")
+                    return [*decided, *self._end(failed, message, now_s)]
+                case Stopped(reason=reason):
+                    stopped = replace(output, reason=f"island {island}: {reason}")
+                    return [*decided, *self._end(stopped, reason, now_s)]
+                case _:
+                    decided.append(output)
+        return decided
+
+    def _end(self, end: Finish | Fail | Stopped, reason: str, now_s: float) -> list[Output]:
+        """End the job and release everybody; the first end stands."""
+        self._is_over = True
+        released = [one for island in self._islands for one in island.step(inputs.Cancel(reason), now_s)]
+        return [*(one for one in released if not isinstance(one, Stopped)), end]
+
+    # Outer steps -----------------------------------------------------------------------------------------------------
+
+    def _is_outer(self, peer: PeerId, event: Averaged | RoundFailed) -> bool:
+        island = self._island_of.get(peer)
+        return island is not None and self.courses[island].is_outer(event.step)
+
+    def _heard(self, peer: PeerId, event: Averaged | RoundFailed, now_s: float) -> list[Output]:
+        """An envoy speaks of an outer round."""
+        exchanging, island = self._exchanging, self._islands[self._island_of[peer]]
+        if exchanging is None or event.step != exchanging.step or event.timeline != island.settings.timeline:
+            return []
+        if fault := fault_of(peer, event, island.settings, island.agreed):
+            return exchanging.lost(peer, f"it {fault}", now_s)
+        if isinstance(event, RoundFailed):
+            return exchanging.failed(peer, event, now_s)
+        decided = exchanging.averaged(peer, event, now_s)
+        for output in decided:
+            if isinstance(output, Fail):
+                return self._end(output, output.message, now_s)
+        return decided
+
+    def _lost(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
+        return [] if self._exchanging is None else self._exchanging.lost(peer, reason, now_s)
+
+    def _exchange(self, now_s: float) -> list[Output]:
+        """Exchange once all islands have come to the same outer step, and commit it when that is done."""
+        step, *others = {one.outer_step for one in self._islands}
+        if others or step is None:
+            return []
+        if self._exchanging is None:
+            self._exchanging = Exchanging(step, self.settings.units, self._round, self.settings.averaging_timeout_s)
+        decided = self._exchanging.begin(self._delegations(step), now_s)
+        exchanged = self._exchanging.result()
+        if exchanged is None:
+            return decided
+        self._round, self._exchanging = self._exchanging.next_round, None
+        self._envoys = {peer for one in exchanged.rounds for peer in one.envoys}
+        if exchanged.skip:
+            steps_made = self.courses[0].inner_steps(step)
+            told = f"after step {steps_made} what islands propose is not finite: all go back to the outer weights"
+            decided.append(Note("warning", told))
+        rows: list[CommitRow] = []
+        for island in range(len(self._islands)):
+            for output in self._tell(island, exchanged, now_s):
+                if isinstance(output, outputs.WriteRows):
+                    rows += output.rows
+                else:
+                    decided.append(output)
+        assert len(rows) == len(self._islands), "each island commits the outer step"
+        return [*decided, outputs.WriteRows(tuple(rows))]
+
+    def _allies(self, island: int, peer: PeerId, step: int) -> list[Hop]:
+        """Replicas of other islands that hold, or will hold, the mean proposals for the peer's stage, envoys first.
+
+        Only an envoy holds them until others have fetched them. If it is lost then, those of other islands have them.
+        """
+        stage = self._islands[island].stage_of(peer)
+        others = [one for number, one in enumerate(self._islands) if number != island and stage is not None]
+        able = [replica for one in others for replica in one.delegates(stage or 0, step)]
+        able.sort(key=lambda replica: replica.peer not in self._envoys)
+        return [Hop(one.peer, one.incarnation, 0, one.address) for one in able[:ALLIES_MAX]]
+
+    def _delegations(self, step: int) -> list[Delegation]:
+        stages = range(len(self.settings.split))
+        return [
+            Delegation(
+                one.settings.timeline,
+                sum(one.settings.tokens_of(course.inner.at(inner).portion) for inner in course.span(step)),
+                {stage: tuple(one.delegates(stage, step)) for stage in stages},
+            )
+            for one, course in zip(self._islands, self.courses, strict=True)
+        ]
+
+    def _compare(self, now_s: float) -> list[Output]:
+        """Islands must begin with the same state, and hold the same outer weights after each outer step."""
+        for number, one in enumerate(self._islands):
+            version = one.agreed
+            at_start = version == one.settings.first_step
+            if not at_start and not self.courses[number].is_outer(version - 1):
+                continue
+            for stage in range(len(one.settings.split)):
+                digest = one.agreed_digest(stage)
+                if digest:  # not known of what was agreed before a restart
+                    held = self._digests.setdefault((version, stage), {})
+                    held[number] = digest if at_start else digest.rpartition("-")[2]
+        for (version, stage), held in list(self._digests.items()):
+            if len(set(held.values())) > 1:
+                told = ", ".join(f"island {number} holds {digest}" for number, digest in sorted(held.items()))
+                where = f"after step {self.courses[0].inner_steps(version)}"
+                fault = f"islands differ in the outer weights of stage {stage} {where}: {told}"
+                return self._end(Fail(ReplicaDiverged.code, fault, "run the same release on all"), fault, now_s)
+            if len(held) == len(self._islands) and version < min(one.agreed for one in self._islands):
+                del self._digests[version, stage]
+        return []

@@ -1,0 +1,174 @@
+"""The rounds of one outer step: for every unit, one envoy of each island and stage that holds it.
+
+    all islands have come to the step ──▶ a round per unit ──all envoys report, alike──▶ exchanged
+                                              ▲      │
+                                              └pause─┴── an envoy failed, is lost, or holds other bytes than the others
+
+What envoys propose depends on the weights at the outer step alone, which all replicas of a stage share. So a round can
+be repeated with other envoys at any time until the step is committed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from scheduler.brain.commit.digests import average_of
+from scheduler.brain.commit.slices import squared_norms
+from scheduler.brain.inputs import Exchanged, OuterRound, ReplicaRecord
+from scheduler.brain.outputs import Fail, Note, Output, Send
+from swarm.errors import ReplicaDiverged
+from swarm.events import Averaged, RoundFailed
+from swarm.messages import AbortRound, Envoy, Exchange
+from swarm.text import listed
+from swarm.types import PeerId, Round, UnitName
+
+PAUSE_S, PAUSE_S_MAX = 1.0, 30.0  # before a round is repeated, doubled with each time in a row
+DISPUTES_MAX = 2  # of the envoys of a unit; the next one ends the job
+
+
+@dataclass(frozen=True, slots=True)
+class Delegation:
+    """Who may go for an island: replicas by stage. Its proposal counts by the tokens that it trained."""
+
+    timeline: int
+    tokens: int
+    replicas: Mapping[int, tuple[ReplicaRecord, ...]]
+
+
+@dataclass(slots=True)
+class _UnitRound:
+    """The rounds of one unit."""
+
+    round: Round | None = None  # the present one
+    envoys: tuple[Envoy, ...] = ()
+    reports: dict[PeerId, Averaged] = field(default_factory=dict)
+    failures: int = 0
+    disputes: int = 0
+    retry_s: float = -math.inf
+    trouble: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.round is not None and len(self.reports) == len(self.envoys)
+
+    def missing(self) -> list[PeerId]:
+        return [one.peer for one in self.envoys if one.peer not in self.reports]
+
+
+class Exchanging:
+    """The rounds of the outer step that all islands have come to; `first` is the number of the first round."""
+
+    def __init__(self, step: int, units: Mapping[UnitName, tuple[int, ...]], first: Round, timeout_s: float) -> None:
+        self.step = step
+        self._units = units
+        self._next = first
+        self._timeout_s = timeout_s
+        self._rounds = {unit: _UnitRound() for unit in units}
+
+    @property
+    def next_round(self) -> Round:
+        """The number of the next round."""
+        return self._next
+
+    def begin(self, delegations: Iterable[Delegation], now_s: float) -> list[Output]:
+        """Start the rounds that are due and for which every island has envoys."""
+        outputs: list[Output] = []
+        known = list(delegations)
+        for unit, one in self._rounds.items():
+            envoys = self._envoys(unit, one.failures, known)
+            if one.round is None and one.retry_s <= now_s and envoys:
+                one.round, one.envoys, one.reports = self._next, envoys, {}
+                self._next = Round(self._next.epoch, self._next.number + 1)
+                outputs += [Send(envoy.peer, self._command(unit, one.round, envoys, envoy)) for envoy in envoys]
+        return outputs
+
+    def averaged(self, peer: PeerId, event: Averaged, now_s: float) -> list[Output]:
+        """An envoy has the mean proposal; Fail comes out if envoys hold different ones time and again."""
+        one = self._rounds.get(event.unit)
+        if one is None or one.round != event.round or peer not in one.missing():
+            return []
+        one.reports[peer] = event
+        if not one.is_complete or len({average_of(report) for report in one.reports.values()}) == 1:
+            return []
+        one.disputes += 1
+        held = ", ".join(f"{at} holds {one.reports[at].digest}" for at in sorted(one.reports))
+        told = f"envoys differ in the mean proposal of unit {event.unit}, outer step {self.step}: {held}"
+        if one.disputes > DISPUTES_MAX:
+            return [Fail(ReplicaDiverged.code, told, "run the same release on all stage servers")]
+        return self._again(event.unit, f"{told}; exchanged again", now_s)
+
+    def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> list[Output]:
+        """An envoy could not exchange: again after a pause, with other envoys if there are any."""
+        one = self._rounds.get(event.unit)
+        if one is None or one.round != event.round or all(envoy.peer != peer for envoy in one.envoys):
+            return []
+        accuses = f" (accuses {event.accused})" if event.accused else ""
+        return self._again(event.unit, f"{peer} says {event.reason}{accuses}", now_s)
+
+    def lost(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
+        """The peer is gone, or has forgotten its rounds with its session: what it took part in is repeated."""
+        units = [unit for unit, one in self._rounds.items() if any(envoy.peer == peer for envoy in one.envoys)]
+        return [output for unit in units for output in self._again(unit, f"{peer} is lost: {reason}", now_s)]
+
+    def result(self) -> Exchanged | None:
+        """What all envoys agree on, once the rounds of all units are complete."""
+        if not all(one.is_complete for one in self._rounds.values()):
+            return None
+        norms = [norm for one in self._rounds.values() for norm in one.reports[min(one.reports)].norms]
+        squared = math.fsum(squared_norms(norms))
+        rounds = [
+            OuterRound(unit, one.round, tuple(envoy.peer for envoy in one.envoys))
+            for unit, one in self._rounds.items()
+            if one.round is not None
+        ]
+        is_finite = math.isfinite(squared)
+        return Exchanged(self.step, tuple(rounds), not is_finite, math.sqrt(squared) if is_finite else 0.0)
+
+    def retries_s(self) -> list[float]:
+        return [one.retry_s for one in self._rounds.values() if one.round is None]
+
+    def waiting_for(self) -> str:
+        """What the exchange waits for, for a person."""
+        parts = []
+        for unit, one in self._rounds.items():
+            if one.round is None:
+                parts.append(f"{unit} is exchanged again" + (f", since {one.trouble}" if one.trouble else ""))
+            elif not one.is_complete:
+                parts.append(f"{listed(one.missing())} ({unit})")
+        return f"waits for the exchange between islands: {'; '.join(parts)}"
+
+    def _again(self, unit: UnitName, trouble: str, now_s: float) -> list[Output]:
+        one = self._rounds[unit]
+        if one.round is None:
+            return []
+        number, envoys = one.round, one.envoys
+        one.round, one.envoys, one.reports, one.trouble = None, (), {}, trouble
+        one.retry_s = now_s + min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(one.failures, 10))
+        one.failures += 1
+        told = f"round {number.number} of unit {unit} between islands failed: {trouble}"
+        aborts = [Send(each.peer, AbortRound(each.timeline, self.step, unit, number)) for each in envoys]
+        return [Note("warning", told), *aborts]
+
+    def _envoys(self, unit: UnitName, failures: int, delegations: Iterable[Delegation]) -> tuple[Envoy, ...]:
+        """One of each stage that holds the unit, island by island; the first of an island proposes. None if one lacks.
+
+        After a failure the next replica of each stage goes. In a single island all go, as nothing has to be sent.
+        """
+        envoys: list[Envoy] = []
+        known = list(delegations)
+        for delegation in known:
+            tokens = delegation.tokens
+            for stage in self._units[unit]:
+                able = delegation.replicas[stage]
+                if not able:
+                    return ()
+                first = failures % len(able)
+                for one in (*able[first:], *able[:first])[: None if len(known) == 1 else 1]:
+                    envoys.append(Envoy(one.peer, one.incarnation, one.address, delegation.timeline, tokens))
+                    tokens = 0
+        return tuple(envoys)
+
+    def _command(self, unit: UnitName, number: Round, envoys: tuple[Envoy, ...], to: Envoy) -> Exchange:
+        return Exchange(to.timeline, self.step, unit, number, envoys, self._timeout_s)

@@ -1,0 +1,96 @@
+"""Where the islands of a job are: its places, their timelines, and the brain that has a brain for each.
+
+    place    0 1 | 2 3      two islands of two stages: the allocator sees four places, each with replicas of its own
+    stage    0 1 | 0 1
+    island    0  |  1
+
+A job without outer steps has one island: its places are its stages, and its timelines those of the island.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+
+from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.islands.brain import IslandsBrain
+from scheduler.brain.settings import NEVER, NO_REBALANCING, BrainSettings
+from scheduler.jobs.job import Job, split_of
+from scheduler.jobs.settings import brain_settings
+from scheduler.storage.database import JobRecord
+from swarm.data.batches import Batches
+from swarm.job.course import OuterCourse
+from swarm.job.islands import course_of, courses, island_of, island_spec, island_timeline, job_timeline
+from swarm.job.spec import JobSpec
+from swarm.messages import StateFile, StoreHeader
+from swarm.types import PeerId
+
+
+def stage_at(spec: JobSpec, place: int) -> int:
+    return place % len(split_of(spec))
+
+
+def place_of(spec: JobSpec, timeline: int, stage: int) -> int:
+    """The place of a replica that says on which timeline, and which stage, it serves."""
+    return island_of(spec, timeline) * len(split_of(spec)) + stage
+
+
+def timelines(job: Job) -> list[int]:
+    """The timelines of the job's islands."""
+    return [island_timeline(job.spec, job.record.timeline, island) for island in range(job.spec.islands.count)]
+
+
+def timeline_of(job: Job, peer: PeerId) -> int:
+    """The timeline on which a peer serves the job."""
+    place = job.record.peers.get(peer, 0)
+    return timelines(job)[place // len(split_of(job.spec))]
+
+
+def by_island(spec: JobSpec, peers: Mapping[PeerId, int]) -> list[dict[PeerId, int]]:
+    """The peers of each island, with their stages, of peers with their places."""
+    stages = len(split_of(spec))
+    return [
+        {peer: place % stages for peer, place in peers.items() if place // stages == island}
+        for island in range(spec.islands.count)
+    ]
+
+
+def replicas_by_island(
+    spec: JobSpec, places: Mapping[PeerId, int], replicas: Sequence[ReplicaRecord]
+) -> list[tuple[ReplicaRecord, ...]]:
+    """The replicas of each island, in the order given."""
+    members = by_island(spec, places)
+    return [tuple(one for one in replicas if one.peer in peers) for peers in members]
+
+
+def of_job(spec: JobSpec, header: StoreHeader) -> StoreHeader:
+    """What a replica of an island says of a file, in the job's words."""
+    version = course_of(spec, header.timeline).inner_steps(header.version)
+    return replace(header, timeline=job_timeline(spec, header.timeline), version=version)
+
+
+def islands_brain(
+    record: JobRecord,
+    spec: JobSpec,
+    epoch: int,
+    batches: Batches,
+    files: Sequence[StateFile],
+    skipped_in_a_row: int,
+    rng: Random,
+) -> IslandsBrain:
+    """The brain of a job with outer steps. Only the first island evaluates, as all hold the same outer weights."""
+    whole = brain_settings(record, island_spec(spec), epoch, batches, files, skipped_in_a_row)
+    paths = [OuterCourse(inner) for inner in courses(spec)]
+
+    def of(island: int) -> BrainSettings:
+        return replace(
+            whole,
+            timeline=island_timeline(spec, record.timeline, island),
+            steps=paths[island].steps,
+            evaluation_microbatches=whole.evaluation_microbatches if island == 0 else 0,
+            saving=NEVER,
+            rebalance=replace(NO_REBALANCING, min_replicas=spec.limits.min_replicas),
+        )
+
+    return IslandsBrain([of(island) for island in range(len(paths))], paths, rng)

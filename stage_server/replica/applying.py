@@ -1,0 +1,21 @@
+"""What a commit does to a stage: an optimizer step, or behind the steps of an island an outer one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from stage_server.ports import Assignment
+from swarm.messages import Commit
+from swarm.model.exchange import merge_of
+from swarm.model.stage import Stage
+from swarm.types import UnitName
+
+
+def apply(assignment: Assignment, stage: Stage, command: Commit, means: Mapping[UnitName, Tensor]) -> str:
+    """Commit the step with the averages of its units, none if it is skipped; gives the new digest."""
+    if assignment.course.is_outer(command.step):
+        return stage.merge(command.step, merge_of(stage, assignment.spec, {} if command.skip else means))
+    rate, scale = command.learning_rate, command.scale
+    return stage.apply(command.step, means, learning_rate=rate, scale=scale, skip=command.skip)

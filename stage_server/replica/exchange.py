@@ -1,0 +1,68 @@
+"""An outer round of one unit: the envoys of all islands tell each other what they propose, and make one mean of it.
+
+    envoy of island 0    P0 ──▶ envoy of island 1        each sends all that it proposes to all others: in two islands
+    envoy of island 1    P1 ──▶ envoy of island 0        that is half of what a reduce-scatter in float32 would send
+    both                 D = share 0 * P0 + share 1 * P1
+
+Proposals count in order of islands, so all envoys hold the same bytes. A weight that the first and the last stage share
+has two envoys per island, of which the first contributes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import xxhash
+from torch import Tensor
+
+from stage_server.device import Device
+from stage_server.ports import ReplicaId
+from stage_server.replica.averaging import Mean, send_slice
+from stage_server.replica.mailbox import Mailbox, SliceKey
+from stage_server.replica.packing import proposal
+from swarm.errors import Refused, RoundBroken
+from swarm.messages import Envoy, Exchange
+from swarm.model.exchange import decoded, mean_proposal, proposed
+from swarm.model.stage import Stage
+from swarm.rpc.peers import PeerLinks
+
+
+async def run_exchange(
+    command: Exchange, me: ReplicaId, stage: Stage, code: str, device: Device, links: PeerLinks, mailbox: Mailbox
+) -> Mean:
+    """Take part in an outer round as an envoy; gives the mean proposal of the unit.
+
+    RoundBroken if an envoy does not deliver within `command.timeout_s`; it may come in a group.
+    """
+    mine = next((one for one in command.envoys if one.peer == me.peer), None)
+    if mine is None:
+        raise Refused(f"{me.peer} is no envoy of this round")
+    deadline_s = asyncio.get_running_loop().time() + command.timeout_s
+    own = await device.run(lambda: proposed(stage, command.unit, code))  # behind the commit that came before
+    contributors = [one for one in command.envoys if one.tokens]
+
+    async def arrived(envoy: Envoy) -> Tensor:
+        key = SliceKey(
+            command.timeline, command.step, command.unit, command.round, False, envoy.peer, envoy.incarnation, 0
+        )
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                return (await mailbox.get(key)).values()
+        except TimeoutError:
+            message = f"{envoy.peer} sent no proposal within {command.timeout_s:g} s"
+            raise RoundBroken(message, accused=envoy.peer) from None
+
+    async with asyncio.TaskGroup() as tasks:
+        for envoy in command.envoys:
+            if mine.tokens and envoy.timeline != mine.timeline:
+                letter = proposal(me, command, envoy, own)
+                tasks.create_task(send_slice(links, envoy, letter, deadline_s, "proposal"))
+        came = [own if one.timeline == mine.timeline else await arrived(one) for one in contributors]
+    return await device.aside(lambda: _mean(stage, command, came, [one.tokens for one in contributors], code))
+
+
+def _mean(stage: Stage, command: Exchange, came: Sequence[Tensor], tokens: Sequence[int], code: str) -> Mean:
+    delta = mean_proposal((decoded(stage, command.unit, one, code) for one in came), tokens)
+    digest = xxhash.xxh3_128_hexdigest(delta.numpy().data)
+    return Mean(delta, digest, stage.squared_norms(command.unit, delta))

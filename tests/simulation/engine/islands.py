@@ -1,0 +1,485 @@
+"""The brain of a job with islands and replicas that count instead of compute: every portion that one of them trains is
+a number, so the outer weights are a bag of numbers that says what was counted, and how often.
+
+    pending  portions that a replica's island trained since the last merge; its proposal
+    theta    portions that were merged: the outer weights
+
+No torch, no network, no time: `play` picks whose turn it is, and harms, with its seed. The history that it gives is
+what passed the door of the brain and what replicas did; checkers at the end of this file read nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import TypeAlias
+
+from scheduler.brain import inputs, outputs
+from scheduler.brain.inputs import EachIsland, Input, ReplicaRecord, Resumed, Start
+from scheduler.brain.islands.brain import IslandsBrain
+from scheduler.brain.outputs import CommitRow, Output
+from scheduler.brain.settings import BrainSettings
+from swarm.events import (
+    Accumulated,
+    Averaged,
+    Committed,
+    Event,
+    Hello,
+    Loaded,
+    ParameterHash,
+    ParameterNorm,
+    RoundFailed,
+    Saved,
+    UnitSize,
+)
+from swarm.job.course import IslandCourse, OuterCourse
+from swarm.messages import PROTOCOL_VERSION, Average, Command, Commit, Exchange, LoadStage, Release, Route, SaveStage
+from swarm.types import JobId, PeerId, Round, UnitName
+
+JOB, STAGES, MICROBATCHES = JobId("job"), 2, 2
+UNITS = {UnitName("stage-0"): (0,), UnitName("stage-1"): (1,), UnitName("tied"): (0, 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is played, and how often out of a thousand turns which harm is done."""
+
+    islands: int = 2
+    replicas: int = 2
+    steps: int = 5  # inner steps of an island
+    lease: int = 2
+    deaths: int = 0
+    failures: int = 0  # of exchanges
+    restarts: int = 0  # of the scheduler; half of them between a row and its Commit
+
+
+# What happened -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """These rows became durable in one transaction."""
+
+    rows: tuple[CommitRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A replica made an inner step, and counts its portion."""
+
+    peer: PeerId
+    island: int
+    stage: int
+    step: int
+    portion: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """An envoy told the others these portions."""
+
+    peer: PeerId
+    island: int
+    unit: UnitName
+    step: int
+    round: Round
+    portions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """An envoy made the mean of what all proposed."""
+
+    peer: PeerId
+    island: int
+    unit: UnitName
+    step: int
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A replica took over outer weights: what they count now."""
+
+    peer: PeerId
+    island: int
+    stage: int
+    step: int
+    theta: tuple[tuple[int, int], ...]  # portion, times
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the job ended."""
+
+    state: str
+    reason: str
+
+
+History: TypeAlias = list[object]
+
+
+# Replicas ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Replica:
+    """A stage server that obeys."""
+
+    record: ReplicaRecord
+    island: int
+    timeline: int
+    course: OuterCourse
+    start: str = "start"
+    version: int = 0
+    pending: tuple[int, ...] = ()
+    theta: Counter[int] = field(default_factory=Counter)
+    means: dict[tuple[int, UnitName], tuple[Round, Counter[int]]] = field(default_factory=dict)
+    log: dict[int, Counter[int]] = field(default_factory=dict)
+    commands: deque[Command] = field(default_factory=deque)
+    said: list[Committed] = field(default_factory=list)  # its newest commits, told again in a new session
+
+    @property
+    def digest(self) -> str:
+        return f"{self.version}.{self.pending}-{sorted(self.theta.items())}"
+
+
+class World:
+    """The brain, its replicas and its database."""
+
+    def __init__(self, shape: Shape, seed: int) -> None:
+        self.shape, self.rng, self.history = shape, Random(seed), list[object]()
+        self.epoch, self.now_s, self.over = 1, 0.0, False
+        self.database: dict[int, list[CommitRow]] = {timeline: [] for timeline in range(shape.islands)}
+        self.courses = [
+            OuterCourse(IslandCourse(shape.steps, shape.lease, shape.islands, island))
+            for island in range(shape.islands)
+        ]
+        self.replicas = {
+            peer: Replica(ReplicaRecord(peer, 1, f"at {peer}", stage), island, island, self.courses[island])
+            for island in range(shape.islands)
+            for stage in range(STAGES)
+            for number in range(shape.replicas)
+            for peer in [PeerId(f"i{island}-s{stage}-{number}")]
+        }
+        self.brain = self._brain()
+        starts = tuple(
+            Start(tuple(one.record for one in self.replicas.values() if one.island == island))
+            for island in range(shape.islands)
+        )
+        self.tell(EachIsland(starts))
+
+    def _brain(self) -> IslandsBrain:
+        settings = [
+            BrainSettings(
+                job=JOB,
+                epoch=self.epoch,
+                timeline=island,
+                steps=course.steps,
+                microbatches=MICROBATCHES,
+                split=(1,) * STAGES,
+                spec_json="{}",
+                overlap=0,
+                max_in_flight=None,
+                units=UNITS,
+                grad_clip_norm=1.0,
+                averaging_timeout_s=5.0,
+                fail_on_nonfinite=False,
+                learning_rate=lambda step: 0.1,
+                tokens_of=lambda portion: 8 + portion,
+                recover=True,
+            )
+            for island, course in enumerate(self.courses)
+        ]
+        return IslandsBrain(settings, self.courses, Random(self.rng.getrandbits(64)))
+
+    # As a driver ------------------------------------------------------------------------------------------------
+
+    def tell(self, happened: Input) -> None:
+        self.now_s += 0.01
+        decided = deque(self.brain.step(happened, self.now_s))
+        while decided:
+            output = decided.popleft()
+            match output:
+                case outputs.Send(peer=peer, command=command):
+                    if peer in self.replicas:
+                        self.replicas[peer].commands.append(command)
+                case outputs.WriteRows(rows=rows):
+                    for row in rows:
+                        self.database[row.timeline].append(row)
+                    self.history.append(Rows(rows))
+                    if self._strikes(self.shape.restarts):
+                        self.restart()
+                        return  # whatever else was decided died with the scheduler
+                    self.now_s += 0.01
+                    decided.extendleft(reversed(self.brain.step(inputs.RowsDurable(rows), self.now_s)))
+                case _:
+                    self._carry_out(output, decided)
+            self.brain.validate()
+
+    def _carry_out(self, output: Output, decided: deque[Output]) -> None:
+        match output:
+            case outputs.PublishCheckpoint(version=version):
+                decided.extend(self.brain.step(inputs.CheckpointKept(version), self.now_s))
+            case outputs.Finish():
+                self._end("succeeded", "")
+            case outputs.Fail(message=message):
+                self._end("failed", message)
+            case outputs.Stopped(state=state, reason=reason):
+                self._end(state.value, reason)
+
+    def _end(self, state: str, reason: str) -> None:
+        self.over = True
+        self.history.append(Ended(state, reason))
+
+    def restart(self) -> None:
+        """A new scheduler finds the database and those who come back; what was on its way is lost."""
+        self.epoch += 1
+        self.brain = self._brain()
+        begins = []
+        for island in range(self.shape.islands):
+            rows = self.database[island]
+            known = {one.record.peer: one.record.stage for one in self.replicas.values() if one.island == island}
+            begins.append(Resumed(known, rows[-1].step + 1 if rows else 0, tuple(rows[-2:]), (), 10.0))
+        for one in self.replicas.values():
+            one.commands.clear()
+        self.tell(EachIsland(tuple(begins)))
+        for peer, one in sorted(self.replicas.items()):
+            hello = Hello(peer, 1, PROTOCOL_VERSION, "", f"at {peer}", "", "cpu", 1, 0, -1, JOB, one.timeline,
+                          one.version, (), one.record.stage)  # fmt: skip
+            self.tell(inputs.Happened(peer, hello))
+            for event in (self._loaded(one), *one.said):
+                self.tell(inputs.Happened(peer, event))
+
+    # Turns ------------------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """One command is answered, or some harm is done, or time passes."""
+        if self._strikes(self.shape.deaths):
+            self._kill()
+        elif self._strikes(self.shape.restarts):
+            self.restart()
+        busy = sorted(peer for peer, one in self.replicas.items() if one.commands)
+        if self.over:
+            return
+        if not busy or self._strikes(20):
+            self.now_s += 1.0
+            self.tell(inputs.Tick())
+            return
+        one = self.replicas[self.rng.choice(busy)]
+        event = self._answer(one, one.commands.popleft())
+        if event is not None:
+            self.tell(inputs.Happened(one.record.peer, event))
+
+    def _strikes(self, of_a_thousand: int) -> bool:
+        return self.rng.random() < of_a_thousand / 1000
+
+    def _kill(self) -> None:
+        """A replica dies, unless it is the last of its stage."""
+        peers = [
+            peer
+            for peer, one in sorted(self.replicas.items())
+            if sum((other.island, other.record.stage) == (one.island, one.record.stage)
+                   for other in self.replicas.values()) > 1
+        ]  # fmt: skip
+        if peers:
+            peer = self.rng.choice(peers)
+            del self.replicas[peer]
+            self.tell(inputs.PeerGone(peer, "killed"))
+
+    def _answer(self, one: Replica, command: Command) -> Event | None:
+        """What the replica says, if anything."""
+        stage, peer = one.record.stage, one.record.peer
+        match command:
+            case LoadStage():
+                return self._loaded(one)
+            case Route(microbatch=microbatch, hops=hops) if hops[stage].peer == peer and microbatch.step >= one.version:
+                return Accumulated(microbatch, stage, hops[stage].attempt, True, 1.0, 0.1, 0.2, 0.0)
+            case Average(timeline=timeline, step=step, unit=unit, round=number) if step >= one.version:
+                norms = (ParameterNorm(f"w of {unit}", 1.0),)
+                return Averaged(timeline, step, unit, number, f"mean {step}", norms, 0.1)
+            case Exchange():
+                return self._exchange(one, command)
+            case Commit(step=step) if step == one.version:
+                return self._commit(one, command)
+            case SaveStage(version=version):
+                return Saved(JOB, one.timeline, version, stage, (ParameterHash(f"w{stage}", "float32", (1,), "00"),))
+            case Release():
+                one.commands.clear()
+        return None
+
+    def _loaded(self, one: Replica) -> Loaded:
+        units = tuple(UnitSize(unit, 64) for unit, stages in UNITS.items() if one.record.stage in stages)
+        return Loaded(JOB, one.timeline, one.record.stage, 0, one.start, units, "")
+
+    def _exchange(self, one: Replica, command: Exchange) -> Event | None:
+        """Tell what is pending, and add up what all envoys have pending."""
+        peer, step, unit, number = one.record.peer, command.step, command.unit, command.round
+        if step != one.version:
+            return None
+        total = Counter[int]()
+        for envoy in command.envoys:
+            other = self.replicas.get(envoy.peer)
+            if other is None or other.version != step or self._strikes(self.shape.failures):
+                return RoundFailed(command.timeline, step, unit, number, "no proposal came", envoy.peer)
+            if envoy.tokens:
+                total.update(other.pending)
+        mine = next(envoy for envoy in command.envoys if envoy.peer == peer)
+        if mine.tokens:
+            self.history.append(Proposed(peer, one.island, unit, step, number, one.pending))
+        one.means[step, unit] = (number, total)
+        self.history.append(Composed(peer, one.island, unit, step, number))
+        norms = (ParameterNorm(f"w of {unit}", 1.0),)
+        return Averaged(command.timeline, step, unit, number, f"{sorted(total.items())}", norms, 0.1)
+
+    def _commit(self, one: Replica, command: Commit) -> Event | None:
+        peer, stage, step = one.record.peer, one.record.stage, command.step
+        if one.course.is_outer(step):
+            own = UnitName(f"stage-{stage}")
+            number = next(made.round for made in command.rounds if made.unit == own)
+            held, total = one.means.get((step, own), (None, Counter[int]()))
+            if held != number:
+                donors = [self.replicas[hop.peer] for hop in command.donors if hop.peer in self.replicas]
+                record = next((donor.log[step] for donor in donors if step in donor.log), None)
+                if record is None:
+                    one.commands.appendleft(command)  # asked again, as long as that takes
+                    return None
+                total = record
+            one.theta = one.theta + total
+            one.pending, one.log[step] = (), total
+            self.history.append(Merged(peer, one.island, stage, step, tuple(sorted(one.theta.items()))))
+        else:
+            portion = one.course.at(step).portion
+            one.pending = (*one.pending, portion)
+            self.history.append(Trained(peer, one.island, stage, step, portion))
+        one.version = command.version
+        event = Committed(one.timeline, step, command.version, stage, one.digest)
+        one.said = [*one.said[-1:], event]
+        return event
+
+
+def play(shape: Shape, seed: int, turns_max: int = 20_000) -> History:
+    """Play a job to its end; the history, which ends with `Ended`."""
+    world = World(shape, seed)
+    for _ in range(turns_max):
+        if world.over:
+            return world.history
+        world.turn()
+    raise AssertionError(f"seed {seed}: the job did not end: {world.brain.waiting_for()}")
+
+
+# Checkers ------------------------------------------------------------------------------------------------------------
+
+Checker: TypeAlias = Callable[[History, Shape], Iterator[str]]
+
+
+def course_of(shape: Shape, island: int) -> OuterCourse:
+    return OuterCourse(IslandCourse(shape.steps, shape.lease, shape.islands, island))
+
+
+def rows_in_order(history: History, shape: Shape) -> Iterator[str]:
+    """E1, as far as rows show it: each island commits each of its steps once, in order."""
+    steps: dict[int, list[int]] = {island: [] for island in range(shape.islands)}
+    for rows in (one for one in history if isinstance(one, Rows)):
+        for row in rows.rows:
+            steps[row.timeline].append(row.step)
+    for island, made in steps.items():
+        if made != list(range(course_of(shape, island).steps)):
+            yield f"E1 island {island} committed {made}"
+
+
+def spans_tile(history: History, shape: Shape) -> Iterator[str]:
+    """E2: what an island proposed in rounds that were committed is all that it trained, without gap or overlap."""
+    committed = {
+        (row.timeline, row.step, unit): made
+        for one in history
+        if isinstance(one, Rows)
+        for row in one.rows
+        for unit, made in row.rounds.items()
+    }
+    proposed: dict[tuple[int, UnitName], list[int]] = {}
+    for one in history:
+        if isinstance(one, Proposed) and committed.get((one.island, one.step, one.unit)) == one.round:
+            proposed.setdefault((one.island, one.unit), []).extend(one.portions)
+    for island in range(shape.islands):
+        trained = [course_of(shape, island).inner.at(step).portion for step in range(shape.steps)]
+        for unit in UNITS:
+            if proposed.get((island, unit)) != trained:
+                yield f"E2 island {island} proposed {proposed.get((island, unit))} of {unit}, and trained {trained}"
+
+
+def portions_once(history: History, shape: Shape) -> Iterator[str]:
+    """E3: no portion counts twice in outer weights, and in the end each counts once."""
+    newest = {}
+    for one in history:
+        if isinstance(one, Merged):
+            newest[one.island, one.stage] = one
+            if twice := [portion for portion, times in one.theta if times != 1]:
+                yield f"E3 {one.peer} counts portions {twice} more than once after step {one.step}"
+    for one in newest.values():
+        counted = [portion for portion, _ in one.theta]
+        if counted != list(range(shape.steps * shape.islands)):
+            yield f"E3 in the end the outer weights of island {one.island}, stage {one.stage} count {counted}"
+
+
+def outer_weights_equal(history: History, shape: Shape) -> Iterator[str]:
+    """E4: after an outer step all replicas of all islands hold the same outer weights."""
+    held: dict[int, Merged] = {}
+    for one in history:
+        if isinstance(one, Merged):
+            first = held.setdefault(one.step, one)
+            if first.theta != one.theta:
+                yield f"E4 after step {one.step} {first.peer} holds {first.theta}, {one.peer} {one.theta}"
+
+
+def row_before_merge(history: History, shape: Shape) -> Iterator[str]:
+    """E5: nobody merges before the rows of all islands are durable; an envoy of each holds what they name by then."""
+    durable: dict[int, set[int]] = {}
+    composed = {(one.island, one.step, one.unit, one.round) for one in history if isinstance(one, Composed)}
+    for one in history:
+        if isinstance(one, Rows):
+            for row in one.rows:
+                durable.setdefault(row.step, set()).add(row.timeline)
+                if course_of(shape, row.timeline).is_outer(row.step) and len(one.rows) < shape.islands:
+                    yield f"E5 the row of outer step {row.step} of island {row.timeline} came without the others"
+                for unit, made in row.rounds.items() if course_of(shape, row.timeline).is_outer(row.step) else ():
+                    if (row.timeline, row.step, unit, made) not in composed:
+                        yield f"E5 nobody of island {row.timeline} holds {unit} of outer step {row.step}, {made}"
+        if isinstance(one, Merged) and durable.get(one.step) != set(range(shape.islands)):
+            yield f"E5 {one.peer} merged outer step {one.step}, durable of islands {durable.get(one.step)}"
+
+
+def islands_together(history: History, shape: Shape) -> Iterator[str]:
+    """E6: no island trains behind an outer step before all islands have come to it."""
+    made: dict[int, int] = dict.fromkeys(range(shape.islands), 0)
+    for one in history:
+        for row in one.rows if isinstance(one, Rows) else ():
+            outer = [step for step in range(row.step) if course_of(shape, row.timeline).is_outer(step)]
+            late = [island for island, steps in made.items() if outer and steps <= outer[-1]]
+            made[row.timeline] = row.step + 1
+            if late and row.step > outer[-1]:
+                yield f"E6 island {row.timeline} made step {row.step}, islands {late} have not made step {outer[-1]}"
+
+
+def succeeds(history: History, shape: Shape) -> Iterator[str]:
+    """The job ends well: what is done to it may cost time only."""
+    ends = [one for one in history if isinstance(one, Ended)]
+    if [one.state for one in ends] != ["succeeded"]:
+        yield f"it ended as {ends}"
+
+
+CHECKERS: tuple[Checker, ...] = (
+    rows_in_order,
+    spans_tile,
+    portions_once,
+    outer_weights_equal,
+    row_before_merge,
+    islands_together,
+    succeeds,
+)
+
+
+def faults(history: History, shape: Shape) -> list[str]:
+    return [fault for checker in CHECKERS for fault in checker(history, shape)]

@@ -1,0 +1,193 @@
+"""Islands in a swarm: the weights are those of one process, whatever becomes of single stage servers.
+
+Real flows, brains and torch; the transport delays and reorders every tensor at random and delivers some twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from scheduler.jobs.job import Job
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.errors import NotAllowed
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.reference.trainer import Trained, train_local
+from swarm.types import JobState, PeerId
+from tests.support.sim import loop as sim
+from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+
+
+def diloco(source: Path, islands: int = 2, **changes: object) -> JobSpec:
+    changes = {
+        "islands__count": islands,
+        "averaging__mode": "diloco",
+        "outer__every_steps": 2,
+        "training__steps": 5,
+        "training__global_batch_sequences": 12,
+        "pipeline__stages": 2,
+        "data__validation_ratio": 0.02,
+        "training__eval_every_steps": 3,
+    } | changes
+    return resolve(small_spec(source, **changes), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+
+
+Story = Callable[[Rig, Job], Awaitable[None]]
+
+
+async def nothing(rig: Rig, job: Job) -> None:
+    pass
+
+
+def run(spec: JobSpec, tokens: Tokens, peers: int, story: Story = nothing, seed: int = 1) -> tuple[Job, Rig]:
+    """Play the job to its end while `story` goes on."""
+
+    async def main() -> tuple[Job, Rig]:
+        result = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, peers, tasks, Random(seed))
+                while len(rig.membership.idle_peers()) < peers:
+                    await asyncio.sleep(0.1)
+                job = await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files())
+                telling = tasks.create_task(story(rig, job))
+                await telling
+                job = rig.jobs.registry.find(job.record.id)
+                await rig.finished(job)
+                result = job, rig
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+        assert result is not None
+        return result
+
+    return sim.run(main(), seed=seed, limit_s=200.0)
+
+
+def twin(spec: JobSpec, tokens: Tokens) -> Trained:
+    return train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+
+
+def check(job: Job, expected: Trained) -> None:
+    assert job.record.state is JobState.SUCCEEDED, job.record.reason
+    assert job.record.weights_sha256 == expected.sha256
+    progress = job.progress
+    assert (progress.steps_done, progress.loss) == (len(expected.losses), expected.losses[-1])
+    assert progress.tokens > 0
+    last = expected.evaluations[-1]
+    assert (progress.evaluation_step, progress.evaluation_loss) == (last.version, last.loss)
+    assert job.newest is not None
+    assert job.newest.step == len(expected.losses)
+
+
+@pytest.mark.parametrize(
+    ("islands", "peers", "changes"),
+    [
+        (2, 8, {"config__tie_word_embeddings": True}),
+        (3, 3, {"pipeline__stages": 1, "outer__compression": "int8", "config__attention_dropout": 0.1}),
+        (1, 3, {"outer__every_steps": 3, "outer__compression": "none"}),
+    ],
+)
+def test_a_swarm_with_islands_ends_with_the_weights_of_one_process(
+    tmp_path: Path, islands: int, peers: int, changes: dict[str, object]
+) -> None:
+    spec = diloco(write_text(tmp_path), islands, **changes)
+    tokens = Tokens.make(tmp_path, spec)
+    job, _ = run(spec, tokens, peers)
+    check(job, twin(spec, tokens))
+    assert job.record.timeline == 0, "it was taken back"
+    assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(portion) for portion in range(5 * islands))
+
+
+async def until(rig: Rig, job: Job, says: Callable[[Job], bool]) -> None:
+    while not says(job):
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("seed", [3])
+def test_a_replica_of_an_island_may_die_at_any_moment(tmp_path: Path, seed: int) -> None:
+    spec = diloco(write_text(tmp_path))
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        rng = Random(seed)
+        await until(rig, job, lambda one: one.record.state is JobState.RUNNING)
+        await asyncio.sleep(rng.uniform(0.0, 1.5))
+        rig.kill(rng.choice(sorted(rig.servers)))
+
+    job, _ = run(spec, tokens, 8, story, seed)
+    check(job, twin(spec, tokens))
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_an_envoy_that_dies_in_an_exchange_is_replaced(tmp_path: Path, seed: int) -> None:
+    spec = diloco(write_text(tmp_path))
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.brain is not None and "exchange" in one.brain.waiting_for())
+        assert job.brain is not None
+        named = job.brain.waiting_for()
+        envoys = [peer for peer in sorted(rig.servers) if peer in named]
+        rig.kill(envoys[seed % len(envoys)])
+
+    job, _ = run(spec, tokens, 8, story, seed)
+    check(job, twin(spec, tokens))
+    assert job.record.timeline == 0
+
+
+def test_an_island_that_loses_a_stage_stalls_the_job_which_begins_again_once_there_are_peers(tmp_path: Path) -> None:
+    spec = diloco(write_text(tmp_path), pipeline__stages=1)
+    tokens = Tokens.make(tmp_path, spec)
+    reasons = []
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done == 2)
+        rig.kill(sorted(rig.servers)[0])
+        await until(rig, job, lambda one: one.record.state is JobState.STALLED)
+        reasons.append(job.record.reason)
+        rig.add_peer(PeerId("another"), rig.tasks, Random(7))
+
+    job, _ = run(spec, tokens, 2, story)
+    check(job, twin(spec, tokens))
+    assert job.record.timeline == 1
+    assert "island 0: stage server peer-0" in reasons[0]
+
+
+@pytest.mark.parametrize("after_s", [0.4, 1.0])
+def test_a_scheduler_that_is_killed_goes_on_with_its_islands(tmp_path: Path, after_s: float) -> None:
+    spec = diloco(write_text(tmp_path))
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.record.state is JobState.RUNNING)
+        await asyncio.sleep(after_s)
+        await rig.kill_scheduler()
+        await asyncio.sleep(0.2)
+        await rig.start_scheduler()
+
+    job, _ = run(spec, tokens, 4, story)
+    check(job, twin(spec, tokens))
+    assert job.record.timeline == 0
+
+
+def test_a_job_with_islands_is_cancelled_at_once_and_cannot_be_paused(tmp_path: Path) -> None:
+    spec = diloco(write_text(tmp_path), pipeline__stages=1)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.progress.steps_done == 1)
+        with pytest.raises(NotAllowed, match="cannot be paused"):
+            await rig.jobs.pause(job, "why not")
+        await rig.jobs.cancel(job, "enough")
+        await until(rig, job, lambda one: len(rig.membership.idle_peers()) == 2)
+
+    job, _ = run(spec, tokens, 2, story)
+    assert (job.record.state, job.newest) == (JobState.CANCELLED, None)

@@ -1,0 +1,261 @@
+"""Outer steps of counting islands under harm: each portion counts once, whatever dies; and each checker can object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from scheduler.brain import inputs
+from scheduler.brain.fleet.placement import Candidate
+from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.islands.brain import NOBODY_JOINS, NOT_SAVED
+from swarm.messages import Exchange, Release
+from swarm.types import Decision, JobState, PeerId
+from tests.simulation.engine.islands import (
+    CHECKERS,
+    MICROBATCHES,
+    Checker,
+    Composed,
+    Ended,
+    History,
+    Merged,
+    Proposed,
+    Rows,
+    Shape,
+    World,
+    faults,
+    islands_together,
+    outer_weights_equal,
+    play,
+    portions_once,
+    row_before_merge,
+    rows_in_order,
+    spans_tile,
+    succeeds,
+)
+
+CALM = Shape()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        CALM,
+        Shape(islands=1, replicas=1, steps=4, lease=3),
+        Shape(islands=3, replicas=1, steps=3, lease=1),
+        Shape(replicas=3, deaths=15),
+        Shape(failures=100, deaths=5),
+        Shape(restarts=15),
+        Shape(islands=3, replicas=3, failures=50, deaths=5, restarts=10),
+    ],
+)
+def test_each_portion_counts_once_whatever_dies(shape: Shape, seed: int) -> None:
+    assert faults(play(shape, seed), shape) == []
+
+
+def test_the_harms_are_done() -> None:
+    """Otherwise the claim above would be about nothing."""
+    shape = Shape(islands=3, replicas=3, failures=50, deaths=5, restarts=10)
+    histories = [play(shape, seed) for seed in range(3)]
+    rounds = {one.round.epoch for history in histories for one in history if isinstance(one, Composed)}
+    assert max(rounds) > 2, "schedulers were restarted"
+    repeated = [len({one.round for one in history if isinstance(one, Proposed)}) for history in histories]
+    assert max(repeated) > 9, "exchanges were repeated: three outer steps have three units each"
+    merged = [len([one for one in history if isinstance(one, Merged)]) for history in histories]
+    assert min(merged) < 3 * 18, "replicas died"
+
+
+# Single stories ------------------------------------------------------------------------------------------------------
+
+
+def play_until(world: World, says: Callable[[World], bool], turns_max: int = 2000) -> None:
+    for _ in range(turns_max):
+        if says(world):
+            return
+        world.turn()
+    raise AssertionError(world.brain.waiting_for())
+
+
+def exchanging(world: World) -> bool:
+    return "exchange between islands" in world.brain.waiting_for()
+
+
+def end_of(world: World) -> Ended:
+    assert world.over
+    (ended,) = [one for one in world.history if isinstance(one, Ended)]
+    return ended
+
+
+def test_an_island_whose_outer_weights_differ_ends_the_job_which_says_how() -> None:
+    world = World(CALM, 0)
+    play_until(world, lambda one: any(replica.log for replica in one.replicas.values()))
+    for replica in world.replicas.values():
+        if (replica.island, replica.record.stage) == (1, 0):
+            replica.theta[99] = 1
+            replica.said.clear()
+    play_until(world, lambda one: one.over)
+    assert end_of(world).state == "failed"
+    assert "islands differ in the outer weights of stage 0 after step 2" in end_of(world).reason
+
+
+def test_islands_that_do_not_begin_alike_end_the_job() -> None:
+    world = World(CALM, 0)
+    for replica in world.replicas.values():
+        replica.start = f"start of {replica.island}"
+    play_until(world, lambda one: one.over)
+    assert "islands differ in the outer weights of stage 0 after step 0" in end_of(world).reason
+
+
+def test_proposals_weigh_by_the_tokens_of_their_span() -> None:
+    world = World(CALM, 0)
+    play_until(world, exchanging)
+    found = {
+        (envoy.timeline, envoy.tokens)
+        for replica in world.replicas.values()
+        for command in replica.commands
+        if isinstance(command, Exchange) and command.unit == "stage-0"
+        for envoy in command.envoys
+    }
+    assert found == {(0, 8 + 0 + 8 + 1), (1, 8 + 2 + 8 + 3)}, "a portion q has 8 + q tokens"
+
+
+@pytest.mark.parametrize("moment", [exchanging, lambda world: bool(world.database[1])])
+def test_an_island_that_loses_a_stage_stalls_the_whole_job(moment: Callable[[World], bool]) -> None:
+    world = World(replace(CALM, replicas=1), 0)
+    play_until(world, moment)
+    lost = PeerId("i1-s0-0")
+    del world.replicas[lost]
+    world.tell(inputs.PeerGone(lost, "no heartbeat"))
+    assert end_of(world).state == "stalled"
+    assert end_of(world).reason.startswith("island 1: stage server i1-s0-0 (stage 0) is gone: no heartbeat")
+    assert all(isinstance(one.commands[-1], Release) for one in world.replicas.values()), "everybody is free"
+
+
+def test_a_job_in_which_nothing_moves_says_what_the_exchange_waits_for() -> None:
+    world = World(CALM, 0)
+    play_until(world, exchanging)
+    world.tell(inputs.Stuck(300.0))
+    assert (end_of(world).state, "waits for the exchange between islands: i0-s0-" in end_of(world).reason) == (
+        "stalled",
+        True,
+    )
+
+
+@pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.PAUSED])
+def test_a_job_that_is_stopped_says_that_nothing_is_saved(state: JobState) -> None:
+    world = World(CALM, 0)
+    play_until(world, lambda one: bool(one.database[0]))
+    world.tell(inputs.Stop(state, "enough"))
+    assert (end_of(world).state, end_of(world).reason) == (state.value, f"enough; {NOT_SAVED}")
+    assert world.brain.step(inputs.Tick(), 1e9) == []
+
+
+def test_nobody_joins_and_questions_are_answered_for_all_islands() -> None:
+    world = World(CALM, 0)
+    play_until(world, lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
+    brain = world.brain
+    assert brain.where_to_join(Candidate(PeerId("idle")), [0, 1], 1.0) == Decision(None, NOBODY_JOINS)
+    situation = brain.situation(1.0)
+    assert {one.peer for one in situation.replicas} == set(world.replicas)
+    assert brain.team().replicas == 8
+    assert brain.counts().committed_steps == 2
+    assert brain.counts().microbatches == 2 * 2 * MICROBATCHES, "of both islands"
+    assert [brain.portion_of(timeline, 0) for timeline in range(2)] == [0, 2]
+    assert any(line.startswith("island 1: ") for line in brain.story(1, 0))
+    released = brain.step(inputs.Join(ReplicaRecord(PeerId("idle"), 1, "", 0)), 1.0)
+    assert [type(one).__name__ for one in released] == ["Send", "Released"]
+
+
+# Doctored histories --------------------------------------------------------------------------------------------------
+
+Doctor = Callable[[History], History]
+
+
+def without(kind: type[object], number: int) -> Doctor:
+    def doctored(history: History) -> History:
+        found = [one for one in history if isinstance(one, kind)]
+        return [one for one in history if one is not found[number]]
+
+    return doctored
+
+
+def changed(kind: type[object], number: int, change: Callable[[object], object]) -> Doctor:
+    def doctored(history: History) -> History:
+        found = [one for one in history if isinstance(one, kind)]
+        return [change(one) if one is found[number] else one for one in history]
+
+    return doctored
+
+
+def twice(merged: object) -> object:
+    assert isinstance(merged, Merged)
+    return replace(merged, theta=((merged.theta[0][0], 2), *merged.theta[1:]))
+
+
+def lacking(merged: object) -> object:
+    assert isinstance(merged, Merged)
+    return replace(merged, theta=merged.theta[1:])
+
+
+def fewer(proposed: object) -> object:
+    assert isinstance(proposed, Proposed)
+    return replace(proposed, portions=proposed.portions[1:])
+
+
+def merge_first(history: History) -> History:
+    merged = next(one for one in history if isinstance(one, Merged))
+    return [merged, *(one for one in history if one is not merged)]
+
+
+def one_island_first(history: History) -> History:
+    """The outer row of one island comes in another transaction, and an inner one of it before that of the other."""
+    doctored: History = []
+    held: list[Rows] = []
+    for one in history:
+        if isinstance(one, Rows) and len(one.rows) > 1 and not held:
+            doctored.append(Rows(one.rows[:1]))
+            held.append(Rows(one.rows[1:]))
+            continue
+        doctored.append(one)
+        if held and isinstance(one, Rows) and one.rows[0].timeline == 0:
+            doctored += held
+            held = [Rows(())]
+    return doctored
+
+
+def ended_badly(history: History) -> History:
+    return [*history[:-1], Ended("stalled", "nobody knows")]
+
+
+@pytest.mark.parametrize(
+    ("checker", "doctor"),
+    [
+        (rows_in_order, without(Rows, 0)),
+        (spans_tile, without(Proposed, 0)),
+        (spans_tile, changed(Proposed, 1, fewer)),
+        (portions_once, changed(Merged, 0, twice)),
+        (portions_once, changed(Merged, -1, lacking)),
+        (outer_weights_equal, changed(Merged, 0, lacking)),
+        (row_before_merge, merge_first),
+        (row_before_merge, one_island_first),
+        (row_before_merge, lambda history: [one for one in history if not isinstance(one, Composed)]),
+        (islands_together, one_island_first),
+        (succeeds, ended_badly),
+    ],
+)
+def test_a_checker_objects_to_a_doctored_history(checker: Checker, doctor: Doctor) -> None:
+    history = play(CALM, 0)
+    assert list(checker(history, CALM)) == []
+    assert list(checker(doctor(history), CALM)) != []
+
+
+def test_every_checker_was_shown_to_object() -> None:
+    shown = {mark.args[1][number][0] for mark in pytestmark_of() for number in range(len(mark.args[1]))}
+    assert shown == set(CHECKERS)
+
+
+def pytestmark_of() -> list[pytest.Mark]:
+    return list(test_a_checker_objects_to_a_doctored_history.pytestmark)  # type: ignore[attr-defined]

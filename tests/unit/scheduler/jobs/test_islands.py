@@ -1,0 +1,67 @@
+"""scheduler.jobs.islands: places, timelines and what replicas of islands say, in the job's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from scheduler.brain.inputs import ReplicaRecord
+from scheduler.jobs.islands import (
+    by_island,
+    of_job,
+    place_of,
+    replicas_by_island,
+    stage_at,
+    timeline_of,
+    timelines,
+)
+from swarm.job.partition import resolve
+from swarm.job.spec import JobSpec
+from swarm.messages import StoreHeader
+from swarm.types import JobId, PeerId
+from tests.support.simulated import small_spec
+
+A, B, C, D = (PeerId(name) for name in "abcd")
+PLACES = {A: 0, B: 3, C: 1, D: 2}  # of two islands with two stages
+
+
+def spec_of(**changes: object) -> JobSpec:
+    spec = small_spec(Path("x"), pipeline__stages=2, training__steps=5, **changes)
+    return resolve(spec, vocabulary_size=257, stages_if_auto=1)
+
+
+DILOCO = spec_of(averaging__mode="diloco", islands__count=2, outer__every_steps=2)
+PLAIN = spec_of()
+
+
+def job(spec: JobSpec, places: dict[PeerId, int]) -> Any:
+    return SimpleNamespace(spec=spec, record=SimpleNamespace(timeline=3, peers=places))
+
+
+def test_places_are_the_stages_of_one_island_after_the_other() -> None:
+    assert [stage_at(DILOCO, place) for place in range(4)] == [0, 1, 0, 1]
+    assert by_island(DILOCO, PLACES) == [{A: 0, C: 1}, {B: 1, D: 0}]
+    assert [place_of(DILOCO, timeline, stage) for timeline in (6, 7) for stage in range(2)] == [0, 1, 2, 3]
+    replicas = [ReplicaRecord(peer, 1, "", stage_at(DILOCO, place)) for peer, place in PLACES.items()]
+    assert [[one.peer for one in island] for island in replicas_by_island(DILOCO, PLACES, replicas)] == [[A, C], [B, D]]
+
+
+def test_each_island_has_its_timeline_and_its_peers_the_same() -> None:
+    assert timelines(job(DILOCO, PLACES)) == [6, 7]
+    assert [timeline_of(job(DILOCO, PLACES), peer) for peer in (A, B, C, D)] == [6, 7, 6, 7]
+    assert timeline_of(job(DILOCO, PLACES), PeerId("unknown")) == 6
+
+
+def test_a_plain_job_has_one_island_whose_places_are_stages() -> None:
+    assert timelines(job(PLAIN, {A: 0, B: 1})) == [3]
+    assert by_island(PLAIN, {A: 0, B: 1}) == [{A: 0, B: 1}]
+    assert (place_of(PLAIN, 3, 1), timeline_of(job(PLAIN, {A: 0, B: 1}), B)) == (1, 3)
+    header = StoreHeader(JobId("job"), A, 1, 3, 500, 0, 9)
+    assert of_job(PLAIN, header) == header
+
+
+def test_a_file_is_of_the_jobs_timeline_and_step() -> None:
+    """Five inner steps in leases of two: eight versions."""
+    told = of_job(DILOCO, StoreHeader(JobId("job"), B, 1, 7, 8, 1, 9, "model/x"))
+    assert told == StoreHeader(JobId("job"), B, 1, 3, 5, 1, 9, "model/x")

@@ -1,0 +1,125 @@
+"""stage_server.replica.exchange: envoys that tell each other bytes make one mean, or say who is to blame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from torch import Tensor
+
+from stage_server.ports import ReplicaId
+from stage_server.replica import exchange
+from stage_server.replica.averaging import Mean
+from stage_server.replica.mailbox import Mailbox
+from swarm.errors import PeerUnavailable, Refused, RoundBroken
+from swarm.events import ParameterNorm
+from swarm.messages import Envoy, Exchange
+from swarm.peer_messages import Slice
+from swarm.types import JobId, PeerId, Round, UnitName
+from tests.support.devices import InlineDevice
+
+UNIT, STEP, ELEMENTS = UnitName("tied"), 50, 300
+
+
+class Island:
+    """A stage whose one parameter is so far behind the outer weights."""
+
+    def __init__(self, seed: int) -> None:
+        self.far = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(seed))
+
+    def behind(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return {"w": self.far}
+
+    def parameters_of(self, unit: UnitName) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        return (("w", 0, (ELEMENTS,)),)
+
+    def squared_norms(self, unit: UnitName, delta: Tensor) -> tuple[ParameterNorm, ...]:
+        return (ParameterNorm("w", float(delta.double().square().sum())),)
+
+
+class Side:
+    """One envoy: of an island, with its part of a shared weight or the copy of that."""
+
+    def __init__(self, name: str, island: int, tokens: int) -> None:
+        self.me = ReplicaId(JobId("job"), PeerId(name), 1, 0)
+        self.stage: Any = Island(island)
+        self.mailbox = Mailbox(self.me.peer, STEP, 1)
+        self.envoy = Envoy(self.me.peer, 1, f"at {name}", 6 + island, tokens)
+
+
+class Table:
+    """Delivers to mailboxes; whoever is `away` is not reached."""
+
+    def __init__(self, *sides: Side, away: str = "") -> None:
+        self.sides = {f"at {side.me.peer}": side for side in sides}
+        self.away = away
+        self.sent: list[tuple[PeerId, PeerId, int]] = []
+
+    async def send(self, address: str, header: Slice, payload: memoryview, *, to: PeerId) -> None:
+        if to == self.away:
+            raise PeerUnavailable(f"{to} does not answer")
+        self.sent.append((header.sender, to, header.timeline))
+        self.sides[address].mailbox.put(header, payload)
+
+
+async def exchanged(table: Table, code: str, timeout_s: float = 3.0) -> list[Mean]:
+    links: Any = table
+    device = InlineDevice(lambda: 0.0)
+    envoys = tuple(side.envoy for side in table.sides.values())
+    size = exchange.proposed(next(iter(table.sides.values())).stage, UNIT, code).numel()
+
+    async def one(side: Side) -> Mean:
+        command = Exchange(side.envoy.timeline, STEP, UNIT, Round(1, 1), envoys, timeout_s)
+        side.mailbox.begin(command, size)
+        return await exchange.run_exchange(command, side.me, side.stage, code, device, links, side.mailbox)
+
+    return await asyncio.gather(*map(one, table.sides.values()))
+
+
+@pytest.mark.parametrize("code", ["none", "bfloat16", "int8", "fp4"])
+async def test_all_envoys_hold_the_same_mean_of_what_each_island_proposed_once(code: str) -> None:
+    sides = [Side("a0", 0, 30), Side("z0", 0, 0), Side("b1", 1, 50), Side("y1", 1, 0), Side("c2", 2, 20)]
+    table = Table(*sides)
+    means = await exchanged(table, code)
+    proposals = [
+        exchange.decoded(side.stage, UNIT, exchange.proposed(side.stage, UNIT, code), code)
+        for side in (sides[0], sides[2], sides[4])
+    ]
+    expected = exchange.mean_proposal(proposals, [30, 50, 20])
+    assert all(torch.equal(mean.gradient, expected) for mean in means)
+    assert {mean.digest for mean in means} == {xxhash.xxh3_128_hexdigest(expected.numpy().data)}
+    assert means[0].norms[0].squared_norm > 0.0
+    timelines = {side.me.peer: side.envoy.timeline for side in sides}
+    assert {(sender, to) for sender, to, _ in table.sent} == {
+        (sender, to) for sender in ("a0", "b1", "c2") for to in timelines if timelines[to] != timelines[PeerId(sender)]
+    }
+    assert all(timeline == timelines[to] for _, to, timeline in table.sent), "of the receiver's island"
+
+
+async def test_an_envoy_that_does_not_deliver_is_named() -> None:
+    a, b = Side("a0", 0, 30), Side("b1", 1, 50)
+    table = Table(a, b)
+    command = Exchange(6, STEP, UNIT, Round(1, 1), (a.envoy, b.envoy), 0.01)
+    a.mailbox.begin(command, exchange.proposed(a.stage, UNIT, "none").numel())
+    table.sides.pop("at b1")
+    table.away = "b1"
+    links: Any = table
+    with pytest.raises(ExceptionGroup) as broken:
+        await exchange.run_exchange(command, a.me, a.stage, "none", InlineDevice(lambda: 0.0), links, a.mailbox)
+    found = broken.value.subgroup(RoundBroken)
+    assert found is not None
+    (error, *_) = found.exceptions
+    assert isinstance(error, RoundBroken)
+    assert error.accused == "b1"
+
+
+async def test_whoever_is_no_envoy_takes_no_part() -> None:
+    a, b = Side("a0", 0, 30), Side("b1", 1, 50)
+    command = Exchange(7, STEP, UNIT, Round(1, 1), (a.envoy,), 1.0)
+    links: Any = Table(a, b)
+    with pytest.raises(Refused, match="b1 is no envoy"):
+        await exchange.run_exchange(command, b.me, b.stage, "none", InlineDevice(lambda: 0.0), links, b.mailbox)

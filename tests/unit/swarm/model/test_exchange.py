@@ -1,0 +1,88 @@
+"""swarm.model.exchange: islands that send each other coded bytes make the merge of one process, bit for bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from swarm.errors import CorruptFrame
+from swarm.job.outer import REPLACE, nesterov
+from swarm.job.spec import JobSpec
+from swarm.model.exchange import decoded, mean_proposal, merge_of, proposal_bytes, proposed
+from swarm.model.outer import Merge, compose
+from swarm.model.stage import Stage
+from swarm.types import Microbatch
+from tests.support.whole_steps import commit, run, spec_of, stages_of
+
+TOKENS = (30, 50)
+
+
+def outer_spec(stages: int, code: str, *, tied: bool = False) -> JobSpec:
+    spec = spec_of(stages, config={"tie_word_embeddings": tied})
+    averaging = spec.averaging.model_copy(update={"mode": "diloco"})
+    values = {"every_steps": 2, "learning_rate": 0.7, "fragments": 1, "overlap_steps": 0, "mixing": 0.0}
+    outer = spec.outer.model_copy(update=values | {"compression": code})
+    return spec.model_copy(update={"averaging": averaging, "outer": outer})
+
+
+def islands(spec: JobSpec) -> list[list[Stage]]:
+    """Two islands that trained a step on data of their own."""
+    made = [stages_of(spec) for _ in TOKENS]
+    for number, stages in enumerate(made):
+        for index in range(2):
+            run(stages, Microbatch(0, 0, index), version=0, seed=10 * number + index)
+        commit(stages, 0)
+    return made
+
+
+@pytest.mark.parametrize("code", ["none", "bfloat16", "int8", "fp4"])
+@pytest.mark.parametrize(("stages", "tied"), [(1, True), (2, True), (2, False)])
+def test_bytes_that_travel_make_the_merge_of_one_process(code: str, stages: int, tied: bool) -> None:
+    spec = outer_spec(stages, code, tied=tied)
+    ours, twins = islands(spec), islands(spec)
+    shares = [tokens / sum(TOKENS) for tokens in TOKENS]
+    for stage in range(stages):
+        sent = {unit: [proposed(one[stage], unit, code) for one in ours] for unit in ours[0][stage].units}
+        for unit, payloads in sent.items():
+            assert [one.numel() for one in payloads] == [proposal_bytes(ours[0][stage], unit, code)] * 2
+        names = [name for name, _ in twins[0][stage].parameter_sizes()]
+        proposals = [one[stage].propose(names) for one in twins]
+        deltas = {name: compose([one[name] for one in proposals], shares) for name in names}
+        for island in range(2):
+            at = ours[island][stage]
+            means = {
+                unit: mean_proposal((decoded(at, unit, one, code) for one in payloads), TOKENS)
+                for unit, payloads in sent.items()
+            }
+            found = at.merge(at.version, merge_of(at, spec, means))
+            twin = twins[island][stage]
+            assert found == twin.merge(twin.version, Merge(deltas, nesterov(0.7, 0.9), REPLACE))
+
+
+def test_without_means_all_go_back_to_the_outer_weights() -> None:
+    spec = outer_spec(1, "none")
+    (one,), (fresh,) = islands(spec)[0], stages_of(spec)
+    before = one.digest()
+    assert one.merge(one.version, merge_of(one, spec, {})) != before
+    weights, start = one.capture(optimizer=False).weights, fresh.capture(optimizer=False).weights
+    assert all(torch.equal(weights[name], start[name]) for name in start)
+
+
+def test_a_proposal_that_is_not_finite_makes_the_mean_not_finite() -> None:
+    spec = outer_spec(1, "fp4")
+    (one,) = islands(spec)[0]
+    (unit,) = one.units
+    with torch.no_grad():
+        next(iter(one.module.parameters())).view(-1)[0] = math.inf
+    delta = decoded(one, unit, proposed(one, unit, "fp4"), "fp4")
+    assert not math.isfinite(sum(norm.squared_norm for norm in one.squared_norms(unit, delta)))
+
+
+def test_bytes_of_another_size_are_refused() -> None:
+    (one,) = stages_of(outer_spec(1, "int8"))
+    (unit,) = one.units
+    for more in (-1, 1):
+        with pytest.raises(CorruptFrame):
+            decoded(one, unit, torch.zeros(proposal_bytes(one, unit, "int8") + more, dtype=torch.uint8), "int8")
