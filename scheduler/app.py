@@ -103,7 +103,6 @@ async def serve(options: SchedulerOptions) -> None:
                 on_connected=metrics.process.mqtt_link,
             )
             announcer = BusAnnouncer(bus, options.swarm)
-        health = Health(watch, bus)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         admission: Admission | None = None
@@ -156,6 +155,7 @@ async def serve(options: SchedulerOptions) -> None:
         )
         await scheduler.load()
 
+        health = Health(watch, bus, scheduler.jobs.registry.awaits_database)
         add_session_service(server, scheduler.sessions)
         registry = scheduler.jobs.registry
         seen = SeenJobs(registry) if admission is None else SeenJobs(registry, admission.asks, admission.refused)

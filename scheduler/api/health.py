@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from scheduler.storage.database import DatabaseWatch
 from swarm.mqtt.bus import Bus
 
 NO_DATABASE = "the database does not answer: no step is committed and no job accepted until it does"
+NO_WRITES = "the database takes no writes: a step waits to be committed until it does"
 NO_BROKER = "the broker is not connected: new stage servers do not find the scheduler by it; training goes on"
 
 
 class Health:
-    """Asked by /readyz and by people; `bus` None: there is no broker."""
+    """Asked by /readyz and by people; `bus` None: there is no broker. `row_waits`: the database has refused a row."""
 
-    def __init__(self, watch: DatabaseWatch, bus: Bus | None) -> None:
+    def __init__(self, watch: DatabaseWatch, bus: Bus | None, row_waits: Callable[[], bool]) -> None:
         self._watch = watch
         self._bus = bus
+        self._row_waits = row_waits
 
     def not_ready(self) -> list[str]:
         """Why nobody should be sent here; for whoever reaches /readyz."""
-        return self._watch.not_ready()
+        return self._watch.not_ready() or [NO_WRITES] * self._row_waits()
 
     def remarks(self) -> list[str]:
         """What is wrong although the scheduler is ready."""
@@ -26,4 +30,5 @@ class Health:
 
     def troubles(self) -> list[str]:
         """Both, for whoever lists jobs: not in the words of a database, which name hosts."""
-        return [NO_DATABASE] * bool(self.not_ready()) + self.remarks()
+        database = [NO_DATABASE] if self._watch.not_ready() else self.not_ready()
+        return database + self.remarks()

@@ -106,6 +106,10 @@ class JobRegistry:
             raise NotFound(f'"{reference}" fits several jobs: {ids}', hint="give more of the id")
         raise NotFound(f'there is no job "{reference}"', hint="list them with: swarm ls -a")
 
+    def awaits_database(self) -> bool:
+        """Whether a row of a job waits for a database that takes no writes."""
+        return any(job.awaits_database for job in self._jobs.values())
+
     def waiting(self) -> list[Job]:
         """Jobs that wait for peers, oldest first."""
         return [job for job in reversed(self.all()) if job.waiting is not None]

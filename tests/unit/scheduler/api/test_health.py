@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from scheduler.api.health import NO_BROKER, NO_DATABASE, Health
+from scheduler.api.health import NO_BROKER, NO_DATABASE, NO_WRITES, Health
 from scheduler.storage.database import DatabaseWatch
 from swarm.errors import DatabaseUnavailable
 from tests.support.sim import loop as sim
@@ -30,12 +30,15 @@ def test_a_database_that_refuses_or_is_silent_and_a_broker_that_is_away() -> Non
         database, bus, links = FakeDatabase(), SimpleNamespace(connected=True), list[bool]()
         given: Any = (database, bus)
         watch = DatabaseWatch(given[0], links.append)
-        health = Health(watch, given[1])
+        waits: list[str] = []
+        health = Health(watch, given[1], lambda: bool(waits))
         watching = asyncio.create_task(watch.run())
         await asyncio.sleep(1)
         assert [health.not_ready(), health.remarks(), health.troubles(), links] == [[], [], [], [True]]
         bus.connected = False
         assert [health.not_ready(), health.remarks(), health.troubles()] == [[], [NO_BROKER], [NO_BROKER]]
+        waits.append("step 7")
+        assert [health.not_ready(), health.troubles()] == [[NO_WRITES], [NO_WRITES, NO_BROKER]]
         database.does = "refuse"
         await asyncio.sleep(6)
         assert health.not_ready() == ["connection to db.example.org refused"]
@@ -45,6 +48,6 @@ def test_a_database_that_refuses_or_is_silent_and_a_broker_that_is_away() -> Non
         assert "has not answered for" in health.not_ready()[0]
         assert links[-1] is False
         watching.cancel()
-        assert Health(watch, None).remarks() == []
+        assert Health(watch, None, bool).remarks() == []
 
     sim.run(main(), seed=1, limit_s=1e6)
