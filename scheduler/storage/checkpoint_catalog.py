@@ -117,8 +117,11 @@ class CheckpointCatalog:
         return real
 
     def is_remote(self, where: str) -> bool:
-        """Whether a `checkpoint.dir` is a URL."""
-        return local_folder(where, self._schemes) is None
+        """Whether a `checkpoint.dir` is a URL, perhaps of a kind that an older version took."""
+        try:
+            return local_folder(where, self._schemes) is None
+        except InvalidConfig:
+            return True
 
     async def remove(self, where: str, job: JobId) -> int:
         """Remove the job's checkpoints from the folder that its `checkpoint.dir` named; the bytes. A URL keeps them.

@@ -240,6 +240,9 @@ async def test_checkpoints_elsewhere_go_with_the_job_but_not_with_time(scene: Sc
     assert await scene.listed() == {"three-3"}
     assert [path.name for path in scene.roots[0].iterdir()] == ["two-2"]
     assert (await removal.remove(remote)).left == "its checkpoints in s3://bucket/runs stay"
+    older = await scene.add("four-4", dir="ftp://host/runs")  # from before such URLs were refused
+    assert "its checkpoints in ftp://host/runs stay" in (await removal.remove(older)).left
+    assert await scene.listed() == set()
 
 
 def test_no_job_expires_by_a_clock_that_nobody_has_set_yet(scene: Scene) -> None:
