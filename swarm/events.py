@@ -113,6 +113,17 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
+class Recounted:
+    """The sum that `Recount` number `number` asked for, by hash, or `fault` says why there is none."""
+
+    timeline: int
+    step: int
+    number: int
+    digest: str
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Forwarded:
     """This replica's output of a microbatch is ready: it is the next stage's turn."""
 
@@ -305,4 +316,5 @@ Event: TypeAlias = (
     | Checked
     | Hashed
     | Rechecked
+    | Recounted
 )

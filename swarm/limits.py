@@ -62,6 +62,7 @@ COUNTS_MAX: Mapping[str, int] = {
     "ParameterHash.shape": 16,
     "Saved.parameters": PARAMETERS_MAX,
     "Rechecked.took": PEERS_MAX,
+    "Recount.indexes": 1 << 16,
     "Hashed.files": FILES_MAX,
     "Hashed.parameters": PARAMETERS_MAX,
     "LoadStage.split": STAGES_MAX,

@@ -168,6 +168,23 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Recount:
+    """Add up the gradients of these microbatches, which Checks of the same number bring, beside the sums of the step.
+
+    `Recounted` names elements [start, stop) of the unit.
+    """
+
+    timeline: int
+    step: int
+    stage: int
+    number: int
+    unit: UnitName
+    start: int
+    stop: int
+    indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Void:
     """Forget all cells and sums of `step` up to and including `attempt`."""
 
@@ -347,6 +364,7 @@ Command: TypeAlias = (
     | Check
     | HashStage
     | Recheck
+    | Recount
 )
 
 

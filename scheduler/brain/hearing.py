@@ -48,7 +48,10 @@ def hear(parts: Parts, peer: PeerId, event: Event, now_s: float) -> bool:
             else:
                 parts.checks.accumulated(peer, event)
         case events.Checked():
-            parts.checks.checked(peer, event, now_s)
+            if not parts.recounts.checked(peer, event):
+                parts.checks.checked(peer, event, now_s)
+        case events.Recounted():
+            parts.recounts.recounted(peer, event)
         case events.Forwarded():
             parts.dispatch.forwarded(peer, event, now_s)
             return False

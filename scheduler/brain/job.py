@@ -134,7 +134,7 @@ class JobBrain:
             times_s.append(state.census.deadline_s)
         if state.mode is Mode.RUNNING:
             times_s += [self._parts.moves.look_s, *self._parts.dispatch.times_s(), *self._parts.admission.times_s()]
-            times_s += [*self._parts.checks.times_s(), *self._parts.means.times_s()]
+            times_s += [*self._parts.checks.times_s(), *self._parts.means.times_s(), *self._parts.recounts.times_s()]
         if state.mode is Mode.SAVING:
             times_s.append(self._parts.saving.again_s)
         times_s += self._parts.saves.times_s()
@@ -298,6 +298,7 @@ class JobBrain:
             self._parts.commits.send(peer, run.row)
         self._parts.dispatch.close(step)
         self._parts.checks.close(step)
+        self._parts.recounts.close(step)
         self._state.progress.committed = step + 1
         self._parts.admission.tell()
         self._parts.evaluations.made(step + 1)
@@ -381,7 +382,7 @@ class JobBrain:
         """Compare what replicas say that they computed, and void what is wrong before more is given away."""
         for run in self._state.progress.redoable():
             self._settle_pairs(run, now_s)
-        found = self._parts.checks.look(now_s) or self._parts.means.look(now_s)
+        found = self._parts.checks.look(now_s) or self._parts.means.look(now_s) or self._parts.recounts.look(now_s)
         self._parts.departures.remedy(found, now_s)
 
     def _advance_step(self, run: StepRun, now_s: float) -> None:
@@ -394,12 +395,19 @@ class JobBrain:
         if run.is_averaged and not self._parts.rounds.paused(run):
             run.turn(StepEvent.AVERAGED)
             self._parts.means.draw(run, now_s)
-        if self._parts.checks.permits(run.step) and self._parts.means.permits(run.step):
+        if self._permits(run, now_s):
             state.conclude(self._parts.commits.decide(run))
         is_oldest = run.step == state.progress.agreed
         if run.phase is Phase.COMMITTING and is_oldest and not self._parts.commits.is_owed(run):
             run.turn(StepEvent.AGREED)
             state.progress.agree(run)
+
+    def _permits(self, run: StepRun, now_s: float) -> bool:
+        """Whether nothing of the step is being checked."""
+        parts, step = self._parts, run.step
+        if parts.checks.permits(step) and parts.means.permits(step):
+            parts.recounts.draw(run, now_s)
+        return parts.checks.permits(step) and parts.means.permits(step) and parts.recounts.permits(step)
 
     def _settle_pairs(self, run: StepRun, now_s: float) -> None:
         """Where two replicas hold the same microbatch, void the smaller contribution."""

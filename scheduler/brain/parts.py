@@ -23,6 +23,7 @@ from scheduler.brain.state.mode import Mode
 from scheduler.brain.state.step import Phase
 from scheduler.brain.trust.checks import Checks
 from scheduler.brain.trust.means import Means
+from scheduler.brain.trust.recounts import Recounts
 from scheduler.brain.trust.saves import Saves
 from scheduler.brain.trust.strikes import Strikes
 from swarm.job.course import Course
@@ -42,6 +43,7 @@ class Parts:
     commits: Commits  # rows, and whether all replicas made their commits
     checks: Checks  # whether replicas compute what they should
     means: Means  # whether owners give out the means of what they were sent
+    recounts: Recounts  # whether sums are those of their microbatches
     moves: Moves  # replicas that change stages
     admission: Admission  # peers that join
     collector: CheckpointCollector  # replicas that hand over a checkpoint
@@ -61,6 +63,7 @@ class Parts:
         strikes = Strikes(state)
         checks = Checks(state, strikes, rng)
         means = Means(state, strikes, rng)
+        recounts = Recounts(state, checks, means, strikes, rng)
         moves = Moves(state, loads)
         admission = Admission(state, loading, dispatch, commits, moves, rng)
         collector = CheckpointCollector(state, saving)
@@ -68,8 +71,8 @@ class Parts:
         departures = Departures(state, saving, evaluations, dispatch, rounds, commits, collector)
         reattach = Reattach(state, evaluations, dispatch, rounds, commits)
         return cls(
-            state, saving, evaluations, loads, loading, dispatch, rounds, commits, checks, means, moves, admission,
-            collector, saves, departures, reattach,
+            state, saving, evaluations, loads, loading, dispatch, rounds, commits, checks, means, recounts, moves,
+            admission, collector, saves, departures, reattach,
         )  # fmt: skip
 
     @property

@@ -89,6 +89,7 @@ class BrainSettings:
     rebalance: RebalanceSettings = NO_REBALANCING
     deadlines: DeadlineSettings = DEADLINES
     spot_check: float = 0.0  # the share of hops that another replica computes again; 0 = replicas are believed
+    recount: float = 0.0  # the share of steps of which another replica computes the sum of one once more
     second_owner: float = 0.0  # the share of rounds of which another member reduces a slice once more
     second_hash: bool = False  # other replicas say by hash what one of them hands over
 

@@ -31,7 +31,7 @@ def is_of_the_past(event: Event, settings: BrainSettings) -> bool:
             return 0 <= event.microbatch.timeline < settings.timeline
         case events.Evaluated() | events.EvaluationUndelivered():
             return 0 <= event.batch.timeline < settings.timeline
-        case events.Averaged() | events.RoundFailed() | events.Rechecked() | events.Committed():
+        case events.Averaged() | events.RoundFailed() | events.Rechecked() | events.Recounted() | events.Committed():
             return 0 <= event.timeline < settings.timeline
     return False
 
@@ -65,7 +65,7 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
             yield _outside("stage", event.stage, 0, to)
             yield _outside("attempt", event.attempt, 1, ATTEMPTS_MAX)
             if isinstance(event, events.Accumulated):
-                if settings.spot_check and len(event.digests) != DIGESTS:
+                if (settings.spot_check or settings.recount) and len(event.digests) != DIGESTS:
                     yield "does not say what it took and sent"
                 for seconds in (event.forward_s, event.backward_s, event.wait_s):
                     yield "" if 0.0 <= seconds < math.inf else f"says that a microbatch took {seconds} s"
@@ -73,6 +73,9 @@ def _faults(event: Event, settings: BrainSettings, committed: int) -> Iterator[s
             yield from _microbatch(event.microbatch, settings, newest)
             yield _outside("stage", event.stage, 0, last)
             yield "" if event.fault or len(event.digests) == DIGESTS else "does not say what it computed again"
+        case events.Recounted():
+            yield _outside("timeline", event.timeline, settings.timeline, settings.timeline)
+            yield _outside("step", event.step, 0, newest)
         case events.Evaluated() | events.EvaluationUndelivered():
             yield _outside("timeline", event.batch.timeline, 0, settings.timeline)
             yield _outside("version", event.batch.version, 0, settings.steps)

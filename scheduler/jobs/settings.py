@@ -71,6 +71,7 @@ def brain_settings(
         state_bytes=tuple(one.weights + one.optimizer for one in footprints),
         on_stall=spec.limits.on_stall,
         spot_check=spec.trust.spot_check,
+        recount=spec.trust.recount,
         second_owner=spec.trust.second_owner,
         second_hash=spec.trust.second_hash,
         deadlines=DeadlineSettings(pipeline.deadline_k, pipeline.deadline_min_s, pipeline.deadline_max_s),

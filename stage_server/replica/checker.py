@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torch import Tensor
@@ -17,11 +17,12 @@ from stage_server.replica.deliveries import Deliveries
 from stage_server.replica.evaluator import Ids
 from stage_server.replica.packing import Packed, pack, pack_encoded, question
 from swarm.errors import SwarmError
-from swarm.events import Checked
-from swarm.messages import Check
+from swarm.events import Checked, Recounted
+from swarm.messages import Check, Recount
 from swarm.model import codec
 from swarm.model.runtime import SentAhead, received, send_ahead
-from swarm.model.stage import Stage
+from swarm.model.stage import Stage, Sums
+from swarm.model.state import raw_bytes
 from swarm.peer_messages import Boundary
 from swarm.types import Direction, Microbatch
 
@@ -30,6 +31,18 @@ from swarm.types import Direction, Microbatch
 class _Input:
     tensor: SentAhead | None
     digest: str
+
+
+@dataclass(slots=True)
+class _Recounting:
+    """A sum that is computed once more, and the microbatches that are not in it."""
+
+    command: Recount
+    missing: set[int]
+    sums: Sums = field(default_factory=dict)
+
+    def wants(self, check: Check) -> bool:
+        return check.number == self.command.number and check.microbatch.index in self.missing
 
 
 _NONE = _Input(None, "")  # at an end of the pipeline
@@ -51,6 +64,11 @@ class Checker:
         self._ready = ready
         self._ids: dict[Microbatch, Ids] = {}
         self._inputs: dict[tuple[Microbatch, Direction], _Input] = {}
+        self._recounts: dict[int, _Recounting] = {}  # by step
+
+    def recount(self, command: Recount) -> None:
+        """Add up what the Checks of the same number bring; a newer request takes the place of an older one."""
+        self._recounts[command.step] = _Recounting(command, set(command.indexes))
 
     def take(self, command: Check, ids: Ids, early: Early) -> None:
         """Take a check on, with what came before it."""
@@ -91,6 +109,9 @@ class Checker:
     def forget(self, is_over: Callable[[Microbatch], bool]) -> None:
         """The cells or the commit make checks and loans of such microbatches void."""
         self._clear(self.table.forget(is_over))
+        for step, one in list(self._recounts.items()):
+            if is_over(Microbatch(one.command.timeline, step, min(one.command.indexes, default=0))):
+                del self._recounts[step]
 
     def drop(self, microbatch: Microbatch) -> None:
         """A route names this replica: what comes from now on is for the cell."""
@@ -105,6 +126,9 @@ class Checker:
         ids = self._ids.pop(microbatch)
         x, g = (self._inputs.pop((microbatch, side), _NONE) for side in Direction)
         portion, shape, name = self._course.at(microbatch.step).portion, self._stage.boundary_shape(), self._codec
+        recounting = self._recounts.get(microbatch.step)
+        if recounting is not None and not recounting.wants(command):
+            recounting = None
 
         def again() -> tuple[Packed | None, Packed | None, float, bool]:
             y, loss, dx, finite = self._stage.recompute(
@@ -116,6 +140,7 @@ class Checker:
                 tokens=ids.tokens,
                 targets=ids.targets,
                 encode=lambda dx: codec.encode_there(dx, name),
+                into=None if recounting is None else recounting.sums,
             )
             packed = None if y is None else pack(y, name)
             return packed, None if dx is None else pack_encoded(dx, shape, name), loss, finite
@@ -130,6 +155,19 @@ class Checker:
         self._ports.metrics.device_busy(done.seconds)
         digests = (x.digest, _digest(y), g.digest, _digest(dx))
         self._ports.emit(Checked(microbatch, stage, number, finite, loss, digests))
+        if recounting is not None:
+            recounting.missing.discard(microbatch.index)
+            await self._add_up(recounting)
+
+    async def _add_up(self, recounting: _Recounting) -> None:
+        """Report the sum once all microbatches are in it."""
+        command, sums = recounting.command, recounting.sums
+        if recounting.missing:
+            return
+        span = slice(command.start, command.stop)
+        part = await self._ports.device.run(lambda: self._stage.part_of(sums, command.unit)[span])
+        digest = await self._ports.device.aside(lambda: digest_of(raw_bytes(part)))
+        self._ports.emit(Recounted(command.timeline, command.step, command.number, digest))
 
     def _clear(self, dropped: list[Microbatch]) -> None:
         for microbatch in dropped:

@@ -56,7 +56,7 @@ from swarm.types import Direction, Hop, Microbatch, UnitName
 # How often to ask for what was lost between two neighbours; what has been lacking for less may be on its way.
 REPAIR_S = 2.0
 
-Computing: TypeAlias = messages.Route | messages.Void | messages.Evaluate | messages.Check
+Computing: TypeAlias = messages.Route | messages.Void | messages.Evaluate | messages.Check | messages.Recount
 Stepping: TypeAlias = (
     messages.Average
     | messages.Exchange
@@ -167,6 +167,8 @@ class Replica:
                 self._evaluator.route(command, Ids(_ids(command.tokens, shape), _ids(command.targets, shape)))
             case messages.Check():
                 self._check(command)
+            case messages.Recount():
+                self._checker.recount(command)
             case _:
                 assert_never(command)
 

@@ -21,7 +21,7 @@ from stage_server.replica.averaging import Mean, run_round
 from stage_server.replica.exchange import run_exchange
 from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
-from stage_server.replica.second_owner import reduce_again, send_part
+from stage_server.replica.second_owner import answer_to, reduce_again, send_part
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.events import Averaged, RoundFailed
 from swarm.messages import AbortRound, Average, Commit, Exchange, Recheck
@@ -97,10 +97,11 @@ class RoundRunner:
                 self._failed(one.command, SetMismatch(f"expected set {expected}, this replica holds {digest}"))
 
     def recheck(self, command: Recheck) -> None:
-        """Take part in reducing a slice of a complete round again; a round that is given up needs none."""
+        """Take part in reducing a slice of a complete round again, or say that its sums are not held any more."""
         known = self._rounds.get((command.step, command.unit))
         mean = self._means.get((command.step, command.unit, command.round))
         if known is None or known.given_up or known.command.round != command.round or mean is None:
+            self._ports.emit(answer_to(command, fault="the round was given up here"))
             return
         average, me, ports = known.command, self._me, self._ports
         if isinstance(average, Exchange):

@@ -72,7 +72,7 @@ async def reduce_again(
                 else:
                     parts.append((await mailbox.get(key_of(average, member, owner))).values())
     except TimeoutError:
-        return _answer(
+        return answer_to(
             command, fault=f"{len(parts)} of {len(average.members)} parts came within {average.timeout_s:g} s"
         )
 
@@ -81,7 +81,7 @@ async def reduce_again(
         return tuple(map(_sha256, parts)), _sha256(mean), _sha256(held[span])
 
     took, computed, mean = await device.aside(compared)
-    return replace(_answer(command), took=took, computed=computed, held=mean)
+    return replace(answer_to(command), took=took, computed=computed, held=mean)
 
 
 def key_of(average: Average, sender: Member, owner: Member) -> SliceKey:
@@ -97,7 +97,8 @@ def _of(average: Average, peer: str) -> Member:
     raise Refused(f"{peer} is no member of this round")
 
 
-def _answer(command: Recheck, fault: str = "") -> Rechecked:
+def answer_to(command: Recheck, fault: str = "") -> Rechecked:
+    """An answer without any hash."""
     return Rechecked(command.timeline, command.step, command.unit, command.round, command.number, (), "", "", fault)
 
 

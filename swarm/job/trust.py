@@ -14,6 +14,8 @@ class TrustSection(Section):
 
     # The share of hops that another replica computes again: 0 = off, about 0.02 on machines of others.
     spot_check: Annotated[float, Field(ge=0, le=1)] = 0.0
+    # The share of steps of which one replica's sum is computed once more by another: 0 = off.
+    recount: Annotated[float, Field(ge=0, le=1)] = 0.0
     # Whether other replicas of a stage say by hash what one of them hands over for a checkpoint.
     second_hash: bool = False
     # The share of rounds of averaging of which one slice is reduced once more, by another member: 0 = off.
@@ -21,14 +23,15 @@ class TrustSection(Section):
 
     @property
     def hashes_hops(self) -> bool:
-        return self.spot_check > 0.0
+        return self.spot_check > 0.0 or self.recount > 0.0
 
     def check(self, *, reproducible: bool, compresses_slices: bool) -> None:
         """ValueError if the job cannot be checked."""
         if self.hashes_hops and not reproducible:
+            name, value = ("spot_check", self.spot_check) if self.spot_check else ("recount", self.recount)
             raise ValueError(
-                f"trust.spot_check = {self.spot_check:g} compares results bit for bit, which differ from replica to "
-                "replica without training.reproducible = true: set that, or leave trust.spot_check out"
+                f"trust.{name} = {value:g} compares results bit for bit, which differ from replica to "
+                f"replica without training.reproducible = true: set that, or leave trust.{name} out"
             )
         if self.second_owner and compresses_slices:
             raise ValueError(

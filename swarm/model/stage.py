@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,9 @@ from swarm.model.state import InitialState, raw_bytes
 from swarm.model.units import UnitUse, module_names, places_of, tied_name, views
 from swarm.model.weights import Weights
 from swarm.types import TIED_UNIT, Microbatch, UnitName
+
+Sums: TypeAlias = dict[UnitUse, Tensor]
+"""Gradients that are added up, by use of a unit."""
 
 
 @dataclass(slots=True)
@@ -89,7 +93,7 @@ class Stage:
         self._places = places_of(newest, UnitName(f"stage-{stage}"), tied_name(spec))
         self.units = {use.unit: layout for use, layout in self._places.items()}
         self._graphs: dict[Microbatch, _Graph] = {}
-        self._sums: dict[int, dict[UnitUse, Tensor]] = {}
+        self._sums: dict[int, Sums] = {}
         self._sum_device, self._step_device = sum_device(device), step_device(device, step_on)
         self._optimizer = Optimizer(
             spec.training, ((name, each.to(self._step_device)) for name, each in newest.items())
@@ -155,13 +159,14 @@ class Stage:
         *,
         accumulate: bool = True,
         encode: Callable[[Tensor], Tensor] | None = None,
+        into: Sums | None = None,
     ) -> tuple[Tensor | None, bool]:
         """Use up the graph: (dx [B, T, D] or None on the first stage, whether the gradient was finite).
 
         `g` is the gradient [B, T, D] of y; the last stage starts from its loss. The parameters' gradients are added to
         the sums of the microbatch's step, all of them, or none if one value is not finite or out of the fixed-point
-        range; with `accumulate=False` never. With `encode`, what that makes of dx is given instead of dx, on the CPU:
-        the host waits once for both results. NotFound if there was no forward.
+        range; with `accumulate=False` never, but to `into`, if that is given. With `encode`, what that makes of dx is
+        given instead of dx, on the CPU: the host waits once for both results. NotFound if there was no forward.
         """
         graph = self._graphs.pop(microbatch, None)
         if graph is None:
@@ -182,8 +187,8 @@ class Stage:
         if dx is not None and encode is not None:
             dx, acceptable = to_host(encode(dx), acceptable)
         finite = bool(acceptable)
-        if finite and accumulate:
-            self._add(microbatch.step, by_name)
+        if finite and (accumulate or into is not None):
+            self._add(self._sums.setdefault(microbatch.step, {}) if into is None else into, by_name)
         return dx, finite
 
     def recompute(
@@ -197,12 +202,16 @@ class Stage:
         g: Tensor | None = None,
         tokens: Tensor | None = None,
         targets: Tensor | None = None,
+        into: Sums | None = None,
     ) -> tuple[Tensor | None, float, Tensor | None, bool]:
-        """Compute a microbatch as `forward` and `backward` do, and keep nothing: (y, loss, encoded dx, finite)."""
+        """Compute a microbatch as `forward` and `backward` do, and keep nothing: (y, loss, encoded dx, finite).
+
+        Its gradients are added to `into`, if that is given.
+        """
         held = self._graphs.pop(microbatch, None)
         try:
             y, loss = self.forward(microbatch, version, portion=portion, x=x, tokens=tokens, targets=targets)
-            dx, finite = self.backward(microbatch, g, accumulate=False, encode=encode)
+            dx, finite = self.backward(microbatch, g, accumulate=False, encode=encode, into=into)
         finally:
             self._graphs.pop(microbatch, None)
             if held is not None:
@@ -239,7 +248,10 @@ class Stage:
         never write to it. Where one stage holds both uses of the tied weight it is the sum of the two (in float32 this
         addition rounds, so without reproducible mode one stage and several agree on tied weights to rounding only).
         """
-        sums = self._sums.get(step, {})
+        return self.part_of(self._sums.get(step, {}), unit)
+
+    def part_of(self, sums: Sums, unit: UnitName) -> Tensor:
+        """What `part` gives, of other sums."""
         uses = [use for use in self._places if use.unit == unit]
         held = [sums[use] for use in uses if use in sums]
         if not held:
@@ -450,8 +462,7 @@ class Stage:
         ]
         return torch.stack(found).all()
 
-    def _add(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        sums = self._sums.setdefault(step, {})
+    def _add(self, sums: Sums, gradients: Mapping[str, Tensor]) -> None:
         for use, layout in self._places.items():
             if use not in sums:
                 sums[use] = torch.zeros(

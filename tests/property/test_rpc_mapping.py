@@ -53,6 +53,7 @@ WORDS = {
 UINT32 = {"timeline", "index", "attempt", "stage", "number", "protocol", "threads", "microbatch", "split", "join"} | {
     "chunk",
     "answered",
+    "indexes",
 }
 
 

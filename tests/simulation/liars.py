@@ -2,6 +2,7 @@
 
 python -m tests.simulation.liars --spot-check 0.2 --steps 20 --seeds 4
 python -m tests.simulation.liars --second-owner 0.2 --steps 20 --seeds 8
+python -m tests.simulation.liars --recount 1.0 --steps 20 --seeds 8
 python -m tests.simulation.liars --second-hash --steps 4 --seeds 8
 """
 
@@ -23,7 +24,15 @@ from swarm.job.spec import JobSpec
 from swarm.job.trust import TrustSection
 from swarm.reference.trainer import train_local
 from swarm.types import JobState
-from tests.simulation.engine.liars import LIES, Outcome, checked_spec, giving_false_means, play, saving_false
+from tests.simulation.engine.liars import (
+    LIES,
+    Outcome,
+    adding_false,
+    checked_spec,
+    giving_false_means,
+    play,
+    saving_false,
+)
 from tests.support.simulated import Tokens
 
 SHARES = (1.0, 0.2, 0.05)
@@ -36,11 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--second-owner", type=float, default=0.0, help="false means, instead of false results")
+    parser.add_argument("--recount", type=float, default=0.0, help="false sums, instead of false results")
     parser.add_argument("--second-hash", action="store_true", help="false files, instead of false results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    if options.second_owner or options.second_hash:
+    if options.second_owner or options.recount or options.second_hash:
         return _others(options)
     with tempfile.TemporaryDirectory() as folder:
         spec = checked_spec(Path(folder), options.spot_check, training__steps=options.steps)
@@ -54,12 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _others(options: argparse.Namespace) -> int:
     """Owners that give out false means, or savers that hand over false files."""
-    trust = TrustSection(second_owner=options.second_owner, second_hash=options.second_hash)
-    lies = "false means" if options.second_owner else "false saves"
+    rates = {"second_owner": options.second_owner, "recount": options.recount}
+    trust = TrustSection(**rates, second_hash=options.second_hash)
+    lies = "false means" if options.second_owner else "false sums" if options.recount else "false saves"
     with tempfile.TemporaryDirectory() as folder:
         spec = checked_spec(Path(folder), trust=trust, training__steps=options.steps, checkpoint__every_steps=1)
         tokens = Tokens.make(Path(folder), spec)
         liar: dict[str, Any] = {"device": giving_false_means}
+        if options.recount:
+            liar = {"build": adding_false}
         if options.second_hash:
             liar = {"build": saving_false("sign", 1.0, Random(0), optimizer=True)}
         played = [play(spec, tokens, "zeros", 0.0, seed, stage=seed % 2, **liar) for seed in range(options.seeds)]

@@ -14,7 +14,16 @@ from swarm.errors import NotAllowed
 from swarm.job.trust import TrustSection
 from swarm.reference.trainer import train_local
 from swarm.types import JobState, PeerState
-from tests.simulation.engine.liars import LIAR, Lie, blaming, checked_spec, giving_false_means, play, saving_false
+from tests.simulation.engine.liars import (
+    LIAR,
+    Lie,
+    adding_false,
+    blaming,
+    checked_spec,
+    giving_false_means,
+    play,
+    saving_false,
+)
 from tests.support.scenes import resolved
 from tests.support.simulated import Rig, Tokens, small_spec, write_text
 
@@ -84,8 +93,20 @@ def test_an_owner_that_gives_out_false_means_is_caught_by_a_second_one(tmp_path:
     assert "second owner" in outcome.evidence
 
 
+def test_who_adds_false_gradients_to_its_sum_is_caught_by_a_recount(tmp_path: Path) -> None:
+    spec = checked_spec(tmp_path, trust=TrustSection(recount=1.0), training__steps=4)
+    tokens = Tokens.make(tmp_path, spec)
+    outcome = play(spec, tokens, "zeros", 0.0, 2, stage=0, build=adding_false)
+    assert outcome.state is JobState.SUCCEEDED, outcome.reason
+    assert outcome.lies
+    assert (outcome.is_quarantined, outcome.accused) == (True, ())
+    assert "recount" in outcome.evidence
+
+
 def test_honest_owners_are_not_accused(tmp_path: Path) -> None:
-    spec = checked_spec(tmp_path, trust=TrustSection(second_owner=1.0, second_hash=True), training__steps=3)
+    spec = checked_spec(
+        tmp_path, trust=TrustSection(recount=1.0, second_owner=1.0, second_hash=True), training__steps=3
+    )
     tokens = Tokens.make(tmp_path, spec)
     outcome = play(spec, tokens, "zeros", 0.0, 2, peers=5)
     assert (outcome.state, outcome.accused, outcome.is_quarantined) == (JobState.SUCCEEDED, (), False)

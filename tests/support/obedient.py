@@ -56,6 +56,7 @@ from swarm.events import (
     ParameterHash,
     ParameterNorm,
     Rechecked,
+    Recounted,
     ReportedCell,
     Saved,
     UnitSize,
@@ -72,6 +73,7 @@ from swarm.messages import (
     HashStage,
     LoadStage,
     Recheck,
+    Recount,
     Release,
     Route,
     SaveStage,
@@ -129,6 +131,9 @@ class Swarm:
         self.reduced: Callable[[PeerId, PeerId, tuple[PeerId, ...]], tuple[tuple[str, ...], str, str]] = (
             lambda reader, owner, members: (tuple(f"part of {one}" for one in members), "mean", "mean")
         )
+        # With trust.recount, the sum of a replica (its second word) as a recounter gets it.
+        self.recounted: Callable[[PeerId, PeerId], str] = lambda recounter, giver: f"part of {giver}"
+        self.recounts: dict[tuple[PeerId, int], Recount] = {}
         # With trust.second_hash, the hash of what a replica stores or, asked for its word, hashes: "stored", "hashed".
         self.state_of: Callable[[PeerId, str, int], str] = lambda peer, kind, version: f"version {version}"
         self.vouched: list[Vouch] = []
@@ -261,6 +266,14 @@ class Swarm:
             case Check(microbatch=microbatch, stage=at, number=number) if at == stage:
                 loss = self.loss_of(one, microbatch)
                 self.say(peer, Checked(microbatch, stage, number, True, loss, self.again(peer, stage, microbatch)))
+                asked = self.recounts.get((peer, number))
+                if asked is not None and microbatch.index == asked.indexes[-1]:
+                    here = [other for other in self.pools[at] if other != peer and other not in self.released]
+                    sums = {PeerId(other): self.replicas[PeerId(other)].sums.get(asked.step) for other in here}
+                    for giver in (other for other, held in sums.items() if held == {*asked.indexes}):
+                        self.say(peer, Recounted(1, asked.step, number, self.recounted(peer, giver)))
+            case Recount(number=number):
+                self.recounts[peer, number] = command
             case Evaluate(batch=batch, hops=hops) if hops[-1].peer == peer:
                 self.say(peer, Evaluated(batch, hops[-1].attempt, 2.0))
             case Void(step=step, attempt=attempt):
@@ -296,7 +309,7 @@ class Swarm:
 
     def digests(self, stage: int, microbatch: Microbatch, hops: Sequence[Hop]) -> tuple[str, ...]:
         """What the hop of a route takes and makes: names that follow from those of its inputs."""
-        if not self.settings.spot_check:
+        if not self.settings.spot_check and not self.settings.recount:
             return ()
         ys, dxs = [""], [""]
         for at, hop in enumerate(hops):

@@ -130,6 +130,8 @@ def _step_waits_for(parts: Parts, run: StepRun) -> str:
             return parts.checks.waiting_for(run.step)
         case Phase.DECIDED if not parts.means.permits(run.step):
             return parts.means.waiting_for(run.step)
+        case Phase.DECIDED if not parts.recounts.permits(run.step):
+            return parts.recounts.waiting_for(run.step)
         case Phase.DECIDED if not parts.evaluations.permits(run.step):
             return f"waits for the {parts.evaluations.waiting_for()}"
     return run.phase

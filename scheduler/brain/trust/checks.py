@@ -36,7 +36,7 @@ class Checks:
     def __init__(self, state: BrainState, strikes: Strikes, rng: Random) -> None:
         self._state, self._strikes = state, strikes
         self._rate = state.settings.spot_check
-        self.is_on = self._rate > 0.0
+        self.is_on = self._rate > 0.0 or state.settings.recount > 0.0
         if self.is_on:
             self._rng = Random(rng.getrandbits(64))
         self._claims: dict[int, dict[Place, dict[PeerId, Work]]] = {}  # by step, also those that became void
@@ -68,6 +68,15 @@ class Checks:
         elif not inquiry.answered(peer, Work.of(event)):
             told = f"{peer} was given other inputs than {inquiry.holder} to check {place} with"
             self._state.outbox.note("warning", told)
+
+    def word(self, place: Place, peer: PeerId) -> Work | None:
+        """What a replica has said of a hop."""
+        return self._claims.get(place.step, {}).get(place, {}).get(peer)
+
+    def dispute(self, place: Place, holder: PeerId, mine: Work, other: PeerId, theirs: Work, guard: str) -> None:
+        """Another replica has computed a hop again and got something else from the same inputs."""
+        if place not in self._open:
+            self._open[place] = self._inquiry(place, holder, guard, {holder: mine, other: theirs})
 
     # What follows ------------------------------------------------------------------------------------------------
 
@@ -219,25 +228,32 @@ class Checks:
 
     def _ask(self, inquiry: Inquiry, others: list[PeerId], now_s: float) -> None:
         """Let somebody compute the hop, once its neighbours are known."""
-        place, state = inquiry.place, self._state
-        hops = state.ledger.hops(place.step, place.index)
+        place = inquiry.place
+        hops = self._state.ledger.hops(place.step, place.index)
         candidates = inquiry.candidates(others)
         if not candidates or any(hop is None for hop in hops):
             if not candidates:
                 inquiry.tries += 1
             return
-        checker = self._rng.choice(candidates)
-        replica = state.pool[checker].replica
+        inquiry.asked, inquiry.number, inquiry.since_s = self._rng.choice(candidates), self.next_number(), now_s
+        inquiry.near = self._near(place)
+        self.send(place, inquiry.asked, inquiry.number)
+
+    def next_number(self) -> int:
+        """The number of a new request."""
+        self._number += 1
+        return self._number
+
+    def send(self, place: Place, checker: PeerId, number: int) -> None:
+        """Let a replica compute a hop again, and its neighbours send what they hold."""
+        state = self._state
+        hops, replica = state.ledger.hops(place.step, place.index), state.pool[checker].replica
         hops[place.stage] = Hop(checker, replica.incarnation, state.ledger.attempt(place.step), replica.address)
         route = tuple(hop for hop in hops if hop is not None)
-        self._number += 1
-        inquiry.asked, inquiry.number, inquiry.since_s = checker, self._number, now_s
-        inquiry.near = self._near(place)
-        settings = state.settings
-        microbatch = Microbatch(settings.timeline, place.step, place.index)
-        version = settings.version_of(place.step, place.index)
-        command = Check(microbatch, version, place.stage, self._number, route)
-        for peer in (checker, *(hop.peer for hop in inquiry.near if hop is not None)):
+        microbatch = Microbatch(state.settings.timeline, place.step, place.index)
+        version = state.settings.version_of(place.step, place.index)
+        command = Check(microbatch, version, place.stage, number, route)
+        for peer in (checker, *(hop.peer for hop in self._near(place) if hop is not None)):
             state.outbox.send(peer, command)
 
     # Verdicts ----------------------------------------------------------------------------------------------------

@@ -26,6 +26,25 @@ TRIES_MAX = 3
 GUARD = "second owner"
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The part that one member gave to the owner of a slice."""
+
+    step: int
+    unit: UnitName
+    round: Round
+    owner: Member
+    giver: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The hash of a part; `is_firm`: two others than its giver say so."""
+
+    digest: str
+    is_firm: bool
+
+
 @dataclass(slots=True)
 class _Inquiry:
     """A slice that is reduced once more."""
@@ -34,8 +53,10 @@ class _Inquiry:
     unit: UnitName
     round: Round
     owner: Member
+    about: Target | None = None  # whose part somebody wants to know
     said: dict[PeerId, Sums] = field(default_factory=dict)
     asked: PeerId | None = None
+    first: int = 0  # number of the first request
     number: int = 0  # of the newest request
     since_s: float = 0.0
     passed: set[PeerId] = field(default_factory=set)  # members that were of no use
@@ -50,10 +71,11 @@ class Means:
     def __init__(self, state: BrainState, strikes: Strikes, rng: Random) -> None:
         self._state, self._strikes = state, strikes
         self._rate = state.settings.second_owner
-        self.is_on = self._rate > 0.0
+        self.is_on = self._rate > 0.0 or state.settings.recount > 0.0
         if self.is_on:
             self._rng = Random(rng.getrandbits(64))
         self._open: list[_Inquiry] = []
+        self._parts: dict[Target, Part] = {}  # those that somebody wanted to know
         self._number = 0
 
     def draw(self, run: StepRun, now_s: float) -> None:
@@ -68,12 +90,35 @@ class Means:
                 self._open.append(one)
                 self._ask(one, averaging, self._rng.choice(others), now_s)
 
+    def ask_about(self, target: Target, now_s: float) -> bool:
+        """Let a slice be reduced once more to learn what was given for it; False if nobody can do that."""
+        one = _Inquiry(target.step, target.unit, target.round, target.owner, target)
+        averaging = self._round_of(one)
+        others = [peer for peer in sorted(averaging.peers) if self._may_read(peer, one)] if averaging else []
+        if averaging is None or not others:
+            return False
+        self._open.append(one)
+        self._ask(one, averaging, self._rng.choice(self._readers(one, others)), now_s)
+        return True
+
+    def part_of(self, target: Target) -> Part | None:
+        """What was given; None if that is not known."""
+        return self._parts.get(target)
+
+    def is_current(self, target: Target) -> bool:
+        """Whether its round still counts and has no row."""
+        return self._round_of(_Inquiry(target.step, target.unit, target.round, target.owner)) is not None
+
     def rechecked(self, peer: PeerId, event: Rechecked) -> None:
         """The owner or a verifier speaks; what nobody waits for changes nothing."""
         for one in self._open:
             is_it = (one.step, one.unit, one.round) == (event.step, event.unit, event.round)
             averaging = self._round_of(one)
-            is_asked = peer == one.owner.peer or (peer, event.number) == (one.asked, one.number)
+            if is_it and averaging is not None and event.fault and (event.number, peer) != (one.number, one.asked):
+                self._refused(one, averaging, peer, event)
+                return
+            is_owner = peer == one.owner.peer and one.first <= event.number <= one.number
+            is_asked = is_owner or (peer, event.number) == (one.asked, one.number)
             if not is_it or not is_asked or averaging is None:
                 continue
             is_whole = not event.fault and len(event.took) == len(averaging.members)
@@ -101,10 +146,13 @@ class Means:
             members = [member.peer for member in averaging.members]
             found = finding(one.owner.peer, members, one.said, may_ask=bool(others) and len(one.passed) < TRIES_MAX)
             if found.stand is Stand.ASKS:
-                self._ask(one, averaging, self._rng.choice(others), now_s)
+                self._ask(one, averaging, self._rng.choice(self._readers(one, others)), now_s)
                 continue
-            if found.stand in (Stand.WRONG, Stand.CONTRADICTED) and self._waits_for_owner(one, now_s):
+            is_heard = found.stand in (Stand.WRONG, Stand.CONTRADICTED) or one.about is not None
+            if is_heard and self._waits_for_owner(one, now_s):
                 continue
+            if found.stand is Stand.ALIKE and one.about is not None:
+                found = self._learn(one, one.about, members)
             self._open.remove(one)
             if remedies := self._conclude(one, found, now_s):
                 self._open.clear()  # all that has no row is computed again
@@ -133,6 +181,29 @@ class Means:
         pool = self._state.pool
         return peer in pool and not pool[peer].is_suspect
 
+    def _refused(self, one: _Inquiry, averaging: UnitAveraging, peer: PeerId, event: Rechecked) -> None:
+        """A member cannot send its part again, as its session has broken since: nobody can reduce the slice."""
+        if event.number == one.number and averaging.is_member(peer):
+            self._open.remove(one)
+            told = f"{one}, owned by {one.owner.peer}, are not compared: {peer} says that {event.fault}"
+            self._state.outbox.note("info", told)
+
+    def _learn(self, one: _Inquiry, about: Target, members: list[PeerId]) -> Finding:
+        """Note which part was given; whoever gave two different ones contradicts the owner, or that one lies."""
+        at = members.index(about.giver)
+        took = {peer: word.took[at] for peer, word in one.said.items() if peer != about.giver}
+        if len(set(took.values())) > 1:
+            return Finding(Stand.CONTRADICTED, pair=(about.giver, about.owner.peer))
+        self._parts = {target: part for target, part in self._parts.items() if target.step >= about.step - 2}
+        if took:
+            self._parts[about] = Part(next(iter(took.values())), len(took) > 1)
+        return Finding(Stand.ALIKE)
+
+    def _readers(self, one: _Inquiry, others: list[PeerId]) -> list[PeerId]:
+        """Of those who could read, others than the giver if there are any: it says nothing of its own part."""
+        giver = one.about.giver if one.about is not None else None
+        return [peer for peer in others if peer != giver] or others
+
     def _waits_for_owner(self, one: _Inquiry, now_s: float) -> bool:
         """Nobody is judged unheard: a member may have sent the owner another part than it sends now."""
         owner = one.owner.peer
@@ -144,6 +215,7 @@ class Means:
     def _ask(self, one: _Inquiry, averaging: UnitAveraging, verifier: PeerId, now_s: float) -> None:
         self._number += 1
         one.asked, one.number, one.since_s = verifier, self._number, now_s
+        one.first = one.first or one.number
         timeline = self._state.settings.timeline
         command = Recheck(timeline, one.step, one.unit, one.round, one.number, one.owner.peer, verifier)
         for peer in (verifier, *sorted(averaging.peers - {verifier})):

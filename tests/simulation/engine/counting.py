@@ -260,11 +260,9 @@ def watched(base: type[Stage], watch: Watch) -> type[Stage]:
             watch(Forwarded(self.stage, microbatch, version, source, output))
             return y, loss
 
-        def backward(
-            self, microbatch: Any, g: Tensor | None = None, *, accumulate: bool = True, encode: Any = None
-        ) -> Any:
+        def backward(self, microbatch: Any, g: Tensor | None = None, *, accumulate: bool = True, **options: Any) -> Any:
             source = hash_of(g) if g is not None else "loss"
-            dx, finite = super().backward(microbatch, g, accumulate=accumulate, encode=encode)
+            dx, finite = super().backward(microbatch, g, accumulate=accumulate, **options)
             output = hash_of(dx) if dx is not None else "end"
             watch(Backwarded(self.stage, microbatch, accumulate and finite, source, output))
             return dx, finite

@@ -132,6 +132,17 @@ def giving_false_means(diary: Diary) -> type[InlineDevice]:
     return FalseMeans
 
 
+def adding_false(diary: Diary) -> type[Stage]:
+    """A class of stage that sends true results to its neighbours, and gives away another sum than theirs."""
+
+    class AddingFalse(Stage):
+        def part(self, step: int, unit: UnitName) -> Tensor:
+            diary.lies.add((step, 0))
+            return super().part(step, unit) + 4096.0
+
+    return AddingFalse
+
+
 def blaming(diary: Diary) -> type[Stage]:
     """A class of stage that averages with nobody: it says that no relay leads to one after the other."""
     others = cycle(PeerId(f"peer-{number}") for number in range(6))

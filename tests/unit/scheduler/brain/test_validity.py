@@ -34,6 +34,7 @@ from swarm.events import (
     ParameterHash,
     ParameterNorm,
     Rechecked,
+    Recounted,
     ReportedCell,
     RoundFailed,
     Saved,
@@ -69,6 +70,7 @@ SAID: tuple[Event, ...] = (
     ChaosBegun("kill"),
     Checked(M, 0, 1, True, 1.0, ("x", "y", "g", "dx")),
     Hashed(JOB, 1, 2, 0, (StateFile("model/0", 1, "00"),), (ParameterHash("w0", "float32", (1,), "00"),)),
+    Recounted(1, 0, 1, "sum"),
     Rechecked(1, 0, S0, Round(3, 1), 1, ("1", "2", "3"), "mean", "mean"),
 )
 

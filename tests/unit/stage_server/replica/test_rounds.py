@@ -17,8 +17,8 @@ from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
 from stage_server.replica.rounds import RoundRunner
 from swarm.errors import SetMismatch, SwarmError
-from swarm.events import Averaged, ParameterNorm, RoundFailed
-from swarm.messages import AbortRound, Average, Commit, Member, UnitRound
+from swarm.events import Averaged, ParameterNorm, Rechecked, RoundFailed
+from swarm.messages import AbortRound, Average, Commit, Member, Recheck, UnitRound
 from swarm.types import JobId, PeerId, Round, RoundFault, UnitName
 from tests.support.devices import SimDevice
 from tests.support.ports import ports_of
@@ -53,7 +53,7 @@ class Table:
     stage: Numbers
     device: SimDevice
     leftovers: Leftovers
-    told: list[Averaged | RoundFailed] = field(default_factory=list)
+    told: list[Averaged | RoundFailed | Rechecked] = field(default_factory=list)
 
 
 @asynccontextmanager
@@ -196,5 +196,20 @@ def test_a_member_that_sends_nothing_is_accused_when_the_time_is_over() -> None:
         (told,) = made.told
         assert isinstance(told, RoundFailed)
         assert (told.accused, told.cause) == ("b", RoundFault.MEMBER)
+
+    in_simulation(act)
+
+
+def test_a_round_that_was_given_up_is_not_reduced_again() -> None:
+    async def act(made: Table) -> None:
+        command = Recheck(0, 0, UNIT, Round(1, 1), 7, ME.peer, PeerId("b"))
+        made.rounds.take(average())
+        made.rounds.sealed(0, "mine")
+        await asyncio.sleep(1.0)
+        made.rounds.abort_all()
+        made.rounds.recheck(command)
+        told = made.told[-1]
+        assert isinstance(told, Rechecked)
+        assert (told.number, told.took, told.fault) == (7, (), "the round was given up here")
 
     in_simulation(act)

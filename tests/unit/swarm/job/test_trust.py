@@ -46,6 +46,12 @@ def test_results_that_need_not_be_equal_cannot_be_compared() -> None:
     assert "training.reproducible = true" in f"{refused.value}"
 
 
+def test_sums_that_need_not_be_equal_cannot_be_recounted() -> None:
+    with pytest.raises(InvalidConfig, match=r"trust\.recount = 0\.1 compares results bit for bit"):
+        job({"recount": 0.1}, reproducible=False)
+    assert job({"recount": 0.1}).trust.hashes_hops
+
+
 def test_means_that_compression_has_changed_cannot_be_compared() -> None:
     values = {"trust": {"second_owner": 0.1}, "averaging": {"compression": "int8"}, "training": {}}
     with pytest.raises(InvalidConfig, match=r"compression changes") as refused:

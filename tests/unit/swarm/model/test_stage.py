@@ -77,6 +77,11 @@ def test_computing_again_gives_the_same_and_leaves_nothing_behind() -> None:
     assert dx is not None
     assert dx_again is not None
     assert torch.equal(dx_again, dx), "and the graph of the first forward is still there"
+    part, sums = last.part(0, UnitName("stage-1")).clone(), {}
+    for times in (1, 2):
+        last.recompute(microbatch, 0, portion=0, x=y.clone(), targets=targets, encode=torch.clone, into=sums)
+        assert torch.equal(last.part_of(sums, UnitName("stage-1")), times * part), "a sum of its own"
+    assert torch.equal(last.part(0, UnitName("stage-1")), part)
 
 
 def test_masked_targets_neither_count_nor_teach() -> None:

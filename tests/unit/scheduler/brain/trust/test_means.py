@@ -140,6 +140,25 @@ def test_who_does_not_answer_is_replaced_and_at_last_nothing_is_compared() -> No
     assert any("are not compared: nobody else could reduce them" in note for note in swarm.notes)
 
 
+def test_a_member_that_holds_its_sums_no_more_does_not_hold_the_step_up() -> None:
+    """Each of three verifiers was waited for, although one member had lost its session and said nothing."""
+    swarm = Swarm(second_owner=1.0, eval_every_steps=0)
+
+    def lie(peer: PeerId, event: Event) -> Event | None:
+        if not isinstance(event, Rechecked):
+            return event
+        commands = [command for _, command in swarm.told if isinstance(command, Recheck)]
+        is_verifier = any((peer, event.number) == (command.verifier, command.number) for command in commands)
+        return None if is_verifier else replace(event, took=(), fault="the round was given up here")
+
+    swarm.lie = lie
+    swarm.start()
+    swarm.run(most=20000)
+    swarm.assert_finished()
+    assert swarm.now_s < ANSWER_S_MAX
+    assert any("says that the round was given up here" in note for note in swarm.notes)
+
+
 def test_a_verifier_that_is_lost_does_not_hold_the_step_up() -> None:
     swarm = Swarm(second_owner=1.0, eval_every_steps=0)
     lost: list[PeerId] = []
