@@ -24,8 +24,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## train a small model through 2 stages x 2 replicas on this machine, then sample from it
 	@exec $(BIN)/swarm up --demo
 
-# One process per core; one that has no tests left takes them from another. WORKERS=0 runs one test after the other.
-WORKERS ?= logical
+# One process per core and one more, as some tests wait; one that has no tests left takes them from another. WORKERS=0
+# runs one test after the other.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + os.cpu_count())')
 # Tests start many processes: without bytecode on disk each of them compiles the code anew.
 test attack: export PYTHONDONTWRITEBYTECODE :=
 test: setup ## all tests but those of attack

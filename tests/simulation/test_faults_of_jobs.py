@@ -91,11 +91,11 @@ def test_a_database_that_is_locked_for_a_while_costs_time_only(tmp_path: Path, m
     play(tmp_path, act)
 
 
-def test_a_job_with_outer_steps_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
-    """Islands exist in one process only: a swarm would train the job as if it had said nothing of them."""
+def test_a_job_with_overlapping_outer_steps_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
+    """They exist in one process only: a swarm would train the job as if it had said nothing of them."""
 
     async def act(scene: Scene) -> None:
-        values = scene.spec.model_dump(mode="json") | {"averaging": {"mode": "diloco"}}
+        values = scene.spec.model_dump(mode="json") | {"averaging": {"mode": "streaming"}}
         spec = parse_job(values | {"checkpoint": {}})
         with pytest.raises(InvalidConfig, match=r"trains in one process only \(swarm train-local\)"):
             await scene.rig.jobs.submit(spec, scene.tokens.of_job(), {})
