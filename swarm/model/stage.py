@@ -45,8 +45,7 @@ from swarm.model.units import UnitUse, module_names, places_of, tied_name, views
 from swarm.model.weights import Weights
 from swarm.types import TIED_UNIT, Microbatch, UnitName
 
-Sums: TypeAlias = dict[UnitUse, Tensor]
-"""Gradients that are added up, by use of a unit."""
+Sums: TypeAlias = dict[UnitUse, Tensor]  # gradients that are added up
 
 
 @dataclass(slots=True)
@@ -204,10 +203,7 @@ class Stage:
         targets: Tensor | None = None,
         into: Sums | None = None,
     ) -> tuple[Tensor | None, float, Tensor | None, bool]:
-        """Compute a microbatch as `forward` and `backward` do, and keep nothing: (y, loss, encoded dx, finite).
-
-        Its gradients are added to `into`, if that is given.
-        """
+        """`forward` and `backward` at once; nothing is kept but gradients in `into`: (y, loss, encoded dx, finite)."""
         held = self._graphs.pop(microbatch, None)
         try:
             y, loss = self.forward(microbatch, version, portion=portion, x=x, tokens=tokens, targets=targets)

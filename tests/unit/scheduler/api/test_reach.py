@@ -69,6 +69,7 @@ class Pool:
             await asyncio.wait({looking})
 
     async def stays_reached(self) -> None:
+        assert await self.reach._fault_of(self.membership.find(A).hello) == ""
         looking = asyncio.create_task(self.reach.run())
         await asyncio.sleep(0.2)
         assert self.fault == ""
@@ -126,4 +127,8 @@ async def test_loopback_is_for_those_on_this_machine() -> None:
 async def test_one_that_listens_at_relays_is_not_dialled() -> None:
     pool = Pool()
     pool.attach("127.0.0.1:1", via_relay=True)
-    await pool.stays_reached()
+    looking = asyncio.create_task(pool.reach.run())
+    await asyncio.sleep(0.2)
+    assert (pool.fault, pool.reach._tried) == ("", {})
+    looking.cancel()
+    await asyncio.wait({looking})
