@@ -12,12 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from random import SystemRandom
 
-from scheduler.api.admission import Admission
 from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
 from scheduler.api.health import Health
 from scheduler.api.job_service import JobService
-from scheduler.api.project_service import ProjectService
-from scheduler.api.reach import Reach
+from scheduler.api.members.admission import Admission
+from scheduler.api.members.projects import ProjectService
+from scheduler.api.members.reach import Reach
 from scheduler.api.seen_jobs import SeenJobs
 from scheduler.assembly import assemble
 from scheduler.brain.fleet.membership import Membership

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.api.chaos import ChaosDesk
-from scheduler.api.passes import Issuer, Passes
-from scheduler.api.relays import RelayDesk
+from scheduler.api.members.passes import Issuer, Passes
+from scheduler.api.members.relays import RelayDesk
 from scheduler.api.sessions import Connections, Sessions
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.allocator import Allocator

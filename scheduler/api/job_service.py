@@ -12,7 +12,7 @@ import grpc.aio
 
 from scheduler.api.chaos import ChaosDesk
 from scheduler.api.drain import drain
-from scheduler.api.relays import STATE, RelayDesk
+from scheduler.api.members.relays import STATE, RelayDesk
 from scheduler.api.seen_jobs import OTHERS, SeenJobs
 from scheduler.api.uploads import MODEL, Uploads, read_request
 from scheduler.api.views import explanation, fitting, guarded_view, job_view, log_entry, log_filter, peer_view

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from scheduler.api.admission import Admission
+from scheduler.api.members.admission import Admission
 from scheduler.storage.database import Database
 from scheduler.storage.members import Members
 from scheduler.storage.projects import Projects

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from scheduler.api import reach
-from scheduler.api.reach import Reach
+from scheduler.api.members import reach
+from scheduler.api.members.reach import Reach
 from scheduler.api.sessions import Connections
 from scheduler.brain.explain.facts import explain_peer
 from scheduler.brain.fleet.membership import Membership

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from scheduler.api.project_service import ProjectService
+from scheduler.api.members.projects import ProjectService
 from scheduler.brain.projects import Person
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import cast
 
-from scheduler.api.passes import LOOK_S, PASS_LIFE_S, RENEW_S, Issuer, Passes
+from scheduler.api.members.passes import LOOK_S, PASS_LIFE_S, RENEW_S, Issuer, Passes
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.registry import JobRegistry

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from scheduler.api.member_service import MemberService
+from scheduler.api.members.service import MemberService
 from scheduler.storage.projects import Projects
 from swarm.errors import DatabaseUnavailable, NotAdmitted, NotFound, Refused, SwarmError, UsageError
 from swarm.pki.identity import Application

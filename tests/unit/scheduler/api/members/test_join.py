@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.api import join as endpoints
-from scheduler.api.join import JoinEndpoint
+from scheduler.api.members import join as endpoints
+from scheduler.api.members.join import JoinEndpoint
 from scheduler.storage.database import Database
 from scheduler.storage.members import Members
 from swarm.errors import BadToken, InvalidConfig, Refused, RetryElsewhere, WrongSwarm

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import grpc.aio
 
-from scheduler.api.audit_trail import AuditTrail
-from scheduler.api.join import JoinEndpoint
-from scheduler.api.member_service import MemberService
-from scheduler.api.passes import Issuer
+from scheduler.api.members.audit_trail import AuditTrail
+from scheduler.api.members.join import JoinEndpoint
+from scheduler.api.members.passes import Issuer
+from scheduler.api.members.service import MemberService
 from scheduler.brain.members import Member
 from scheduler.brain.projects import Person
 from scheduler.storage.database import Database

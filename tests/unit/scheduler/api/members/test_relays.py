@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler.api.passes import Issuer, Passes
-from scheduler.api.relays import RelayDesk
+from scheduler.api.members.passes import Issuer, Passes
+from scheduler.api.members.relays import RelayDesk
 from scheduler.api.sessions import Connections
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.registry import JobRegistry

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import grpc.aio
 
-from scheduler.api.passes import Passes
+from scheduler.api.members.passes import Passes
 from scheduler.api.sessions import HEARTBEAT_S, Connections
 from scheduler.brain.explain.facts import Fact
 from swarm.errors import IncompatibleVersion, Refused, RetryElsewhere, SwarmError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.api.audit_trail import DENIALS_AT_ONCE, AuditTrail
+from scheduler.api.members.audit_trail import DENIALS_AT_ONCE, AuditTrail
 from scheduler.brain.members import Member
 from swarm.errors import BadToken, NotOwner, QuotaReached
 from swarm.pki.names import Principal, Role

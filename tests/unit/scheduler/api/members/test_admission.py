@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from scheduler.api import admission as module
-from scheduler.api import audit_trail
-from scheduler.api.audit_trail import AUDITED
+from scheduler.api.members import admission as module
+from scheduler.api.members import audit_trail
+from scheduler.api.members.audit_trail import AUDITED
 from scheduler.brain.access import RULES
 from scheduler.storage.projects import Projects
 from swarm.errors import BadToken, CertificateEnded, InvalidConfig, NotFound, Revoked, RoleForbids
