@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import grpc
 from google.protobuf.message import Message
 
+from client.records import Checkpoint, Job, Peer, Step, record
 from client.shell import Shell
 from swarm.errors import ERROR_BY_CODE, IncompatibleVersion, NotAdmitted, SchedulerUnreachable, SwarmError, WrongSwarm
 from swarm.messages import PROTOCOL_VERSION
@@ -35,6 +36,7 @@ SECONDS_PER_MIB = 128.0
 # Calls for which the scheduler reads whole checkpoints may take this long.
 READING_S_MAX = 3600.0
 PROBE_S_MAX = 5.0
+REDIAL_S = 0.5
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -158,6 +160,9 @@ class Scheduler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._channel.close()
 
     def version(self) -> pb.VersionReply:
@@ -190,35 +195,60 @@ class Scheduler:
         with self._translated():
             self._stub.PutShard(chunks(), timeout=timeout_s)
 
-    def submit(self, request: pb.SubmitRequest) -> pb.JobView:
+    def submit(self, request: pb.SubmitRequest) -> Job:
         # From a checkpoint, sent along or of another job: the scheduler reads all of it first.
         reads = bool(request.files) or bool(json.loads(request.spec_json)["checkpoint"]["resume_from"])
         timeout_s = max(self.timeout_s, READING_S_MAX) if reads else self.timeout_s
-        return cast(pb.JobView, self._call(self._stub.Submit, request, timeout_s=timeout_s))
+        return record(Job, self._call(self._stub.Submit, request, timeout_s=timeout_s))
 
-    def jobs(self, *, all: bool, state: str, limit: int) -> pb.JobList:
+    def jobs(self, *, all: bool, state: str, limit: int) -> tuple[list[Job], list[str]]:
         """Jobs, the newest first, and what is wrong with the scheduler."""
-        return cast(pb.JobList, self._call(self._stub.List, pb.ListRequest(all=all, state=state, limit=limit)))
+        reply: pb.JobList = self._call(self._stub.List, pb.ListRequest(all=all, state=state, limit=limit))
+        return [record(Job, view) for view in reply.jobs], list(reply.troubles)
 
-    def get(self, job: str) -> pb.JobView:
-        return cast(pb.JobView, self._call(self._stub.Get, pb.JobRequest(job=job)))
+    def get(self, job: str) -> Job:
+        return record(Job, self._call(self._stub.Get, pb.JobRequest(job=job)))
 
-    def watch(self, job: str) -> Iterator[pb.JobView]:
+    def watch(self, job: str) -> Iterator[Job]:
         """The job now and after every change, until it ends."""
         with self._translated():
-            yield from map(printed, self._stub.Watch(pb.JobRequest(job=job)))
+            for view in self._stub.Watch(pb.JobRequest(job=job)):
+                yield record(Job, printed(view))
 
-    def cancel(self, job: str, reason: str, *, no_checkpoint: bool = False) -> pb.JobView:
+    def follow(self, job: str, say: Callable[[str], None]) -> Iterator[Job]:
+        """The job until it ends, over as many connections as it takes.
+
+        `say` hears that the scheduler does not answer; SchedulerUnreachable once that has taken a call's deadline.
+        """
+        lost_s: float | None = None
+        while True:
+            try:
+                for view in self.watch(job):
+                    lost_s = None
+                    yield view
+                    if view.has_ended:
+                        return
+                return
+            except SchedulerUnreachable:
+                now_s = time.monotonic()
+                if lost_s is None:
+                    lost_s = now_s
+                    say(f"the scheduler does not answer; trying again for {self.timeout_s:g} s")
+                if now_s - lost_s > self.timeout_s:
+                    raise
+                time.sleep(REDIAL_S)
+
+    def cancel(self, job: str, reason: str, *, no_checkpoint: bool = False) -> Job:
         request = pb.CancelRequest(job=job, reason=reason, no_checkpoint=no_checkpoint)
-        return cast(pb.JobView, self._call(self._stub.Cancel, request))
+        return record(Job, self._call(self._stub.Cancel, request))
 
-    def pause(self, job: str) -> pb.JobView:
-        return cast(pb.JobView, self._call(self._stub.Pause, pb.JobRequest(job=job)))
+    def pause(self, job: str) -> Job:
+        return record(Job, self._call(self._stub.Pause, pb.JobRequest(job=job)))
 
-    def resume(self, job: str, which: str, spec_json: str) -> pb.JobView:
+    def resume(self, job: str, which: str, spec_json: str) -> Job:
         """Continue a job from a checkpoint, which the scheduler reads as a whole first."""
         request = pb.ResumeRequest(job=job, spec_json=spec_json, **{"from": which})
-        return cast(pb.JobView, self._call(self._stub.Resume, request, timeout_s=max(self.timeout_s, READING_S_MAX)))
+        return record(Job, self._call(self._stub.Resume, request, timeout_s=max(self.timeout_s, READING_S_MAX)))
 
     def remove(self, job: str) -> pb.RemovedView:
         """Remove an ended job; its files may take the scheduler a while."""
@@ -232,16 +262,22 @@ class Scheduler:
         reply: pb.CollectReply = self._call(self._stub.Collect, request, timeout_s=timeout_s)
         return list(reply.waste)
 
-    def checkpoints(self, job: str, *, verify: bool) -> list[pb.CheckpointView]:
+    def checkpoints(self, job: str, *, verify: bool) -> list[Checkpoint]:
         """A job's checkpoints, oldest first; with `verify` the scheduler reads them all."""
         timeout_s = max(self.timeout_s, READING_S_MAX) if verify else self.timeout_s
         request = pb.CheckpointsRequest(job=job, verify=verify)
         reply: pb.CheckpointList = self._call(self._stub.Checkpoints, request, timeout_s=timeout_s)
-        return list(reply.checkpoints)
+        return [record(Checkpoint, view) for view in reply.checkpoints]
 
-    def peers(self, *, state: str = "", stage: int = -1) -> list[pb.PeerView]:
+    def history(self, job: str, every: int = 0) -> Iterator[Step]:
+        """The committed steps of a job that count, oldest first; with `every`, each so-many-th and the last."""
+        with self._translated():
+            for reply in self._stub.History(pb.HistoryRequest(job=job, every=every), timeout=READING_S_MAX):
+                yield from (record(Step, one) for one in reply.steps)
+
+    def peers(self, *, state: str = "", stage: int = -1) -> list[Peer]:
         reply: pb.PeerList = self._call(self._stub.Peers, pb.PeersRequest(state=state, stage=stage))
-        return list(reply.peers)
+        return [record(Peer, view) for view in reply.peers]
 
     def drain(self, peer: str, reason: str, timeout_s: float) -> Iterator[pb.DrainView]:
         """Ask a stage server to hand its work over, and report progress until it serves no job."""

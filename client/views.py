@@ -11,11 +11,11 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from client.records import Job, Peer
 from client.shell import finite, utc
 from swarm.job.schedule import perplexity
 from swarm.text import duration, size
 from swarm.types import DEFAULT_PROJECT, JobState
-from swarm.wire import jobs_pb2 as pb
 
 _STATE_STYLE = {
     "succeeded": "green",
@@ -32,12 +32,7 @@ _STATE_STYLE = {
 }
 
 
-def has_ended(view: pb.JobView) -> bool:
-    """Whether the job is in a final state; one that this client does not know is not."""
-    return view.state in [state.value for state in JobState] and JobState(view.state).is_final
-
-
-def job_values(view: pb.JobView, *, spec: bool = False) -> dict[str, Any]:
+def job_values(view: Job, *, spec: bool = False) -> dict[str, Any]:
     stepped = view.step > 0
     always = ("id", "name", "state", "reason", "step", "steps", "skipped_steps", "tokens")
     numbers = ("tokens_per_s", "eta_s", "unigram_entropy")
@@ -64,7 +59,7 @@ def job_values(view: pb.JobView, *, spec: bool = False) -> dict[str, Any]:
     return values
 
 
-def evaluation_values(view: pb.JobView) -> dict[str, Any] | None:
+def evaluation_values(view: Job) -> dict[str, Any] | None:
     """The newest validation loss as JSON values; None if there is none."""
     if not view.evaluation_step:
         return None
@@ -72,14 +67,14 @@ def evaluation_values(view: pb.JobView) -> dict[str, Any] | None:
     return {"step": view.evaluation_step, "loss": loss, "perplexity": finite(perplexity(view.evaluation_loss))}
 
 
-def evaluation_text(view: pb.JobView) -> str:
+def evaluation_text(view: Job) -> str:
     """The newest validation loss for a person; empty if there is none."""
     if not view.evaluation_step:
         return ""
     return f"{number(view.evaluation_loss)} (perplexity {number(perplexity(view.evaluation_loss), 2)})"
 
 
-def peer_values(view: pb.PeerView) -> dict[str, Any]:
+def peer_values(view: Peer) -> dict[str, Any]:
     identity = ("id", "incarnation", "address", "device", "threads", "memory_bytes", "product")
     return {
         **{name: getattr(view, name) for name in (*identity, "state", "reason", "outstanding")},
@@ -100,15 +95,15 @@ def number(value: float, digits: int = 4) -> str:
     return "-" if finite(value) is None else f"{value:.{digits}f}"
 
 
-def _has_project(view: pb.JobView) -> bool:
+def _has_project(view: Job) -> bool:
     return view.project not in ("", DEFAULT_PROJECT)
 
 
-def _whose(view: pb.JobView) -> str:
+def _whose(view: Job) -> str:
     return f"{view.project}, submitted by {view.owner}" if view.owner else view.project
 
 
-def jobs_table(views: Sequence[pb.JobView]) -> RenderableType:
+def jobs_table(views: Sequence[Job]) -> RenderableType:
     now_unix_s = time.time()
     rows = []
     several = any(map(_has_project, views))
@@ -132,7 +127,7 @@ def jobs_table(views: Sequence[pb.JobView]) -> RenderableType:
     return FittedTable(columns, rows, dropped_first=("AGE", "TOKENS/S", "LOSS", "ETA", "STEP", *reversed(whose)))
 
 
-def job_table(view: pb.JobView) -> RenderableType:
+def job_table(view: Job) -> RenderableType:
     outer = Table.grid(padding=(0, 2))
     since = f" (for {duration(time.time() - view.since_unix_s)})" if view.since_unix_s else ""
     skipped = f", {view.skipped_steps} of them skipped: not finite" if view.skipped_steps else ""
@@ -171,7 +166,7 @@ def job_table(view: pb.JobView) -> RenderableType:
     return outer
 
 
-def peers_table(views: Sequence[pb.PeerView]) -> RenderableType:
+def peers_table(views: Sequence[Peer]) -> RenderableType:
     now_unix_s = time.time()
     rows = [
         (

@@ -8,7 +8,7 @@ import sysconfig
 from itertools import count
 from pathlib import Path
 
-from swarm.wire import jobs_pb2 as pb
+from client.records import Job
 
 NAME = "demo"
 FOLDER = "swarm-demo-model"
@@ -78,7 +78,7 @@ def demo_job(stages: int) -> tuple[str, str]:
     return text, story
 
 
-def report(view: pb.JobView) -> tuple[bool, str]:
+def report(view: Job) -> tuple[bool, str]:
     """Whether the job learned more than how often each byte occurs, and the sentence that says so."""
     learned = math.isfinite(view.loss) and view.loss < view.unigram_entropy
     words = (

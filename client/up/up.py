@@ -24,6 +24,7 @@ import platformdirs
 import typer
 
 from client.connection import identity_for
+from client.records import Job, record
 from client.shell import DEFAULT_SCHEDULER, Shell
 from client.up.demo import NAME, demo_job, free_name, report
 from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
@@ -300,7 +301,7 @@ async def _demo(
     if code:
         return code
     job_id = NAME if shell.json else (out.split() or [NAME])[0]
-    view: pb.JobView = await jobs.Get(pb.JobRequest(job=job_id), timeout=shell.timeout_s)
+    view = record(Job, await jobs.Get(pb.JobRequest(job=job_id), timeout=shell.timeout_s))
     learned, words = report(view)
     shell.say(f"\n{words}\n")
     if not learned:

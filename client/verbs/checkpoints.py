@@ -11,10 +11,10 @@ from rich.text import Text
 
 from client.connection import dial
 from client.flags import JobName
+from client.records import Checkpoint
 from client.shell import Shell, finite, utc
 from client.views import number
 from swarm.text import size
-from swarm.wire import jobs_pb2 as pb
 
 
 def checkpoints(
@@ -41,7 +41,7 @@ def checkpoints(
     return 1 if faults and verify else 0
 
 
-def checkpoint_values(view: pb.CheckpointView, *, verified: bool) -> dict[str, Any]:
+def checkpoint_values(view: Checkpoint, *, verified: bool) -> dict[str, Any]:
     """A checkpoint as JSON values; `verified` is null if its contents were not read."""
     return {
         "step": view.step,
@@ -55,7 +55,7 @@ def checkpoint_values(view: pb.CheckpointView, *, verified: bool) -> dict[str, A
     }
 
 
-def _table(views: Sequence[pb.CheckpointView], *, verified: bool) -> Table:
+def _table(views: Sequence[Checkpoint], *, verified: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("STEP", "TIME", "SIZE", "LOSS", "OPTIMIZER", "STATE"):
         table.add_column(column, no_wrap=column != "STATE")

@@ -12,6 +12,7 @@ import typer
 
 from client.connection import dial
 from client.flags import Detach, JobName, JobNames
+from client.records import Job
 from client.shell import Shell
 from client.verbs.follow import follow_to_success
 from client.views import job_values
@@ -22,7 +23,7 @@ from swarm.job.spec import apply_overrides, parse_job
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
-View = TypeVar("View", pb.JobView, pb.RemovedView)
+View = TypeVar("View", Job, pb.RemovedView)
 
 
 def cancel(

@@ -9,25 +9,24 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, Progress, TextColumn
 
 from client.connection import Scheduler
+from client.records import Job, raise_unless_succeeded
 from client.shell import Shell
-from client.views import evaluation_text, has_ended, job_values, number
-from swarm.errors import INTERRUPTED, JobDidNotFit, JobEnded, OutOfMemory, SchedulerUnreachable
+from client.views import evaluation_text, job_values, number
+from swarm.errors import INTERRUPTED, SchedulerUnreachable
 from swarm.text import duration
 from swarm.types import JobState
-from swarm.wire import jobs_pb2 as pb
 
 # Without a terminal: a line per state, and one per this many seconds.
 PLAIN_LINE_S = 5.0
-REDIAL_S = 0.5
 
 
-def follow(shell: Shell, scheduler: Scheduler, job: str) -> pb.JobView:
+def follow(shell: Shell, scheduler: Scheduler, job: str) -> Job:
     """Show the job until it ends; SchedulerUnreachable after --timeout seconds without an answer."""
-    view: pb.JobView | None = None
+    view: Job | None = None
     with _display(shell) as show:
-        for view in _views(shell, scheduler, job):
+        for view in scheduler.follow(job, shell.say):
             show(view)
-    if view is None or not has_ended(view):
+    if view is None or not view.has_ended:
         raise SchedulerUnreachable(
             f"the scheduler at {scheduler.address} ended the stream", hint=f"look again with: swarm status {job}"
         )
@@ -46,19 +45,8 @@ def follow_to_success(shell: Shell, scheduler: Scheduler, job: str, *, commands:
     return 0
 
 
-def raise_unless_succeeded(view: pb.JobView) -> None:
-    """JobEnded if the job failed or was cancelled, JobDidNotFit if it ran out of memory."""
-    if view.state != JobState.SUCCEEDED:
-        kind = JobDidNotFit if view.error_code == OutOfMemory.code else JobEnded
-        raise kind(
-            f"job {view.id} {view.state}: {view.reason}",
-            hint=view.hint or f"see what happened with: swarm logs {view.id}",
-            job_code=view.error_code,
-        )
-
-
-def progress_line(view: pb.JobView) -> str:
-    if view.state != JobState.RUNNING and not has_ended(view):
+def progress_line(view: Job) -> str:
+    if view.state != JobState.RUNNING and not view.has_ended:
         hint = f" ({view.hint})" if view.state == JobState.STALLED and view.hint else ""
         return f"{view.state}: {view.reason}{hint}" if view.reason else view.state
     text = f"step {view.step}/{view.steps}"
@@ -67,12 +55,12 @@ def progress_line(view: pb.JobView) -> str:
         if view.evaluation_step:
             text += f"  validation {evaluation_text(view)}"
         text += f"  {view.tokens_per_s:.0f} tokens/s"
-    if view.step and not has_ended(view):
+    if view.step and not view.has_ended:
         text += f"  ETA {duration(view.eta_s)}"
     return text
 
 
-def news(view: pb.JobView, reason_before: str) -> str:
+def news(view: Job, reason_before: str) -> str:
     """The line that tells why a running job is now in another situation than before; empty if it is not.
 
     Of other states the reason stands in the progress line.
@@ -80,29 +68,8 @@ def news(view: pb.JobView, reason_before: str) -> str:
     return f"{view.state}: {view.reason}" if view.state == JobState.RUNNING and view.reason != reason_before else ""
 
 
-def _views(shell: Shell, scheduler: Scheduler, job: str) -> Iterator[pb.JobView]:
-    """Views until the job ends, over as many connections as it takes."""
-    lost_s: float | None = None
-    while True:
-        try:
-            for view in scheduler.watch(job):
-                lost_s = None
-                yield view
-                if has_ended(view):
-                    return
-            return
-        except SchedulerUnreachable:
-            now_s = time.monotonic()
-            if lost_s is None:
-                lost_s = now_s
-                shell.say(f"the scheduler does not answer; trying again for {scheduler.timeout_s:g} s")
-            if now_s - lost_s > scheduler.timeout_s:
-                raise
-            time.sleep(REDIAL_S)
-
-
 @contextmanager
-def _display(shell: Shell) -> Iterator[Callable[[pb.JobView], None]]:
+def _display(shell: Shell) -> Iterator[Callable[[Job], None]]:
     if shell.json:
         yield lambda view: shell.data(job_values(view))
     elif shell.live:
@@ -112,7 +79,7 @@ def _display(shell: Shell) -> Iterator[Callable[[pb.JobView], None]]:
 
             reason = ""
 
-            def redraw(view: pb.JobView) -> None:
+            def redraw(view: Job) -> None:
                 nonlocal reason
                 if line := news(view, reason):
                     progress.console.print(line, markup=False, highlight=False)
@@ -126,10 +93,10 @@ def _display(shell: Shell) -> Iterator[Callable[[pb.JobView], None]]:
         yield _plain(shell)
 
 
-def _plain(shell: Shell) -> Callable[[pb.JobView], None]:
+def _plain(shell: Shell) -> Callable[[Job], None]:
     said, said_s, reason = "", -PLAIN_LINE_S, ""
 
-    def show(view: pb.JobView) -> None:
+    def show(view: Job) -> None:
         nonlocal said, said_s, reason
         if news_line := news(view, reason):
             shell.say(news_line)

@@ -8,8 +8,9 @@ import typer
 
 from client.connection import dial
 from client.flags import JobName
+from client.records import raise_unless_succeeded
 from client.shell import Shell, product
-from client.verbs.follow import follow, raise_unless_succeeded
+from client.verbs.follow import follow
 from client.views import job_table, job_values, jobs_table
 from swarm.errors import SwarmError, UsageError
 from swarm.messages import PROTOCOL_VERSION
@@ -29,9 +30,8 @@ def ls(
     if state and state not in list(JobState):
         raise UsageError(f'there is no job state "{state}"', hint=f"one of: {', '.join(JobState)}")
     with dial(shell) as scheduler:
-        found = scheduler.jobs(all=all_, state=state, limit=limit)
-    views = found.jobs
-    for trouble in found.troubles:
+        views, troubles = scheduler.jobs(all=all_, state=state, limit=limit)
+    for trouble in troubles:
         shell.say(f"scheduler: {trouble}")
     if shell.json:
         shell.data([job_values(view) for view in views])

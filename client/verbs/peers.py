@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from client.connection import dial
+from client.records import Peer, record
 from client.shell import Shell
 from client.views import peer_values, peers_table
 from swarm.errors import INTERRUPTED, DeadlinePassed, SchedulerUnreachable, UsageError
@@ -92,14 +93,15 @@ def drain(shell: Shell, peer: str, *, timeout_s: float, wait: bool) -> int:
             return INTERRUPTED
     if seen is None:
         raise SchedulerUnreachable(f"the scheduler at {shell.scheduler} ended the stream", hint="drain it again")
+    drained = record(Peer, seen.peer)
     if shell.json:
-        shell.data(peer_values(seen.peer))
+        shell.data(peer_values(drained))
     if not seen.waits_for:
-        shell.say(drained_text(seen.peer))
-    return 1 if seen.peer.state == PeerState.GONE else 0
+        shell.say(drained_text(drained))
+    return 1 if drained.state == PeerState.GONE else 0
 
 
-def drained_text(view: pb.PeerView) -> str:
+def drained_text(view: Peer) -> str:
     if view.state == PeerState.GONE:
         return f"stage server {view.id} is gone: {view.reason}; others do its uncommitted work again"
     return f"stage server {view.id} serves no job and gets none until it is started again; it can be stopped"

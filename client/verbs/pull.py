@@ -1,35 +1,29 @@
-"""`swarm pull`: fetch a trained model. Every file is checked; the folder appears whole or not at all."""
+"""`swarm pull`: fetch a trained model."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath
-from typing import Annotated, BinaryIO
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from client.connection import dial
 from client.flags import JobName
-from client.shell import Shell, bytes_bar
-from client.verbs.precision import Dtype, convert_folder
+from client.shell import Shell
+from client.transfer.download import download
+from client.transfer.precision import Dtype
 from swarm.checkpoint.storage import LATEST
-from swarm.errors import CorruptFrame, InvalidConfig, InvalidModel, NotAllowed
-from swarm.events import ParameterHash
-from swarm.hf.model_folder import FILES_MAX, tensor_hashes, weights_sha256
-from swarm.hf.safetensors_header import read_header
+from swarm.errors import UsageError
 from swarm.text import size
-from swarm.wire import jobs_pb2 as pb
-
-_AGAIN = "pull again; if it happens again, the checkpoint on the scheduler is damaged"
 
 
 def pull(
     context: typer.Context,
     job: JobName,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model folder goes.")],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="Where the model folder goes.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The same.", show_default=False)] = None,
     step: Annotated[str, typer.Option(metavar="latest|STEP", help="Which checkpoint.")] = LATEST,
     dtype: Annotated[
         Dtype, typer.Option(help="Precision of the weights; rounded to nearest even, after all hashes were checked.")
@@ -38,148 +32,25 @@ def pull(
 ) -> None:
     """Fetch the model of a checkpoint (by default the newest) as a Hugging Face folder; every hash is checked."""
     shell: Shell = context.obj
-    _check_target(folder, force)
+    if (folder is None) == (out is None):
+        raise UsageError(
+            "missing argument DIR" if out is None else "DIR and --out are the same: give one of them",
+            hint=f"for example: swarm pull {job} ./model",
+        )
+    target = folder or out
+    assert target is not None
     with dial(shell) as scheduler:
-        view = scheduler.get(job)
-        final = view.weights_sha256 if step in (LATEST, str(view.steps)) else ""
-        part = _new_sibling(folder)
-        try:
-            count, size_bytes = _receive(shell, scheduler.pull(view.id, step), part)
-            sha256 = weights_sha256(_parameters(part))
-            if final and sha256 != final:
-                raise CorruptFrame(
-                    f"the weights of job {view.id} arrived with sha256 {sha256}, the scheduler names {final}",
-                    hint=_AGAIN,
-                )
-            if dtype != "keep":
-                convert_folder(part, dtype)
-                sha256 = weights_sha256(_parameters(part))
-            _put_in_place(part, folder)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
+        pulled = download(shell, scheduler, scheduler.get(job), target, step=step, dtype=dtype, force=force)
     if shell.json:
-        shell.data({"path": str(folder.resolve()), "files": count, "size_bytes": size_bytes, "weights_sha256": sha256})
+        shell.data(
+            {
+                "path": str(pulled.path),
+                "files": pulled.files,
+                "size_bytes": pulled.size_bytes,
+                "weights_sha256": pulled.weights_sha256,
+            }
+        )
     else:
-        print(f"path {folder.resolve()}")
-        print(f"weights_sha256 {sha256}", flush=True)
-    shell.say(f"{count} files, {size(size_bytes)}, all hashes agree")
-
-
-def _check_target(folder: Path, force: bool) -> None:
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise NotAllowed(f"{folder} exists and is no folder", hint="choose another DIR")
-    if folder.is_dir() and any(folder.iterdir()) and not force:
-        raise NotAllowed(f"{folder} exists already", hint="choose another DIR, or replace it with --force")
-
-
-def _new_sibling(folder: Path) -> Path:
-    part = folder.absolute().parent / f".{folder.name}.part-{os.getpid()}"
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-    except OSError as error:
-        raise InvalidConfig(
-            f"{part.parent} cannot be written: {error.strerror or error}", hint="choose another DIR"
-        ) from None
-    return part
-
-
-def _receive(shell: Shell, chunks: Iterable[pb.FileChunk], part: Path) -> tuple[int, int]:
-    """Write the stream of files below `part`; returns the number of files and of bytes."""
-    writer: _FileWriter | None = None
-    seen: set[str] = set()
-    total_bytes = 0
-    try:
-        with bytes_bar(shell, "pulling") as advance:
-            for chunk in chunks:
-                if chunk.HasField("header"):
-                    if writer is not None:
-                        writer.finish()
-                    header = chunk.header
-                    if header.path in seen or len(seen) >= FILES_MAX:
-                        raise CorruptFrame(f"the scheduler sent {header.path!r} twice, or too many files", hint=_AGAIN)
-                    seen.add(header.path)
-                    writer = _FileWriter(part, header)
-                if chunk.payload:
-                    if writer is None:
-                        raise CorruptFrame("the scheduler sent bytes that belong to no file", hint=_AGAIN)
-                    writer.write(chunk.payload)
-                    total_bytes += len(chunk.payload)
-                    advance(total_bytes, None)
-        if writer is not None:
-            writer.finish()
-    except OSError as error:
-        raise InvalidConfig(
-            f"the model cannot be written to {part.parent}: {error.strerror or error}", hint="choose another DIR"
-        ) from error
-    finally:
-        if writer is not None:
-            writer.close()
-    if not seen:
-        raise CorruptFrame("the scheduler sent no files", hint=_AGAIN)
-    return len(seen), total_bytes
-
-
-class _FileWriter:
-    """Writes one file and compares its size and sha256 with the header."""
-
-    def __init__(self, part: Path, header: pb.FileHeader) -> None:
-        self._header = header
-        self._left = header.size_bytes
-        self._digest = hashlib.sha256()
-        path = part / _safe(header.path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = path.open("xb")
-
-    def write(self, payload: bytes) -> None:
-        self._left -= len(payload)
-        if self._left < 0:
-            raise CorruptFrame(f"{self._header.path} is longer than announced", hint=_AGAIN)
-        self._digest.update(payload)
-        self._file.write(payload)
-
-    def finish(self) -> None:
-        if self._left or self._digest.hexdigest() != self._header.sha256:
-            raise CorruptFrame(f"{self._header.path} did not arrive as it was sent", hint=_AGAIN)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _safe(text: str) -> PurePosixPath:
-    """A path that stays inside the folder, else CorruptFrame: the scheduler is not trusted."""
-    path = PurePosixPath(text)
-    parts = path.parts
-    if not parts or path.is_absolute() or any(part in ("..", ".") or "\\" in part or "\0" in part for part in parts):
-        raise CorruptFrame(f"the scheduler sent a file named {text!r}", hint="do not trust this scheduler")
-    return path
-
-
-def _put_in_place(part: Path, folder: Path) -> None:
-    if not folder.exists():
-        part.rename(folder)
-        return
-    old = part.with_name(f".{folder.name}.old-{os.getpid()}")
-    folder.rename(old)
-    try:
-        part.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _parameters(folder: Path) -> Iterator[ParameterHash]:
-    """The hash of every tensor in the safetensors files of a folder: the client has no torch to load them with."""
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            tensors = read_header(path, path.name).values()
-        except InvalidModel as error:
-            raise CorruptFrame(f"{path.name} is not a safetensors file: {error.message}", hint=_AGAIN) from None
-        with path.open("rb") as file:
-            yield from tensor_hashes(file, tensors)
+        print(f"path {pulled.path}")
+        print(f"weights_sha256 {pulled.weights_sha256}", flush=True)
+    shell.say(f"{pulled.files} files, {size(pulled.size_bytes)}, all hashes agree")

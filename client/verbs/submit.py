@@ -18,24 +18,18 @@ from rich.text import Text
 
 from client.connection import Scheduler, dial
 from client.flags import Detach
-from client.shell import Shell, bytes_bar
-from client.upload import File, open_start, upload, upload_start, upload_weights
+from client.records import Job
+from client.shell import Shell
+from client.transfer.submission import check, send
 from client.verbs.example import example_job
 from client.verbs.follow import follow_to_success
 from client.views import job_values
-from swarm.checkpoint.reader import Checkpoint
-from swarm.checkpoint.storage import check_absolute
-from swarm.data.shards import Corpus, open_corpus, tokenise
-from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
+from swarm.data.shards import Corpus
 from swarm.errors import UsageError
-from swarm.hf.pretrained import check_weights, ground
-from swarm.job.changes import JOB_AND_STEP
-from swarm.job.islands import check_for_swarm
 from swarm.job.model_config import common_name
 from swarm.job.partition import shape_text
 from swarm.job.spec import JobSpec, load_job, spec_from_json
 from swarm.text import counted, size
-from swarm.wire import jobs_pb2 as pb
 
 JOB_FILE_BYTES_MAX = 16 << 20
 
@@ -103,13 +97,7 @@ class Value:
 
 def check_job(path: Path, overrides: Sequence[str]) -> tuple[JobSpec, Corpus]:
     """The spec in `path` and its data, after every check that needs no scheduler: InvalidConfig, UsageError."""
-    check_for_swarm(spec := load_job(path, overrides))
-    spec = ground(spec)
-    check_weights(spec)
-    corpus = open_corpus(spec)
-    # For its checks only: "auto" is resolved by the scheduler, which knows the peers.
-    corpus.resolve(spec)
-    return spec, corpus
+    return check(load_job(path, overrides))
 
 
 def send_job(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool, managed: bool = False) -> int:
@@ -118,45 +106,12 @@ def send_job(shell: Shell, path: Path, overrides: Sequence[str], *, detach: bool
     `managed`: `swarm up` started this and stops it, so nothing is said about detaching.
     """
     spec, corpus = check_job(path, overrides)
-    start = open_start(corpus.resolve(spec))
     with dial(shell) as scheduler:
-        scheduler.check_protocol()
-        _look_ahead(scheduler, spec, start)
-        with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
-            with bytes_bar(shell, "tokenising") as advance:
-                manifest = tokenise(spec, Path(folder), advance, corpus)
-            shell.say(
-                f"{manifest.tokens} tokens in {counted(len(manifest.shards), 'shard')}, "
-                f"unigram entropy {manifest.unigram_entropy:.3f} nats"
-            )
-            files = [File(shard.sha256, shard.size_bytes, shard.path, shard.tokens) for shard in manifest.shards]
-            upload(shell, scheduler, {file.sha256: file for file in files}, "data")
-        request = pb.SubmitRequest(
-            spec_json=spec.model_dump_json(),
-            shards=[file.shard for file in files],
-            token_dtype=manifest.token_dtype,
-            vocabulary_size=manifest.vocabulary_size,
-            unigram_entropy=manifest.unigram_entropy,
-            end_of_text=manifest.end_of_text,
-        )
-        request.files.extend(
-            upload_weights(shell, scheduler, spec) if start is None else upload_start(shell, scheduler, start)
-        )
-        _add_tokenizer(shell, scheduler, request, corpus.tokenizer.tokenizer_files())
-        view = scheduler.submit(request)
-        return _after_submit(shell, scheduler, view, detach=detach, managed=managed)
+        job = send(shell, scheduler, spec, corpus)
+        return _after_submit(shell, scheduler, job, detach=detach, managed=managed)
 
 
-def _look_ahead(scheduler: Scheduler, spec: JobSpec, start: Checkpoint | None) -> None:
-    """Raise what the scheduler would say once all is tokenised and sent, as far as that can be known: InvalidConfig,
-    NotFound."""
-    check_absolute(spec.checkpoint.dir)
-    named = JOB_AND_STEP.match(spec.checkpoint.resume_from) if start is None else None
-    if named is not None:
-        scheduler.get(named[1])
-
-
-def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detach: bool, managed: bool) -> int:
+def _after_submit(shell: Shell, scheduler: Scheduler, view: Job, *, detach: bool, managed: bool) -> int:
     if shell.json:
         shell.data(job_values(view))
     else:
@@ -174,17 +129,6 @@ def _after_submit(shell: Shell, scheduler: Scheduler, view: pb.JobView, *, detac
     if not (code or managed):
         shell.say(f"fetch the model: swarm pull {view.id} DIR{where}")
     return code
-
-
-def _add_tokenizer(
-    shell: Shell, scheduler: Scheduler, request: pb.SubmitRequest, tokenizer_files: Mapping[str, bytes]
-) -> None:
-    """Put the tokenizer's files into the request; those that do not fit one message are uploaded, and named in it."""
-    if sum(map(len, tokenizer_files.values())) <= TOKENIZER_MESSAGE_BYTES_MAX:
-        request.tokenizer_files.update(tokenizer_files)
-        return
-    files = {f"{MODEL_FOLDER}{name}": File.of(raw) for name, raw in tokenizer_files.items()}
-    request.files.extend(upload(shell, scheduler, files, "tokenizer"))
 
 
 # --dry-run -----------------------------------------------------------------------------------------------------------

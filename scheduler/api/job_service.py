@@ -21,6 +21,7 @@ from scheduler.brain.explain.queue import Queue
 from scheduler.brain.explain.trust import explain_trust
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.jobs.commands import Jobs
+from scheduler.jobs.history import history
 from scheduler.jobs.job import Job
 from scheduler.storage.executor import run_blocking
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
@@ -257,6 +258,13 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             job = self._seen.find("Verify" if request.verify else "Checkpoints", request.job)
             shown = await self._jobs.stores.checkpoints.shown(job.record, job.spec, verify=request.verify)
             return pb.CheckpointList(checkpoints=[pb.CheckpointView(**asdict(one)) for one in shown])
+
+    async def History(self, request: pb.HistoryRequest, context: Context) -> AsyncIterator[pb.StepList]:
+        async with _answering(context):
+            job = self._seen.find("History", request.job)
+            with self._following():
+                async for steps in history(self._jobs.stores.database, job.record, job.spec, request.every):
+                    yield pb.StepList(steps=[pb.StepView(**asdict(one)) for one in steps])
 
     async def Chaos(self, request: pb.ChaosRequest, context: Context) -> pb.ChaosReport:
         async with _answering(context):

@@ -237,10 +237,14 @@ class Database:
         rows = await self.select(query.order_by(_COMMITS.c.step.desc()).limit(count))
         return tuple(_commit_row(row) for row in reversed(rows))
 
-    async def commits(self, job: JobId) -> list[dict[str, Any]]:
-        """The commit rows of a job in order, as plain values."""
+    async def commits(
+        self, job: JobId, after: tuple[int, int] = (-1, -1), count: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The commit rows of a job in order, as plain values: at most `count` behind the (timeline, step) `after`."""
         table = _COMMITS.c
-        return await self.select(sa.select(_COMMITS).where(table.job == job).order_by(table.timeline, table.step))
+        behind = sa.or_(table.timeline > after[0], sa.and_(table.timeline == after[0], table.step > after[1]))
+        query = sa.select(_COMMITS).where(table.job == job, behind)
+        return await self.select(query.order_by(table.timeline, table.step).limit(count))
 
     async def put_evaluation(self, job: JobId, row: EvaluationRow, now_unix_s: float) -> None:
         """Write the result of an evaluation; writing it again changes nothing."""

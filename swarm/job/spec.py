@@ -397,6 +397,11 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     Raises InvalidConfig (file missing, not TOML, unknown key, wrong type, contradiction) or UsageError (an override
     that is no KEY=VALUE).
     """
+    return parse_job(apply_overrides(read_job(path), overrides), where=str(path))
+
+
+def read_job(path: Path) -> dict[str, Any]:
+    """What stands in a job file, unchecked; InvalidConfig if it is missing or not TOML."""
     try:
         # utf-8-sig: editors on Windows put a byte-order mark in front.
         text = path.read_text(encoding="utf-8-sig")
@@ -407,32 +412,35 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"job file {path} cannot be read: {error}", hint="it must be a UTF-8 text file") from error
     try:
-        values = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfig(
             f"job file {path} is not TOML: {error}", hint="compare with: swarm submit --example"
         ) from error
-    return parse_job(apply_overrides(values, overrides), where=str(path))
 
 
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Apply each KEY=VALUE to `values`, in place. UsageError for anything that is not KEY=VALUE."""
     for override in overrides:
         key, equals, text = override.partition("=")
-        parts = key.strip().split(".")
-        if not equals or not all(parts):
+        if not equals or not all(key.strip().split(".")):
             raise UsageError(f'--set needs KEY=VALUE, got "{override}"', hint="for example: --set training.steps=100")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text  # a bare word is a string
-        target = values
-        for part in parts[:-1]:
-            target = target.setdefault(part, {})
-            if not isinstance(target, dict):
-                raise InvalidConfig(f'--set {key}: "{part}" is a value, not a section', hint=_SEE)
-        target[parts[-1]] = value
+        put_value(values, key.strip(), value)
     return values
+
+
+def put_value(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set the value at a dotted key, in place; InvalidConfig if the key leads through another value."""
+    *sections, name = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise InvalidConfig(f'cannot set {key}: "{section}" is a value, not a section', hint=_SEE)
+    values[name] = value
 
 
 def parse_job(values: dict[str, Any], where: str = "job spec") -> JobSpec:

@@ -176,6 +176,40 @@ class CheckpointList(_message.Message):
     checkpoints: _containers.RepeatedCompositeFieldContainer[CheckpointView]
     def __init__(self, checkpoints: _Optional[_Iterable[_Union[CheckpointView, _Mapping]]] = ...) -> None: ...
 
+class HistoryRequest(_message.Message):
+    __slots__ = ("job", "every")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    EVERY_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    every: int
+    def __init__(self, job: _Optional[str] = ..., every: _Optional[int] = ...) -> None: ...
+
+class StepView(_message.Message):
+    __slots__ = ("step", "loss", "grad_norm", "learning_rate", "tokens", "skipped", "committed_unix_s", "evaluation_loss")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_LOSS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    skipped: bool
+    committed_unix_s: float
+    evaluation_loss: float
+    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., tokens: _Optional[int] = ..., skipped: _Optional[bool] = ..., committed_unix_s: _Optional[float] = ..., evaluation_loss: _Optional[float] = ...) -> None: ...
+
+class StepList(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[StepView]
+    def __init__(self, steps: _Optional[_Iterable[_Union[StepView, _Mapping]]] = ...) -> None: ...
+
 class ListRequest(_message.Message):
     __slots__ = ("all", "state", "limit")
     ALL_FIELD_NUMBER: _ClassVar[int]

@@ -99,6 +99,11 @@ class JobsStub:
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.CheckpointsRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.CheckpointList.FromString,
                 _registered_method=True)
+        self.History = channel.unary_stream(
+                '/swarm.wire.Jobs/History',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.HistoryRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.StepList.FromString,
+                _registered_method=True)
         self.Chaos = channel.unary_unary(
                 '/swarm.wire.Jobs/Chaos',
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.ChaosRequest.SerializeToString,
@@ -224,6 +229,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def History(self, request, context):
+        """The committed steps that count, oldest first, in parts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Chaos(self, request, context):
         """Do harm to a stage server on purpose, and tell how its job took it; only with --allow-chaos.
         """
@@ -339,6 +351,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Checkpoints,
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.CheckpointsRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.CheckpointList.SerializeToString,
+            ),
+            'History': grpc.unary_stream_rpc_method_handler(
+                    servicer.History,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.HistoryRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.StepList.SerializeToString,
             ),
             'Chaos': grpc.unary_unary_rpc_method_handler(
                     servicer.Chaos,
@@ -727,6 +744,33 @@ class Jobs:
             '/swarm.wire.Jobs/Checkpoints',
             swarm_dot_wire_dot_jobs__pb2.CheckpointsRequest.SerializeToString,
             swarm_dot_wire_dot_jobs__pb2.CheckpointList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def History(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/swarm.wire.Jobs/History',
+            swarm_dot_wire_dot_jobs__pb2.HistoryRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.StepList.FromString,
             options,
             channel_credentials,
             insecure,

@@ -276,7 +276,7 @@ def test_a_tokenizer_that_fits_no_message_is_uploaded_like_a_shard(
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert dict(fake.submitted[0].tokenizer_files) == files
     assert (fake.submitted[0].vocabulary_size, fake.submitted[0].end_of_text) == (321, 0)
-    monkeypatch.setattr("client.verbs.submit.TOKENIZER_MESSAGE_BYTES_MAX", 1000)
+    monkeypatch.setattr("client.transfer.submission.TOKENIZER_MESSAGE_BYTES_MAX", 1000)
     assert swarm("submit", "-d", "job.toml", *choose)[0] == 0
     request = fake.submitted[1]
     assert not request.tokenizer_files

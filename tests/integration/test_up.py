@@ -18,12 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from client.records import Job
 from client.shell import Shell
 from client.up.demo import FOLDER, demo_job, free_name, report
 from client.up.up import UpOptions, up_and_wait
 from swarm.errors import InvalidConfig
 from swarm.job.spec import parse_job
-from swarm.wire import jobs_pb2 as pb
 from tests.support.processes import Forked, code_changes
 
 REPOSITORY = Path(__file__).parents[2]
@@ -444,7 +444,7 @@ def test_the_demo_job_is_valid_for_any_number_of_stages(stages: int) -> None:
 
 
 def test_a_loss_that_is_no_number_is_nothing_learned() -> None:
-    assert report(pb.JobView(loss=float("nan"), unigram_entropy=3.0))[0] is False
+    assert report(Job(loss=float("nan"), unigram_entropy=3.0))[0] is False
 
 
 def test_the_demo_model_replaces_nothing(tmp_path: Path) -> None:

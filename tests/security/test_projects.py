@@ -122,6 +122,7 @@ def calls(scheduler: Scheduler, job: str) -> dict[str, str]:
         "Logs": lambda: scheduler.logs(pb.LogsRequest(job=job, stage=-1)),
         "Explain": lambda: scheduler.explain(pb.ExplainRequest(about=job)),
         "Checkpoints": lambda: scheduler.checkpoints(job, verify=False),
+        "History": lambda: scheduler.history(job),
         "Verify": lambda: scheduler.checkpoints(job, verify=True),
         "Pull": lambda: scheduler.pull(job),
         "Remove": lambda: scheduler.remove(job),
@@ -138,7 +139,7 @@ def test_a_project_is_as_alone_and_a_colleague_changes_nothing(projects: Project
     unknown = f"demo-{'0' * (len(anns) - len('demo-'))}"
     words = {name: dict[str, str]() for name in ("there", "nowhere")}
     with projects.of("carl") as carl:
-        assert carl.jobs(all=True, state="", limit=9).jobs == []
+        assert carl.jobs(all=True, state="", limit=9)[0] == []
         words["there"], words["nowhere"] = calls(carl, anns), calls(carl, unknown)
         for there, nowhere in ((anns[:-1], unknown[:-1]), (f"red/{anns}", f"nil/{anns}"), ("demo", "none")):
             assert calls(carl, there) == {
@@ -151,13 +152,13 @@ def test_a_project_is_as_alone_and_a_colleague_changes_nothing(projects: Project
     carls = projects.submit("carl")
     with projects.of("carl") as carl, projects.of("ann") as ann, projects.of("local") as admin:
         assert [carl.get("demo").id, ann.get("demo").id] == [carls, anns]
-        assert [one.id for one in carl.jobs(all=True, state="", limit=9).jobs] == [carls]
-        seen = {one.id: (one.project, one.owner) for one in admin.jobs(all=True, state="", limit=9).jobs}
+        assert [one.id for one in carl.jobs(all=True, state="", limit=9)[0]] == [carls]
+        seen = {one.id: (one.project, one.owner) for one in admin.jobs(all=True, state="", limit=9)[0]}
         assert seen == {anns: ("red", "submitter/ann"), carls: ("blue", "submitter/carl")}
         assert admin.get("blue/demo").id == carls
         assert [one.name for one in ann.projects()] == ["red"]
 
-    reads = {"Get", "Watch", "Logs", "Explain", "Checkpoints"}
+    reads = {"Get", "Watch", "Logs", "Explain", "Checkpoints", "History"}
     for name, code in (("bob", NotOwner.code), ("vera", RoleForbids.code)):
         with projects.of(name) as colleague:
             told = calls(colleague, anns)
@@ -227,7 +228,7 @@ def test_a_quota_of_jobs_is_exact_for_fifty_at_a_time(projects: Projects) -> Non
         assert f"project red has {before + 7} open jobs" in one_more(50)
 
         with projects.of("bob") as bob:
-            mine = next(one for one in bob.jobs(all=False, state="", limit=99).jobs if one.owner == "submitter/bob")
+            mine = next(one for one in bob.jobs(all=False, state="", limit=99)[0] if one.owner == "submitter/bob")
             bob.cancel(mine.id, "")
             assert one_more(51) == "ok"
             with pytest.raises(QuotaReached):  # to resume is to open again

@@ -16,7 +16,7 @@ from scheduler.jobs import registry
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
-TOPS = ("benchmarks", "client", "docs", "protos", "scheduler", "stage_server", "swarm", "tests")
+TOPS = ("benchmarks", "client", "deploy", "docs", "examples", "protos", "scheduler", "stage_server", "swarm", "tests")
 PATH = re.compile(r"`((?:" + "|".join(TOPS) + r")/[\w./-]*)`|pytest (tests/[\w./]+)")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 PROGRAM = re.compile(r"python -m\s+((?:" + "|".join(TOPS) + r")[\w.]*)")

@@ -18,7 +18,8 @@ LENT_TO_BENCHMARKS = ("tests.support", "tests.simulation.engine", "tests.chaos.t
 
 # Modules without a test file of their own, by the file under tests/ whose claims are theirs.
 COVERED_BY = {
-    "integration/test_client.py": ("client/cli", "client/flags", "client/shell", "client/upload", "client/verbs/*"),
+    "integration/test_client.py": ("client/cli", "client/flags", "client/transfer/*", "client/verbs/*"),
+    "integration/test_api.py": ("client/api", "scheduler/jobs/history"),
     "integration/test_up.py": ("client/up/*",),
     "property/test_exactly_once.py": (
         *("scheduler/brain/hearing", "scheduler/brain/inputs", "scheduler/brain/parts", "scheduler/brain/settings"),

@@ -7,6 +7,7 @@ import io
 from rich.console import Console
 
 from client.connection import printed
+from client.records import Job, Peer, record
 from client.views import job_table, jobs_table, peers_table
 from swarm.wire import jobs_pb2 as pb
 
@@ -20,7 +21,8 @@ def test_no_text_of_a_reply_moves_the_cursor_or_is_taken_for_markup() -> None:
     out = io.StringIO()
     console = Console(file=out, width=200)
     jobs, peers = printed(pb.JobList(jobs=[job])), printed(pb.PeerList(peers=[peer]))
-    for table in (jobs_table(jobs.jobs), job_table(jobs.jobs[0]), peers_table(peers.peers)):
+    shown_job = record(Job, jobs.jobs[0])
+    for table in (jobs_table([shown_job]), job_table(shown_job), peers_table([record(Peer, peers.peers[0])])):
         console.print(table)
     shown = out.getvalue()
     assert "[/x][bold]" in shown

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from client.records import Job, Peer
 from client.shell import Shell
 from client.verbs import overview
 from client.verbs.explain import explanation_table, explanation_values, microbatch_name
@@ -21,11 +22,11 @@ from swarm.errors import UsageError
 from swarm.wire import jobs_pb2 as pb
 
 
-def view(**facts: object) -> pb.JobView:
-    return pb.JobView(id="j", state="running", step=4, steps=9, loss=2.0, tokens_per_s=10.0, eta_s=3.0, **facts)
+def view(**facts: object) -> Job:
+    return Job(id="j", state="running", step=4, steps=9, loss=2.0, tokens_per_s=10.0, eta_s=3.0, **facts)
 
 
-def shown(job: pb.JobView) -> str:
+def shown(job: Job) -> str:
     console = Console(width=200)
     with console.capture() as capture:
         console.print(job_table(job))
@@ -49,7 +50,7 @@ def test_a_follower_says_why_a_running_job_is_in_another_situation(capsys: pytes
     show = _plain(Shell())
     for reason in ("trains with 2 stage servers", "trains with 2 stage servers", "no space left"):
         show(view(reason=reason))
-    show(pb.JobView(id="j", state="stalled", reason="stage 1 has no replica"))
+    show(Job(id="j", state="stalled", reason="stage 1 has no replica"))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "running: trains with 2 stage servers"
     assert lines[1].startswith("step 4/9")
@@ -95,7 +96,7 @@ def test_a_narrow_terminal_leaves_columns_of_peers_out_and_cuts_none(width: int,
     facts = {"stage": 1, "job": "example-1a2b3c", "device": "cpu", "threads": 4, "memory_bytes": 2 << 30, "pace_s": 0.1}
     reason = "stage 1 of example-1a2b3c; it fetches the state from vm-815eb3"
     peers = [
-        pb.PeerView(id=f"build-machine-{n}", state="serving", address="127.0.0.1:40123", reason=reason, **facts)
+        Peer(id=f"build-machine-{n}", state="serving", address="127.0.0.1:40123", reason=reason, **facts)
         for n in range(3)
     ]
     lines = printed(peers_table(peers), width)
@@ -134,8 +135,8 @@ def test_an_explanation_names_a_topic_once_and_is_json_with_its_numbers() -> Non
 
 
 def test_what_became_of_a_drained_stage_server_is_told() -> None:
-    assert "can be stopped" in drained_text(pb.PeerView(id="p", state="draining"))
-    assert "p is gone: silent" in drained_text(pb.PeerView(id="p", state="gone", reason="silent"))
+    assert "can be stopped" in drained_text(Peer(id="p", state="draining"))
+    assert "p is gone: silent" in drained_text(Peer(id="p", state="gone", reason="silent"))
 
 
 @pytest.mark.parametrize("microbatch", ["3", "3:", ":1", "-1:0", "a:b", "1:2:3"])

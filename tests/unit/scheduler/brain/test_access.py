@@ -24,6 +24,7 @@ TABLE = """
     Jobs.Logs               -             -      yes     yes        yes    -
     Jobs.Explain            -             -      yes     yes        yes    -
     Jobs.Checkpoints        -             -      yes     yes        yes    -
+    Jobs.History            -             -      yes     yes        yes    -
     Jobs.Peers              -             -      yes     yes        yes    -
     Jobs.MissingShards      -             -      -       yes        yes    -
     Jobs.PutShard           -             -      -       yes        yes    -

@@ -30,6 +30,7 @@ TABLE = """
     Logs         . yes  yes  -  -      . yes  yes  -  -      . yes yes yes yes
     Explain      . yes  yes  -  -      . yes  yes  -  -      . yes yes yes yes
     Checkpoints  . yes  yes  -  -      . yes  yes  -  -      . yes yes yes yes
+    History      . yes  yes  -  -      . yes  yes  -  -      . yes yes yes yes
     Verify       . yes  his  -  -      . yes  his  -  -      . yes yes yes yes
     Cancel       . role role role role . yes  his  -  -      . yes yes yes yes
     Pause        . role role role role . yes  his  -  -      . yes yes yes yes

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from client.shell import Shell
-from client.verbs.submit import _look_ahead
+from client.transfer.submission import look_ahead
 from swarm.errors import InvalidConfig, NotFound
 from tests.support.simulated import small_spec
 
@@ -29,24 +28,18 @@ def test_a_job_that_does_not_exist_is_no_start(tmp_path: Path) -> None:
     """An unknown --resume-from was found out after minutes of tokenising and uploading."""
     scheduler: Any = Jobs()
     here: Any = object()  # a checkpoint on this machine
-    _look_ahead(scheduler, small_spec(tmp_path), None)
-    _look_ahead(scheduler, small_spec(tmp_path, checkpoint__resume_from="demo-1:latest"), None)
-    _look_ahead(scheduler, small_spec(tmp_path, checkpoint__resume_from="other:500"), here)
+    look_ahead(scheduler, small_spec(tmp_path), None)
+    look_ahead(scheduler, small_spec(tmp_path, checkpoint__resume_from="demo-1:latest"), None)
+    look_ahead(scheduler, small_spec(tmp_path, checkpoint__resume_from="other:500"), here)
     assert scheduler.asked == ["demo-1"]
     with pytest.raises(NotFound, match='there is no job "other"'):
-        _look_ahead(scheduler, small_spec(tmp_path, checkpoint__resume_from="other:500"), None)
+        look_ahead(scheduler, small_spec(tmp_path, checkpoint__resume_from="other:500"), None)
 
 
 @pytest.mark.parametrize("where", ["runs", "./runs", "file://runs"])
 def test_a_relative_folder_for_checkpoints_is_of_no_use_to_a_scheduler(tmp_path: Path, where: str) -> None:
     scheduler: Any = Jobs()
     with pytest.raises(InvalidConfig, match="is relative, and the scheduler has no folder of yours"):
-        _look_ahead(scheduler, small_spec(tmp_path, checkpoint__dir=where), None)
+        look_ahead(scheduler, small_spec(tmp_path, checkpoint__dir=where), None)
     for fine in ("", "/mnt/runs", "s3://bucket/runs"):
-        _look_ahead(scheduler, small_spec(tmp_path, checkpoint__dir=fine), None)
-
-
-@pytest.mark.parametrize(("is_flag", "flag"), [(True, " --scheduler far:7950"), (False, "")])
-def test_commands_that_are_suggested_need_no_flag_that_the_environment_gives(is_flag: bool, flag: str) -> None:
-    assert Shell(scheduler="far:7950", scheduler_is_flag=is_flag).scheduler_flag == flag
-    assert Shell(scheduler_is_flag=is_flag).scheduler_flag == ""
+        look_ahead(scheduler, small_spec(tmp_path, checkpoint__dir=fine), None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from client.verbs.precision import Dtype, convert_folder, to_dtype
+from client.transfer.precision import Dtype, convert_folder, to_dtype
 from swarm.errors import InvalidModel
 
 DTYPES: dict[Dtype, torch.dtype] = {

@@ -1,0 +1,178 @@
+"""What a client is told, as values: jobs, their stages and steps, stage servers, checkpoints, log lines, explanations.
+
+The fields are those of the messages in protos/swarm/wire/jobs.proto, which are translated by name. Times are seconds
+since 1970, losses nats per token; NaN and 0 stand where there is no measurement yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import nan
+from typing import Any, TypeVar
+
+from swarm.errors import JobDidNotFit, JobEnded, OutOfMemory
+from swarm.types import JobState
+from swarm.wire import jobs_pb2 as pb
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of a job: its decoder layers, who serves it, and how many microbatches it has committed."""
+
+    stage: int = 0
+    layers: int = 0
+    peers: tuple[str, ...] = ()
+    microbatches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job at a moment. `step` of `steps` are committed; `reason` says why it is in its state."""
+
+    id: str = ""
+    name: str = ""
+    state: str = ""
+    reason: str = ""
+    since_unix_s: float = 0.0
+    created_unix_s: float = 0.0
+    step: int = 0
+    steps: int = 0
+    loss: float = nan
+    learning_rate: float = 0.0
+    grad_norm: float = 0.0
+    tokens_per_s: float = 0.0
+    eta_s: float = nan
+    tokens: int = 0
+    unigram_entropy: float = 0.0
+    stages: tuple[Stage, ...] = ()
+    microbatches_committed: int = 0
+    microbatches_in_flight: int = 0
+    microbatches_replayed: int = 0
+    weights_sha256: str = ""  # of the final weights; empty until the job has succeeded
+    spec_json: str = field(default="", repr=False)  # empty in lists
+    error_code: str = ""
+    hint: str = ""
+    evaluation_loss: float = nan
+    evaluation_step: int = 0  # after how many steps it was measured; 0: never
+    checkpoint_step: int = 0  # of the newest checkpoint; 0: there is none
+    skipped_steps: int = 0
+    project: str = ""
+    owner: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job is in a final state; one that this client does not know is not."""
+        return self.state in [state.value for state in JobState] and JobState(self.state).is_final
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The job file with every value resolved; empty in lists."""
+        return dict(json.loads(self.spec_json)) if self.spec_json else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A stage server at a moment; `pace_s` is what a microbatch takes it, `stage` is of the job that it serves."""
+
+    id: str = ""
+    state: str = ""
+    reason: str = ""
+    since_unix_s: float = 0.0
+    address: str = ""
+    http_address: str = ""
+    device: str = ""
+    threads: int = 0
+    memory_bytes: int = 0
+    job: str = ""
+    stage: int = -1
+    pace_s: float = 0.0
+    outstanding: int = 0
+    product: str = ""
+    incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint of a job; `fault` says what is wrong with it, as far as was looked."""
+
+    step: int = 0
+    created_unix_s: float = 0.0
+    size_bytes: int = 0
+    weights_sha256: str = ""
+    loss: float = nan
+    optimizer: bool = False
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A committed step; `step` counts from 1. A `skipped` one changed no weight: its gradients were not finite."""
+
+    step: int = 0
+    loss: float = nan
+    grad_norm: float = 0.0  # before clipping
+    learning_rate: float = 0.0
+    tokens: int = 0
+    skipped: bool = False
+    committed_unix_s: float = 0.0  # 0: of islands it is not known
+    evaluation_loss: float = nan  # nan: none was measured after this step
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line that a process of a job logged; no `peer`: the scheduler."""
+
+    time_unix_s: float = 0.0
+    level: str = ""
+    peer: str = ""
+    stage: int = -1
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A sentence of an explanation, and the numbers in it by name, units last."""
+
+    topic: str = ""
+    text: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a job, a stage server or a microbatch is as it is; `kind` says which of them it is about."""
+
+    kind: str = ""
+    id: str = ""
+    facts: tuple[Fact, ...] = ()
+
+
+def raise_unless_succeeded(job: Job) -> None:
+    """JobEnded if the job failed or was cancelled, JobDidNotFit if it ran out of memory."""
+    if job.state != JobState.SUCCEEDED:
+        kind = JobDidNotFit if job.error_code == OutOfMemory.code else JobEnded
+        raise kind(
+            f"job {job.id} {job.state}: {job.reason}",
+            hint=job.hint or f"see what happened with: swarm logs {job.id}",
+            job_code=job.error_code,
+        )
+
+
+_PARTS = {pb.StageView: Stage, pb.Fact: Fact}
+
+
+def record(kind: type[Kind], message: Any) -> Kind:
+    """The message as a value of `kind`, which has fields of the same names."""
+    return kind(**{one.name: _value(getattr(message, one.name)) for one in message.DESCRIPTOR.fields})
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, str | bytes | int | float):
+        return value
+    if hasattr(value, "items"):
+        return dict(value)
+    return tuple(record(_PARTS[type(one)], one) if type(one) in _PARTS else one for one in value)

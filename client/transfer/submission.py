@@ -1,0 +1,82 @@
+"""Sending a job: check it, tokenise its data, upload what the scheduler lacks, submit."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from client.connection import Scheduler
+from client.records import Job
+from client.shell import Shell, bytes_bar
+from client.transfer.upload import File, open_start, upload, upload_start, upload_weights
+from swarm.checkpoint.reader import Checkpoint
+from swarm.checkpoint.storage import check_absolute
+from swarm.data.shards import Corpus, open_corpus, tokenise
+from swarm.data.tokenizer_files import MODEL_FOLDER, TOKENIZER_MESSAGE_BYTES_MAX
+from swarm.hf.pretrained import check_weights, ground
+from swarm.job.changes import JOB_AND_STEP
+from swarm.job.islands import check_for_swarm
+from swarm.job.spec import JobSpec
+from swarm.text import counted
+from swarm.wire import jobs_pb2 as pb
+
+
+def check(spec: JobSpec) -> tuple[JobSpec, Corpus]:
+    """The spec with what its model says, and its data, after every check that needs no scheduler: InvalidConfig."""
+    check_for_swarm(spec)
+    spec = ground(spec)
+    check_weights(spec)
+    corpus = open_corpus(spec)
+    # For its checks only: "auto" is resolved by the scheduler, which knows the peers.
+    corpus.resolve(spec)
+    return spec, corpus
+
+
+def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> Job:
+    """Send a checked job to the scheduler; the shell is told how far that is."""
+    start = open_start(corpus.resolve(spec))
+    scheduler.check_protocol()
+    look_ahead(scheduler, spec, start)
+    with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
+        with bytes_bar(shell, "tokenising") as advance:
+            manifest = tokenise(spec, Path(folder), advance, corpus)
+        shell.say(
+            f"{manifest.tokens} tokens in {counted(len(manifest.shards), 'shard')}, "
+            f"unigram entropy {manifest.unigram_entropy:.3f} nats"
+        )
+        files = [File(shard.sha256, shard.size_bytes, shard.path, shard.tokens) for shard in manifest.shards]
+        upload(shell, scheduler, {file.sha256: file for file in files}, "data")
+    request = pb.SubmitRequest(
+        spec_json=spec.model_dump_json(),
+        shards=[file.shard for file in files],
+        token_dtype=manifest.token_dtype,
+        vocabulary_size=manifest.vocabulary_size,
+        unigram_entropy=manifest.unigram_entropy,
+        end_of_text=manifest.end_of_text,
+    )
+    request.files.extend(
+        upload_weights(shell, scheduler, spec) if start is None else upload_start(shell, scheduler, start)
+    )
+    _add_tokenizer(shell, scheduler, request, corpus.tokenizer.tokenizer_files())
+    return scheduler.submit(request)
+
+
+def look_ahead(scheduler: Scheduler, spec: JobSpec, start: Checkpoint | None) -> None:
+    """Raise what the scheduler would say once all is tokenised and sent, as far as that can be known: InvalidConfig,
+    NotFound."""
+    check_absolute(spec.checkpoint.dir)
+    named = JOB_AND_STEP.match(spec.checkpoint.resume_from) if start is None else None
+    if named is not None:
+        scheduler.get(named[1])
+
+
+def _add_tokenizer(
+    shell: Shell, scheduler: Scheduler, request: pb.SubmitRequest, tokenizer_files: Mapping[str, bytes]
+) -> None:
+    """Put the tokenizer's files into the request; those that do not fit one message are uploaded, and named in it."""
+    if sum(map(len, tokenizer_files.values())) <= TOKENIZER_MESSAGE_BYTES_MAX:
+        request.tokenizer_files.update(tokenizer_files)
+        return
+    files = {f"{MODEL_FOLDER}{name}": File.of(raw) for name, raw in tokenizer_files.items()}
+    request.files.extend(upload(shell, scheduler, files, "tokenizer"))

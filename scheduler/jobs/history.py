@@ -1,0 +1,80 @@
+"""The committed steps of a job that count: what people draw curves from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.brain.islands.rows import Rows
+from scheduler.brain.lineage import checkpoint_counts, row_counts
+from scheduler.storage.database import Database, JobRecord
+from swarm.job.course import OuterCourse
+from swarm.job.islands import courses, island_timeline
+from swarm.job.spec import JobSpec
+
+ROWS_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StepMade:
+    """A committed step, with the names of the message; NaN and 0 where nothing is known."""
+
+    step: int  # steps committed with this one
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    skipped: bool
+    committed_unix_s: float
+    evaluation_loss: float
+
+
+async def history(database: Database, record: JobRecord, spec: JobSpec, every: int) -> AsyncIterator[list[StepMade]]:
+    """The steps, oldest first, in lists of at most ROWS_AT_ONCE; each `every`-th and the last one."""
+    found = await database.evaluations(record.id)
+    evaluated = {
+        one.version: one.loss for one in found if checkpoint_counts(one.timeline, one.version, record.first_steps)
+    }
+    last: StepMade | None = None  # that was left out
+    async for rows in _rows(database, record, spec):
+        made = [_made(row, evaluated) for row in rows]
+        wanted = [one for one in made if one.step % every == 0] if every else made
+        if made:
+            last = None if wanted and wanted[-1] is made[-1] else made[-1]
+        yield wanted
+    if last is not None:
+        yield [last]
+
+
+async def _rows(database: Database, record: JobRecord, spec: JobSpec) -> AsyncIterator[list[Mapping[str, Any]]]:
+    """The rows that count, as the database has them."""
+    if spec.has_outer_steps:
+        together = Rows(record.timeline, [OuterCourse(one) for one in courses(spec)])
+        for island in range(spec.islands.count):
+            rows = await database.rows(record.id, island_timeline(spec, record.timeline, island))
+            made = filter(None, map(together.take, rows))
+            yield [
+                {name: getattr(row, name) for name in ("step", "loss", "norm", "learning_rate", "tokens", "skip")}
+                for row in made
+            ]
+        return
+    after = (-1, -1)
+    while page := await database.commits(record.id, after=after, count=ROWS_AT_ONCE):
+        after = (page[-1]["timeline"], page[-1]["step"])
+        yield [row for row in page if row_counts(row["timeline"], row["step"], record.first_steps)]
+
+
+def _made(row: Mapping[str, Any], evaluated: Mapping[int, float]) -> StepMade:
+    step = row["step"] + 1
+    return StepMade(
+        step=step,
+        loss=math.nan if row["loss"] is None else row["loss"],
+        grad_norm=row["norm"],
+        learning_rate=row["learning_rate"],
+        tokens=row["tokens"],
+        skipped=bool(row["skip"]),
+        committed_unix_s=row.get("committed_unix_s") or 0.0,
+        evaluation_loss=evaluated.get(step, math.nan),
+    )

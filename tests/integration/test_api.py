@@ -1,0 +1,99 @@
+"""Python programs on a swarm of real processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import swarm
+from client.api import Client
+from swarm.errors import InvalidConfig, JobEnded, NotFound
+from tests.support.processes import Cluster
+from tests.support.simulated import write_text
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_and_watch.py"
+JOB: dict[str, Any] = {
+    "name": "small",
+    "model": {
+        "tokenizer": "byte",
+        "dtype": "float32",
+        "config": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+    },
+    "data": {"sequence_length": 8, "validation_ratio": 0.1},
+    "training": {"steps": 6, "global_batch_sequences": 4, "warmup_steps": 2, "eval_every_steps": 3},
+    "pipeline": {"stages": 1},
+    "checkpoint": {"every_steps": 3},
+}
+
+
+def test_the_name_of_the_package_loads_the_client_only_for_whoever_asks_for_it() -> None:
+    """Stage servers import `swarm` too, and nothing that they stand on may stand on the client."""
+    program = "import sys, swarm; print('client' in sys.modules, swarm.Client.__module__)"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["False", "client.api"]
+    with pytest.raises(AttributeError, match="no attribute 'Server'"):
+        _ = swarm.Server  # type: ignore[attr-defined]
+
+
+@pytest.mark.timeout(300)
+def test_a_job_is_submitted_watched_resumed_and_fetched_from_python(tmp_path: Path) -> None:
+    source = str(write_text(tmp_path))
+    with Cluster(tmp_path) as cluster, Client(cluster.address) as client:
+        cluster.add_servers(1)
+        assert [peer.state for peer in client.peers()] == ["idle"]
+        with pytest.raises(InvalidConfig, match=r"training\.stepps"):
+            client.submit(JOB, changes={"data.source": source, "training.stepps": 3})
+        assert client.jobs(all=True) == []
+
+        job = client.submit(JOB, changes={"data.source": source})
+        seen = list(client.watch(job))
+        assert (seen[-1].state, seen[-1].step) == ("succeeded", 6)
+        assert "source" not in JOB["data"], "what was given stays as it was"
+        assert [one.id for one in client.jobs(all=True)] == [job.id]
+        assert client.wait(job).weights_sha256 == client.status(job.name).weights_sha256
+        assert client.status(job).spec["training"]["steps"] == 6
+
+        steps = client.history(job)
+        assert [one.step for one in steps] == [1, 2, 3, 4, 5, 6]
+        assert steps[-1].loss == seen[-1].loss
+        assert [one.step for one in steps if math.isfinite(one.evaluation_loss)] == [3, 6]
+        assert [one.step for one in client.history(job, every=4)] == [4, 6], "the last one too"
+        assert [one.step for one in client.checkpoints(job)] == [3, 6]
+
+        pulled = client.pull(job, tmp_path / "model")
+        assert (pulled.weights_sha256, (pulled.path / "config.json").exists()) == (seen[-1].weights_sha256, True)
+        assert any("accepted" in line.message for line in client.logs(job))
+        assert client.explain(job).id == job.id
+
+        long = {"name": "long", "data.source": source, "training.steps": 100_000, "checkpoint.every_steps": 0}
+        other = client.submit(JOB, changes=long)
+        next(one for one in client.watch(other) if one.step >= 2)
+        client.cancel(other)
+        with pytest.raises(JobEnded):
+            client.wait(other)
+        (saved,) = client.checkpoints(other)
+        client.resume(other, step=saved.step, changes={"training.steps": saved.step + 2})
+        assert client.wait(other).step == saved.step + 2
+        assert [one.step for one in client.history(other)] == list(range(1, saved.step + 3))
+        assert client.remove(other) > 0
+        with pytest.raises(NotFound):
+            client.status(other)
+
+
+@pytest.mark.timeout(300)
+def test_the_example_for_notebooks_runs(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        cluster.add_servers(1)
+        environ = os.environ | {"SWARM_SCHEDULER": cluster.address}
+        done = subprocess.run(
+            [sys.executable, EXAMPLE], capture_output=True, text=True, env=environ, cwd=tmp_path, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:] + cluster.tails()
+        assert "running 40/40" in done.stdout or "succeeded 40/40" in done.stdout
+        assert (tmp_path / "from-python-model" / "model.safetensors").exists()
