@@ -11,6 +11,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from random import SystemRandom
+from typing import Any
 
 from scheduler.api.announcer import BusAnnouncer, NoAnnouncer
 from scheduler.api.health import Health
@@ -27,6 +28,9 @@ from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, DatabaseWatch
 from scheduler.storage.stores import Stores
+from scheduler.web.discovery import targets
+from scheduler.web.listener import Listener
+from scheduler.web.site import MainLoop, Site
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics
 from swarm.mqtt.broker import local_broker
@@ -34,7 +38,6 @@ from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import Announcement
 from swarm.mqtt.presence import Presence
 from swarm.pki.authority import LIFE_S
-from swarm.process.http import HttpEndpoint
 from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
 from swarm.process.logs import get_logger
 from swarm.rpc.channel import bind, new_server
@@ -169,14 +172,13 @@ async def serve(options: SchedulerOptions) -> None:
             relay_pb2_grpc.add_RelaysServicer_to_server(scheduler.relays, server)  # type: ignore[no-untyped-call]
         joins = ""
         if admission is not None:
-            loop = asyncio.get_running_loop()
             joins = await admission.serve(
                 server,
                 options.listen,
                 bound,
                 address,
                 options.join_listen,
-                loop,
+                asyncio.get_running_loop(),
                 scheduler.sessions.revoke,
                 ports.stores.projects,
                 None if scheduler.relays is None else scheduler.relays.revoke,
@@ -192,18 +194,16 @@ async def serve(options: SchedulerOptions) -> None:
 
         http_address = ""
         if options.http_port is not None:
-            endpoint = HttpEndpoint(
-                options.http_host,
-                options.http_port,
-                metrics.registry,
-                health.not_ready,
-                asyncio.get_running_loop(),
-                next_free=False,
-                door=None if admission is None or is_loopback(options.http_host) else admission.https,
-                remarks=health.remarks,
-            )
-            http_address = f"{options.http_host}:{endpoint.start()}"
-            stack.callback(endpoint.close)
+            door = None if admission is None or is_loopback(options.http_host) else admission.https
+
+            def scraped() -> list[dict[str, Any]]:
+                return targets(http_address, address, membership.peers(), insecure=options.insecure)
+
+            loop = MainLoop(asyncio.get_running_loop())
+            site = Site(loop, metrics.registry, health.not_ready, health.remarks, door, scraped)
+            listener = Listener(options.http_host, options.http_port, site.application(), door)
+            http_address = f"{options.http_host}:{listener.start()}"
+            stack.callback(listener.close)
 
         if presence is not None:
             tasks.create_task(presence.hold())

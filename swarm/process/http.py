@@ -35,6 +35,32 @@ HANDSHAKE_ADDRESSES_MAX = 4096
 _STUCK = "the event loop does not turn"
 
 
+def cannot_listen(host: str, ports: str, error: OSError) -> InvalidConfig:
+    """The error for a person whose --http-host or --http-port cannot be listened at."""
+    if error.errno == errno.EADDRINUSE:
+        return InvalidConfig(
+            f"HTTP port {ports} of {host} is in use", hint="choose another with --http-port, or 0 for any free port"
+        )
+    return InvalidConfig(
+        f"cannot serve HTTP at {host}:{ports}: {error.strerror or error}",
+        hint="choose an address of this machine with --http-host",
+    )
+
+
+class Handshakes:
+    """How many TLS handshakes an address may begin: each costs a signature, and its caller next to nothing."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, Bucket] = {}
+
+    def may_begin(self, host: str) -> bool:
+        """Whether one more from this address may begin now."""
+        if len(self._buckets) >= HANDSHAKE_ADDRESSES_MAX:
+            self._buckets.clear()
+        bucket = self._buckets.setdefault(host, Bucket(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE))
+        return bucket.take(time.monotonic())
+
+
 class Door(Protocol):
     """The TLS of an endpoint, and who may read more than health."""
 
@@ -92,15 +118,10 @@ class HttpEndpoint:
                 return BoundedServer((self._host, port), self._handler, self._door)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise InvalidConfig(
-                        f"cannot serve HTTP at {self._host}:{port}: {error.strerror or error}",
-                        hint="choose an address of this machine with --http-host",
-                    ) from None
+                    raise cannot_listen(self._host, str(port), error) from None
+                busy = error
         tried = str(self._port) if last == self._port else f"{self._port} to {last}"
-        raise InvalidConfig(
-            f"HTTP port {tried} of {self._host} is in use",
-            hint="choose another with --http-port, or 0 for any free port",
-        )
+        raise cannot_listen(self._host, tried, busy)
 
     def answer(self, path: str, method: str, certificate: Mapping[str, Any] | None = None) -> tuple[int, str] | None:
         """Status and text for a request of a caller with this certificate; None: the metrics."""
@@ -161,7 +182,7 @@ class BoundedServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._held: dict[Any, None] = {}  # connections, the oldest first
         self._deadlines: dict[Any, threading.Timer] = {}
-        self._handshakes: dict[str, Bucket] = {}  # by the address of the caller
+        self._handshakes = Handshakes()
         super().__init__(address, handler)
 
     def begin(self, name: str) -> None:
@@ -187,18 +208,11 @@ class BoundedServer(ThreadingHTTPServer):
     def get_request(self) -> tuple[Any, Any]:
         request, client_address = super().get_request()
         if self._door is not None:
-            if not self._may_begin(client_address[0]):
+            if not self._handshakes.may_begin(client_address[0]):
                 request.close()
                 raise ConnectionRefusedError("too many handshakes from this address")
             request = self._door.context().wrap_socket(request, server_side=True, do_handshake_on_connect=False)
         return request, client_address
-
-    def _may_begin(self, host: str) -> bool:
-        """A handshake costs a signature and a thread, and its caller next to nothing."""
-        if len(self._handshakes) >= HANDSHAKE_ADDRESSES_MAX:
-            self._handshakes.clear()
-        bucket = self._handshakes.setdefault(host, Bucket(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE))
-        return bucket.take(time.monotonic())
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer on a thread; when all places are taken, the oldest connection makes room: a probe must get through."""

@@ -1,0 +1,142 @@
+"""The paths of the scheduler's HTTP port.
+
+    /metrics /sd            for whoever scrapes: the roles metrics and admin, off loopback
+    /healthz /readyz        for everybody; asked of the scheduler's own loop, as one that is stuck is to be found out
+
+The application runs on the thread of the Listener. What it says of the scheduler, it asks the scheduler's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Scope
+
+from scheduler.web.listener import CONNECTION, Connection
+from swarm.process.http import LOOP_TURN_S_MAX, Door, Readiness
+
+T = TypeVar("T")
+
+_STUCK = "the event loop does not turn"
+_PATHS = "here are /metrics, /healthz, /readyz and /sd"
+_SCRAPERS_ONLY = "metrics are for the roles metrics and admin: show a certificate"
+
+
+class MainLoop:
+    """The scheduler's event loop, asked from another thread's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    async def ask(self, question: Coroutine[Any, Any, T], wait_s: float = LOOP_TURN_S_MAX) -> T:
+        """The answer; TimeoutError if the loop gives none in time or has ended."""
+        try:
+            asked = asyncio.run_coroutine_threadsafe(question, self._loop)
+        except RuntimeError:  # the loop is closed
+            question.close()
+            raise TimeoutError from None
+        async with asyncio.timeout(wait_s):
+            return await asyncio.wrap_future(asked)
+
+
+class Site:
+    """Makes the application.
+
+    `not_ready` and `remarks` give what /readyz says, `targets` what /sd answers; all are asked on the scheduler's loop.
+    """
+
+    def __init__(
+        self,
+        loop: MainLoop,
+        registry: CollectorRegistry,
+        not_ready: Readiness,
+        remarks: Readiness,
+        door: Door | None,
+        targets: Callable[[], list[dict[str, Any]]],
+        pages: Sequence[BaseRoute] = (),
+    ) -> None:
+        self._loop = loop
+        self._not_ready = not_ready
+        self._remarks = remarks
+        self._door = door
+        self._targets = targets
+        self._registry = registry
+        self._pages = pages
+
+    def application(self) -> Starlette:
+        routes = [
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+            Route("/metrics", self._serve_metrics),
+            Route("/sd", self._sd),
+            *self._pages,
+        ]
+        site = Starlette(routes=routes, exception_handlers={404: _refused, 405: _refused, 403: _refused})
+        site.router.redirect_slashes = False
+        return site
+
+    async def _healthz(self, request: Request) -> Response:
+        return _text(200, "ok") if await self._asked(list) is not None else _text(503, _STUCK)
+
+    async def _readyz(self, request: Request) -> Response:
+        reasons = await self._asked(self._not_ready)
+        if reasons != []:
+            return _text(503, "\n".join(reasons or [_STUCK]))
+        return _text(200, "\n".join(["ready", *(await self._asked(self._remarks) or [])]))
+
+    async def _asked(self, question: Readiness) -> list[str] | None:
+        """The loop's answer; None if it gives none within a second."""
+
+        async def ask() -> list[str]:
+            return list(question())
+
+        try:
+            return await self._loop.ask(ask())
+        except TimeoutError:
+            return None
+        except Exception as error:
+            return [f"readiness unknown: {error}"]
+
+    async def _serve_metrics(self, request: Request) -> Response:
+        self._check_scraper(request.scope)
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self._registry), headers={"content-type": content_type})
+
+    async def _sd(self, request: Request) -> Response:
+        self._check_scraper(request.scope)
+
+        async def ask() -> list[dict[str, Any]]:
+            return self._targets()
+
+        try:
+            return JSONResponse(await self._loop.ask(ask()))
+        except TimeoutError:
+            return _text(503, _STUCK)
+
+    def _check_scraper(self, scope: Scope) -> None:
+        if self._door is not None and not self._door.admits(connection_of(scope).names()):
+            raise HTTPException(403, _SCRAPERS_ONLY)
+
+
+def connection_of(scope: Scope) -> Connection:
+    connection: Connection = scope["extensions"][CONNECTION]
+    return connection
+
+
+def _text(status: int, text: str) -> Response:
+    return PlainTextResponse(f"{text}\n", status)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = {404: _PATHS, 405: "only GET"}.get(error.status_code, error.detail)
+    return _text(error.status_code, said)

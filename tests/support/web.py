@@ -1,0 +1,72 @@
+"""The scheduler's HTTP port for tests: a site on a free port of loopback, and callers with and without certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge
+from starlette.routing import BaseRoute
+
+from scheduler.web.listener import Listener
+from scheduler.web.site import MainLoop, Site
+from swarm.pki.identity import Identity
+from swarm.pki.names import any_of
+from swarm.process.http import Door, Readiness
+
+TARGETS: list[dict[str, Any]] = [{"targets": ["127.0.0.1:9464"], "labels": {"role": "scheduler"}}]
+
+
+def site_of(
+    not_ready: Readiness = list, remarks: Readiness = list, door: Door | None = None, pages: Sequence[BaseRoute] = ()
+) -> Site:
+    """A site that asks the loop that runs now."""
+    registry = CollectorRegistry()
+    Gauge("swarm_test", "x", registry=registry).set(7)
+    return Site(MainLoop(asyncio.get_running_loop()), registry, not_ready, remarks, door, lambda: TARGETS, pages)
+
+
+@contextmanager
+def serving(site: Site, door: Door | None = None) -> Iterator[int]:
+    """Serve the site; gives the port."""
+    listener = Listener("127.0.0.1", 0, site.application(), door)
+    try:
+        yield listener.start()
+    finally:
+        listener.close()
+
+
+def get(port: int, path: str, method: str = "GET", host: str = "") -> tuple[int, str]:
+    """Status and text."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path, headers={"Host": host} if host else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def get_over_tls(
+    port: int, path: str, server: Identity, caller: Identity | None, folder: Path, source: str = "127.0.0.1"
+) -> tuple[int, str]:
+    """The same from `source`, with the caller's certificate; the server must bear the name of its role."""
+    context = ssl.create_default_context(cadata=server.ca_pem.decode())
+    if caller is not None:
+        caller.save(folder / "caller")
+        context.load_cert_chain(folder / "caller/cert.pem", folder / "caller/key.pem")
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, source_address=(source, 0), context=context)
+    wrap: Callable[..., ssl.SSLSocket] = context.wrap_socket
+    name = any_of(server.principal.cluster, server.principal.role)
+    context.wrap_socket = lambda sock, **_: wrap(sock, server_hostname=name)  # type: ignore[method-assign]
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()

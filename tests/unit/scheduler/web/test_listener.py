@@ -1,0 +1,209 @@
+"""The scheduler's HTTP port survives bad clients, shows the newest certificate, and answers a probe whatever others do.
+
+The claims are those of `swarm/process/http.py`, which stage servers serve with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from scheduler.web.listener import HEADERS_BYTES_MAX, Listener
+from scheduler.web.site import connection_of
+from swarm.errors import InvalidConfig
+from swarm.pki.authority import Authority
+from swarm.pki.https import Https
+from swarm.pki.identity import Identity, Wallet
+from swarm.pki.names import Role
+from swarm.process import http as http_module
+from swarm.process.http import CONNECTIONS_MAX
+from tests.support.members import identity_of
+from tests.support.web import get, get_over_tls, serving, site_of
+
+OURS, OTHERS = Authority.new(1_700_000_000.0), Authority.new(1_700_000_000.0)
+SERVER = identity_of(OURS, Role.STAGE_SERVER, "gpu-1")
+
+
+async def test_a_client_that_says_nothing_or_nonsense_holds_nobody_up() -> None:
+    with serving(site_of()) as port:
+        with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)) as rude:
+            rude.sendall(b"\x00\xff nonsense\r\n\r\n")
+            assert (await asyncio.to_thread(get, port, "/healthz"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: \xff\xfe\r\n\r\n",
+        b"GET /metrics?name[]=\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /%ff%00?%ff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET http://x/metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /sd HTTP/1.1\r\nHost: x\r\nX: " + b"y" * (2 * HEADERS_BYTES_MAX) + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n",
+        b"GET / HTTP/2.0\r\n\r\n",
+    ],
+)
+async def test_a_strange_request_is_answered_and_not_called_a_fault_of_ours(
+    request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ask(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+            line.sendall(request_bytes)
+            return line.recv(64)
+
+    with serving(site_of()) as port:
+        answer = await asyncio.to_thread(ask, port)
+        assert answer.startswith(b"HTTP/1.1 ")
+        assert not answer.startswith(b"HTTP/1.1 5")
+        assert (await asyncio.to_thread(get, port, "/healthz"))[0] == 200
+    assert caplog.records == []
+
+
+async def test_a_busy_port_is_an_error_that_names_the_flag() -> None:
+    with serving(site_of()) as port:
+        with pytest.raises(InvalidConfig, match=f"{port}.* in use") as caught:
+            Listener("127.0.0.1", port, None).start()
+        assert "--http-port" in caught.value.hint
+
+
+async def test_a_foreign_address_is_an_error_that_names_the_flag() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        Listener("192.0.2.1", 0, None).start()
+    assert "--http-host" in caught.value.hint
+
+
+async def test_closing_twice_is_the_same_as_once() -> None:
+    listener = Listener("127.0.0.1", 0, site_of().application())
+    port = listener.start()
+    listener.close()
+    listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        get(port, "/healthz")
+
+
+async def test_a_probe_is_answered_although_others_hold_every_place() -> None:
+    with serving(site_of()) as port:
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 * CONNECTIONS_MAX)]
+        try:
+            for path in ("/healthz", "/readyz", "/metrics"):
+                assert (await asyncio.to_thread(get, port, path))[0] == 200
+        finally:
+            for one in held:
+                one.close()
+
+
+async def test_a_request_that_trickles_in_is_cut_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.web.listener.REQUEST_S_MAX", 0.3)
+
+    def trickle(port: int) -> float:
+        began_s = time.monotonic()
+        with socket.create_connection(("127.0.0.1", port)) as line, suppress(OSError):
+            line.sendall(b"GET /healthz HTTP/1.1\r\n")
+            while time.monotonic() - began_s < 5:
+                line.sendall(b"X: y\r\n")
+                time.sleep(0.05)
+        return time.monotonic() - began_s
+
+    with serving(site_of()) as port:
+        assert await asyncio.to_thread(trickle, port) < 3
+
+
+async def test_an_answer_that_lasts_has_no_deadline_and_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.web.listener.REQUEST_S_MAX", 0.3)
+
+    async def endless(request: Request) -> Response:
+        connection_of(request.scope).lasts()
+
+        async def lines() -> AsyncIterator[bytes]:
+            while True:
+                yield b"x\n"
+                await asyncio.sleep(0.05)
+
+        return StreamingResponse(lines())
+
+    def listen(port: int) -> float:
+        began_s = time.monotonic()
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+            line.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+            while line.recv(1000) and time.monotonic() - began_s < 1.0:
+                pass
+        return time.monotonic() - began_s
+
+    with serving(site_of(pages=[Route("/endless", endless)])) as port:
+        listening = [asyncio.to_thread(listen, port) for _ in range(3)]
+        assert min(await asyncio.gather(*listening)) >= 1.0
+        assert (await asyncio.to_thread(get, port, "/healthz"))[0] == 200
+
+
+# HTTPS -------------------------------------------------------------------------------------------------------------
+
+
+async def ask(
+    port: int, path: str, caller: Identity | None, folder: Path, source: str = "127.0.0.1"
+) -> tuple[int, str]:
+    return await asyncio.to_thread(get_over_tls, port, path, SERVER, caller, folder, source)
+
+
+@pytest.mark.parametrize(
+    "caller",
+    [identity_of(OTHERS, Role.ADMIN, "me"), identity_of(OURS, Role.METRICS, "prometheus", life_s=-1.0)],
+    ids=["of another swarm", "ended"],
+)
+async def test_a_certificate_that_is_none_here_ends_the_connection(tmp_path: Path, caller: Identity) -> None:
+    door = Https(Wallet(SERVER), tmp_path / "https.pem")
+    with serving(site_of(door=door), door) as port, pytest.raises(OSError, match=r"(?i)alert|reset|eof|closed|pipe"):
+        await ask(port, "/metrics", caller, tmp_path)
+
+
+async def test_the_newest_certificate_is_shown_and_none_before_there_is_one(tmp_path: Path) -> None:
+    wallet = Wallet()
+    door = Https(wallet, tmp_path / "https.pem")
+    with serving(site_of(door=door), door) as port:
+        with pytest.raises(ssl.SSLError):
+            await ask(port, "/healthz", None, tmp_path)
+        wallet.identity = identity_of(OTHERS, Role.STAGE_SERVER, "gpu-1")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await ask(port, "/healthz", None, tmp_path)
+        wallet.identity = SERVER
+        assert await ask(port, "/healthz", None, tmp_path) == (200, "ok\n")
+
+
+async def test_handshakes_of_one_address_are_bounded_and_others_still_get_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_module, "HANDSHAKES_PER_S", 0.0)
+    monkeypatch.setattr(http_module, "HANDSHAKES_AT_ONCE", 3)
+    door = Https(Wallet(SERVER), tmp_path / "https.pem")
+    with serving(site_of(door=door), door) as port:
+        for _ in range(3):
+            assert await ask(port, "/healthz", None, tmp_path) == (200, "ok\n")
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"(?i)reset|eof|closed|pipe"):
+                await ask(port, "/healthz", None, tmp_path)
+        assert await ask(port, "/healthz", None, tmp_path, "127.0.0.2") == (200, "ok\n")
+
+
+async def test_a_handshake_that_never_ends_is_cut_and_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_module, "HANDSHAKES_AT_ONCE", 1000.0)
+    door = Https(Wallet(SERVER), tmp_path / "https.pem")
+    with serving(site_of(door=door), door) as port:
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 * CONNECTIONS_MAX)]
+        try:
+            assert await ask(port, "/healthz", None, tmp_path) == (200, "ok\n")
+        finally:
+            for one in held:
+                one.close()
