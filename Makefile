@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test attack sim chaos chaos-short mutants check lint fmt types imports protos protos-check bench bench-gpu clean
+.PHONY: help setup demo test attack integration sim chaos chaos-short mutants check lint fmt types imports protos protos-check bench bench-gpu clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	# torch first and pinned: a looser request fetches gigabytes of CUDA packages
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 numpy
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,data,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,data,postgres,dev]'
 	@touch $(STAMP)
 
 demo: setup ## train a small model through 2 stages x 2 replicas on this machine, then sample from it
@@ -28,12 +28,16 @@ demo: setup ## train a small model through 2 stages x 2 replicas on this machine
 # runs one test after the other.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + os.cpu_count())')
 # Tests start many processes: without bytecode on disk each of them compiles the code anew.
-test attack: export PYTHONDONTWRITEBYTECODE :=
-test: setup ## all tests but those of attack
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/security
+test attack integration: export PYTHONDONTWRITEBYTECODE :=
+test: setup ## all tests but those of attack and integration
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/security --ignore tests/real
 
 attack: setup ## strangers, thieves and liars against a swarm of real processes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/security
+
+# One after the other: each starts a fleet, and programs of others beside it.
+integration: setup ## a fleet with PostgreSQL, Mosquitto and Prometheus; fails and names the package if one is missing
+	$(BIN)/python -m pytest tests/real
 
 # With SEED (and SCENARIO) one run again, as a failing seed says; with SEEDS so many, the same every time.
 MINUTES ?= 30

@@ -242,7 +242,8 @@ class Cluster:
 
     def start_server(self, number: int, *flags: str, module: str = "stage_server") -> Process:
         """Start stage server `number` (again), without waiting for it."""
-        where = ("--scheduler", self.address) if self.broker == "none" else ("--broker", self.scheduler.ready["broker"])
+        broker = self.scheduler.ready["broker"] if self.broker == "embedded" else self.broker
+        where = ("--scheduler", self.address) if broker == "none" else ("--broker", broker)
         host = self.server_hosts[number] if number < len(self.server_hosts) else "127.0.0.1"
         return Process.start(
             self.folder / f"server-{number}.log",
