@@ -23,8 +23,8 @@ from scheduler.api.seen_jobs import SeenJobs
 from scheduler.assembly import assemble
 from scheduler.brain.fleet.membership import Membership
 from scheduler.jobs.job import Announcer
-from scheduler.jobs.metric_expiry import tidy
 from scheduler.jobs.ports import SchedulerPorts
+from scheduler.jobs.series import show, tidy
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, DatabaseWatch
 from scheduler.storage.stores import Stores
@@ -41,6 +41,7 @@ from swarm.pki.authority import LIFE_S
 from swarm.process.lifecycle import check_announce, check_listen, lock_folder, say_ready
 from swarm.process.logs import get_logger
 from swarm.rpc.channel import bind, new_server
+from swarm.rpc.meter import Meter
 from swarm.rpc.session import add_session_service
 from swarm.text import is_loopback
 from swarm.wire import jobs_pb2_grpc, members_pb2_grpc, relay_pb2_grpc
@@ -90,9 +91,9 @@ async def serve(options: SchedulerOptions) -> None:
         files = stack.enter_context(ThreadPoolExecutor(max_workers=4, thread_name_prefix="files"))
         log_readers = stack.enter_context(ThreadPoolExecutor(max_workers=2, thread_name_prefix="logs"))
         url = f"sqlite:///{options.data_dir / 'scheduler.db'}" if options.db == "sqlite" else options.db
-        database = await Database.open(url, commits, options.data_dir)
-        stack.push_async_callback(database.close)
         metrics = SchedulerMetrics(product, PROTOCOL_VERSION)
+        database = await Database.open(url, commits, options.data_dir, metrics.stored)
+        stack.push_async_callback(database.close)
         watch = DatabaseWatch(database, metrics.database_link)
 
         broker = await stack.enter_async_context(local_broker()) if options.broker == "embedded" else options.broker
@@ -105,16 +106,21 @@ async def serve(options: SchedulerOptions) -> None:
                 will=(topics.scheduler(options.swarm), {}),
                 on_connected=metrics.process.mqtt_link,
             )
+            metrics.process.mqtt_link(False)
             announcer = BusAnnouncer(bus, options.swarm)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         admission: Admission | None = None
         if not options.insecure:
-            admission = await Admission.open(options.data_dir, database, log, options.certificate_life_s)
+            denied, life_s = metrics.process.auth_failed, options.certificate_life_s
+            admission = await Admission.open(options.data_dir, database, log, life_s, denied)
             stack.callback(admission.close)
         metrics.process.insecure(options.insecure)
-        server = new_server(None if admission is None else admission.guard)
+        meter = Meter(metrics.process.handled)
+        server = new_server(None if admission is None else admission.guard, meter=meter)
         wallet = None if admission is None else admission.wallet
+        if wallet is not None:
+            metrics.process.certificate(partial(getattr, wallet, "ends_unix_s"))
         host, bound = options.listen.rpartition(":")[0], bind(server, options.listen, wallet)
         address = options.announce or f"{host}:{bound}"
         if options.insecure:
@@ -210,6 +216,7 @@ async def serve(options: SchedulerOptions) -> None:
         scheduler.start()
         tasks.create_task(watch.run())
         tasks.create_task(tidy(registry, membership, ports))
+        tasks.create_task(show(registry, ports, options.data_dir))
         tasks.create_task(scheduler.jobs.removal.tidy())
         broker = bus.endpoint.shown if bus is not None else broker  # without the password
         facts = {"address": address, "http": http_address, "broker": broker, "joins": joins}

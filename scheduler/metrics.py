@@ -14,12 +14,11 @@ from typing import TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from swarm.process.metrics import SECONDS_BUCKETS, ProcessMetrics
+from swarm.process.metrics import LONG_SECONDS_BUCKETS, SECONDS_BUCKETS, ProcessMetrics
 from swarm.types import JobState, PeerState
 
 M = TypeVar("M", Gauge, Counter, Histogram)
 
-LONG_SECONDS_BUCKETS = (*SECONDS_BUCKETS, 300.0, 900.0, 3600.0)
 PEERS_MAX = 2000
 OTHER = "other"
 REASONS = ("timeout", "refused", "oom", "checksum", "draining", "gone")
@@ -56,7 +55,8 @@ class SchedulerMetrics:
         self._job_info = gauge("job_info", "Facts about a job", ("job_id", "family"))
         self._job_state = gauge("job_state", "Exactly one state is 1", ("job_id", "state"))
         self._job_step = gauge("job_step", "Steps committed")
-        self._last_progress = gauge("job_last_progress_timestamp_seconds", "Time of the last commit")
+        moved = "Time of the last commit, or when the job began to run after it"
+        self._last_progress = gauge("job_last_progress_timestamp_seconds", moved)
         self._tokens = counter("job_tokens", "Tokens applied")
         self._nonfinite = counter("job_nonfinite_steps", "Steps with NaN or Inf gradients")
         self._loss = gauge("train_loss", "Loss of the last step in nats")
@@ -71,11 +71,19 @@ class SchedulerMetrics:
         replayed = "Hops done again because their replica was lost"
         self._replayed = counter("microbatches_replayed", replayed, ("job_id", "stage"))
         self._duplicates = counter("duplicates_discarded", "Late repeats that were ignored")
+        self._undone = counter("job_steps_undone", "Committed steps that a rollback or a resume gave up")
         self._reroutes = counter("reroutes", "Hops taken from a replica", ("job_id", "stage", "reason"))
+        self._deadline = gauge("hop_deadline_seconds", "What a hop may take now", ("job_id", "stage", "direction"))
+        share = "Share of its stage's work by measured speed"
+        self._route_weight = gauge("route_weight", share, ("job_id", "stage", "peer"))
+        self._speed = gauge("peer_speed_tokens_per_second", "Measured speed in the stage that it serves", ("peer",))
         self._routed = counter("route_decisions", "Times a peer was picked for a hop", ("stage", "peer"))
         self._rebalances = counter("rebalances", "Replicas moved to another stage")
         released = "Decision to release by the old stage"
         self._rebalance_duration = histogram("rebalance_duration", released, LONG_SECONDS_BUCKETS)
+        self._stored = histogram("store_operation", "Answers of the database", SECONDS_BUCKETS, ("operation",))
+        self._loop_late = gauge("event_loop_late_seconds", "How late the event loop woke up last", ())
+        self._free = gauge("data_free_bytes", "Free space where the data folder is", ())
         self._database_connected = gauge("database_connected", "1 while the database answers", ())
         self._peers = gauge("peers", "Peers by job, stage and state", ("job_id", "stage", "state"))
         self._peer_info = gauge("peer_info", "Facts about a peer", ("peer", "version", "device"))
@@ -91,10 +99,45 @@ class SchedulerMetrics:
         self._peer_counts: dict[tuple[str, str, str], int] = {}  # what the series of `peers` say
         self._totals_seen: dict[tuple[str, ...], int] = {}
         self._last_commit_unix_s: dict[str, float] = {}
+        self._begun: set[str] = set()  # jobs that began to run, and have committed nothing since
+        self._weighed: dict[str, set[tuple[str, str]]] = {}  # (stage, peer) of a job that have a weight
 
     def database_link(self, is_there: bool) -> None:
         """Whether the database answered when it was last asked."""
         self._database_connected.set(is_there)
+
+    def stored(self, operation: str, seconds: float) -> None:
+        """The database answered, or failed, after `seconds`; `operation` is "commit", "read" or "write"."""
+        self._stored.labels(operation).observe(seconds)
+
+    def process_health(self, loop_late_s: float, free_bytes: int) -> None:
+        """How late the event loop is, and what is free where the data folder is."""
+        self._loop_late.set(loop_late_s)
+        self._free.set(free_bytes)
+
+    def speeds(
+        self, job_id: str, stages: Sequence[Mapping[str, float]], deadlines_s: Mapping[tuple[int, str], float]
+    ) -> None:
+        """Tokens/s of each measured replica of each stage, and what a hop may take by (stage, direction)."""
+        weighed: set[tuple[str, str]] = set()
+        for stage, speeds in enumerate(stages):
+            total = sum(speeds.values())
+            for peer, speed in speeds.items():
+                if peer in self.known_peers:
+                    self._speed.labels(peer).set(speed)
+                    self._route_weight.labels(job_id, str(stage), peer).set(speed / total)
+                    weighed.add((str(stage), peer))
+        for stage_and_peer in self._weighed.get(job_id, set()) - weighed:
+            self._route_weight.remove(job_id, *stage_and_peer)
+        self._weighed[job_id] = weighed
+        for (stage, direction), seconds in deadlines_s.items():
+            self._deadline.labels(job_id, str(stage), direction).set(seconds)
+
+    def at_work_no_more(self, job_id: str) -> None:
+        """The job has no replicas: no speed and no deadline holds."""
+        if self._weighed.pop(job_id, None) is not None:
+            for gauge in (self._route_weight, self._deadline):
+                _remove_series(gauge, job_id, 0)
 
     def job_opened(self, job_id: str, family: str, step: int = 0) -> None:
         """A job exists, at this step: its counters start at zero."""
@@ -102,7 +145,7 @@ class SchedulerMetrics:
         self._job_info.labels(job_id, family).set(1)
         self._job_step.labels(job_id).set(step)
         self._in_flight.labels(job_id).set(0)
-        for counter in (self._tokens, self._nonfinite, self._committed, self._violations):
+        for counter in (self._tokens, self._nonfinite, self._committed, self._violations, self._undone):
             counter.labels(job_id)
         for reason in CHECKPOINT_FAILURES:
             self._checkpoint_failures.labels(job_id, reason)
@@ -111,9 +154,10 @@ class SchedulerMetrics:
         self._last_commit_unix_s.pop(job_id, None)  # what passed since is no step's duration
 
     def job_went_back(
-        self, job_id: str, loss: float, learning_rate: float, grad_norm: float, evaluation_step: int
+        self, job_id: str, undone: int, loss: float, learning_rate: float, grad_norm: float, evaluation_step: int
     ) -> None:
-        """The job goes on at an earlier step, where these were measured; NaN and 0: nothing was yet."""
+        """The job goes on `undone` steps before, where the rest was measured; NaN and 0: nothing was yet."""
+        self._undone.labels(job_id).inc(undone)
         measured = ((self._loss, loss), (self._learning_rate, learning_rate), (self._grad_norm, grad_norm))
         for gauge, value in measured:
             if math.isnan(loss):
@@ -128,6 +172,12 @@ class SchedulerMetrics:
         """The job is in `state` and in no other."""
         for known in _JOB_STATES:
             self._job_state.labels(job_id, known).set(known == str(state))
+
+    def job_runs(self, job_id: str, since_unix_s: float) -> None:
+        """The job begins to run, which is progress; to begin again and again without a commit is none."""
+        if job_id not in self._begun:
+            self._begun.add(job_id)
+            self._last_progress.labels(job_id).set(since_unix_s)
 
     def step_committed(
         self,
@@ -145,6 +195,7 @@ class SchedulerMetrics:
         """One more step is committed; `step` counts the commits so far. A skipped step applied no tokens."""
         self._job_step.labels(job_id).set(step)
         self._last_progress.labels(job_id).set(time_unix_s)
+        self._begun.discard(job_id)
         self._learning_rate.labels(job_id).set(learning_rate)
         self._committed.labels(job_id).inc(microbatches)
         if skipped:
@@ -249,6 +300,8 @@ class SchedulerMetrics:
         self._peer_counts = {series: count for series, count in self._peer_counts.items() if series[0] != job_id}
         self._totals_seen = {key: total for key, total in self._totals_seen.items() if key[1] != job_id}
         self._last_commit_unix_s.pop(job_id, None)
+        self._weighed.pop(job_id, None)
+        self._begun.discard(job_id)
 
     def forget_peer(self, peer: str) -> None:
         """Remove all series of a peer: call it ten minutes after the peer left."""
@@ -257,7 +310,8 @@ class SchedulerMetrics:
         self.known_peers.discard(peer)
         _remove_series(self._routed, peer, 1)
         _remove_series(self._peer_info, peer, 0)
-        _remove_series(self._last_heartbeat, peer, 0)
+        for gauge in (self._last_heartbeat, self._speed):
+            _remove_series(gauge, peer, 0)
 
     def _bounded(self, peer: str) -> str:
         if peer not in self.known_peers:

@@ -39,6 +39,7 @@ from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import CONNECTION_S_MAX, THROUGH_RELAY, bind, new_server
 from swarm.rpc.enrolment import Enrolment, own_name
 from swarm.rpc.guard import Caller, Guard
+from swarm.rpc.meter import Meter
 from swarm.rpc.paths import Paths
 from swarm.rpc.peer_service import add_peer_service
 from swarm.rpc.peers import GrpcPeerLinks, Neighbour, PeerLinks
@@ -74,6 +75,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         wallet = Wallet()
         enrolment: Enrolment | None = None
         if not options.insecure:
+            metrics.process.certificate(lambda: wallet.ends_unix_s)
             enrolment = Enrolment(peer, folder / "pki", wallet, get_logger("stage-server"))
             if options.join is not None:
                 await enrolment.join(options.join)
@@ -110,7 +112,8 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
         denials = Denials(metrics, get_logger("stage-server"))
         guard = Guard(may_exchange, lambda _, who, error: denials.note(who, error)) if speaks_tls else None
         more = THROUGH_RELAY if options.via_relay else None
-        server = new_server(guard, None if options.insecure else CONNECTION_S_MAX, more)
+        meter = Meter(metrics.process.handled)
+        server = new_server(guard, None if options.insecure else CONNECTION_S_MAX, more, meter)
         shown = wallet if speaks_tls else None
         port = _bind_free(server, shown) if not options.listen else bind(server, options.listen, shown)
         address = options.address(port)
@@ -162,6 +165,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
                 {"peer": peer, "state": "gone", "incarnation": identity.incarnation},
             )
             bus = Bus(options.broker, f"swarm-{peer}", will=will, on_connected=metrics.process.mqtt_link)
+            metrics.process.mqtt_link(False)
 
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         listener: Listener | None = None
@@ -243,7 +247,7 @@ class Denials:
         self._lines = Bucket(DENIALS_PER_S, DENIALS_AT_ONCE)
 
     def note(self, who: str, error: SwarmError) -> None:
-        self._metrics.auth_failed(error.code)
+        self._metrics.process.auth_failed(error.code)
         if self._lines.take(time.monotonic()):
             self._log.warning("turned away", who=who, error_code=error.code, reason=error.message)
 

@@ -13,10 +13,11 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from swarm.process.metrics import SECONDS_BUCKETS, ProcessMetrics
+from swarm.process.metrics import LONG_SECONDS_BUCKETS, SECONDS_BUCKETS, ProcessMetrics
 
 TRAFFIC_DIRECTIONS = ("sent", "received")
 TRAFFIC_KINDS = ("activation", "gradient", "state")
+TRANSFER_OUTCOMES = ("complete", "failed")
 ROUND_OUTCOMES = ("averaged", "failed", "aborted")
 
 
@@ -46,8 +47,9 @@ class StageServerMetrics:
         )
         self._averaging = seconds("swarm_averaging_duration_seconds", "Completed averaging rounds", ("stage",))
         self._rounds = counter("swarm_averaging_rounds_total", "Averaging rounds by outcome", ("stage", "outcome"))
-        self._auth_failures = counter(
-            "swarm_auth_failures_total", "Calls of other stage servers that were turned away, by error code", ("code",)
+        fetched = "Download of a stage's state by a joiner, from its first question to its report"
+        self._transfer = Histogram(
+            "swarm_state_transfer_seconds", fetched, ("outcome",), buckets=LONG_SECONDS_BUCKETS, registry=registry
         )
         self._evicted = counter("swarm_outputs_evicted_total", "Held outputs dropped for memory", ("stage",))
         for direction in TRAFFIC_DIRECTIONS:
@@ -78,9 +80,10 @@ class StageServerMetrics:
     def out_of_memory(self) -> None:
         self._oom.inc()
 
-    def auth_failed(self, code: str) -> None:
-        """A caller was turned away; `code` is that of a class of swarm.errors."""
-        self._auth_failures.labels(code).inc()
+    def state_fetched(self, outcome: str, seconds: float) -> None:
+        """A joiner has its stage's state ("complete"), or cannot get it ("failed")."""
+        assert outcome in TRANSFER_OUTCOMES, outcome
+        self._transfer.labels(outcome).observe(seconds)
 
     def queue_depth(self, stage: int, *, forward: int, backward: int) -> None:
         self._queue_depth.labels(str(stage), "forward").set(forward)

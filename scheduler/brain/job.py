@@ -34,7 +34,7 @@ from scheduler.brain.state.step import Phase, StepEvent, StepRun
 from swarm.events import Hello
 from swarm.job.course import PLAIN, Course
 from swarm.text import counted
-from swarm.types import Decision, JobState, PeerId
+from swarm.types import Decision, Direction, JobState, PeerId
 
 
 class JobBrain:
@@ -217,6 +217,10 @@ class JobBrain:
     def pace_s(self, peer: PeerId) -> float:
         """Device seconds that the peer needs per microbatch; 0 if never measured."""
         return self._parts.loads.measured_s(peer)
+
+    def deadline_s(self, stage: int, direction: Direction) -> float:
+        """How many seconds a hop of this stage may take now."""
+        return self._parts.dispatch.deadline_s(stage, direction)
 
     def validate(self) -> None:
         """Assert what must hold between any two inputs."""

@@ -135,6 +135,8 @@ class JobRegistry:
         # Shown at once: nobody may act on the old state while the row is being written.
         job.record = job.record.entered(state, reason[:REASON_CHARACTERS_MAX], self._wall_s(), **changes)
         job.waiting = (job.waiting or Waiting(now_s())) if job.record.state in WAITING_STATES else None
+        if state is JobState.RUNNING:
+            self._metrics.job_runs(job.record.id, job.record.since_unix_s)
         await self.put(job)
         self.say(job, "error" if state is JobState.FAILED else "info", f"job is {state.value}: {reason}")
         self.changed(job)

@@ -7,12 +7,12 @@ import asyncio
 from scheduler.brain.explain.reasons import LOADED
 from scheduler.jobs.islands import timelines
 from scheduler.jobs.job import Job, again
-from scheduler.jobs.metric_expiry import is_over
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.runner import JobRunner
+from scheduler.jobs.series import is_over
 from scheduler.jobs.timelines import Timelines
 from scheduler.storage.database import JobRecord
 from swarm.errors import SwarmError

@@ -96,13 +96,18 @@ class Timelines:
             peers={},
             **(starting_at(start) | {"first_steps": first_steps}),
         )
-        progress = await self.progress_of(turned, spec)
+        progress, before = await self.progress_of(turned, spec), job.progress.steps_done
         newest = await self._catalog.newest(turned, spec)
         self._registry.begin_timeline(job, record, turned)
         job.spec, job.start, job.progress, job.newest = spec, start, progress, newest
         self._metrics.job_opened(record.id, spec.model.family, step)
         self._metrics.job_went_back(
-            record.id, progress.loss, progress.learning_rate, progress.norm, progress.evaluation_step
+            record.id,
+            max(0, before - step),
+            progress.loss,
+            progress.learning_rate,
+            progress.norm,
+            progress.evaluation_step,
         )
         if progress.evaluation_step:
             self._metrics.evaluated(record.id, step=progress.evaluation_step, loss=progress.evaluation_loss)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import alembic.command
 import alembic.config
@@ -31,6 +32,10 @@ from scheduler.storage.executor import run_blocking
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, Fenced, InvalidConfig
 from swarm.messages import StateFile
 from swarm.types import DEFAULT_PROJECT, JobId, JobState, PeerId, Round, UnitName
+
+T = TypeVar("T")
+Timed: TypeAlias = Callable[[str, float], None]
+"""Hears what the database did ("commit", "read" or "write"), and how long that took, seconds."""
 
 LOOK_S = 5.0  # how often the watch looks at the database
 _DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg")
@@ -148,14 +153,28 @@ class Drain:
 class Database:
     """The scheduler's database; `epoch` is this start's number."""
 
-    def __init__(self, engine: sa.Engine, epoch: int, executor: ThreadPoolExecutor | None, name: str = "") -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        epoch: int,
+        executor: ThreadPoolExecutor | None,
+        name: str = "",
+        timed: Timed = lambda *_: None,
+    ) -> None:
         self._engine = engine
         self._executor = executor
+        self._timed = timed
         self.epoch = epoch
         self.name = name  # the id that the database shares with its data folder
 
     @classmethod
-    async def open(cls, url: str, executor: ThreadPoolExecutor | None, folder: Path | None = None) -> Database:
+    async def open(
+        cls,
+        url: str,
+        executor: ThreadPoolExecutor | None,
+        folder: Path | None = None,
+        timed: Timed = lambda *_: None,
+    ) -> Database:
         """Migrate the database at `url` and take the next epoch; InvalidConfig if it cannot be used.
 
         With `folder`, it must hold the data of the database's jobs; else no epoch is taken and nobody is fenced off.
@@ -179,7 +198,7 @@ class Database:
                 if engine.dialect.name == "sqlite"
                 else "check that the server runs, and the host, user and database in --db",
             ) from error
-        return cls(engine, epoch, executor, name)
+        return cls(engine, epoch, executor, name, timed)
 
     async def close(self) -> None:
         await run_blocking(self._executor, self._engine.dispose)
@@ -214,7 +233,7 @@ class Database:
             for row in rows:
                 self._put_commit(connection, job, row, now_unix_s)
 
-        await self.write(write)
+        await self.write(write, "commit")
 
     def _put_commit(self, connection: sa.Connection, job: JobId, row: CommitRow, now_unix_s: float) -> None:
         values = asdict(row) | {"job": job, "epoch": self.epoch, "committed_unix_s": now_unix_s}
@@ -301,8 +320,8 @@ class Database:
             hint="only one scheduler may run on a database: stop this one",
         )
 
-    async def write(self, change: Callable[[sa.Connection], object]) -> None:
-        """Make a change, in a transaction that first claims the epoch.
+    async def write(self, change: Callable[[sa.Connection], object], operation: str = "write") -> None:
+        """Make a change, in a transaction that first claims the epoch; `operation` is what it is timed as.
 
         Raises Fenced, DatabaseRejected or DatabaseUnavailable.
         """
@@ -315,7 +334,7 @@ class Database:
                 change(connection)
 
         try:
-            await run_blocking(self._executor, transaction)
+            await self._run(operation, transaction)
         except (IntegrityError, ProgrammingError, DataError) as error:
             raise DatabaseRejected(
                 f"the database refused a write: {_cause(error)}", hint="report this as a bug, with the scheduler's log"
@@ -333,11 +352,18 @@ class Database:
                 return [dict(row) for row in connection.execute(query).mappings()]
 
         try:
-            return await run_blocking(self._executor, read)
+            return await self._run("read", read)
         except SQLAlchemyError as error:
             raise DatabaseUnavailable(
                 f"the database could not be read: {_cause(error)}", hint="check the disk and the database's log"
             ) from error
+
+    async def _run(self, operation: str, work: Callable[[], T]) -> T:
+        began_s = time.monotonic()
+        try:
+            return await run_blocking(self._executor, work)
+        finally:
+            self._timed(operation, time.monotonic() - began_s)
 
 
 class DatabaseWatch:

@@ -52,6 +52,7 @@ class JoinClient:
         self._reports = 0
         self.loaded: Loaded | None = None  # the newest report
         self._failed: Failed | None = None
+        self._began_s: float | None = None  # when it first asked a donor; None: before, or told already
         self._news = asyncio.Event()
         ports.work.start(self._run())
 
@@ -116,6 +117,7 @@ class JoinClient:
         for order in orders:
             match order:
                 case rejoin.AskChunk() | rejoin.AskRecords():
+                    self._began_s = _now_s() if self._began_s is None and not self._reports else self._began_s
                     self._ports.work.start(self._ask(order))
                 case rejoin.StoreChunk(chunk=chunk, version=version):
                     assert payload is not None, "a chunk that came"
@@ -153,6 +155,7 @@ class JoinClient:
 
     def _fail(self, error: SwarmError) -> None:
         self._log.error("cannot join", error_code=error.code, reason=error.message)
+        self._fetched("failed")
         self._failed = Failed(self._command.job, error.code, error.message, error.hint)
         self._ports.emit(self._failed)
 
@@ -160,11 +163,17 @@ class JoinClient:
         stage, command = self.stage, self._command
         assert stage is not None
         self._reports += 1
+        self._fetched("complete")
         units = unit_sizes(stage)
         self._log.info("state is complete", stage=command.stage, version=version)
         digest, probe = self._digest_made, self._probe
         self.loaded = Loaded(command.job, command.timeline, command.stage, version, digest, units, probe, command.join)
         self._ports.emit(self.loaded)
+
+    def _fetched(self, outcome: str) -> None:
+        if self._began_s is not None:
+            self._ports.metrics.state_fetched(outcome, _now_s() - self._began_s)
+            self._began_s = None
 
     async def _ask(self, ask: rejoin.Ask) -> None:
         """One question to one donor, and what its answer leads to."""

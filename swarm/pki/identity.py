@@ -7,6 +7,7 @@ An `Identity` is immutable. Whoever renews it makes another one; `Wallet` is whe
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,6 +131,11 @@ class Wallet:
         self.identity = identity
         self.pass_token = b""  # what a stage server shows its neighbours; none: it has no job, or there are no passes
         self._wall_s = wall_s
+
+    @property
+    def ends_unix_s(self) -> float:
+        """When the certificate ends; nan if there is none."""
+        return math.nan if self.identity is None else self.identity.ends_unix_s
 
     @property
     def is_due(self) -> bool:

@@ -24,6 +24,7 @@ from swarm.relay.session import RelaySession
 from swarm.rpc.channel import NARROW, bind, new_server
 from swarm.rpc.enrolment import Enrolment, own_name
 from swarm.rpc.guard import Guard
+from swarm.rpc.meter import Meter
 from swarm.text import is_loopback
 
 STOP_S_MAX = 0.5  # links stay open until we break them
@@ -82,7 +83,9 @@ async def serve(options: RelayOptions) -> None:
         assert identity is not None
         metrics = RelayMetrics(product, PROTOCOL_VERSION)
         service = RelayService(identity.cluster, metrics, budget=options.budget)
-        server = new_server(Guard(may_relay, lambda method, who, error: metrics.auth_failed(error.code)), more=NARROW)
+        metrics.process.certificate(lambda: wallet.ends_unix_s)
+        guard = Guard(may_relay, lambda method, who, error: metrics.process.auth_failed(error.code))
+        server = new_server(guard, more=NARROW, meter=Meter(metrics.process.handled))
         add_relay_service(server, service)
         host, bound = options.listen.rpartition(":")[0], bind(server, options.listen, wallet)
         address = options.announce or f"{host}:{bound}"

@@ -20,9 +20,6 @@ class RelayMetrics:
         self._bytes = Counter("swarm_relay_bytes_total", "Bytes carried", ("direction",), registry=registry)
         self._links = Gauge("swarm_relay_links", "Links between stage servers through this relay", registry=registry)
         self._listeners = Gauge("swarm_relay_listeners", "Stage servers that listen at this relay", registry=registry)
-        self._auth_failures = Counter(
-            "swarm_auth_failures_total", "Calls that were turned away, by error code", ("code",), registry=registry
-        )
         for direction in DIRECTIONS:
             self._bytes.labels(direction)
 
@@ -32,6 +29,3 @@ class RelayMetrics:
     def watch(self, links: Callable[[], int], listeners: Callable[[], int]) -> None:
         self._links.set_function(links)
         self._listeners.set_function(listeners)
-
-    def auth_failed(self, code: str) -> None:
-        self._auth_failures.labels(code).inc()

@@ -136,7 +136,7 @@ class RelayService:
                 try:
                     self._board.show(peer, line, self._read(token) if token else None, self._now_unix_s())
                 except NotAdmitted as error:
-                    self._metrics.auth_failed(error.code)
+                    self._metrics.process.auth_failed(error.code)
         except SwarmError:
             pass
         finally:
@@ -150,7 +150,7 @@ class RelayService:
                 to = PeerId(_metadata(context, TO_KEY))
                 opening, line = self._board.connect(_caller(), shown, to, self._now_unix_s())
             except NotAdmitted as error:
-                self._metrics.auth_failed(error.code)
+                self._metrics.process.auth_failed(error.code)
                 raise
             ends_s = shown.expires_unix_s + GRACE_S - self._ahead_s
             link = _Link(opening, ends_s, asyncio.get_running_loop().create_future())

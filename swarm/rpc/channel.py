@@ -138,8 +138,11 @@ def new_server(
     guard: grpc.aio.ServerInterceptor | None = None,
     connection_s_max: float | None = None,
     more: Options | None = None,
+    meter: grpc.aio.ServerInterceptor | None = None,
 ) -> grpc.aio.Server:
-    """`connection_s_max`: a connection is broken after that and CONNECTION_GRACE_S, so its caller proves himself again.
+    """A server whose calls pass `meter` and then `guard`.
+
+    `connection_s_max`: a connection is broken after that and CONNECTION_GRACE_S, so its caller proves himself again.
 
     What is under way on it by then is lost. `more` options take the place of those of all servers.
     """
@@ -152,7 +155,7 @@ def new_server(
     return grpc.aio.server(
         options=options,
         maximum_concurrent_rpcs=RPCS_MAX,
-        interceptors=() if guard is None else (guard,),
+        interceptors=[one for one in (meter, guard) if one is not None],
     )
 
 

@@ -73,7 +73,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _guarded(self, handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
         """The same handler behind the check; which of four it has depends on what streams."""
-        name = f"{_kind(handler.request_streaming)}_{_kind(handler.response_streaming)}"
+        name = f"{kind(handler.request_streaming)}_{kind(handler.response_streaming)}"
         behaviour = getattr(handler, name)
 
         async def answer(request: Any, context: _Context) -> Any:
@@ -146,5 +146,6 @@ def _caller(pem: bytes) -> Caller:
     return Caller(principal_of(keys.uris(certificate)), fingerprint)
 
 
-def _kind(is_streaming: bool) -> str:
+def kind(is_streaming: bool) -> str:
+    """The word for one side of a method in gRPC's names of handlers."""
     return "stream" if is_streaming else "unary"

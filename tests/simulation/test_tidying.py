@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import pytest
 from prometheus_client import generate_latest
 
 from scheduler.api.announcer import NoAnnouncer
 from scheduler.assembly import assemble
-from scheduler.jobs.metric_expiry import tidy
 from scheduler.jobs.ports import SchedulerPorts
+from scheduler.jobs.series import SHOW_S, show, tidy
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.stores import Stores
 from swarm.data.tokenizer import ByteTokenizer
@@ -69,6 +70,47 @@ def test_series_go_an_hour_after_a_job_and_ten_minutes_after_a_peer(tmp_path: Pa
                 await asyncio.sleep(200)
                 assert _lines(metrics, job.record.id) == []
                 assert metrics.known_jobs == set()
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+
+    sim.run(main(), seed=1, limit_s=7200.0)
+
+
+def test_a_job_at_work_shows_speeds_and_deadlines_and_an_ended_one_none(tmp_path: Path) -> None:
+    changes = {"pipeline__stages": 2, "training__steps": 30}
+    spec = resolve(
+        small_spec(write_text(tmp_path), **changes), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1
+    )
+    tokens = Tokens.make(tmp_path, spec)
+    names = ("swarm_route_weight{", "swarm_hop_deadline_seconds{")
+
+    async def main() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 4, tasks, Random(1))
+                tasks.create_task(show(rig.jobs.registry, rig.ports, tmp_path))
+                job = await rig.jobs.submit(spec, tokens.of_job(), {})
+
+                def shown() -> list[tuple[str, float]]:
+                    lines = [line.rpartition(" ") for line in _lines(rig.metrics, job.record.id)]
+                    return [(line[0], float(line[2])) for line in lines if line[0].startswith(names)]
+
+                while job.progress.steps_done < 10:
+                    await asyncio.sleep(0.1)
+                await asyncio.sleep(SHOW_S)
+                weights = [value for name, value in shown() if name.startswith(names[0])]
+                deadlines = [value for name, value in shown() if name.startswith(names[1])]
+                assert (len(weights), len(deadlines)) == (4, 4)
+                assert all(0.2 < weight < 0.8 for weight in weights)
+                assert sum(weights) == pytest.approx(2.0)
+                assert all(0.0 < deadline_s <= spec.pipeline.deadline_max_s for deadline_s in deadlines)
+                speeds = [line for line in _lines(rig.metrics, "peer-1") if "speed_tokens" in line]
+                assert float(speeds[0].rpartition(" ")[2]) > 100.0
+                await rig.finished(job)
+                await asyncio.sleep(SHOW_S)
+                assert shown() == []
                 await rig.network.close()
                 raise Done
         except* Done:

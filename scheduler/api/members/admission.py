@@ -46,9 +46,17 @@ LOOK_S = 60.0  # how often the ages of certificates are looked at
 class Admission:
     """Everything about who may come in; make it with `open`, then `serve`."""
 
-    def __init__(self, members: Members, audit: Audit, folder: Path, log: Logger) -> None:
+    def __init__(
+        self,
+        members: Members,
+        audit: Audit,
+        folder: Path,
+        log: Logger,
+        denied: Callable[[str], None] = lambda code: None,
+    ) -> None:
+        """`denied` hears the error code of each call and join that is refused."""
         self.members = members
-        self._trail = AuditTrail(audit, log, lambda principal: members.person(principal).project)
+        self._trail = AuditTrail(audit, log, lambda principal: members.person(principal).project, on_denied=denied)
         self._folder = folder
         self._log = log
         self._joins: JoinEndpoint | None = None
@@ -61,13 +69,20 @@ class Admission:
         self.issuer = Issuer(PassKey.open(folder), members.authority.cluster, cut_off)
 
     @classmethod
-    async def open(cls, data_dir: Path, database: Database, log: Logger, life_s: float = LIFE_S) -> Admission:
+    async def open(
+        cls,
+        data_dir: Path,
+        database: Database,
+        log: Logger,
+        life_s: float = LIFE_S,
+        denied: Callable[[str], None] = lambda code: None,
+    ) -> Admission:
         """Read the book of members; at the first start, make the authority. InvalidConfig if a file cannot be used."""
         folder = data_dir / "pki"
         authority = Authority.open(folder, time.time())
         members = Members(authority, database, time.time, life_s)
         await members.load()
-        return cls(members, Audit(data_dir / "audit.jsonl", time.time), folder, log)
+        return cls(members, Audit(data_dir / "audit.jsonl", time.time), folder, log, denied)
 
     async def serve(
         self,

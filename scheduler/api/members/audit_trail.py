@@ -38,8 +38,10 @@ class AuditTrail:
         log: Logger,
         project_of: Callable[[Principal], str],
         clock_s: Callable[[], float] = time.monotonic,
+        on_denied: Callable[[str], None] = lambda code: None,
     ) -> None:
-        """`project_of` gives the project of a person."""
+        """`project_of` gives the project of a person; `on_denied` hears the error code of everything refused."""
+        self._on_denied = on_denied
         self._audit = audit
         self._log = log
         self._project_of = project_of
@@ -62,12 +64,15 @@ class AuditTrail:
 
     def denied(self, method: str, who: str, error: SwarmError) -> None:
         """A call was refused for what the caller is."""
+        self._on_denied(error.code)
         if self._denials.take(self._clock_s()):
             self._write(who, method, f"{error.code} {error.message}")
             self._log.warning("refused", method=method, who=who, reason=error.message)
 
     def joined(self, token: str, name: str, address: str, error: SwarmError | None = None) -> None:
         """Somebody joined with a token, or was refused."""
+        if error is not None:
+            self._on_denied(error.code)
         if error is None or self._refused_joins.take(self._clock_s()):
             result = ALLOWED if error is None else f"{error.code} {error.message}"
             self._write(f"token {token[:20]}", "Join", result, target=name, address=address)

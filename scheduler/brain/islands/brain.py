@@ -38,7 +38,7 @@ from swarm.errors import ReplicaDiverged
 from swarm.events import Averaged, Hello, RoundFailed
 from swarm.job.course import OuterCourse
 from swarm.messages import Commit, Release
-from swarm.types import Decision, Hop, JobState, PeerId, Round
+from swarm.types import Decision, Direction, Hop, JobState, PeerId, Round
 
 ALLIES_MAX = 4  # of other islands, whom a replica may ask for the mean proposals
 NOBODY_JOINS = "a job with islands takes nobody in while it runs"
@@ -214,6 +214,10 @@ class IslandsBrain:
     def pace_s(self, peer: PeerId) -> float:
         island = self._island_of.get(peer)
         return 0.0 if island is None else self._islands[island].pace_s(peer)
+
+    def deadline_s(self, stage: int, direction: Direction) -> float:
+        """The longest of all islands."""
+        return max(one.deadline_s(stage, direction) for one in self._islands)
 
     def validate(self) -> None:
         """Assert what must hold between any two inputs."""

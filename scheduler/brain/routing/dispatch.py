@@ -24,7 +24,7 @@ from scheduler.brain.state.links import LINK_DEAD_S
 from scheduler.brain.state.step import Phase, StepRun
 from swarm.events import Accumulated, EvaluationUndelivered, Forwarded, Undelivered
 from swarm.messages import Evaluate, Route
-from swarm.types import EvaluationBatch, Hop, Microbatch, PeerId
+from swarm.types import Direction, EvaluationBatch, Hop, Microbatch, PeerId
 
 QUEUE_SLACK = 3.0  # a hop is late after this many times what the fastest replica would need for the same queue
 FIRST_SLACK = 10.0  # for a replica that was never measured: its first computations prepare the device
@@ -248,6 +248,10 @@ class Dispatch:
         """When `hurry` may have something to do although nothing happens."""
         late_s = self._lateness.due_s() or math.inf
         return [late_s, self._relax_s] if self._relaxes else [late_s]
+
+    def deadline_s(self, stage: int, direction: Direction) -> float:
+        """How many seconds a replica may take for its turn now."""
+        return self._lateness.deadline_s(stage, direction)
 
     def waiting_for(self) -> str:
         stuck = f"; {self._why_not}" if self._why_not else ""

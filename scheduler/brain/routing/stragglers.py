@@ -106,6 +106,10 @@ class Stragglers:
                     place.turn = None
                     self._forgotten.add(route)
 
+    def deadline_s(self, stage: int, direction: Direction) -> float:
+        """How many seconds a turn may take now."""
+        return self._deadlines.of(stage, direction)
+
     def validate(self) -> None:
         """Assert that no turn has begun unnoticed, but for routes whose peer was forgotten."""
         self._deadlines.validate()

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from scheduler.metrics import PEERS_MAX, SchedulerMetrics
 from stage_server.metrics import StageServerMetrics
-from swarm.process.metrics import SECONDS_BUCKETS
+from swarm.process.metrics import SECONDS_BUCKETS, ProcessMetrics
 from swarm.types import JobState
 
 EVERY_PROCESS = {
@@ -18,9 +18,16 @@ EVERY_PROCESS = {
     "swarm_insecure": set(),
     "swarm_mqtt_connected": set(),
     "swarm_mqtt_reconnects_total": set(),
+    "swarm_auth_failures_total": {"code"},
+    "swarm_rpc_server_handled_total": {"method", "code"},
+    "swarm_rpc_server_handling_seconds": {"method"},
+    "swarm_tls_certificate_expiry_timestamp_seconds": set(),
 }
 SCHEDULER = {
     "swarm_database_connected": set(),
+    "swarm_store_operation_seconds": {"operation"},
+    "swarm_event_loop_late_seconds": set(),
+    "swarm_data_free_bytes": set(),
     "swarm_job_info": {"job_id", "family"},
     "swarm_job_state": {"job_id", "state"},
     "swarm_job_step": {"job_id"},
@@ -41,6 +48,10 @@ SCHEDULER = {
     "swarm_checkpoint_failures_total": {"job_id", "reason"},
     "swarm_checkpoint_size_bytes": {"job_id"},
     "swarm_microbatches_replayed_total": {"job_id", "stage"},
+    "swarm_job_steps_undone_total": {"job_id"},
+    "swarm_hop_deadline_seconds": {"job_id", "stage", "direction"},
+    "swarm_route_weight": {"job_id", "stage", "peer"},
+    "swarm_peer_speed_tokens_per_second": {"peer"},
     "swarm_reroutes_total": {"job_id", "stage", "reason"},
     "swarm_duplicates_discarded_total": {"job_id"},
     "swarm_rebalances_total": {"job_id"},
@@ -66,7 +77,7 @@ STAGE_SERVER = {
     "swarm_averaging_duration_seconds": {"stage"},
     "swarm_averaging_rounds_total": {"stage", "outcome"},
     "swarm_outputs_evicted_total": {"stage"},
-    "swarm_auth_failures_total": {"code"},
+    "swarm_state_transfer_seconds": {"outcome"},
 }
 
 
@@ -78,6 +89,12 @@ def _series(registry: CollectorRegistry) -> dict[str, set[str]]:
             name = f"{family.name}_total" if family.type == "counter" else family.name
             series[name] = {label for sample in family.samples for label in sample.labels} - {"le"}
     return series
+
+
+def _speak(process: ProcessMetrics) -> None:
+    process.auth_failed("E0508")
+    process.handled("Jobs/Get", "OK", 0.01)
+    process.certificate(lambda: 2000.0)
 
 
 def _with_a_job() -> SchedulerMetrics:
@@ -105,6 +122,9 @@ def _with_a_job() -> SchedulerMetrics:
     metrics.route_decided(1, "p1")
     metrics.peers({("j1", 0, "serving"): 2, ("", None, "idle"): 1}, {"j1": 2})
     metrics.in_flight("j1", 3)
+    metrics.speeds("j1", [{}, {"p1": 100.0}], {(1, "forward"): 2.0})
+    metrics.stored("commit", 0.002)
+    _speak(metrics.process)
     return metrics
 
 
@@ -121,7 +141,8 @@ def test_a_stage_server_serves_the_promised_series_and_labels() -> None:
     metrics.encoded("forward", "int8")
     metrics.round_finished(0, "averaged", 0.2)
     metrics.output_evicted(0)
-    metrics.auth_failed("E0508")
+    metrics.state_fetched("complete", 2.0)
+    _speak(metrics.process)
     metrics.identify("p1", lambda: ("j1", 0))
     assert _series(metrics.registry) == EVERY_PROCESS | STAGE_SERVER
 
@@ -202,6 +223,39 @@ def test_nothing_of_a_forgotten_job_or_peer_is_left() -> None:
     assert _samples(metrics.registry, "swarm_peers")
 
 
+def test_only_present_replicas_have_a_weight_and_only_a_job_at_work_has_deadlines() -> None:
+    metrics = _with_a_job()
+    metrics.peer_attached("p2", "0.1.0", "cpu", 1000.0)
+    metrics.speeds("j1", [{"p2": 50.0}, {"p1": 300.0, "unknown": 100.0}], {(0, "forward"): 1.5})
+
+    def weights() -> list[tuple[str, str, float]]:
+        samples = _samples(metrics.registry, "swarm_route_weight")
+        return sorted((labels["stage"], labels["peer"], value) for labels, value in samples)
+
+    assert weights() == [("0", "p2", 1.0), ("1", "p1", 0.75)]
+    metrics.speeds("j1", [{"p1": 10.0}, {}], {})
+    assert weights() == [("0", "p1", 1.0)]
+    assert metrics.registry.get_sample_value("swarm_peer_speed_tokens_per_second", {"peer": "p1"}) == 10.0
+    metrics.at_work_no_more("j1")
+    assert weights() == []
+    assert _samples(metrics.registry, "swarm_hop_deadline_seconds") == []
+
+
+def test_a_job_that_begins_to_run_has_made_progress_but_not_each_time_that_it_begins_again() -> None:
+    """After a restart of the scheduler, and before its first step, no alert could say that a job stands still."""
+    metrics, job = SchedulerMetrics("0.1.0", 1), {"job_id": "j1"}
+    progress_s = []
+    metrics.job_opened("j1", "llama")
+    step = {"loss": 1.0, "learning_rate": 0.2, "grad_norm": 3.0, "tokens": 10, "microbatches": 4}
+    for time_s, is_commit in ((5.0, False), (7.0, False), (8.0, True), (9.0, False), (11.0, False)):
+        if is_commit:
+            metrics.step_committed("j1", step=1, time_unix_s=time_s, **step)
+        else:
+            metrics.job_runs("j1", time_s)
+        progress_s.append(metrics.registry.get_sample_value("swarm_job_last_progress_timestamp_seconds", job))
+    assert progress_s == [5.0, 5.0, 8.0, 9.0, 9.0]
+
+
 def test_an_empty_stage_is_shown_as_zero() -> None:
     metrics = _with_a_job()
     labels = {"job_id": "j1", "stage": "1", "state": "serving"}
@@ -243,6 +297,8 @@ def test_peers_beyond_the_limit_share_one_label() -> None:
 
 def test_the_first_link_to_the_broker_is_no_reconnection() -> None:
     process = SchedulerMetrics("0.1.0", 1).process
+    value = process.registry.get_sample_value("swarm_mqtt_connected")
+    assert math.isnan(value or 0.0), "nobody is told that a broker is away which is not used"
     for connected in (True, False, True):
         process.mqtt_link(connected)
     assert process.registry.get_sample_value("swarm_mqtt_connected") == 1
@@ -269,16 +325,17 @@ def test_a_job_that_went_back_shows_what_was_measured_there_and_counts_on() -> N
     metrics.evaluated("j1", step=5, loss=2.5)
     metrics.recovery("j1", [7], {}, 0)
     metrics.job_opened("j1", "llama", 2)
-    metrics.job_went_back("j1", 4.0, 0.1, 1.0, 2)
+    metrics.job_went_back("j1", 3, 4.0, 0.1, 1.0, 2)
     metrics.evaluated("j1", step=2, loss=4.5)
     job = {"job_id": "j1"}
     assert [value(name, job) for name in ("swarm_job_step", "swarm_train_loss", "swarm_evaluation_loss")] == [2, 4, 4.5]
     assert value("swarm_job_tokens_total", job) == 10
+    assert value("swarm_job_steps_undone_total", job) == 3
     metrics.step_committed("j1", step=3, loss=3.0, **{**step, "time_unix_s": 900.0})
     assert value("swarm_step_duration_seconds_sum", job) == 0.0, "the time that it was stalled is no step"
     metrics.recovery("j1", [2], {}, 0)
     assert value("swarm_microbatches_replayed_total", {**job, "stage": "0"}) == 9
 
     metrics.job_opened("j1", "llama")
-    metrics.job_went_back("j1", math.nan, 0.0, 0.0, 0)
+    metrics.job_went_back("j1", 3, math.nan, 0.0, 0.0, 0)
     assert [value(name, job) for name in ("swarm_train_loss", "swarm_evaluation_loss")] == [None, None]

@@ -1,0 +1,100 @@
+"""The series of /metrics that no event sets or removes.
+
+Speeds and deadlines change with every hop, so they are looked up now and then instead. Series of a job are removed an
+hour after its end, those of a peer ten minutes after it left: until then scrapers and people see the last values, and
+kept forever they would grow with every job and peer. What the broker retains about a job goes with its series.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterable, Set
+from functools import partial
+from pathlib import Path
+
+from scheduler.brain.fleet.membership import Membership
+from scheduler.jobs.job import Job
+from scheduler.jobs.ports import SchedulerPorts
+from scheduler.jobs.registry import JobRegistry
+from scheduler.metrics import SchedulerMetrics
+from scheduler.storage.database import JobRecord
+from scheduler.storage.executor import run_blocking
+from swarm.types import Direction, JobId, PeerState
+
+JOB_KEPT_S = 3600.0
+PEER_KEPT_S = 600.0
+TIDY_S = 60.0
+SHOW_S = 2.0
+
+
+def is_over(record: JobRecord, now_unix_s: float) -> bool:
+    """Whether the job ended so long ago that nobody looks at its series."""
+    return record.state.is_final and now_unix_s - record.since_unix_s >= JOB_KEPT_S
+
+
+class MetricExpiry:
+    """Remembers since when each peer has been away."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+
+    def over(self, known: Iterable[str], here: Set[str], now_s: float) -> list[str]:
+        """The known peers that have been away for long enough; must be called regularly."""
+        self._since_s = {peer: self._since_s.get(peer, now_s) for peer in known if peer not in here}
+        return sorted(peer for peer, since_s in self._since_s.items() if now_s - since_s >= PEER_KEPT_S)
+
+
+async def show(registry: JobRegistry, ports: SchedulerPorts, folder: Path) -> None:
+    """Bring up to date what replicas can do, how late the event loop is and what is free in `folder`; forever."""
+    loop, metrics = asyncio.get_running_loop(), ports.metrics
+    late_s = 0.0
+    while True:
+        metrics.process_health(late_s, await run_blocking(ports.stores.threads, partial(_free_bytes, folder)))
+        for job in registry.all():
+            _show_speeds(job, metrics)
+        due_s = loop.time() + SHOW_S
+        await asyncio.sleep(SHOW_S)
+        late_s = max(0.0, loop.time() - due_s)
+
+
+def _free_bytes(folder: Path) -> int:
+    """0 if nobody can say."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
+
+
+def _show_speeds(job: Job, metrics: SchedulerMetrics) -> None:
+    brain, spec = job.brain, job.spec
+    if brain is None:
+        metrics.at_work_no_more(job.record.id)
+        return
+    tokens = spec.training.global_batch_sequences * spec.data.sequence_length / spec.training.microbatches
+    stages: list[dict[str, float]] = [
+        {peer: tokens / pace_s for peer in peers if (pace_s := brain.pace_s(peer)) > 0.0}
+        for peers in job.stages.values()
+    ]
+    deadlines_s = {
+        (stage, direction.value): brain.deadline_s(stage, direction)
+        for stage in range(len(stages))
+        for direction in Direction
+    }
+    metrics.speeds(job.record.id, stages, deadlines_s)
+
+
+async def tidy(registry: JobRegistry, membership: Membership, ports: SchedulerPorts) -> None:
+    """Remove expired series, and messages about jobs that the broker retains; once a minute, forever."""
+    absences, silent = MetricExpiry(), set[JobId]()
+    loop, metrics = asyncio.get_running_loop(), ports.metrics
+    while True:
+        over = {job.record.id for job in registry.all() if is_over(job.record, ports.wall_s())}
+        for job_id in over - silent:
+            metrics.forget_job(job_id)
+            ports.announcer.job_removed(job_id)
+        silent = over
+        here = {peer.hello.peer for peer in membership.peers() if peer.state is not PeerState.GONE}
+        for name in absences.over(metrics.known_peers, here, loop.time()):
+            metrics.forget_peer(name)
+        await asyncio.sleep(TIDY_S)
