@@ -50,6 +50,7 @@ VERBS = {
     "token": Entry("client.verbs.members", "Let others join: make, list or revoke tokens."),
     "identity": Entry("client.verbs.members", "List members, show yourself, or take a member out."),
     "project": Entry("client.verbs.projects", "List projects, make one, or change its quota."),
+    "ca": Entry("client.verbs.ca", "Show the swarm's authority, or put another in its place."),
     "audit": Entry("client.verbs.audit", "Show or verify what was asked of a scheduler here."),
     "version": Entry("client.verbs.overview", "Show the versions of this command and the scheduler."),
     "scheduler": Entry("scheduler", "Run the scheduler in this process.", program=True),

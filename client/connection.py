@@ -334,6 +334,18 @@ class Scheduler:
         request = members_pb.RevokeMemberRequest(name=name, reason=reason)
         return cast(members_pb.MemberView, self._call(self._members.RevokeMember, request))
 
+    def authority(self) -> members_pb.AuthorityView:
+        return self._authority(self._members.ShowAuthority)
+
+    def rotate_authority(self) -> members_pb.AuthorityView:
+        return self._authority(self._members.RotateAuthority)
+
+    def retire_authority(self) -> members_pb.AuthorityView:
+        return self._authority(self._members.RetireAuthority)
+
+    def _authority(self, method: Any) -> members_pb.AuthorityView:
+        return cast(members_pb.AuthorityView, self._call(method, members_pb.AuthorityRequest()))
+
     def projects(self) -> list[members_pb.ProjectView]:
         reply: members_pb.ProjectList = self._call(self._projects.ListProjects, members_pb.ListProjectsRequest())
         return list(reply.projects)

@@ -69,7 +69,7 @@ def token(
 ) -> int:
     """Let others join: create a token, list those that wait to be used, or revoke one."""
     shell: Shell = context.obj
-    _check_proved(shell)
+    check_proved(shell)
     if action == "create":
         if not role:
             raise UsageError("missing --role", hint=f"one of: {', '.join(MEMBERS)}")
@@ -119,7 +119,7 @@ def identity(
     shell: Shell = context.obj
     if action == "release":
         return _release(shell, _given(name, "NAME"))
-    _check_proved(shell)
+    check_proved(shell)
     if action == "show":
         return _show_self(shell)
     with dial(shell) as scheduler:
@@ -143,7 +143,8 @@ def _release(shell: Shell, name: str) -> int:
     return 0
 
 
-def _check_proved(shell: Shell) -> None:
+def check_proved(shell: Shell) -> None:
+    """UsageError with --insecure."""
     if shell.insecure:
         raise UsageError("a scheduler with --insecure takes everybody and has no members", hint="leave --insecure out")
 

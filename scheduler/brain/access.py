@@ -30,6 +30,7 @@ RULES: Mapping[str, frozenset[Role]] = {
     **_methods("Projects", "CreateProject SetProject", _ADMINS),
     **_methods("Members", "Renew", _EVERYBODY),
     **_methods("Members", "Issue CreateToken ListTokens RevokeToken ListMembers RevokeMember", _ADMINS),
+    **_methods("Members", "ShowAuthority RotateAuthority RetireAuthority", _ADMINS),
 }
 
 

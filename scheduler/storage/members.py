@@ -21,7 +21,7 @@ from scheduler.storage.database import Database
 from swarm.errors import CertificateEnded, NotFound, Refused, Revoked, RoleForbids, UsageError
 from swarm.limits import MEMBERS_MAX, TOKENS_MAX
 from swarm.pki import keys
-from swarm.pki.authority import LIFE_S, Authority
+from swarm.pki.authority import LIFE_S, Signer
 from swarm.pki.identity import Identity, issue
 from swarm.pki.names import MEMBERS, Principal, Role, check_name
 from swarm.pki.tokens import JoinLine, new_line, secret_hash
@@ -60,7 +60,7 @@ class Members:
     """All certificates come from here. Every method raises a SwarmError that says what to do."""
 
     def __init__(
-        self, authority: Authority, database: Database, wall_s: Callable[[], float], life_s: float = LIFE_S
+        self, authority: Signer, database: Database, wall_s: Callable[[], float], life_s: float = LIFE_S
     ) -> None:
         """`life_s`: how long a certificate is good for."""
         self.authority = authority
@@ -213,6 +213,11 @@ class Members:
                 raise NotFound(f'there is no token "{id[:20]}"', hint="list them with: swarm token ls")
             await self._delete_tokens([id])
         return token
+
+    @property
+    def ends_unix_s(self) -> float:
+        """When the last certificate ends that is good now."""
+        return max((one.ends_unix_s for one in self._members.values() if not one.is_revoked), default=0.0)
 
     def members(self) -> list[Member]:
         return sorted(self._members.values(), key=lambda member: (member.role, member.name))

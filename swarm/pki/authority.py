@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -24,19 +25,47 @@ LIFE_S = 24 * 3600.0
 CLOCK_SLACK_S = 3600.0  # clocks of members may be behind by this much
 _AUTHORITY_LIFE = timedelta(days=3653)
 PIN_CHARACTERS = 26  # 130 bits
+_FILES = ("ca.key", "ca.crt")
+
+
+class Signer(Protocol):
+    """Signs certificates: an authority, or two of which one follows the other."""
+
+    @property
+    def cluster(self) -> str:
+        """The swarm's name."""
+
+    @property
+    def pin(self) -> str:
+        """What a join token that is made now names the authority by."""
+
+    @property
+    def pem(self) -> bytes:
+        """The certificates of all authorities that are trusted now."""
+
+    @property
+    def proof(self) -> bytes:
+        """The word of the authority before for the next one, while both are trusted; b"" otherwise."""
+
+    def certify(self, key: keys.PublicKey, principal: Principal, now_unix_s: float, *, life_s: float = ...) -> bytes:
+        """A certificate (PEM) that says who holds the key."""
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Signs certificates; `cluster` is the swarm's name, made of the authority's key."""
+    """Signs certificates; `cluster` is the swarm's name, made of the key of its first authority."""
 
     key: keys.Key
     certificate: x509.Certificate
 
     @classmethod
-    def new(cls, now_unix_s: float) -> Authority:
+    def new(cls, now_unix_s: float, cluster: str = "") -> Authority:
+        """The first authority of a swarm, or a later one of the swarm that is named."""
         key = keys.new_key()
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"swarm {_pin(key.public_key())[:8]}")])
+        attributes = [x509.NameAttribute(NameOID.COMMON_NAME, f"swarm {_pin(key.public_key())[:8]}")]
+        if cluster:
+            attributes.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, cluster))
+        name = x509.Name(attributes)
         now = datetime.fromtimestamp(now_unix_s, UTC)
         builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number())
@@ -51,7 +80,7 @@ class Authority:
     @classmethod
     def open(cls, folder: Path, now_unix_s: float) -> Authority:
         """The authority that is kept in the folder, or a new one; InvalidConfig if its files cannot be used."""
-        key_file, certificate_file = folder / "ca.key", folder / "ca.crt"
+        key_file, certificate_file = folder / _FILES[0], folder / _FILES[1]
         if not key_file.exists():
             if certificate_file.exists():
                 raise InvalidConfig(
@@ -63,11 +92,21 @@ class Authority:
             write_private(key_file, keys.key_pem(made.key))
             write_private(certificate_file, made.pem)
             return made
-        key = keys.read_key(read_private(key_file))
         if not certificate_file.exists():  # the first start ended between the two
+            read_private(key_file)
             key_file.unlink()
             return cls.open(folder, now_unix_s)
-        certificate = keys.read_certificate(certificate_file.read_bytes())
+        return cls.read(folder, *_FILES)
+
+    @classmethod
+    def read(cls, folder: Path, key_name: str, certificate_name: str) -> Authority:
+        """The authority in two files; InvalidConfig if they cannot be used."""
+        key_file, certificate_file = folder / key_name, folder / certificate_name
+        key = keys.read_key(read_private(key_file))
+        try:
+            certificate = keys.read_certificate(certificate_file.read_bytes())
+        except OSError as error:
+            raise InvalidConfig(f"{certificate_file} cannot be read: {error.strerror or error}") from error
         if keys.fingerprint(keys.public_key(certificate)) != keys.fingerprint(key.public_key()):
             raise InvalidConfig(f"{certificate_file} is not the certificate of {key_file}", hint="put both back")
         return cls(key, certificate)
@@ -81,9 +120,17 @@ class Authority:
         """What a join token names this authority by."""
         return _pin(self.key.public_key())
 
-    @property
+    @cached_property
     def cluster(self) -> str:
-        return self.pin[:CLUSTER_CHARACTERS]
+        return cluster_of(self.certificate)
+
+    @property
+    def proof(self) -> bytes:
+        return b""
+
+    @property
+    def ends_unix_s(self) -> float:
+        return keys.ends_unix_s(self.certificate)
 
     def certify(self, key: keys.PublicKey, principal: Principal, now_unix_s: float, *, life_s: float = LIFE_S) -> bytes:
         """A certificate (PEM) that says who holds the key."""
@@ -105,9 +152,15 @@ class Authority:
         return keys.certificate_pem(builder.sign(self.key, hashes.SHA256()))
 
 
-def pin_of(pem: bytes) -> str:
-    """The pin of a CA's certificate; InvalidConfig if this is none."""
-    return _pin(keys.public_key(keys.read_certificate(pem)))
+def pin_of(certificate: x509.Certificate) -> str:
+    """What join tokens name the authority with this certificate by; InvalidConfig if its key is none of ours."""
+    return _pin(keys.public_key(certificate))
+
+
+def cluster_of(certificate: x509.Certificate) -> str:
+    """The swarm of the authority with this certificate; a later one bears the name that the first one gave."""
+    named = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+    return str(named[0].value) if named else pin_of(certificate)[:CLUSTER_CHARACTERS]
 
 
 def _pin(key: keys.PublicKey) -> str:

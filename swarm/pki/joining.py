@@ -1,9 +1,10 @@
 """Joining a swarm with a line that one of its admins gave out.
 
-    GET  /v1/ca      over TLS that proves nothing yet  -> the authority; its key must be the one that the line names
-    POST /v1/join    over TLS that the authority vouches for: the secret, a request -> certificate, where to go
+    GET  /v1/ca      over TLS that proves nothing yet  -> the authorities, of which the line names one by its key
+    POST /v1/join    over TLS that this one vouches for: the secret, a request -> certificate, whom to trust, where
 
-The first answer is compared with the line's pin, so whoever stands in between learns no secret.
+Of the first answer only that authority is trusted, and the next one if it has vouched for it, so whoever stands in
+between learns no secret. The second answer is the scheduler's own word.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import Any
 
 from swarm.errors import ERROR_BY_CODE, ClocksDiffer, NotAdmitted, SchedulerUnreachable, SwarmError, WrongSwarm
 from swarm.pki import keys
-from swarm.pki.authority import CLOCK_SLACK_S, pin_of
+from swarm.pki.authority import CLOCK_SLACK_S, cluster_of, pin_of
 from swarm.pki.identity import Application, Identity
-from swarm.pki.names import CLUSTER_CHARACTERS, Role, scheduler_of
+from swarm.pki.names import Role, scheduler_of
+from swarm.pki.succession import trusted_by
 from swarm.pki.tokens import JoinLine
 from swarm.text import is_address, spoken_duration, utc
 
@@ -47,30 +49,32 @@ def join(line: JoinLine, name: str, application: Application, wall_s: Callable[[
     unproved.verify_mode = ssl.CERT_NONE
     answer, there_unix_s = _call(line.address, unproved, "GET", CA_PATH)
     told = _text(answer, "ca").encode(errors="replace")
-    try:
-        # Only the certificate whose key is compared: TLS would trust all that came with it.
-        ca_pem = keys.certificate_pem(keys.read_certificate(told))
-        pin = pin_of(ca_pem)
-    except SwarmError:
-        ca_pem, pin = b"", "nobody"
-    if pin != line.pin:
+    trusted = trusted_by(line.pin, told, _text(answer, "proof"))
+    if not trusted:
         raise WrongSwarm(
-            f"{line.address} is not the swarm of the token: its authority is {pin[:8]}…, the token wants "
+            f"{line.address} is not the swarm of the token: its authority is {_pin_told(told)[:8]}…, the token wants "
             f"{line.pin[:8]}…",
             hint="the address is wrong, or somebody stands in between; the secret was not sent",
         )
     _check_clocks(line.address, wall_s(), there_unix_s)
-    proved = ssl.create_default_context(cadata=ca_pem.decode())
+    proved = ssl.create_default_context(cadata=b"".join(map(keys.certificate_pem, trusted)).decode())
     asked = {"id": line.id, "secret": line.secret, "name": name, "csr": application.request_pem.decode()}
-    server = scheduler_of(line.pin[:CLUSTER_CHARACTERS]).dns
+    server = scheduler_of(cluster_of(trusted[0])).dns
     answer, _ = _call(line.address, proved, "POST", JOIN_PATH, asked, server)
-    identity = application.granted(_text(answer, "certificate").encode(), ca_pem)
+    identity = application.granted(_text(answer, "certificate").encode(), _text(answer, "ca").encode())
     if identity.principal.role is Role.SCHEDULER:
         raise NotAdmitted(f"{line.address} answered with a certificate that is not for a member")
     scheduler = _text(answer, "scheduler")
     if not is_address(scheduler):  # it names the folder of the profile
         raise NotAdmitted(f"{line.address} answered with an address of its scheduler that is none")
     return Joined(identity, scheduler)
+
+
+def _pin_told(told: bytes) -> str:
+    try:
+        return pin_of(keys.read_certificate(told))
+    except SwarmError:
+        return "nobody"
 
 
 class _Connection(http.client.HTTPSConnection):

@@ -72,6 +72,14 @@ def read_certificate(pem: bytes) -> x509.Certificate:
         raise InvalidConfig(f"not a certificate: {error}") from None
 
 
+def read_certificates(pem: bytes) -> list[x509.Certificate]:
+    """All certificates in the bytes; InvalidConfig if there is none, or one that cannot be read."""
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise InvalidConfig(f"not certificates: {error}") from None
+
+
 def certificate_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 

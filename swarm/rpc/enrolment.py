@@ -71,7 +71,7 @@ class Enrolment:
         Whoever was revoked has a certificate that looks good still, and comes back with a newer token.
         """
         held = self._wallet.identity
-        is_good = held is not None and line.pin.startswith(held.cluster) and self._wall_s() < held.ends_unix_s
+        is_good = held is not None and line.pin in held.pins and self._wall_s() < held.ends_unix_s
         used = self._folder / "token"
         if is_good and used.exists() and used.read_text() == line.id:
             return

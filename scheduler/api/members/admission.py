@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +26,13 @@ from scheduler.storage.members import Members
 from scheduler.storage.projects import Projects
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.messages import CutOff
-from swarm.pki.authority import LIFE_S, Authority
+from swarm.pki.authority import LIFE_S
 from swarm.pki.https import Https
 from swarm.pki.identity import RENEW_AT, Identity, Wallet, issue
 from swarm.pki.names import Principal, Role, scheduler_of
 from swarm.pki.passes import PassKey
 from swarm.pki.profiles import profile_folder
+from swarm.pki.succession import Phase, Succession
 from swarm.process.audit import Audit
 from swarm.process.logs import Logger
 from swarm.rpc.guard import CALLER, Guard
@@ -49,6 +51,7 @@ class Admission:
     def __init__(
         self,
         members: Members,
+        authority: Succession,
         audit: Audit,
         folder: Path,
         log: Logger,
@@ -56,6 +59,9 @@ class Admission:
     ) -> None:
         """`denied` hears the error code of each call and join that is refused."""
         self.members = members
+        self._authority = authority
+        self._phase = authority.phase
+        self._turn = asyncio.Event()  # other authorities are trusted
         self._trail = AuditTrail(audit, log, lambda principal: members.person(principal).project, on_denied=denied)
         self._folder = folder
         self._log = log
@@ -79,10 +85,10 @@ class Admission:
     ) -> Admission:
         """Read the book of members; at the first start, make the authority. InvalidConfig if a file cannot be used."""
         folder = data_dir / "pki"
-        authority = Authority.open(folder, time.time())
+        authority = await asyncio.to_thread(Succession.open, folder)
         members = Members(authority, database, time.time, life_s)
         await members.load()
-        return cls(members, Audit(data_dir / "audit.jsonl", time.time), folder, log, denied)
+        return cls(members, authority, Audit(data_dir / "audit.jsonl", time.time), folder, log, denied)
 
     async def serve(
         self,
@@ -108,7 +114,7 @@ class Admission:
             host, _, port = join_listen.rpartition(":")
         joins = f"{address.rpartition(':')[0]}:{self._listen(host, int(port) if join_listen else None)}"
         self.members.on_revoked = partial(self._revoked, cut, cut_relay)
-        service = MemberService(self.members, projects, joins)
+        service = MemberService(self.members, projects, joins, self._authority, self._turn.set)
         members_pb2_grpc.add_MembersServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         await self._show_here()
         self._trail.started(scheduler_of(self.members.authority.cluster), address=address, joins=joins)
@@ -127,8 +133,10 @@ class Admission:
         """Keep the certificates of the scheduler and of those on this machine young, for ever."""
         is_shown = True
         while True:
-            await asyncio.sleep(min(LOOK_S, RENEW_AT * self.members.life_s))
-            if self.wallet.is_due:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(LOOK_S, RENEW_AT * self.members.life_s)):
+                    await self._turn.wait()
+            if await self._has_turned() or self.wallet.is_due:
                 self.wallet.identity, is_shown = self._own_identity(), False
             if is_shown or self.wallet.identity is None:
                 continue
@@ -137,6 +145,23 @@ class Admission:
                 is_shown = True
             except (SwarmError, OSError) as error:
                 self._log.warning("a certificate was not renewed everywhere", reason=str(error))
+
+    async def _has_turned(self) -> bool:
+        """Whether other authorities are trusted than before, or another one signs."""
+        self._turn.clear()
+        phase = self._authority.phase
+        if phase is self._phase:
+            return False
+        pins = " ".join(one.pin for one in self._authority.trusted)
+        self._log.info("authority", phase=phase, trusted=pins)
+        self._trail.succeeded(scheduler_of(self._authority.cluster), phase, pins)
+        if phase is Phase.OVER:
+            try:
+                await asyncio.to_thread(self._authority.save)
+            except InvalidConfig as error:  # at the next start again
+                self._log.error("the old authority's files are still there", reason=error.message)
+        self._phase = self._authority.phase
+        return True
 
     def close(self) -> None:
         if self._joins is not None:

@@ -24,6 +24,7 @@ _JOBS = ("Submit", "Cancel", "Pause", "Resume", "Drain", "FreePeer", "Chaos", "P
 AUDITED = frozenset(
     {f"/swarm.wire.Jobs/{name}" for name in _JOBS}
     | {f"/swarm.wire.Members/{name}" for name in ("Issue", "CreateToken", "RevokeToken", "RevokeMember")}
+    | {f"/swarm.wire.Members/{name}" for name in ("RotateAuthority", "RetireAuthority")}
     | {f"/swarm.wire.Projects/{name}" for name in ("CreateProject", "SetProject")}
 )
 _TARGETS = ("job", "peer", "id", "role", "name", "names")  # what requests call whom or what they mean
@@ -82,6 +83,10 @@ class AuditTrail:
         caller = CALLER.get()
         by = "the scheduler" if caller is None else caller.principal.uri
         self._write(by, "Revoked", member.reason or "no reason given", target=f"{member.role}/{member.name}")
+
+    def succeeded(self, scheduler: Principal, phase: str, pins: str) -> None:
+        """The next authority signs now, or the old one has left: by the clock, or by an admin's call before."""
+        self._write(scheduler.uri, "Authority", phase, target=pins)
 
     def close(self) -> None:
         self._audit.close()

@@ -1,6 +1,7 @@
 """Where somebody without a certificate becomes a member: HTTPS, as gRPC cannot ask for a certificate of some only.
 
-GET /v1/ca gives the authority to anybody. POST /v1/join takes a token's secret and a request, and gives a certificate.
+GET /v1/ca gives the authorities to anybody. POST /v1/join takes a token's secret and a request,
+and gives a certificate.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class JoinEndpoint:
             self._server.end()
 
     def authority(self) -> dict[str, str]:
-        return {"ca": self._members.authority.pem.decode()}
+        return {"ca": self._members.authority.pem.decode(), "proof": self._members.authority.proof.hex()}
 
     def join(self, body: bytes, address: str) -> dict[str, str]:
         """The answer to a join; BadToken, Refused, RetryElsewhere. Runs on the request's thread."""
@@ -85,7 +86,7 @@ class JoinEndpoint:
         name = Identity(b"", pem, b"").principal
         self._log.info("joined", address=address, token=asked["id"], name=name.name)
         self._heard(asked["id"], f"{name.role}/{name.name}", address, None)
-        return {"certificate": pem.decode(), "scheduler": self._scheduler()}
+        return {"certificate": pem.decode(), "ca": self._members.authority.pem.decode(), "scheduler": self._scheduler()}
 
     def _ask_loop(self, question: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
         try:

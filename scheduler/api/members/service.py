@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
@@ -11,8 +12,9 @@ import grpc.aio
 from scheduler.brain.members import Member, Token
 from scheduler.storage.members import Members
 from scheduler.storage.projects import Projects
-from swarm.errors import NotAdmitted
+from swarm.errors import NotAdmitted, SwarmError
 from swarm.pki.names import PEOPLE, check_role
+from swarm.pki.succession import Succession
 from swarm.rpc import channel
 from swarm.rpc.guard import CALLER, Caller
 from swarm.types import DEFAULT_PROJECT
@@ -27,7 +29,18 @@ _answering = cast(Callable[[Context], AbstractAsyncContextManager[None, None]], 
 class MemberService(members_pb2_grpc.MembersServicer):
     """`join_address` is where tokens lead to."""
 
-    def __init__(self, members: Members, projects: Projects, join_address: str) -> None:
+    def __init__(
+        self,
+        members: Members,
+        projects: Projects,
+        join_address: str,
+        authority: Succession,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`changed` is told when other authorities are trusted."""
+        self._authority = authority
+        self._changed = changed
+        self._rotating = asyncio.Lock()
         self._members = members
         self._projects = projects
         self._join_address = join_address
@@ -73,6 +86,43 @@ class MemberService(members_pb2_grpc.MembersServicer):
     async def RevokeMember(self, request: pb.RevokeMemberRequest, context: Context) -> pb.MemberView:
         async with _answering(context):
             return _member_view(await self._members.revoke(request.name, request.reason))
+
+    async def ShowAuthority(self, request: pb.AuthorityRequest, context: Context) -> pb.AuthorityView:
+        async with _answering(context):
+            return self._authority_view()
+
+    async def RotateAuthority(self, request: pb.AuthorityRequest, context: Context) -> pb.AuthorityView:
+        async with _answering(context), self._rotating:
+            # Certificates that are given out from here on come with both, so none that ends later lacks the next one.
+            self._authority.rotate(self._members.life_s, self._members.ends_unix_s)
+            try:
+                await asyncio.to_thread(self._authority.save)
+            except SwarmError:
+                self._authority.forget()
+                raise
+            self._changed()
+            return self._authority_view()
+
+    async def RetireAuthority(self, request: pb.AuthorityRequest, context: Context) -> pb.AuthorityView:
+        async with _answering(context), self._rotating:
+            self._authority.retire()
+            await asyncio.to_thread(self._authority.save)
+            self._changed()
+            return self._authority_view()
+
+    def _authority_view(self) -> pb.AuthorityView:
+        trusted, times = self._authority.trusted, self._authority.times
+        view = pb.AuthorityView(
+            swarm=self._authority.cluster,
+            phase=self._authority.phase,
+            pins=[one.pin for one in trusted],
+            ca_pem=self._authority.pem,
+            ends_unix_s=trusted[0].ends_unix_s,
+        )
+        if times is not None:
+            view.signs_unix_s, view.ended_unix_s = times.signs_unix_s, times.ended_unix_s
+            view.leaves_unix_s = times.leaves_unix_s
+        return view
 
 
 def _caller() -> Caller:

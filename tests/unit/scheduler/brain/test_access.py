@@ -52,6 +52,9 @@ TABLE = """
     Members.RevokeToken     -             -      -       -          yes    -
     Members.ListMembers     -             -      -       -          yes    -
     Members.RevokeMember    -             -      -       -          yes    -
+    Members.ShowAuthority   -             -      -       -          yes    -
+    Members.RotateAuthority -             -      -       -          yes    -
+    Members.RetireAuthority -             -      -       -          yes    -
 """
 
 

@@ -9,7 +9,7 @@ from cryptography import x509
 
 from swarm.errors import InvalidConfig
 from swarm.pki import keys
-from swarm.pki.authority import CLOCK_SLACK_S, LIFE_S, PIN_CHARACTERS, Authority, pin_of
+from swarm.pki.authority import CLOCK_SLACK_S, LIFE_S, PIN_CHARACTERS, Authority, cluster_of, pin_of
 from swarm.pki.files import write_private
 from swarm.pki.names import Principal, Role, any_of
 
@@ -19,7 +19,7 @@ NOW = 1_800_000_000.0
 def test_a_swarm_is_named_after_its_authoritys_key() -> None:
     one, other = Authority.new(NOW), Authority.new(NOW)
     assert one.cluster != other.cluster
-    assert one.pin == pin_of(one.pem)
+    assert one.pin == pin_of(one.certificate)
     assert (len(one.pin), one.pin[:16]) == (PIN_CHARACTERS, one.cluster)
 
 
@@ -79,6 +79,9 @@ def test_a_certificate_says_who_for_how_long_and_signs_nothing() -> None:
     assert own.get_extension_for_class(x509.BasicConstraints).value.path_length == 0
 
 
-def test_what_is_no_certificate_has_no_pin() -> None:
-    with pytest.raises(InvalidConfig, match="not a certificate"):
-        pin_of(b"nonsense")
+def test_a_later_authority_bears_the_name_that_the_first_one_gave() -> None:
+    first = Authority.new(NOW)
+    later = Authority.new(NOW, first.cluster)
+    assert (later.cluster, cluster_of(later.certificate)) == (first.cluster, first.cluster)
+    assert later.pin != first.pin
+    assert later.proof == b""

@@ -18,9 +18,10 @@ from swarm.errors import BadToken, ClocksDiffer, NotAdmitted, RetryElsewhere, Sc
 from swarm.pki import keys
 from swarm.pki.authority import CLOCK_SLACK_S, Authority
 from swarm.pki.https import Https
-from swarm.pki.identity import Application, Identity, Wallet
+from swarm.pki.identity import Application, Identity, Wallet, issue
 from swarm.pki.joining import ANSWER_BYTES_MAX, join
 from swarm.pki.names import Principal, Role
+from swarm.pki.succession import Succession, Times
 from swarm.pki.tokens import JoinLine, new_line
 from swarm.process.http import BoundedServer
 from swarm.text import utc
@@ -35,6 +36,7 @@ class Fake:
     """Answers as the test says, and keeps all that it was sent."""
 
     ca: bytes
+    proof: str = ""
     answer: Answer = lambda asked: (200, b"{}")
     ca_answer: bytes | None = None
     heard: list[bytes] = field(default_factory=list)
@@ -47,7 +49,7 @@ def answering(fake: Fake, shown: Identity, folder: Path) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             fake.heard.append(str(self.headers).encode())
-            self._reply(200, fake.ca_answer or json.dumps({"ca": fake.ca.decode()}).encode())
+            self._reply(200, fake.ca_answer or json.dumps({"ca": fake.ca.decode(), "proof": fake.proof}).encode())
 
         def do_POST(self) -> None:
             fake.heard.append(self.rfile.read(int(self.headers["Content-Length"])))
@@ -83,7 +85,7 @@ def granting(role: Role = Role.STAGE_SERVER) -> Answer:
         key = keys.requested_key(asked["csr"].encode())
         principal = Principal(OURS.cluster, role, asked["name"])
         pem = OURS.certify(key, principal, 1_700_000_000.0).decode()
-        return 200, json.dumps({"certificate": pem, "scheduler": "10.0.0.5:7950"}).encode()
+        return 200, json.dumps({"certificate": pem, "ca": OURS.pem.decode(), "scheduler": "10.0.0.5:7950"}).encode()
 
     return answer
 
@@ -93,7 +95,7 @@ def joining(line: JoinLine) -> Any:
 
 
 def test_a_join_sends_the_secret_once_and_gives_a_member(tmp_path: Path) -> None:
-    fake = Fake(OURS.pem, granting())
+    fake = Fake(OURS.pem, answer=granting())
     with answering(fake, scheduler_of(OURS), tmp_path) as address:
         line = new_line(address, OURS.pin)
         joined = joining(line)
@@ -132,7 +134,7 @@ def test_somebody_else_at_the_address_does_not_get_the_secret(tmp_path: Path, ca
         shown = Identity(
             shown.key_pem, THEIRS.certify(key.public_key(), alias, 1_700_000_000.0, life_s=1e9), THEIRS.pem
         )
-    fake = Fake(ca, granting())
+    fake = Fake(ca, answer=granting())
     with answering(fake, shown, tmp_path) as address:
         line = new_line(address, OURS.pin)
         with pytest.raises(WrongSwarm) as caught:
@@ -142,10 +144,33 @@ def test_somebody_else_at_the_address_does_not_get_the_secret(tmp_path: Path, ca
     assert not any(line.secret.encode() in heard or line.id.encode() in heard for heard in fake.heard)
 
 
+def test_a_token_of_the_old_authority_leads_to_the_next_one(tmp_path: Path) -> None:
+    """Nobody in between gets the secret, whatever of ours he shows beside his own authority."""
+    old, next = OURS, Authority.new(1_700_000_000.0, OURS.cluster)
+    made = Succession(tmp_path, old, next, Times(0.0, 1e12, 1e12))
+    assert made.pem == next.pem + old.pem
+    alias = issue(THEIRS, Principal(OURS.cluster, Role.SCHEDULER, "scheduler"), time.time())
+    for bundle, shown, is_ours in (
+        (made.pem, scheduler_of(next), True),
+        (old.pem + THEIRS.pem, alias, False),
+        (made.pem + THEIRS.pem, alias, False),
+        (made.pem, alias, False),
+    ):
+        fake = Fake(bundle, made.proof.hex(), granting())
+        with answering(fake, shown, tmp_path) as address:
+            line = new_line(address, old.pin)
+            if is_ours:
+                assert joining(line).identity.cluster == old.cluster
+                continue
+            with pytest.raises(WrongSwarm):
+                joining(line)
+        assert not any(line.secret.encode() in heard for heard in fake.heard)
+
+
 @pytest.mark.parametrize("ahead_s", [-2.5 * CLOCK_SLACK_S, 2.5 * CLOCK_SLACK_S])
 def test_clocks_that_differ_are_named_before_the_secret_is_sent(tmp_path: Path, ahead_s: float) -> None:
     """A joiner whose clock was wrong was told that somebody might stand in between."""
-    fake = Fake(OURS.pem, granting())
+    fake = Fake(OURS.pem, answer=granting())
     now = time.time()
     with answering(fake, scheduler_of(OURS), tmp_path) as address, pytest.raises(ClocksDiffer) as caught:
         join(new_line(address, OURS.pin), "gpu-3", Application("gpu-3"), lambda: now + ahead_s)
@@ -179,7 +204,7 @@ def test_nobody_at_the_address_is_an_error_with_a_hint(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("call", ["first", "second"])
 def test_an_answer_that_cannot_be_read_is_an_error_for_people(tmp_path: Path, call: str, content: bytes) -> None:
-    fake = Fake(OURS.pem, lambda asked: (200, content), content or b" " if call == "first" else None)
+    fake = Fake(OURS.pem, answer=lambda asked: (200, content), ca_answer=content or b" " if call == "first" else None)
     with answering(fake, scheduler_of(OURS), tmp_path) as address, pytest.raises(SchedulerUnreachable):
         joining(new_line(address, OURS.pin))
 
@@ -196,7 +221,7 @@ def test_an_answer_that_cannot_be_read_is_an_error_for_people(tmp_path: Path, ca
 def test_an_error_of_the_scheduler_keeps_its_class_text_and_hint(
     tmp_path: Path, answer: dict[str, Any], kind: type[Exception]
 ) -> None:
-    fake = Fake(OURS.pem, lambda asked: (403, json.dumps(answer).encode()))
+    fake = Fake(OURS.pem, answer=lambda asked: (403, json.dumps(answer).encode()))
     with answering(fake, scheduler_of(OURS), tmp_path) as address, pytest.raises(kind) as caught:
         joining(new_line(address, OURS.pin))
     assert type(caught.value) is kind
@@ -204,6 +229,6 @@ def test_an_error_of_the_scheduler_keeps_its_class_text_and_hint(
 
 
 def test_nobody_joins_as_the_scheduler(tmp_path: Path) -> None:
-    with answering(Fake(OURS.pem, granting(Role.SCHEDULER)), scheduler_of(OURS), tmp_path) as address:
+    with answering(Fake(OURS.pem, answer=granting(Role.SCHEDULER)), scheduler_of(OURS), tmp_path) as address:
         with pytest.raises(NotAdmitted, match="not for a member"):
             joining(new_line(address, OURS.pin))

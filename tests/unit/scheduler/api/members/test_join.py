@@ -178,7 +178,7 @@ async def test_there_is_nothing_else(tmp_path: Path) -> None:
             status, answer = await served.ask("GET", path)
             assert (status, answer["code"]) == (404, Refused.code)
         assert (await served.ask("POST", "/v1/ca", b"{}"))[0] == 400
-        assert await served.ask("GET", "/v1/ca") == (200, {"ca": AUTHORITY.pem.decode()})
+        assert await served.ask("GET", "/v1/ca") == (200, {"ca": AUTHORITY.pem.decode(), "proof": ""})
 
 
 async def test_clients_that_say_nothing_or_half_hold_nobody_up(tmp_path: Path) -> None:
