@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/swarm/wire/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test attack integration sim chaos chaos-short mutants check lint fmt types imports protos protos-check bench bench-gpu clean
+.PHONY: help setup demo test attack integration sim chaos chaos-short mutants check lint fmt types imports protos protos-check references docs bench bench-gpu clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -63,7 +63,7 @@ bench: setup ## tokens/s beside one process and torch.distributed.pipelining
 bench-gpu: setup ## on a CUDA GPU: the bits of one process, tokens/s and utilisation beside plain torch
 	$(BIN)/python -m benchmarks.measured.gpu
 
-check: lint types imports protos-check ## lint, types, import contracts, generated code
+check: lint types imports protos-check docs ## lint, types, import contracts, generated code, links of the documents
 
 lint: setup
 	$(BIN)/ruff check .
@@ -86,6 +86,15 @@ protos-check: setup ## prove that swarm/wire is what protos/ generates
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && \
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out="$$out" --grpc_python_out="$$out" --pyi_out="$$out" $(PROTOS) && \
 	diff -r -x __init__.py -x __pycache__ "$$out/swarm/wire" swarm/wire && echo "generated code is fresh"
+
+references: setup ## write docs/reference from the code
+	$(BIN)/python -m tests.support.references
+
+# The site has the repository's layout, so that links hold in both.
+docs: setup ## build the documents as a site in build/site; a dead link is an error
+	rm -rf build/pages && mkdir -p build/pages
+	cp -r *.md docs $(wildcard examples deploy) build/pages/
+	$(BIN)/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
 
 clean: ## remove what was made here
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -131,5 +131,9 @@ _CONFIG = (
 
 def example_job() -> str:
     """A complete, commented job file that runs as it is: it trains on the files of Python's standard library."""
-    source = f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py"
+    return commented_job(f"{sysconfig.get_paths()['stdlib']}/[a-d]*.py")
+
+
+def commented_job(source: str) -> str:
+    """The same with another `data.source`."""
     return _EXAMPLE.format(config=_CONFIG, source=json.dumps(source, ensure_ascii=False))

@@ -212,7 +212,10 @@ class StageServer:
                         self._log.warning("command of an older scheduler refused", epoch=epoch, newest=self._epoch)
                         if welcomed:
                             continue
-                        raise StaleMessage(f"the scheduler at {address} was superseded by epoch {self._epoch}")
+                        raise StaleMessage(
+                            f"the scheduler at {address} was superseded by epoch {self._epoch}; "
+                            "if it was restored from a backup, start this stage server again"
+                        )
                     if epoch > (self._epoch or EPOCH_FIRST_MAX) + EPOCHS_AHEAD_MAX:
                         raise Refused(f"the scheduler at {address} calls itself the {epoch}th: that is none")
                     self._epoch = epoch

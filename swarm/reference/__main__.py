@@ -23,7 +23,10 @@ with quiet_start():
     from swarm.job.spec import load_job
     from swarm.process.lifecycle import print_error
 
+cli = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
+
+@cli.command()
 def train_local(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Job file (TOML).")],
     out: Annotated[Path | None, typer.Option(help="Where the model folder goes; the job's name if left out.")] = None,
@@ -70,10 +73,8 @@ def train_local(
 
 
 def main() -> None:
-    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-    app.command()(train_local)
     try:
-        app(prog_name="swarm train-local")  # exits: 0, 2 (usage) or 130 (interrupted)
+        cli(prog_name="swarm train-local")  # exits: 0, 2 (usage) or 130 (interrupted)
     except SwarmError as error:
         print_error(error)
         sys.exit(error.exit_code)

@@ -1,0 +1,167 @@
+"""The pages of docs/reference, made from the code: commands, job file, metrics, errors.
+
+`python -m tests.support.references` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any
+
+import typer
+from prometheus_client import CollectorRegistry
+
+from client.cli import ALIASES, VERBS, app
+from client.verbs.example import commented_job
+from scheduler.metrics import SchedulerMetrics
+from stage_server.metrics import StageServerMetrics
+from swarm.errors import ERROR_BY_CODE
+from swarm.job.spec import JobSpec
+from swarm.relay.metrics import RelayMetrics
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+_NOTE = "<!-- Made from the code: `make references`. Do not edit. -->"
+
+
+def _page(title: str, *parts: str) -> str:
+    return "\n\n".join([f"# {title}", _NOTE, *parts]) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(" ".join(cell.split()).replace("|", r"\|") for cell in line) + " |" for line in lines
+    )
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+_COMMANDS = """\
+The flags of the first table go before or after every command but the four programs (`scheduler`, `stage-server`,
+`relay`, `train-local`). Where a variable of the environment is named, it stands in for the flag; a flag wins."""
+
+
+def _command(verb: str) -> Any:
+    """The command behind a verb, with none but its own flags."""
+    entry = VERBS[verb]
+    if entry.program:
+        return typer.main.get_command(import_module(f"{entry.module}.__main__").cli)
+    one = typer.Typer(add_completion=False, rich_markup_mode=None)
+    one.command(verb)(getattr(import_module(entry.module), verb))
+    return typer.main.get_command(one)
+
+
+def flags_of(verb: str) -> frozenset[str]:
+    """All flags that may follow a verb. KeyError: there is no such verb."""
+    entry = VERBS[ALIASES.get(verb, verb)]
+    shared = [] if entry.program else typer.main.get_command(app).params
+    both = [*_command(ALIASES.get(verb, verb)).params, *shared]
+    return frozenset({"-h", "--help"}.union(*(flag.opts + flag.secondary_opts for flag in both)))
+
+
+def _default(parameter: Any) -> str:
+    if isinstance(parameter.show_default, str):
+        return parameter.show_default
+    value = parameter.default
+    return (
+        "" if parameter.show_default is False or value in (None, False, "", (), []) or callable(value) else f"`{value}`"
+    )
+
+
+def _flags(command: Any, *, served: bool = False) -> str:
+    """The table of a command's flags; `served`: all can be set in the environment."""
+    rows = []
+    for flag in command.params:
+        if getattr(flag, "hidden", False) or flag.name == "help":
+            continue
+        is_option = flag.param_type_name == "option"
+        names = [*flag.opts, *flag.secondary_opts] if is_option else [flag.metavar or flag.name]
+        named = ", ".join(f"`{name}`" for name in names) + (f" {flag.metavar}" if is_option and flag.metavar else "")
+        variable = flag.envvar or (f"SWARM_{flag.name.upper()}" if served else "")
+        rows.append((named, _default(flag), f"`{variable}`" if variable else "", flag.help or ""))
+    return _table(("flag", "default", "environment", "meaning"), rows) if rows else "It takes no flags of its own."
+
+
+def commands() -> str:
+    parts = ["## Flags of all commands", _flags(typer.main.get_command(app))]
+    for verb, entry in VERBS.items():
+        command = _command(verb)
+        served = entry.program and verb != "train-local"
+        parts += [f"## swarm {verb}", cleandoc(command.help or entry.words), _flags(command, served=served)]
+    return _page("Commands", _COMMANDS, *parts)
+
+
+# The job file ---------------------------------------------------------------------------------------------------------
+
+_JOB_FILE = """\
+A job file is TOML. `swarm submit --example` prints the one below with a `data.source` that runs as it is. A key that
+does not exist is an error, and so is a value of another type. [job.schema.json](job.schema.json) is its JSON Schema,
+for editors."""
+
+
+def job_file() -> str:
+    return _page("The job file", _JOB_FILE, f"```toml\n{commented_job('corpus/**/*.txt')}```")
+
+
+def job_schema() -> str:
+    return json.dumps(JobSpec.model_json_schema(), indent=2) + "\n"
+
+
+# Metrics --------------------------------------------------------------------------------------------------------------
+
+_METRICS = """\
+Every process serves `/metrics` in Prometheus' format, with `process_*` and `python_*` beside what is listed here.
+Units are seconds, bytes and tokens; times are Unix seconds. `job_id` stays for an hour after a job has ended, `peer`
+until ten minutes after a stage server has left, and 2,000 stage servers at most have series of their own."""
+
+
+def _series(registry: CollectorRegistry) -> Iterable[tuple[str, str, str, str]]:
+    for collector in list(registry._collector_to_names):
+        labels = ", ".join(getattr(collector, "_labelnames", ()))
+        for family in collector.collect():
+            if family.name.startswith("swarm_"):
+                name = family.name + ("_total" if family.type == "counter" else "")
+                yield f"`{name}`", family.type, labels, family.documentation
+
+
+def metrics() -> str:
+    registries = {
+        "Scheduler": SchedulerMetrics("0", 0).registry,
+        "Stage server": StageServerMetrics("0", 0).registry,
+        "Relay": RelayMetrics("0", 0).registry,
+    }
+    head = ("series", "type", "labels", "meaning")
+    parts = [part for title, one in registries.items() for part in (f"## {title}", _table(head, sorted(_series(one))))]
+    return _page("Metrics", _METRICS, *parts)
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+_ERRORS = """\
+An error has a code, one sentence with its cause, and mostly a hint with the next command. The exit code of `swarm`
+tells the kinds of errors apart; with `-o json` the error is JSON on stdout."""
+
+
+def errors() -> str:
+    rows = (
+        (f"`{code}`", str(error.exit_code), (error.__doc__ or "").split("\n\n")[0])
+        for code, error in sorted(ERROR_BY_CODE.items())
+    )
+    return _page("Errors", _ERRORS, _table(("code", "exit code", "what it means"), rows))
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "commands.md": commands,
+    "job-file.md": job_file,
+    "job.schema.json": job_schema,
+    "metrics.md": metrics,
+    "errors.md": errors,
+}
+
+if __name__ == "__main__":
+    for name, write in PAGES.items():
+        (FOLDER / name).write_text(write())

@@ -1,0 +1,56 @@
+"""The pages of docs/reference are those that the code gives, and every command in a document is one that exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.references import FOLDER, PAGES, flags_of
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(swarm [a-z][^`]*)`")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_reference_is_what_the_code_says(name: str) -> None:
+    assert (FOLDER / name).read_text() == PAGES[name](), "run: make references"
+
+
+def test_nothing_of_this_machine_is_in_a_reference() -> None:
+    assert not [name for name in PAGES if str(Path.home()) in (FOLDER / name).read_text()]
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """All `swarm ...` that a document tells its reader to type, as words."""
+    blocks = "".join(BLOCK.findall(text)).replace("\\\n", " ").splitlines()
+    lines = [line.strip().removeprefix("exec ") for line in blocks] + INLINE.findall(text)
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("swarm ")]
+
+
+@cache
+def known(verb: str) -> frozenset[str]:
+    return flags_of(verb)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_commands_of_a_document_exist_with_their_flags(document: Path) -> None:
+    wrong = []
+    for _, *words in commands_in(document.read_text()):
+        verb = next((word for word in words if not word.startswith("-")), "")
+        flags = {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
+        if verb and verb.islower() and not flags <= known(verb):
+            wrong.append((verb, sorted(flags - known(verb))))
+    assert wrong == []
+
+
+def test_a_flag_that_does_not_exist_would_be_found() -> None:
+    text = "```sh\nswarm submit job.toml --nonsense   # a comment\n```\nand `swarm ls --all`"
+    assert commands_in(text) == [["swarm", "submit", "job.toml", "--nonsense"], ["swarm", "ls", "--all"]]
+    assert "--nonsense" not in known("submit")
+    assert {"--all", "-a", "--output", "-o"} <= known("ls")
