@@ -145,7 +145,14 @@ class SchedulerMetrics:
         self._job_info.labels(job_id, family).set(1)
         self._job_step.labels(job_id).set(step)
         self._in_flight.labels(job_id).set(0)
-        for counter in (self._tokens, self._nonfinite, self._committed, self._violations, self._undone):
+        for counter in (
+            self._tokens,
+            self._nonfinite,
+            self._committed,
+            self._violations,
+            self._undone,
+            self._rebalances,
+        ):
             counter.labels(job_id)
         for reason in CHECKPOINT_FAILURES:
             self._checkpoint_failures.labels(job_id, reason)
@@ -239,9 +246,9 @@ class SchedulerMetrics:
     def _raise_to(self, counter: Counter, labels: tuple[str, ...], total: int) -> None:
         """Let a counter follow a total that is kept elsewhere; a smaller one than before changes nothing."""
         key = (counter._name, *labels)
-        before = self._totals_seen.get(key, 0)
-        if total > before:
-            counter.labels(*labels).inc(total - before)
+        before = self._totals_seen.get(key)
+        if before is None or total > before:
+            counter.labels(*labels).inc(total - (before or 0))
             self._totals_seen[key] = total
 
     def checkpoint_kept(self, job_id: str, *, duration_s: float, time_unix_s: float, size_bytes: int) -> None:

@@ -180,6 +180,11 @@ class Prometheus(Service):
         command = [program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
         super().__init__([*command, f"--web.listen-address=127.0.0.1:{port}"], port, folder / "log")
 
+    def _is_up(self) -> bool:
+        with contextlib.suppress(OSError):
+            return "Ready" in fetch(f"http://127.0.0.1:{self.port}/-/ready")
+        return False
+
     def query(self, expression: str) -> list[Any]:
         """The series that an expression has now: [{"metric": {...}, "value": [time, "number"]}]."""
         found: list[Any] = self._get("query", query=expression)["result"]

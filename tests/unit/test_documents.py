@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
 import pytest
+import yaml
 
 from scheduler.brain.fleet import membership
 from scheduler.brain.state import mode, step
@@ -72,3 +75,22 @@ def test_the_tables_of_states_in_the_architecture_are_those_of_the_code(heading:
     section = (ROOT / "ARCHITECTURE.md").read_text().partition(f"\n### {heading} ")[2].partition("\n#")[0]
     rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
     assert {row[1].strip("` "): set(re.findall(r"`(\w+)`", row[-2])) for row in rows} == CODE[heading]
+
+
+def test_each_alert_has_an_entry_in_the_runbook_and_a_test_and_no_entry_is_left_over() -> None:
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text())["groups"][0]["rules"]
+    tests = yaml.safe_load((ROOT / "deploy/prometheus/rules_test.yml").read_text())["tests"]
+    names = [rule["alert"] for rule in rules]
+    raised = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
+    sections = re.split(r"^## ", (ROOT / "docs/runbook.md").read_text(), flags=re.MULTILINE)[1:]
+    entries = {section.partition("\n")[0]: section for section in sections}
+    assert list(entries) == names, "in the order of the rules"
+    assert raised == set(names)
+    assert [rule["annotations"]["runbook"] for rule in rules] == [f"docs/runbook.md#{name.lower()}" for name in names]
+    for entry in entries.values():
+        assert re.findall(r"^\*\*(\w+)\.\*\*", entry, re.MULTILINE) == ["Symptom", "Cause", "Fix"]
+
+
+def test_the_dashboard_is_what_its_table_of_panels_says() -> None:
+    made = runpy.run_path(str(ROOT / "deploy/grafana/make_dashboard.py"))
+    assert json.loads(made["FILE"].read_text()) == made["dashboard"](), "python deploy/grafana/make_dashboard.py"

@@ -1,0 +1,138 @@
+"""A real Prometheus and a real fleet: what is scraped, what is answered, and what raises an alert."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.job.partition import resolve
+from swarm.wire import jobs_pb2 as pb
+from tests.support.processes import Cluster, Process
+from tests.support.services import Prometheus, fetch, promtool, until
+from tests.support.simulated import Tokens, small_spec, write_text
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = DEPLOY / "prometheus" / "rules.yml"
+# Expressions that have no data in a fleet to which nothing of the kind has happened.
+NEED_A_FAULT = ("swarm_auth_failures_total",)
+
+
+class Fleet(Cluster):
+    """Stages with two replicas and more, a relay, and a job that trains for ever."""
+
+    def begin(self) -> None:
+        self.relay = Process.start(
+            self.folder / "relay.log",
+            "swarm.relay",
+            *("--listen", "127.0.0.1:0", "--scheduler", self.address, "--http-port", "0"),
+            *("--data-dir", str(self.folder / "relay")),
+        )
+        self.relay.wait_ready()
+        self.add_servers(5)
+        changes = {"pipeline__stages": 2, "training__steps": 1_000_000, "checkpoint__every_steps": 10}
+        changes |= {"data__validation_ratio": 0.01, "training__eval_every_steps": 4}
+        spec = resolve(
+            small_spec(write_text(self.folder), **changes),
+            vocabulary_size=ByteTokenizer.vocabulary_size,
+            stages_if_auto=1,
+        )
+        self.job = self.submit(spec, Tokens.make(self.folder / "tokens", spec).manifest).id
+        self.wait_for_step(self.job, 12)
+
+    def lose_one_and_win_one(self) -> None:
+        """A replica is killed, and another one joins in its place."""
+        lost = self.jobs.Get(pb.JobRequest(job=self.job), timeout=10).stages[0].peers[0]
+        self.servers[lost].kill(signal.SIGKILL)
+        new = self.start_server(len(self.servers))
+        self.servers[name := new.wait_ready()["peer"]] = new
+        until("the new replica serves", lambda: any(p.id == name and p.state == "serving" for p in self.peers()))
+        self.wait_for_step(self.job, self.step() + 3)
+
+    def step(self) -> int:
+        return int(self.jobs.Get(pb.JobRequest(job=self.job), timeout=10).step)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        for server in self.servers.values():
+            if server.child.poll() is None:
+                server.kill(number)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with Fleet(tmp_path_factory.mktemp("fleet"), "--grace", "2", broker="embedded") as fleet:
+        fleet.begin()
+        try:
+            fleet.lose_one_and_win_one()
+            yield fleet
+        finally:
+            fleet.relay.stop()
+
+
+@pytest.fixture(scope="module")
+def prometheus(fleet: Fleet) -> Iterator[Prometheus]:
+    """It knows the scheduler alone, and an alert that does not wait for minutes."""
+    rules = RULES.read_text()
+    for told, instead in (("> 300\n", "> 4\n"), ("for: 1m\n", "for: 1s\n")):
+        assert told in rules
+        rules = rules.replace(told, instead)
+    (fleet.folder / "rules.yml").write_text(rules)
+    discovery = [{"url": f"http://{fleet.scheduler.ready['http']}/sd", "refresh_interval": "1s"}]
+    scrape = [{"job_name": "swarm", "http_sd_configs": discovery}]
+    with Prometheus(fleet.folder / "prometheus", scrape, [fleet.folder / "rules.yml"]) as found:
+        yield found
+
+
+def test_the_rules_fire_when_they_should_and_only_then() -> None:
+    promtool("check", "rules", str(RULES))
+    promtool("test", "rules", str(RULES.with_name("rules_test.yml")))
+
+
+def test_promtool_has_no_fault_to_find_with_what_any_process_serves(fleet: Fleet) -> None:
+    for process in (fleet.scheduler, fleet.relay, list(fleet.servers.values())[-1]):
+        text = fetch(f"http://{process.ready['http']}/metrics")
+        assert "swarm_build_info" in text
+        assert promtool("check", "metrics", stdin=text) == ""
+
+
+def test_prometheus_finds_the_fleet_and_answers_tokens_per_second(fleet: Fleet, prometheus: Prometheus) -> None:
+    alive = {name for name, server in fleet.servers.items() if server.child.poll() is None}
+
+    def up() -> bool:
+        targets = {one["labels"]["instance"]: one for one in prometheus.targets() if one["health"] == "up"}
+        return alive | {"scheduler"} == set(targets)
+
+    until("every process is scraped", up)
+    rate = "rate(swarm_job_tokens_total[20s])"
+    until("tokens per second", lambda: any(float(one["value"][1]) > 10.0 for one in prometheus.query(rate)))
+
+
+def test_prometheus_answers_every_expression_of_the_dashboard(fleet: Fleet, prometheus: Prometheus) -> None:
+    panels = json.loads((DEPLOY / "grafana" / "swarm.json").read_text())["panels"]
+    expressions = [one["expr"].replace("$job_id", ".*") for panel in panels for one in panel.get("targets", ())]
+    assert len(expressions) > 40
+
+    def without_data() -> list[str]:
+        return [one for one in expressions if not prometheus.query(one) and not any(n in one for n in NEED_A_FAULT)]
+
+    until("rates need two scrapes", lambda: prometheus.query("rate(swarm_job_tokens_total[1m])"))
+    given_up_s = time.monotonic() + 20.0
+    while (lacking := without_data()) and time.monotonic() < given_up_s:
+        time.sleep(0.5)
+    assert lacking == []
+
+
+def test_a_frozen_job_raises_the_alert_and_one_that_goes_on_ends_it(fleet: Fleet, prometheus: Prometheus) -> None:
+    assert "SwarmNoProgress" not in prometheus.alerts()
+    fleet.signal_all(signal.SIGSTOP)
+    try:
+        until("SwarmNoProgress fires", lambda: prometheus.alerts().get("SwarmNoProgress") == "firing")
+    finally:
+        fleet.signal_all(signal.SIGCONT)
+    until("the job goes on", lambda: "SwarmNoProgress" not in prometheus.alerts(), timeout_s=60.0)
+    fleet.wait_for_step(fleet.job, fleet.step() + 2)
