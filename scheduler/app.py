@@ -178,6 +178,7 @@ async def serve(options: SchedulerOptions) -> None:
             relay_pb2_grpc.add_RelaysServicer_to_server(scheduler.relays, server)  # type: ignore[no-untyped-call]
         joins = ""
         if admission is not None:
+            admission.members.on_replaced = scheduler.sessions.replaced
             joins = await admission.serve(
                 server,
                 options.listen,

@@ -15,10 +15,12 @@ from typing import Protocol
 
 from scheduler.brain.fleet.clones import CLONE_S, Rivals
 from scheduler.brain.fleet.membership import Membership, Transition
+from scheduler.brain.members import Member
 from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage, SwarmError
 from swarm.events import Event, Hello
 from swarm.limits import INCARNATION_AHEAD_S, PEERS_MAX, SESSIONS_AT_ONCE, SESSIONS_PER_S, Bucket
 from swarm.messages import PROTOCOL_VERSION, Command, FetchRequest, StoreHeader, Welcome
+from swarm.pki.names import Role
 from swarm.process.logs import Logger
 from swarm.rpc.guard import check_caller
 from swarm.rpc.session import CONNECTION
@@ -219,6 +221,11 @@ class Sessions:
         self.drop(peer)
         if self._passes is not None:
             self._passes.cut_off(peer)
+
+    def replaced(self, member: Member) -> None:
+        """The keys of a member are good no more: a session that began with one of them could save and fetch nothing."""
+        if member.role is Role.STAGE_SERVER:
+            self.drop(PeerId(member.name))
 
     def drop(self, peer: PeerId) -> None:
         """End the session of a peer that is gone, so that it dials again if it still can."""

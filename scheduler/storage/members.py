@@ -71,6 +71,7 @@ class Members:
         self._tokens: dict[str, Token] = {}
         self._changing = asyncio.Lock()  # two joiners must not share one use
         self.on_revoked: Callable[[Member], None] = lambda member: None
+        self.on_replaced: Callable[[Member], None] = lambda member: None  # the keys so far are good no more
 
     async def load(self) -> None:
         """Read what earlier starts wrote."""
@@ -160,7 +161,10 @@ class Members:
         now_unix_s = self._wall_s()
         principal = Principal(self.authority.cluster, member.role, member.name)
         certificate = self.authority.certify(key, principal, now_unix_s, life_s=self.life_s)
+        is_new = (member.role, member.name) in self._members and not member.keys
         await self._put(self._with_key(member, key))
+        if is_new:
+            self.on_replaced(member)
         return certificate
 
     def _with_key(self, member: Member, key: keys.PublicKey) -> Member:

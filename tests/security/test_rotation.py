@@ -21,7 +21,7 @@ from tests.support.simulated import Tokens, small_spec, write_text
 
 LIFE_S = 5.0  # of a certificate
 PHASE_S_MAX = 60.0
-STEPS = 400
+STEPS = 500
 
 
 class Watch:
@@ -114,7 +114,7 @@ def test_the_authority_rotates_while_a_relay_dies_a_replica_is_killed_and_a_peer
             assert cluster.servers[peers[0]].child.wait(timeout=20) == 5
             assert watch.swarm("ca", "retire")[1]["pins"] == shown["pins"][1:]
             watch.goes_on(20)
-            view = cluster.wait(job.id)
+            view = cluster.wait(job.id, 300.0)
             assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
             assert view.weights_sha256 == expected.sha256
             assert view.microbatches_committed == STEPS * spec.training.microbatches

@@ -13,6 +13,7 @@ import pytest
 from scheduler.api.sessions import COMMANDS_WAITING_MAX, Connections, Sessions
 from scheduler.brain.fleet import clones
 from scheduler.brain.fleet.membership import Membership, Transition
+from scheduler.brain.members import Member
 from swarm import limits
 from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage
 from swarm.events import Event, Heartbeat, Hello
@@ -330,3 +331,19 @@ async def test_the_session_of_a_revoked_stage_server_ends() -> None:
         with pytest.raises(StopAsyncIteration):
             await anext(session)
         made.revoke(PeerId("nobody"), "it was revoked")
+
+
+async def test_a_stage_server_whose_key_is_good_no_more_dials_again_and_keeps_its_place() -> None:
+    membership = Membership()
+    async with sessions(Heard(), membership=membership) as made:
+        session = aiter(made.attach(aiter(Line(HELLO))))
+        await anext(session)
+        made.replaced(Member(Role.VIEWER, PEER))
+        made.replaced(Member(Role.STAGE_SERVER, "another"))
+        await settle()
+        made.replaced(Member(Role.STAGE_SERVER, PEER))
+        with pytest.raises(StopAsyncIteration):
+            await anext(session)
+        known = membership.get(PEER)
+        assert known is not None
+        assert known.state is not PeerState.GONE

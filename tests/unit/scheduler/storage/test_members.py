@@ -329,6 +329,25 @@ async def test_an_admins_word_replaces_the_key_of_a_name(tmp_path: Path) -> None
         assert "--name gpu-1" in caught.value.hint
 
 
+async def test_whoever_is_taken_in_anew_is_named_as_the_keys_before_are_good_no_more(tmp_path: Path) -> None:
+    """A stage server came back a second before its certificate ended, began a session with it, and was vouched for.
+
+    The session went on, but nothing could be saved on its connection. So the job failed with its final weights.
+    """
+    clock = Clock()
+    async with opened(tmp_path, clock) as (members, _):
+        replaced: list[str] = []
+        members.on_replaced = lambda member: replaced.append(f"{member.role}/{member.name}")
+        first = await joined(members, await token(members))
+        await members.renew(first, Application("gpu-1").request_pem)
+        assert replaced == []
+        await members.issue(Application("gpu-1").request_pem, GPU, "gpu-1", "admin me")
+        assert replaced == ["stage-server/gpu-1"]
+        clock.unix_s += 2 * LIFE_S
+        await joined(members, await token(members))
+        assert replaced == ["stage-server/gpu-1"] * 2
+
+
 async def test_a_renewal_that_waited_while_the_name_was_given_anew_is_refused(tmp_path: Path) -> None:
     """It was checked when the call came, and put the replaced key back."""
     with ThreadPoolExecutor(1) as executor:
