@@ -168,10 +168,14 @@ class CheckpointNotKept:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Pause or cancel: feed no new step, commit what runs, save, then stop. At once if nothing was trained."""
+    """Pause or cancel: feed no new step, commit what runs, save, then stop. At once if nothing was trained.
+
+    `version`: train up to this one first, if it is newer.
+    """
 
     state: JobState
     reason: str
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

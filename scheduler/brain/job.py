@@ -97,8 +97,8 @@ class JobBrain:
                 state.conclude(Finish() if version == self.settings.steps else None)
             case inputs.CheckpointNotKept(version=version, reason=reason, fault=fault):
                 state.conclude(self._parts.collector.failed(version, reason, fault, now_s))
-            case inputs.Stop(state=stopped_state, reason=reason):
-                self._stop(Stopped(stopped_state, reason))
+            case inputs.Stop(state=stopped_state, reason=reason, version=version):
+                self._stop(Stopped(stopped_state, reason), version)
             case inputs.Stuck(for_s=for_s):
                 self._stuck(for_s, now_s)
             case inputs.Cancel(reason=reason):
@@ -120,6 +120,16 @@ class JobBrain:
     @property
     def is_stopping(self) -> bool:
         return self._parts.saving.stop is not None
+
+    @property
+    def saves_only(self) -> bool:
+        """Whether nothing but a checkpoint is under way."""
+        return self.mode.is_at_work and self._parts.is_idle and self._parts.saving.open is not None
+
+    @property
+    def owes_parts(self) -> bool:
+        """Whether replicas have not handed over all of a checkpoint."""
+        return self._parts.saving.open is not None and bool(self._parts.saving.open.savers)
 
     @property
     def saves_again_s(self) -> float:
@@ -178,6 +188,11 @@ class JobBrain:
         """Every transition of a microbatch and of its step, with causes; for open and the newest closed steps."""
         run = self._state.progress.runs.get(step)
         return self._state.ledger.story(step, index) + [f"step {step} {line}" for line in (run.history if run else [])]
+
+    @property
+    def begun(self) -> int:
+        """How many steps were begun, so far."""
+        return self._state.progress.next
 
     @property
     def agreed(self) -> int:
@@ -242,15 +257,15 @@ class JobBrain:
         self._state.census = RestartCensus(resumed.known, now_s + resumed.grace_s)
         self._parts.reattach.resume(resumed)
 
-    def _stop(self, stop: Stopped) -> None:
-        untrained = self._state.progress.committed == self.settings.first_step
+    def _stop(self, stop: Stopped, version: int) -> None:
+        untrained = max(self._state.progress.committed, version) <= self.settings.first_step
         if self.mode in (Mode.WAITING, Mode.LOADING) or (untrained and stop.state is JobState.CANCELLED):
             self._state.conclude(stop)
         else:
-            self._parts.saving.stop = stop
+            self._parts.saving.stop, self._parts.saving.stop_at = stop, version
 
     def _stuck(self, for_s: float, now_s: float) -> None:
-        if self.mode.is_at_work and self._parts.is_idle and self._parts.saving.open is not None:
+        if self.saves_only:
             self._state.conclude(self._parts.collector.stuck(for_s, now_s))
         else:
             settings = self.settings
@@ -371,7 +386,7 @@ class JobBrain:
         for run in progress.redoable():
             self._settle_pairs(run, now_s)
             self._parts.dispatch.refill(run, now_s)
-        self._parts.dispatch.feed(now_s, new_steps=not self.is_stopping)
+        self._parts.dispatch.feed(now_s, new_steps=self._parts.saving.may_begin(progress.next))
         for step in sorted(progress.runs):
             self._advance_step(progress.runs[step], now_s)
             if self.mode is not Mode.RUNNING:
@@ -433,8 +448,6 @@ class JobBrain:
 
     def _save(self, now_s: float) -> None:
         """Begin or complete a checkpoint, or stop, if it is time."""
-        if not self.settings.saves:
-            return
         self._parts.departures.remedy(self._parts.saves.judge(now_s), now_s)
         if not self.mode.is_at_work:
             return

@@ -54,7 +54,7 @@ class Parts:
     @classmethod
     def of(cls, settings: BrainSettings, rng: Random, course: Course) -> Parts:
         state = BrainState.of(settings, course)
-        saving = CheckpointSchedule(settings.saving, len(settings.split), settings.first_step, settings.steps)
+        saving = CheckpointSchedule(settings.saving, len(settings.split), settings.first_step, settings.steps, course)
         evaluations = Evaluations(settings, course)
         loads, loading = Loads(state), Loading(state)
         dispatch = Dispatch(state, loads, evaluations, rng)

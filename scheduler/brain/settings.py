@@ -80,7 +80,6 @@ class BrainSettings:
     first_step: int = 0  # the version that is loaded, from `files`
     files: tuple[StateFile, ...] = field(default=(), repr=False)
     saving: SavingRules = NEVER
-    saves: bool = True  # False: another island of the job saves what all share
     recover: bool = False  # route around lost replicas; else the job fails when one is gone
     work: tuple[float, ...] = ()  # of a microbatch at each stage, in any unit; all alike if not known
     state_bytes: tuple[int, ...] = ()  # that a peer fetches when it joins a stage

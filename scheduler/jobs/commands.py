@@ -222,9 +222,9 @@ class Jobs:
             raise NotAllowed(f"job {job.record.id} has {state.value} already", hint="there is nothing to cancel")
         if job.run is None:
             await self.registry.enter(job, JobState.CANCELLED, reason, hint=again(job))
-        elif checkpoint and state is not JobState.CANCELLING and not job.spec.has_outer_steps:
+        elif checkpoint and state is not JobState.CANCELLING:
             job.run.driver.tell(Stop(JobState.CANCELLED, reason))
-            await self.registry.enter(job, JobState.CANCELLING, f"{reason}; what runs is committed and saved first")
+            await self.registry.enter(job, JobState.CANCELLING, f"{reason}; {_first(job.spec)}")
         else:
             job.run.driver.cancel(reason)
             await self.registry.enter(job, JobState.CANCELLING, reason)
@@ -236,16 +236,11 @@ class Jobs:
             return
         if state.is_final or state is JobState.CANCELLING:
             raise NotAllowed(f"job {job.record.id} is {state.value}: it cannot be paused")
-        if job.spec.has_outer_steps and job.run is not None:
-            raise NotAllowed(
-                f"job {job.record.id} has islands, and cannot be saved while it runs: it cannot be paused",
-                hint=f"let it end, or stop it for good: swarm cancel {job.record.id}",
-            )
         if job.run is None:
             await self.registry.enter(job, JobState.PAUSED, reason, hint=again(job))
         else:
             job.run.driver.tell(Stop(JobState.PAUSED, reason))
-            await self.registry.enter(job, JobState.PAUSING, f"{reason}; what runs is committed and saved first")
+            await self.registry.enter(job, JobState.PAUSING, f"{reason}; {_first(job.spec)}")
 
     async def resume(self, job: Job, which: str, spec: JobSpec | None) -> None:
         """Resume from a checkpoint (the "latest" valid one, or a step) on a new timeline, perhaps with other values.
@@ -329,6 +324,13 @@ class Jobs:
             if ended:
                 return
             await changed.wait()
+
+
+def _first(spec: JobSpec) -> str:
+    """What a job that is told to stop does first, for a person."""
+    if spec.has_outer_steps:
+        return "trains up to the next exchange between islands, which is saved first"
+    return "what runs is committed and saved first"
 
 
 def _resolve(spec: JobSpec, tokens: JobTokens, idle: list[int], present: list[int]) -> JobSpec:

@@ -15,10 +15,11 @@ from random import Random
 
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
-from scheduler.brain.settings import NEVER, NO_REBALANCING, BrainSettings
+from scheduler.brain.settings import NO_REBALANCING, BrainSettings
 from scheduler.jobs.job import Job, split_of
 from scheduler.jobs.settings import brain_settings
 from scheduler.storage.database import JobRecord
+from swarm.checkpoint.islands import files_for
 from swarm.data.batches import Batches
 from swarm.job.course import OuterCourse
 from swarm.job.islands import course_of, courses, island_of, island_spec, island_timeline, job_timeline
@@ -65,9 +66,11 @@ def replicas_by_island(
 
 
 def of_job(spec: JobSpec, header: StoreHeader) -> StoreHeader:
-    """What a replica of an island says of a file, in the job's words."""
+    """What a replica of an island says of a file, in the job's words: its stage is a place, or -1 if there is none."""
     version = course_of(spec, header.timeline).inner_steps(header.version)
-    return replace(header, timeline=job_timeline(spec, header.timeline), version=version)
+    exists = 0 <= header.stage < len(split_of(spec))
+    place = place_of(spec, header.timeline, header.stage) if exists else -1
+    return replace(header, timeline=job_timeline(spec, header.timeline), version=version, stage=place)
 
 
 def islands_brain(
@@ -80,7 +83,7 @@ def islands_brain(
     rng: Random,
 ) -> IslandsBrain:
     """The brain of a job with outer steps. Only the first island evaluates, as all hold the same outer weights."""
-    whole = brain_settings(record, island_spec(spec), epoch, batches, files, skipped_in_a_row)
+    whole = brain_settings(record, island_spec(spec), epoch, batches, (), skipped_in_a_row)
     paths = [OuterCourse(inner) for inner in courses(spec)]
 
     def of(island: int) -> BrainSettings:
@@ -88,8 +91,9 @@ def islands_brain(
             whole,
             timeline=island_timeline(spec, record.timeline, island),
             steps=paths[island].steps,
+            first_step=paths[island].version_after(record.first_steps[-1]),
+            files=files_for(files, island),
             evaluation_microbatches=whole.evaluation_microbatches if island == 0 else 0,
-            saving=NEVER,
             rebalance=replace(NO_REBALANCING, min_replicas=spec.limits.min_replicas),
         )
 

@@ -147,10 +147,11 @@ class JobTransfer:
                 run.driver.made_progress()
                 yield chunk
 
+        told = of_job(job.spec, header)
         try:
-            return await run.sink.put(of_job(job.spec, header), counted())
+            return await run.sink.put(told, counted())
         except CheckpointFailed as error:
-            run.driver.checkpoint_written(header.version, error.reason, str(error))
+            run.driver.checkpoint_written(told.version, error.reason, str(error))
             raise
 
     async def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:

@@ -90,7 +90,7 @@ class JobRunner:
         rows = await self._store.last_rows(record.id, timeline, count=2)
         found = await self._store.evaluations(record.id)
         evaluated = {one.version for one in found if one.timeline == record.timeline}
-        committed = rows[-1].step + 1 if rows else record.first_steps[-1]
+        committed = rows[-1].step + 1 if rows else course.version_after(record.first_steps[-1])
         if job.spec.has_outer_steps:  # people are told inner steps
             newest = range(max(0, committed - 2), committed + 1)
             evaluated = {version for version in newest if course.inner_steps(version) in evaluated}
@@ -183,7 +183,7 @@ class JobRunner:
             product=self._product,
             loss=job.progress.loss,
             tokens=job.progress.tokens,
-            optimizer=job.spec.checkpoint.optimizer and not job.spec.has_outer_steps,
+            optimizer=job.spec.checkpoint.optimizer,
         )
 
     async def note_if_running(self, job: Job) -> None:

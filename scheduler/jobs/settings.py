@@ -8,6 +8,7 @@ from scheduler.brain.fleet.memory_split import ModelCosts
 from scheduler.brain.settings import BrainSettings, DeadlineSettings, RebalanceSettings, SavingRules
 from scheduler.jobs.job import split_of
 from scheduler.storage.database import JobRecord
+from swarm.checkpoint.islands import files_for
 from swarm.data.batches import Batches
 from swarm.job.footprint import stage_footprint
 from swarm.job.islands import island_spec
@@ -63,7 +64,7 @@ def brain_settings(
         nonfinite_steps_max=spec.limits.nonfinite_steps_max,
         skipped_in_a_row=skipped_in_a_row,
         first_step=record.first_steps[-1],
-        files=tuple(files),
+        files=files_for(files, 0),
         saving=SavingRules(spec.checkpoint.every_steps, spec.checkpoint.every_s, spec.checkpoint.optimizer),
         recover=True,
         work=_work(spec),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
+from scheduler.brain.islands.rows import Rows
 from scheduler.brain.lineage import checkpoint_counts, resumed, row_counts
+from scheduler.brain.outputs import CommitRow
 from scheduler.jobs.job import Job, JobProgress
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
@@ -31,10 +33,10 @@ class Timelines:
     async def progress_of(self, record: JobRecord, spec: JobSpec) -> JobProgress:
         """How far the job is, by its rows; those of abandoned parts of its timelines do not count."""
         progress = JobProgress.at_start(spec, record.timeline, record.first_steps[-1])
-        if progress.islands is not None:
-            for timeline in range(spec.islands.count):
-                rows = await self._database.rows(record.id, island_timeline(spec, record.timeline, timeline))
-                for made in filter(None, map(progress.islands.take, rows)):
+        for timeline in range(record.timeline + 1) if progress.islands is not None else ():
+            progress.islands = JobProgress.at_start(spec, timeline, 0).islands
+            for made in await self._made(record, spec, timeline, progress.islands):
+                if row_counts(timeline, made.step, record.first_steps):
                     progress.take(asdict(made))
         for row in await self._database.commits(record.id) if progress.islands is None else ():
             if row_counts(row["timeline"], row["step"], record.first_steps):
@@ -43,6 +45,16 @@ class Timelines:
             if checkpoint_counts(evaluation.timeline, evaluation.version, record.first_steps):
                 progress.evaluation_loss, progress.evaluation_step = evaluation.loss, evaluation.version
         return progress
+
+    async def _made(self, record: JobRecord, spec: JobSpec, timeline: int, islands: Rows | None) -> list[CommitRow]:
+        """The steps of the job that all its islands made on one of its timelines, in order."""
+        assert islands is not None
+        rows = [
+            row
+            for island in range(spec.islands.count)
+            for row in await self._database.rows(record.id, island_timeline(spec, timeline, island))
+        ]
+        return list(filter(None, map(islands.take, rows)))
 
     def source(self, spec: JobSpec, project: str) -> Job:
         """The job of the project that `checkpoint.resume_from` names; InvalidConfig, NotFound."""

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 from scheduler.brain.outputs import PublishCheckpoint, Vouch
 from scheduler.storage.executor import run_blocking
+from swarm.checkpoint.islands import OUTER_FOLDER, optimizer_folder
 from swarm.checkpoint.reader import Checkpoint, fault_of
 from swarm.checkpoint.storage import Storage
 from swarm.checkpoint.writer import CheckpointWriter, Facts, FileWriter, prune
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 HEADERS_BYTES_MAX = 64 << 20  # of all files of a stage
 
-_LAYER_FILE = re.compile(r"optimizer/layer-([0-9]{4,5})\.safetensors")
+_LAYER_FILE = re.compile(r"layer-([0-9]{4,5})\.safetensors")
 
 
 class Listener(Protocol):
@@ -62,7 +63,7 @@ class _Open:
     writer: asyncio.Future[CheckpointWriter] | None = None
     publishing: asyncio.Task[None] | None = None
     arriving: set[str] = field(default_factory=set)  # files that are being written
-    sizes: dict[int, dict[str, int]] = field(default_factory=dict)  # announced bytes by stage and path
+    sizes: dict[int, dict[str, int]] = field(default_factory=dict)  # announced bytes by place and path
     vouched: dict[str, str] = field(default_factory=dict)  # sha256 by path; empty: nobody is asked
 
     def reserve(self, header: StoreHeader, bytes_max: int) -> None:
@@ -143,6 +144,8 @@ class CheckpointSink:
 
     async def put(self, header: StoreHeader, chunks: AsyncIterator[bytes]) -> str:
         """Write one file of a stage; gives its sha256. A second file of the same name replaces the first.
+
+        Of a job with islands `header.stage` is a place: each island writes what is its own, the first what all share.
 
         Refused if it does not belong here, CorruptFrame if its length is not the announced one, CheckpointFailed if it
         cannot be written.
@@ -298,10 +301,11 @@ def _try_out(storage: Storage) -> None:
         draft.discard()
 
 
-def _stage_bytes_max(spec: JobSpec, stage: int) -> int:
+def _stage_bytes_max(spec: JobSpec, place: int) -> int:
     """What the files of a stage may weigh together: weights, those before, the optimizer's state, and headers."""
     split = spec.pipeline.split
     assert split != "auto"
+    stage = place % len(split)
     known = stage_footprint(spec, split[stage], stage, len(split))
     return 2 * (known.weights + known.optimizer) + HEADERS_BYTES_MAX
 
@@ -310,15 +314,16 @@ def _belongs(header: StoreHeader, spec: JobSpec) -> bool:
     """Whether a stage writes files of this name."""
     split = spec.pipeline.split
     assert split != "auto"
-    if not 0 <= header.stage < len(split):
+    island, stage = divmod(header.stage, len(split))
+    if not 0 <= island < spec.islands.count:
         return False
-    if header.path == f"model/{shard_name(header.stage, len(split))}":
+    if not island and header.path == f"model/{shard_name(stage, len(split))}":
         return True
-    if not spec.checkpoint.optimizer:
+    folder, _, name = header.path.rpartition("/")
+    shared = {OUTER_FOLDER} if spec.has_outer_steps and not island else set()
+    if not spec.checkpoint.optimizer or folder not in {optimizer_folder(island)} | shared:
         return False
-    if (layer := _LAYER_FILE.fullmatch(header.path)) is not None:
-        first = sum(split[: header.stage])
-        return first <= int(layer.group(1)) < first + split[header.stage]
-    if header.path == "optimizer/embed.safetensors":
-        return header.stage == 0
-    return header.path == "optimizer/head.safetensors" and header.stage == len(split) - 1
+    if (layer := _LAYER_FILE.fullmatch(name)) is not None:
+        first = sum(split[:stage])
+        return first <= int(layer.group(1)) < first + split[stage]
+    return stage == {"embed.safetensors": 0, "head.safetensors": len(split) - 1}.get(name)

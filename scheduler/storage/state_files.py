@@ -20,7 +20,9 @@ from swarm.hf.model_folder import FILES_MAX
 from swarm.messages import FetchRequest, StateFile
 from swarm.rpc.frames import CHUNK_BYTES
 
-_PATH = re.compile(r"^((model|optimizer)/[A-Za-z0-9][A-Za-z0-9_.-]{0,199}|manifest\.json|trainer_state\.json)$")
+_PATH = re.compile(
+    r"^((model|outer|(islands/[0-9]{2}/)?optimizer)/[A-Za-z0-9][A-Za-z0-9_.-]{0,199}|manifest\.json|trainer_state\.json)$"
+)
 
 
 @dataclass(frozen=True, slots=True)

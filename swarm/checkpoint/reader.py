@@ -5,6 +5,8 @@
       model/                    a Hugging Face folder: config.json, tokenizer, model-00001-of-00003.safetensors, index
       optimizer/                embed, layer-0000 …, head .safetensors: "<parameter>@<state>"; with staleness 1 also
                                 "<parameter>@previous", the weights of one version before
+      islands/01/optimizer/     of a job with islands, those of the others (swarm/checkpoint/islands.py)
+      outer/                    "<parameter>@momentum" of outer steps; model/ has the outer weights then
       trainer_state.json        step, timeline, schedule, data position, seeds, totals, loss
       manifest.json             last: what belongs to it, with size and sha256 of every file
 

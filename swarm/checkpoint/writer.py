@@ -198,6 +198,7 @@ def _free_name(storage: Storage, step: int) -> str:
 
 def _trainer_state(spec: JobSpec, facts: Facts) -> dict[str, Any]:
     training, following = spec.training, PLAIN.at(facts.step)
+    islands = {"count": spec.islands.count, "mode": spec.averaging.mode, "every_steps": spec.outer.every_steps}
     return {
         "step": facts.step,
         "timeline": facts.timeline,
@@ -220,6 +221,7 @@ def _trainer_state(spec: JobSpec, facts: Facts) -> dict[str, Any]:
         "totals": {"tokens": facts.tokens, "microbatches": facts.step * training.microbatches},
         "optimizer": {"name": training.optimizer, "state": facts.optimizer, "staleness": spec.pipeline.staleness},
         "overlap": {"microbatches": spec.overlap, "sync_steps": spec.sync_steps, "lookahead": training.lookahead},
+        **({"islands": islands} if spec.has_outer_steps else {}),
     }
 
 

@@ -24,6 +24,7 @@ _KEPT = {
     "training.seed": "the order of the data follows from it",
     "training.optimizer": "the checkpoint holds the state of this optimizer",
     "averaging.mode": "its steps follow from it",
+    "outer.every_steps": "its steps follow from it",
     "islands.count": "the timelines of its islands follow from it",
     "checkpoint.resume_from": "the job has begun already",
 }
@@ -42,11 +43,17 @@ def check_changes(old: JobSpec, new: JobSpec) -> None:
 
 
 def check_steps(spec: JobSpec, step: int) -> None:
-    """InvalidConfig if the job would have nothing left to train after `step`."""
+    """InvalidConfig if the job would have nothing left to train after `step`, or its islands are not level there."""
     if spec.training.steps <= step:
         raise InvalidConfig(
             f"training.steps = {spec.training.steps} is reached already: the checkpoint is that of step {step}",
             hint=f"raise it, for example with: --set training.steps={2 * step}",
+        )
+    every = spec.outer.every_steps
+    if spec.has_outer_steps and every != "auto" and step % every:
+        raise InvalidConfig(
+            f"the checkpoint is that of step {step}, and islands that exchange every {every} steps do not begin there",
+            hint=f"set outer.every_steps to a divisor of {step}, or take a checkpoint at a multiple of {every}",
         )
 
 

@@ -35,6 +35,18 @@ class Course:
         """How many of the first `version` steps train."""
         return version
 
+    def version_after(self, inner_steps: int) -> int:
+        """The version that a job which goes on after so many inner steps begins with; inverse of `inner_steps`."""
+        return inner_steps
+
+    def level_from(self, version: int) -> int:
+        """The first version from `version` on that holds nothing but what all islands share, and can be saved."""
+        return version
+
+    def is_saved(self, version: int, every_steps: int) -> bool:
+        """Whether weights `version` are saved, if that is due every `every_steps` (0 = never)."""
+        return every_steps > 0 and version % every_steps == 0
+
     def is_evaluated(self, version: int, every_steps: int, steps: int) -> bool:
         """Whether weights `version` are evaluated, if that is due every `every_steps` (0 = never) of `steps`."""
         return evaluation_due(version, every_steps, steps)
@@ -95,6 +107,21 @@ class OuterCourse(Course):
         """The inner steps, counted without outer ones, whose updates an outer step merges."""
         stop = self.inner_steps(step)
         return range((stop - 1) // self.inner.lease * self.inner.lease, stop)
+
+    def version_after(self, inner_steps: int) -> int:
+        """Behind the outer step that follows them."""
+        return inner_steps + -(-inner_steps // self.inner.lease)
+
+    def level_from(self, version: int) -> int:
+        """Behind an outer step, or at the start, all islands hold the outer weights and no others."""
+        period = self.inner.lease + 1
+        return min(self.steps, -(-version // period) * period)
+
+    def is_saved(self, version: int, every_steps: int) -> bool:
+        """What was due since the last outer step waits for the next one."""
+        if version == 0 or not self.is_outer(version - 1) or not every_steps:
+            return False
+        return any((inner + 1) % every_steps == 0 for inner in self.span(version - 1))
 
     def is_evaluated(self, version: int, every_steps: int, steps: int) -> bool:
         """Only behind an outer step do all islands hold the same weights, so what was due since the last one waits."""

@@ -109,8 +109,6 @@ def check_for_swarm(spec: JobSpec) -> None:
         "islands.count": (spec.islands.count > most, f"set it to {most} at most, since each gets what all others send"),
         "pipeline.overlap": (spec.pipeline.overlap not in ("auto", 0), "set it to 0"),
         **{f"trust.{key}": (value != plain[key], "remove it") for key, value in spec.trust.model_dump().items()},
-        "limits.max_runtime_s": (spec.limits.max_runtime_s > 0, "remove it: the job could not be saved then"),
-        "limits.on_stall": (spec.limits.on_stall == "pause", 'set it to "wait" or "fail"'),
     }
     for key, (is_set, what) in refused.items():
         if is_set:

@@ -324,7 +324,8 @@ class JobSpec(Section):
                 f"outer.overlap_steps = {overlap} is too long for {fragments} fragments in {every} steps: "
                 "lower it, lower outer.fragments or raise outer.every_steps"
             )
-        if self.checkpoint != CheckpointSection() or self.limits.on_nonfinite == "pause":
+        can_pause = mode == "diloco"  # where all islands hold the outer weights
+        if not can_pause and (self.checkpoint != CheckpointSection() or self.limits.on_nonfinite == "pause"):
             raise ValueError(
                 f'averaging.mode = "{mode}" has no checkpoints: remove [checkpoint] and limits.on_nonfinite = "pause"'
             )

@@ -69,6 +69,15 @@ class OuterWeights:
     def changed(self) -> None:
         self._digest = ""
 
+    def restore(self, name: str, momentum: Tensor) -> None:
+        """Go on with the momentum of a checkpoint, whose weights are the anchor."""
+        self._states[name].momentum.copy_(momentum)
+        self.changed()
+
+    def momentum(self, name: str) -> Tensor:
+        """What `restore` takes, not a copy."""
+        return self._states[name].momentum
+
     def digest(self) -> str:
         """As `digest_of`; it changes with merges only, so it is kept between them."""
         if not self._digest:

@@ -98,9 +98,12 @@ class Stage:
             spec.training, ((name, each.to(self._step_device)) for name, each in newest.items())
         )
         self._outer = OuterWeights(newest) if spec.has_outer_steps else None
-        if initial is not None and initial.optimizer:
+        if initial is not None and (initial.optimizer or initial.momentum):
             for name in newest:
-                self._optimizer.restore(name, initial.optimizer.get(stored_name(spec, name), {}))
+                kept = stored_name(spec, name)
+                self._optimizer.restore(name, initial.optimizer.get(kept, {}))
+                if self._outer is not None and kept in initial.momentum:
+                    self._outer.restore(name, initial.momentum[kept])
 
     @property
     def version(self) -> int:
@@ -317,7 +320,7 @@ class Stage:
 
     def state_bytes(self, names: Iterable[str]) -> int:
         """The length of `snapshot(names)`."""
-        return sum(_size_bytes(tensor) for name in names for tensor in self._state_at(name, self.version))
+        return sum(tensor.nbytes for name in names for tensor in self._state_at(name, self.version))
 
     def snapshot(self, names: Iterable[str]) -> bytes:
         """All that a commit changes of these parameters, as it is now: for each the newest weights, with staleness 1
@@ -334,7 +337,7 @@ class Stage:
         position = 0
         for name in names:
             for tensor in self._state_at(name, version):
-                raw = snapshot[position : position + _size_bytes(tensor)]
+                raw = snapshot[position : position + tensor.nbytes]
                 position += len(raw)
                 tensor.copy_(torch.frombuffer(bytearray(raw), dtype=tensor.dtype).view(tensor.shape))
             self.weights.changed([name], version)
@@ -408,13 +411,13 @@ class Stage:
 
     @torch.no_grad()
     def capture(self, *, optimizer: bool) -> InitialState:
-        """A copy on the CPU of what a checkpoint needs: the newest weights; with `optimizer` its state, and the weights
-        of one version before (staleness 1).
+        """A copy on the CPU of what a checkpoint needs: the newest weights; with `optimizer` its state, the weights of
+        one version before (staleness 1), and the momentum of outer steps: these are the outer weights then.
 
         The tied weight is the first stage's only. Takes 4 bytes for each parameter, with `optimizer` as much again for
-        each of the optimizer's tensors and for the previous weights: 16 in all with AdamW and staleness 1.
+        each of the other tensors: 16 in all with AdamW and staleness 1.
         """
-        newest = self.weights.newest()
+        newest, outer = self.weights.newest(), self._outer if optimizer else None
         names = [name for name in sorted(newest) if not (self._spec.tied and name == HEAD)]
         older = self.weights.older() if optimizer else {}
         return InitialState(
@@ -425,6 +428,7 @@ class Stage:
                 name: {key: _clone(tensor) for key, tensor in self._optimizer.state_of(name).items()}
                 for name in (names if optimizer else ())
             },
+            momentum={name: _clone(outer.momentum(name)) for name in names} if outer is not None else {},
         )
 
     # Inside ----------------------------------------------------------------------------------------------------------
@@ -494,7 +498,3 @@ class Stage:
 def _clone(tensor: Tensor) -> Tensor:
     """A float32 copy on the CPU."""
     return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
-
-
-def _size_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

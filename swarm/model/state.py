@@ -7,6 +7,7 @@ tensors lie, and a stage reads only the byte ranges that it needs:
     optimizer/embed.safetensors         parameter@state, and with      all before the layers; a tied weight
     optimizer/layer-0003.safetensors    staleness 1 parameter@previous one decoder layer
     optimizer/head.safetensors                                         final norm, untied head
+    outer/...                           parameter@momentum             of islands, in files of the same names
 
 `parameter@previous` is the weight of one version before. `StateReading` knows which bytes are needed and what they
 mean, but not who reads them (a file, Session.Fetch).
@@ -26,6 +27,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from swarm.checkpoint.islands import OPTIMIZER_FOLDER, OUTER_FOLDER, optimizer_folder, without_island
 from swarm.checkpoint.reader import STATE_MARK
 from swarm.errors import InvalidModel
 from swarm.events import ParameterHash
@@ -38,8 +40,8 @@ from swarm.job.spec import JobSpec
 from swarm.messages import StateFile
 from swarm.model.families import parameter_shapes
 
-OPTIMIZER_FOLDER = "optimizer"
 PREVIOUS = "previous"  # stands where an optimizer state's name does: the weights of version - 1
+MOMENTUM = "momentum"  # of outer steps
 READ_BYTES = 1 << 20
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Tables that older versions of the library wrote although they follow from the config.
@@ -51,13 +53,15 @@ class InitialState:
     """The tensors that one stage starts from, by Hugging Face parameter name, on the CPU, float32.
 
     `previous` are the weights of version - 1 (staleness 1); empty: the same as `weights`. `optimizer` has the state of
-    each parameter by name (swarm/model/optimizers.py); empty: start anew. A tied head is the embedding's entry.
+    each parameter by name (swarm/model/optimizers.py); empty: start anew. `momentum` is that of outer steps; empty: 0.
+    A tied head is the embedding's entry.
     """
 
     version: int
     weights: Mapping[str, Tensor]
     previous: Mapping[str, Tensor] = field(default_factory=dict)
     optimizer: Mapping[str, dict[str, Tensor]] = field(default_factory=dict)
+    momentum: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +86,25 @@ class StateReading:
         self._version = version
         self._shapes = parameter_shapes(spec, stage)
         self._weight_files = [file for file in files if file.path.startswith(f"{MODEL_FOLDER}/") and _is_tensors(file)]
-        self._optimizer_files = {file.path: file for file in files if file.path.startswith(f"{OPTIMIZER_FOLDER}/")}
+        self._optimizer_files = _in_folder(files, OPTIMIZER_FOLDER)
+        self._outer_files = _in_folder(files, OUTER_FOLDER) if spec.has_outer_steps else {}
         self._sink: Callable[[bytes], object] = _nowhere
         self._weights: dict[str, Tensor] = {}
         self._states: dict[str, Tensor] = {}
+        self._outer: dict[str, Tensor] = {}
         self.read_bytes = 0
-        self.total_bytes = sum(file.size_bytes for file in [*self._weight_files, *self._optimizer_files.values()])
+        read = [*self._weight_files, *self._optimizer_files.values(), *self._outer_files.values()]
+        self.total_bytes = sum(file.size_bytes for file in read)
 
     def spans(self) -> Iterator[Span]:
         """What to read next; the bytes of a span must be fed before the next one is asked for."""
         yield from self._read_weights()
-        if self._optimizer_files:
-            for path in sorted({optimizer_path(self._spec, name) for name in self._shapes}):
-                yield from self._read_optimizer(path)
+        for folder, files, into in (
+            (OPTIMIZER_FOLDER, self._optimizer_files, self._states),
+            (OUTER_FOLDER, self._outer_files, self._outer),
+        ):
+            for name in sorted({part_file(self._spec, name) for name in self._shapes}) if files else ():
+                yield from self._read_state(f"{folder}/{name}", files, into)
         self._sink = _nowhere
 
     def feed(self, chunk: bytes) -> None:
@@ -115,7 +125,10 @@ class StateReading:
             optimizer = {name: optimizer.get(name, {}) for name in self._shapes}  # sgd keeps nothing
         if previous and (lacking := sorted(self._shapes.keys() - previous.keys())):
             raise InvalidModel(f"the checkpoint has previous weights, but not of {lacking[0]}")
-        return InitialState(self._version, self._weights, previous, optimizer)
+        momentum = {key.rpartition(STATE_MARK)[0]: tensor for key, tensor in self._outer.items()}
+        if momentum and (lacking := sorted(self._shapes.keys() - momentum.keys())):
+            raise InvalidModel(f"the checkpoint has the momentum of outer steps, but not of {lacking[0]}")
+        return InitialState(self._version, self._weights, previous, optimizer, momentum)
 
     def _read_weights(self) -> Generator[Span, None, None]:
         found: dict[str, StoredTensor] = {}
@@ -139,31 +152,33 @@ class StateReading:
             filler = _Filler(span.start, tensors, self._weights)
             yield from self._pass(span, filler.feed)
 
-    def _read_optimizer(self, path: str) -> Generator[Span, None, None]:
-        file = self._optimizer_files.get(path)
+    def _read_state(
+        self, path: str, files: Mapping[str, StateFile], into: dict[str, Tensor]
+    ) -> Generator[Span, None, None]:
+        file, is_outer = files.get(path), into is self._outer
         if file is None:
             raise InvalidModel(f"the checkpoint lacks {path}", hint="resume from another checkpoint")
         header = yield from self._header(file)
         wanted = {}
         for key, stored in header.items():
             name, at, state = key.rpartition(STATE_MARK)
-            if not at or not state:
+            if not at or not state or (is_outer and state != MOMENTUM):
                 raise InvalidModel(f"{path} holds {key!r}, which is no parameter@state")
             if name not in self._shapes or (state == PREVIOUS and not self._spec.pipeline.staleness):
                 continue  # another stage's, or not needed
-            if state == PREVIOUS:
+            if is_outer or state == PREVIOUS:
                 _check(stored, self._shapes[name])
             if stored.dtype != "F32":
                 raise InvalidModel(f"{key} of {path} is {stored.dtype}, optimizer state is F32")
             wanted[key] = stored
-        filler = _Filler(0, wanted, self._states)
+        filler = _Filler(0, wanted, into)
         digest = hashlib.sha256()
 
         def hashed(chunk: bytes) -> None:
             digest.update(chunk)
             filler.feed(chunk)
 
-        yield from self._pass(Span(path, 0, file.size_bytes), hashed)
+        yield from self._pass(Span(file.path, 0, file.size_bytes), hashed)
         if file.sha256 and digest.hexdigest() != file.sha256:
             raise InvalidModel(
                 f"{path} has sha256 {digest.hexdigest()[:12]}…, expected was {file.sha256[:12]}…",
@@ -220,21 +235,28 @@ def read_span(path: Path, start: int, stop: int) -> Iterator[bytes]:
         raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def files_of(spec: JobSpec, stage: int, state: InitialState, *, optimizer: bool) -> Iterator[tuple[str, bytes]]:
+def files_of(
+    spec: JobSpec, stage: int, state: InitialState, *, optimizer: bool, island: int = 0
+) -> Iterator[tuple[str, bytes]]:
     """Path and bytes of every file that this stage writes, one after the other: they are made when they are asked for.
 
-    Files without a tensor (an optimizer without state, staleness 0) are left out.
+    Files without a tensor (an optimizer without state, staleness 0) are left out. What islands share, the first one
+    writes.
     """
     assert spec.pipeline.split != "auto", "resolve the spec first"
-    yield f"model/{shard_name(stage, len(spec.pipeline.split))}", weights_file(state)
+    if not island:
+        yield f"model/{shard_name(stage, len(spec.pipeline.split))}", weights_file(state)
     if not optimizer:
         return
     files: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name in state.weights:
-        kept = files[optimizer_path(spec, name)]
+        part = part_file(spec, name)
+        kept = files[f"{optimizer_folder(island)}/{part}"]
         kept |= {f"{name}{STATE_MARK}{key}": tensor for key, tensor in state.optimizer.get(name, {}).items()}
         if name in state.previous:
             kept[f"{name}{STATE_MARK}{PREVIOUS}"] = state.previous[name]
+        if name in state.momentum and not island:
+            files[f"{OUTER_FOLDER}/{part}"][f"{name}{STATE_MARK}{MOMENTUM}"] = state.momentum[name]
     for path, tensors in sorted(files.items()):
         if tensors:
             yield path, _file(tensors)
@@ -264,15 +286,15 @@ def wanted_names(spec: JobSpec, stage: int) -> frozenset[str]:
     return frozenset(names) | {name.removeprefix(f"{family.trunk}.") for name in names} | {family.head_in_files}
 
 
-def optimizer_path(spec: JobSpec, name: str) -> str:
-    """The file of a checkpoint that holds the optimizer state of a parameter (a tied head: of the embedding)."""
+def part_file(spec: JobSpec, name: str) -> str:
+    """The name of the files of a checkpoint that hold state of a parameter (a tied head: of the embedding)."""
     match place_of(spec, name):
         case Part.EMBEDDING:
-            return f"{OPTIMIZER_FOLDER}/embed.safetensors"
+            return "embed.safetensors"
         case Part.HEAD:
-            return f"{OPTIMIZER_FOLDER}/head.safetensors"
+            return "head.safetensors"
         case layer:
-            return f"{OPTIMIZER_FOLDER}/layer-{layer:04d}.safetensors"
+            return f"layer-{layer:04d}.safetensors"
 
 
 def place_of(spec: JobSpec, name: str) -> int | Part:
@@ -286,6 +308,11 @@ def place_of(spec: JobSpec, name: str) -> int | Part:
 
 
 _OTHER_MODEL = "the weights are of another architecture than config.json describes, or the folder is incomplete"
+
+
+def _in_folder(files: Sequence[StateFile], folder: str) -> dict[str, StateFile]:
+    """The files of a folder, by the path that they have in a checkpoint of one island."""
+    return {path: file for file in files if (path := without_island(file.path)).startswith(f"{folder}/")}
 
 
 def _is_tensors(file: StateFile) -> bool:

@@ -58,7 +58,7 @@ def train_local(
     out_dir = out or Path(spec.name)
     check_out_dir(out_dir)
     folder = resume_from or (Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None)
-    if folder is not None and spec.has_outer_steps:
+    if folder is not None and spec.averaging.mode == "streaming":
         raise InvalidConfig(
             f'--resume-from: averaging.mode = "{spec.averaging.mode}" cannot go on from a checkpoint',
             hint="to train on from its weights alone, set model.id to its model/ folder",

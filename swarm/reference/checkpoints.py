@@ -6,19 +6,26 @@ import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
+from swarm.checkpoint.islands import files_for
 from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
 from swarm.checkpoint.storage import LocalStorage, Storage
 from swarm.checkpoint.writer import CheckpointWriter, Facts, prune
 from swarm.errors import CheckpointFailed, InvalidConfig, SwarmError
+from swarm.events import ParameterHash
 from swarm.hf.pretrained import WeightFile
 from swarm.job.changes import check_state, check_steps
+from swarm.job.islands import course_of, island_spec
 from swarm.job.spec import JobSpec
 from swarm.model.stage import Stage
 from swarm.model.state import files_of, parameter_hashes, read_files
 from swarm.types import JobId
+
+Islands: TypeAlias = Sequence[Sequence[Stage]]
+"""The stages of each island; a job without islands has one."""
 
 
 class LocalCheckpoints:
@@ -47,37 +54,42 @@ class LocalCheckpoints:
         self._timeline = max((one.timeline + 1 for one in before), default=0)
         self._last_s = time.monotonic()
         self._tokens = 0
+        self._at_once = False
 
     def after(
-        self, stages: Sequence[Stage], step: int, loss: float, tokens: int, *, at_once: bool = False
+        self, islands: Islands, step: int, loss: float, tokens: int, *, at_once: bool = False
     ) -> Checkpoint | None:
-        """The stages hold version `step`, made with `tokens` tokens; gives the checkpoint if one was written.
+        """The islands have made `step` steps, the newest with `tokens` tokens; gives the checkpoint if one was written.
 
-        One is written when it is due, or `at_once`; none after the last step, whose weights are the model folder.
+        One is written when it is due, or `at_once`; of several islands behind their next outer step. None after the
+        last step, whose weights are the model folder.
         """
         self._tokens += tokens
-        rules = self._spec.checkpoint
+        self._at_once = self._at_once or at_once
+        rules, course = self._spec.checkpoint, course_of(self._spec, 0)
+        version = course.version_after(step)
         by_time = rules.every_s > 0 and time.monotonic() - self._last_s >= rules.every_s
-        by_steps = rules.every_steps > 0 and step % rules.every_steps == 0
-        if step == self._spec.training.steps or not (at_once or by_steps or by_time):
+        is_due = self._at_once or by_time or course.is_saved(version, rules.every_steps)
+        if step == self._spec.training.steps or not is_due or version != course.level_from(version):
             return None
+        self._at_once = False
         try:
-            return self.write(stages, step, loss)
+            return self.write(islands, step, loss)
         except SwarmError as error:
             self._say(f"no checkpoint at step {step}: {error}")
             return None
 
-    def write(self, stages: Sequence[Stage], step: int, loss: float) -> Checkpoint:
+    def write(self, islands: Islands, step: int, loss: float) -> Checkpoint:
         """Write a checkpoint now, read it back, remove old ones. CheckpointFailed, StorageError."""
         self._last_s = time.monotonic()
         rules = self._spec.checkpoint
         writer = CheckpointWriter(self._storage, self._spec, step, f"{self._timeline}")
         try:
-            parameters = {}
-            for stage in stages:
+            parameters: dict[int, tuple[ParameterHash, ...]] = {}
+            for island, stage in ((number, stage) for number, stages in enumerate(islands) for stage in stages):
                 state = stage.capture(optimizer=rules.optimizer)
-                parameters[stage.stage] = parameter_hashes(state)
-                for path, content in files_of(self._spec, stage.stage, state, optimizer=rules.optimizer):
+                parameters.setdefault(stage.stage, parameter_hashes(state))
+                for path, content in files_of(self._spec, stage.stage, state, optimizer=rules.optimizer, island=island):
                     writer.put(path, content)
             facts = Facts(
                 job=self._job,
@@ -100,8 +112,8 @@ class LocalCheckpoints:
         return made
 
 
-def stages_from(checkpoint: Checkpoint, spec: JobSpec, device: torch.device) -> list[Stage]:
-    """All stages of a resolved spec as the checkpoint has them, whatever number of stages wrote it.
+def islands_from(checkpoint: Checkpoint, spec: JobSpec, device: torch.device) -> list[list[Stage]]:
+    """The stages of each island of a resolved spec as the checkpoint has them, whatever number of stages wrote it.
 
     InvalidConfig if the job cannot go on from it, InvalidModel if it is of another model.
     """
@@ -116,7 +128,9 @@ def stages_from(checkpoint: Checkpoint, spec: JobSpec, device: torch.device) -> 
         if file.path.endswith(".safetensors")
     ]
     assert spec.pipeline.split != "auto", "resolve the spec first"
+    share, version = island_spec(spec), course_of(spec, 0).version_after(checkpoint.step)
+    stages = range(len(spec.pipeline.split))
     return [
-        Stage(spec, stage, device, read_files(spec, stage, files, checkpoint.step))
-        for stage in range(len(spec.pipeline.split))
+        [Stage(share, stage, device, read_files(share, stage, files_for(files, island), version)) for stage in stages]
+        for island in range(spec.islands.count)
     ]

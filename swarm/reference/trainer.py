@@ -40,7 +40,7 @@ from swarm.model.exact_sums import mean_of_parts
 from swarm.model.runtime import choose_device, configure
 from swarm.model.stage import Stage
 from swarm.model.state import parameter_hashes, read_initial, weights_file
-from swarm.reference.checkpoints import LocalCheckpoints, stages_from
+from swarm.reference.checkpoints import Islands, LocalCheckpoints, islands_from
 from swarm.reference.islands import OuterSteps
 from swarm.types import Microbatch, UnitName
 
@@ -72,7 +72,7 @@ class EvaluationReport:
 
 
 OnStep: TypeAlias = Callable[[StepReport], None]
-OnCommit: TypeAlias = Callable[[Sequence[Stage], StepReport], None]
+OnCommit: TypeAlias = Callable[[Islands, StepReport], None]
 OnEvaluation: TypeAlias = Callable[[EvaluationReport], None]
 
 
@@ -99,17 +99,20 @@ def train_local(
     """Train all steps of a resolved spec in this thread, or those after the checkpoint `start`.
 
     With outer steps, `islands.count` islands take turns, and the losses are those of all. `on_commit` may look at the
-    stages, those of the first island, after each step. JobFailed if a step is not finite and `limits.on_nonfinite` is
-    "fail", or too many of an island were in a row; with "pause" after `on_commit`.
+    stages of all islands after each step. JobFailed if a step is not finite and `limits.on_nonfinite` is "fail", or too
+    many of an island were in a row; with "pause" after `on_commit`, with diloco where islands hold the outer weights.
     """
     device = device or torch.device("cpu")
     share = island_spec(spec)
-    stages = build_stages(share, device) if start is None else stages_from(start, share, device)
-    islands = [stages, *(build_stages(share, device) for _ in range(1, spec.islands.count))]
+    if start is None:
+        islands = [build_stages(share, device) for _ in range(spec.islands.count)]
+    else:
+        islands = islands_from(start, spec, device)
+    stages = islands[0]
     if spec.model.compile and (fault := compile_layers([stage for island in islands for stage in island], spec)):
         _say(f"layers are not compiled: {fault}")
     outer = OuterSteps(spec, islands) if spec.has_outer_steps else None
-    losses, evaluations, skipped_in_a_row, evaluates = [], [], [0] * len(islands), False
+    losses, evaluations, skipped_in_a_row, evaluates, pauses = [], [], [0] * len(islands), False, ""
     for step in range(0 if start is None else start.step, spec.training.steps):
         reports = [
             train_step(island, share, batches, course.at(step))
@@ -127,16 +130,17 @@ def train_local(
         if on_step is not None:
             on_step(report)
         if on_commit is not None:
-            on_commit(stages, report)
-        if report.skipped and spec.limits.on_nonfinite == "pause":
-            raise JobFailed(
-                f'the gradient of step {step} is not finite, and limits.on_nonfinite = "pause"',
-                hint="go on from the last checkpoint with: swarm train-local FILE --resume-from FOLDER",
-            )
+            on_commit(islands, report)
+        # With diloco the outer weights, once the islands hold them; otherwise those of the first island as they are.
+        is_level = spec.averaging.mode != "diloco" or outer is None or outer.is_level
+        if report.skipped and spec.limits.on_nonfinite == "pause" and not pauses:
+            pauses = f'the gradient of step {step} is not finite, and limits.on_nonfinite = "pause"'
+        if pauses and is_level:
+            hint = "go on from the last checkpoint with: swarm train-local FILE --resume-from FOLDER"
+            raise JobFailed(pauses, hint=hint)
         due = evaluation_due(step + 1, spec.training.eval_every_steps, spec.training.steps)
         evaluates = (evaluates or due) and batches.evaluation_microbatches > 0
-        # With diloco the outer weights, once the islands hold them; otherwise those of the first island as they are.
-        if evaluates and (spec.averaging.mode != "diloco" or outer is None or outer.is_level):
+        if evaluates and is_level:
             evaluates = False
             evaluations.append(evaluate(stages, share, batches, step + 1))
             if on_evaluation is not None:
@@ -312,12 +316,13 @@ def train_and_save(
         storage = open_storage(_checkpoint_dir(spec, out_dir))
         kept = LocalCheckpoints(storage, spec, corpus.tokenizer.tokenizer_files(), _say, start=start)
 
-        def keep(stages: Sequence[Stage], report: StepReport) -> None:
+        def keep(islands: Islands, report: StepReport) -> None:
             at_once = report.skipped and spec.limits.on_nonfinite == "pause"
-            kept.after(stages, report.step + 1, report.loss, report.tokens, at_once=at_once)
+            kept.after(islands, report.step + 1, report.loss, report.tokens, at_once=at_once)
 
-        if spec.has_outer_steps:
-            _say("no checkpoints: a job with outer steps cannot go on from one")
+        is_never_level = spec.averaging.mode == "streaming"
+        if is_never_level:
+            _say('no checkpoints: with averaging.mode = "streaming" a job cannot go on from one')
 
         try:
             trained = train_local(
@@ -326,7 +331,7 @@ def train_and_save(
                 device=where,
                 on_step=progress,
                 on_evaluation=_say_evaluation,
-                on_commit=None if spec.has_outer_steps else keep,
+                on_commit=None if is_never_level else keep,
                 start=start,
             )
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:

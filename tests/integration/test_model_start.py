@@ -25,7 +25,7 @@ from swarm.job.spec import JobSpec, parse_job, spec_from_json
 from swarm.messages import StateFile
 from swarm.model.families import parameter_shapes
 from swarm.model.stage import Stage
-from swarm.model.state import InitialState, StateReading, optimizer_path, read_files, read_span
+from swarm.model.state import InitialState, StateReading, part_file, read_files, read_span
 from swarm.reference.trainer import build_stages, save_folder, sha256_of, train_local, train_step
 from swarm.types import Microbatch
 
@@ -247,7 +247,7 @@ def checkpoint(spec: JobSpec, stages: list[Stage], folder: Path) -> None:
             if spec.tied and name == "lm_head.weight":
                 continue
             weights[name] = parameter.detach().clone()
-            file = files.setdefault(optimizer_path(spec, name), {})
+            file = files.setdefault(f"optimizer/{part_file(spec, name)}", {})
             file |= {f"{name}@{key}": value.clone() for key, value in stage._optimizer.state_of(name).items()}
             if spec.pipeline.staleness:
                 file[f"{name}@previous"] = previous[name].detach().clone()

@@ -15,7 +15,6 @@ import torch
 
 from scheduler.jobs.job import Job
 from swarm.data.tokenizer import ByteTokenizer
-from swarm.errors import NotAllowed
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import Trained, train_local
@@ -147,21 +146,27 @@ def test_an_envoy_that_dies_in_an_exchange_is_replaced(tmp_path: Path) -> None:
     assert job.record.timeline == 0
 
 
-def test_an_island_that_loses_a_stage_stalls_the_job_which_begins_again_once_there_are_peers(tmp_path: Path) -> None:
-    spec = diloco(write_text(tmp_path), pipeline__stages=1)
+@pytest.mark.parametrize(("every", "back_to"), [(0, 0), (1, 2)])
+def test_an_island_that_is_lost_takes_the_job_back_to_its_newest_checkpoint(
+    tmp_path: Path, every: int, back_to: int
+) -> None:
+    spec = diloco(write_text(tmp_path), pipeline__stages=1, checkpoint__every_steps=every, training__steps=7)
     tokens = Tokens.make(tmp_path, spec)
     reasons = []
 
     async def story(rig: Rig, job: Job) -> None:
-        await until(rig, job, lambda one: one.progress.steps_done == 2)
+        await until(rig, job, lambda one: one.progress.steps_done > 2 and (one.newest is not None or not every))
         rig.kill(sorted(rig.servers)[0])
         await until(rig, job, lambda one: one.record.state is JobState.STALLED)
         reasons.append(job.record.reason)
+        await until(rig, job, lambda one: one.record.timeline == 1)
+        assert job.progress.steps_done == back_to
         rig.add_peer(PeerId("another"), rig.tasks, Random(7))
 
     job, _ = run(spec, tokens, 2, story)
     check(job, twin(spec, tokens))
     assert job.record.timeline == 1
+    assert job.record.first_steps[-1] == back_to
     assert "island 0: stage server peer-0" in reasons[0]
 
 
@@ -181,16 +186,86 @@ def test_a_scheduler_that_is_killed_goes_on_with_its_islands(tmp_path: Path, mom
     assert job.record.timeline == 0
 
 
-def test_a_job_with_islands_is_cancelled_at_once_and_cannot_be_paused(tmp_path: Path) -> None:
-    spec = diloco(write_text(tmp_path), pipeline__stages=1)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_a_paused_job_goes_on_where_all_islands_were_with_another_number_of_stages(tmp_path: Path, stages: int) -> None:
+    spec = diloco(write_text(tmp_path), training__steps=5, config__attention_dropout=0.1)
     tokens = Tokens.make(tmp_path, spec)
 
     async def story(rig: Rig, job: Job) -> None:
-        await until(rig, job, lambda one: one.progress.steps_done == 1)
-        with pytest.raises(NotAllowed, match="cannot be paused"):
-            await rig.jobs.pause(job, "why not")
+        await until(rig, job, in_the_second_step)
+        await rig.jobs.pause(job, "a break")
+        assert "trains up to the next exchange" in job.record.reason
+        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
+        assert job.newest is not None
+        assert (job.newest.step, job.record.reason) == (2, "a break")
+        await until(rig, job, lambda one: len(rig.membership.idle_peers()) == 6)
+        values = spec.model_dump()
+        values["pipeline"] |= {"stages": stages, "split": "auto"}
+        await rig.jobs.resume(job, "", JobSpec.model_validate(values))
+
+    job, _ = run(spec, tokens, 6, story)
+    check(job, twin(spec, tokens))
+    assert job.record.first_steps == (0, 2)
+    assert job.progress.tokens == sum(tokens.batches(spec).tokens_of(portion) for portion in range(10))
+
+
+def test_a_cancel_saves_and_a_second_one_does_not_wait(tmp_path: Path) -> None:
+    spec = diloco(write_text(tmp_path), pipeline__stages=1, training__steps=5)
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, in_the_second_step)
         await rig.jobs.cancel(job, "enough")
+        await until(rig, job, lambda one: one.record.state is JobState.CANCELLED)
+        assert job.newest is not None
+        assert (job.newest.step, job.record.reason) == (2, "enough")
+        await rig.jobs.resume(job, "", None)
+        await until(rig, job, lambda one: one.progress.steps_done == 3)
+        await rig.jobs.cancel(job, "enough")
+        await rig.jobs.cancel(job, "now")
+        await until(rig, job, lambda one: one.record.state is JobState.CANCELLED)
+        assert (job.newest.step, job.record.reason) == (2, "now")
         await until(rig, job, lambda one: len(rig.membership.idle_peers()) == 2)
+        await rig.jobs.resume(job, "", None)
 
     job, _ = run(spec, tokens, 2, story)
-    assert (job.record.state, job.newest) == (JobState.CANCELLED, None)
+    check(job, twin(spec, tokens))
+    assert job.record.first_steps[2:] == (2,)
+
+
+def test_a_job_whose_time_is_up_is_saved_behind_an_exchange(tmp_path: Path) -> None:
+    spec = diloco(write_text(tmp_path), pipeline__stages=1, limits__max_runtime_s=1.0, training__steps=9)
+    tokens = Tokens.make(tmp_path, spec)
+    pauses = []
+
+    async def story(rig: Rig, job: Job) -> None:
+        while True:
+            await until(rig, job, lambda one: one.record.state in (JobState.PAUSED, JobState.SUCCEEDED))
+            if job.record.state is JobState.SUCCEEDED:
+                return
+            pauses.append(job.record.first_steps[-1])
+            await rig.jobs.resume(job, "", None)
+
+    job, _ = run(spec, tokens, 2, story)
+    check(job, twin(spec, tokens))
+    assert len(pauses) > 1, "each time it gets a little further"
+
+
+def test_a_job_that_is_to_pause_if_it_stalls_goes_on_when_it_is_told(tmp_path: Path) -> None:
+    spec = diloco(
+        write_text(tmp_path), pipeline__stages=1, limits__on_stall="pause", checkpoint__every_steps=2, training__steps=5
+    )
+    tokens = Tokens.make(tmp_path, spec)
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, lambda one: one.newest is not None)
+        rig.kill(sorted(rig.servers)[1])
+        await until(rig, job, lambda one: one.record.state is JobState.PAUSED)
+        assert job.record.reason.endswith('(limits.on_stall = "pause")')
+        assert "swarm resume" in job.record.hint
+        rig.add_peer(PeerId("another"), rig.tasks, Random(7))
+        await rig.jobs.resume(job, "", None)
+
+    job, _ = run(spec, tokens, 2, story)
+    check(job, twin(spec, tokens))
+    assert job.record.first_steps == (0, 2)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from scheduler.brain import inputs
+from scheduler.brain import inputs, outputs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import ReplicaRecord
-from scheduler.brain.islands.brain import NOBODY_JOINS, NOT_SAVED
+from scheduler.brain.islands.brain import NOBODY_JOINS
+from swarm.events import Saved
 from swarm.messages import Exchange, Release
 from swarm.types import Decision, JobState, PeerId
 from tests.simulation.engine.islands import (
@@ -19,12 +21,17 @@ from tests.simulation.engine.islands import (
     Checker,
     Composed,
     Ended,
+    HandedOver,
     History,
+    Kept,
     Merged,
     Proposed,
+    Replica,
     Rows,
     Shape,
+    Trained,
     World,
+    checkpoints_level,
     faults,
     islands_together,
     outer_weights_equal,
@@ -50,6 +57,9 @@ CALM = Shape()
         Shape(failures=100, deaths=5),
         Shape(restarts=15),
         Shape(islands=3, replicas=3, failures=50, deaths=5, restarts=10),
+        Shape(steps=9, every=1),
+        Shape(steps=9, lease=3, every_s=0.1),
+        Shape(islands=3, replicas=3, steps=9, every=3, refusals=300, deaths=10, restarts=5),
     ],
 )
 def test_each_portion_counts_once_whatever_dies(shape: Shape, seed: int) -> None:
@@ -145,12 +155,83 @@ def test_a_job_in_which_nothing_moves_says_what_the_exchange_waits_for() -> None
 
 
 @pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.PAUSED])
-def test_a_job_that_is_stopped_says_that_nothing_is_saved(state: JobState) -> None:
-    world = World(CALM, 0)
-    play_until(world, lambda one: bool(one.database[0]))
+@pytest.mark.parametrize("turns", [30, 60, 90, 120, 150])
+def test_a_job_that_is_told_to_stop_saves_where_no_island_has_been_yet(state: JobState, turns: int) -> None:
+    """Nothing that was trained is lost, and nobody trains more than up to the next outer step."""
+    world = World(Shape(steps=9, lease=3, deaths=5, failures=50), turns)
+    for _ in range(turns):
+        world.turn()
+    begun = max(row.step for rows in world.database.values() for row in rows)
     world.tell(inputs.Stop(state, "enough"))
-    assert (end_of(world).state, end_of(world).reason) == (state.value, f"enough; {NOT_SAVED}")
+    assert world.brain.is_stopping
+    play_until(world, lambda one: one.over)
+    assert end_of(world) == Ended(state.value, "enough")
+    steps = max(one.steps for one in world.history if isinstance(one, Kept))
+    trained = {one.portion for one in world.history if isinstance(one, Trained)}
+    assert trained == set(range(2 * steps)), "all that was trained is in the checkpoint"
+    assert steps - 3 <= world.courses[0].inner_steps(begun + 1) <= steps
+    assert list(checkpoints_level(world.history, world.shape)) == []
     assert world.brain.step(inputs.Tick(), 1e9) == []
+
+
+def test_a_job_that_is_told_to_stop_before_it_trains_stops_at_once() -> None:
+    world = World(CALM, 0)
+    world.tell(inputs.Stop(JobState.PAUSED, "enough"))
+    assert end_of(world) == Ended("paused", "enough")
+
+
+def test_a_pause_that_cannot_be_saved_is_given_up_by_all_islands() -> None:
+    world = World(replace(CALM, refusals=1000), 0)
+    play_until(world, lambda one: bool(one.database[0]))
+    world.tell(inputs.Stop(JobState.PAUSED, "enough"))
+    play_until(world, lambda one: not one.brain.is_stopping)
+    world.shape = CALM
+    play_until(world, lambda one: one.over)
+    assert end_of(world).state == "succeeded"
+
+
+def test_a_restarted_scheduler_that_is_to_stop_waits_until_it_knows_how_far_islands_are() -> None:
+    world = World(CALM, 0)
+    play_until(world, lambda one: len(one.database[0]) == 2)
+    world.restart()
+    told = len(world.history)
+    world.tell(inputs.Stop(JobState.PAUSED, "enough"))
+    play_until(world, lambda one: one.over)
+    assert end_of(world) == Ended("paused", "enough")
+    assert [one.steps for one in world.history[told:] if isinstance(one, Kept)] == [2]
+
+
+def test_a_checkpoint_with_different_weights_is_not_kept() -> None:
+    world = World(replace(CALM, every=2), 0)
+    notes: list[str] = []
+    save, carry_out = world._save, world._carry_out
+
+    def odd(one: Replica, version: int) -> Saved:
+        one.pending = (99,) if one.island else ()
+        return save(one, version)
+
+    def listening(output: outputs.Output, decided: deque[outputs.Output]) -> None:
+        notes.append(str(output))
+        carry_out(output, decided)
+
+    world._save, world._carry_out = odd, listening  # type: ignore[method-assign]
+    play_until(world, lambda one: one.over or len(one.database[0]) == 5)
+    assert any("islands 0 and 1 handed over different weights" in one for one in notes)
+    assert not any(isinstance(one, Kept) for one in world.history)
+
+
+def test_a_job_that_waits_for_parts_of_a_checkpoint_only_gives_it_up() -> None:
+    world = World(replace(CALM, steps=2), 0)
+    play_until(world, lambda one: one.collecting is not None and one.brain._islands[1].saves_only)
+    for _ in range(3):
+        world.tell(inputs.Tick())
+    assert not world.over
+    while not all(one.saves_only for one in world.brain._islands):
+        world.turn()
+    world.tell(inputs.Stuck(300.0))
+    assert world.collecting is None
+    play_until(world, lambda one: one.over)
+    assert end_of(world).state == "succeeded"
 
 
 def test_nobody_joins_and_questions_are_answered_for_all_islands() -> None:
@@ -205,6 +286,11 @@ def fewer(proposed: object) -> object:
     return replace(proposed, portions=proposed.portions[1:])
 
 
+def early(handed: object) -> object:
+    assert isinstance(handed, HandedOver)
+    return replace(handed, pending=(7,))
+
+
 def merge_first(history: History) -> History:
     merged = next(one for one in history if isinstance(one, Merged))
     return [merged, *(one for one in history if one is not merged)]
@@ -243,6 +329,8 @@ def ended_badly(history: History) -> History:
         (row_before_merge, one_island_first),
         (row_before_merge, lambda history: [one for one in history if not isinstance(one, Composed)]),
         (islands_together, one_island_first),
+        (checkpoints_level, without(HandedOver, 0)),
+        (checkpoints_level, changed(HandedOver, 0, early)),
         (succeeds, ended_badly),
     ],
 )

@@ -94,7 +94,9 @@ class CheckpointCollector:
         self._owed[saver] += 1
         if held.version != self._state.progress.committed:
             return self.give_up("peer", fault, now_s)
-        told = f"stage {stage} of the checkpoint at step {held.version} is not accepted: {fault}; it is saved again"
+        told = (
+            f"stage {stage} of the checkpoint at {self._at(held.version)} is not accepted: {fault}; it is saved again"
+        )
         self._state.outbox.note("error", told)
         another = min(self._state.pool.by_stage[stage], key=self._reluctance)
         self._saving.replace(stage, saver, another)
@@ -133,32 +135,37 @@ class CheckpointCollector:
         """Give up the checkpoint under way: the job goes on without it, or ends if it was to end with it."""
         version, kept = self._saving.give_up(), self._saving.newest
         self._state.outbox.put(DropCheckpoint(version, reason, fault))
-        newest = f"the newest checkpoint is that of step {kept}" if kept else "there is no earlier checkpoint"
-        stop = self._saving.stop
-        if version < self._state.progress.committed or any(step >= version for step in self._state.progress.runs):
+        newest = f"the newest checkpoint is that of {self._at(kept)}" if kept else "there is no earlier checkpoint"
+        stop, at = self._saving.stop, self._at(version)
+        newer = [
+            self._saving.stop_at,
+            self._state.progress.committed,
+            *(step + 1 for step in self._state.progress.runs),
+        ]
+        if version < max(newer):
             stop = None  # it was an earlier one: the version with which the job stops is newer, and not saved yet
         if stop is not None and stop.state is JobState.CANCELLED:
-            text = f"{stop.reason}; the checkpoint at step {version} could not be written: {fault}; {newest}"
+            text = f"{stop.reason}; the checkpoint at {at} could not be written: {fault}; {newest}"
             return Stopped(stop.state, text)
         if stop is not None:
             self._saving.stop = None
-            text = f"cannot pause, goes on: the checkpoint at step {version} could not be written: {fault}"
+            text = f"cannot pause, goes on: the checkpoint at {at} could not be written: {fault}"
             self._state.outbox.note("error", text)
             self._state.outbox.put(EnterState(JobState.RUNNING, text))
         elif version == self._state.settings.steps:
             pause_s = self._saving.rest(now_s, reason)
             if pause_s is None:
                 again = f"swarm resume {self._state.settings.job}" if kept else "submit the job again"
-                message = f"the final weights (step {version}) could not be saved: {fault}; {newest}"
+                message = f"the final weights ({at}) could not be saved: {fault}; {newest}"
                 return Fail(CheckpointFailed.code, message, f"see what is wrong with that stage server, then: {again}")
             text = (
-                f"the final weights (step {version}) could not be saved: {fault}; tries again in {pause_s:g} s, the "
+                f"the final weights ({at}) could not be saved: {fault}; tries again in {pause_s:g} s, the "
                 f"stage servers keep them until then: see to it that checkpoints can be written; {newest}"
             )
             self._state.outbox.note("error", text)
             self._state.outbox.put(EnterState(JobState.RUNNING, text))
         else:
-            text = f"the checkpoint at step {version} could not be written: {fault}; {newest}"
+            text = f"the checkpoint at {at} could not be written: {fault}; {newest}"
             self._state.outbox.note("error", text)
         return None
 
@@ -170,7 +177,11 @@ class CheckpointCollector:
             return f"waits for {listed(missing)} to hand over the weights"
         if held.savers:
             return f"waits until others have hashed what {listed(held.savers)} handed over"
-        return f"waits until the checkpoint at step {held.version} is written"
+        return f"waits until the checkpoint at {self._at(held.version)} is written"
+
+    def _at(self, version: int) -> str:
+        """The version, for a person."""
+        return f"step {self._state.course.inner_steps(version)}"
 
     def _reluctance(self, peer: PeerId) -> tuple[bool, bool, int, int, PeerId]:
         """Sorts the replicas of a stage: the first one is asked for the stage's state."""

@@ -8,7 +8,8 @@ There is one checkpoint at a time, and the job's steps never wait for it. All re
 so one is enough: the one with the least to do. It must be asked right after the commit that made the version, before it
 moves on. If nothing follows that commit (the last step, a pause), another replica may be asked instead.
 
-A job that is told to stop (pause, cancel) feeds no new step, and stops once the open steps are committed and saved.
+A job that is told to stop (pause, cancel) feeds no new step, and stops once the open steps are committed and saved. One
+with islands first trains up to the next version that can be saved, as only behind an outer step all hold the same.
 After the last step the replicas keep their state until it is saved, however often the storage refuses it.
 """
 
@@ -22,6 +23,7 @@ from typing import TypeAlias
 from scheduler.brain.outputs import BeginCheckpoint, PublishCheckpoint, Stopped
 from scheduler.brain.settings import SavingRules
 from swarm.events import ParameterHash, Saved
+from swarm.job.course import PLAIN, Course
 from swarm.types import Decision, PeerId
 
 # A checkpoint that takes longer than this is given up when the next one is due.
@@ -52,11 +54,13 @@ class Collection:
 class CheckpointSchedule:
     """The checkpoints of one job; `newest` is the newest version that is kept (or was started from)."""
 
-    def __init__(self, rules: SavingRules, stages: int, first_step: int, steps: int) -> None:
+    def __init__(self, rules: SavingRules, stages: int, first_step: int, steps: int, course: Course = PLAIN) -> None:
         self.rules = rules
+        self._course = course
         self.newest = first_step
         self.open: Collection | None = None
         self.stop: Stopped | None = None  # how the job is to end, if before its last step
+        self.stop_at = 0  # the version to train up to first
         self._stages = stages
         self._steps = steps
         self._last_s: float | None = None  # when the last one began, or when training began
@@ -70,16 +74,18 @@ class CheckpointSchedule:
         rules = self.rules
         if self._last_s is None:
             self._last_s = now_s
-        if version == self._steps or self.stop is not None:
+        if version == self._steps or (self.stop is not None and version >= self.stop_at):
             return Decision(None, "")  # saved when nothing runs any more
-        by_steps = rules.every_steps > 0 and version % rules.every_steps == 0
+        if version != self._course.level_from(version):
+            return Decision(None, "")  # islands differ
+        by_steps = self._course.is_saved(version, rules.every_steps)
         by_time = rules.every_s > 0 and now_s - self._last_s >= rules.every_s
         if not by_steps and not by_time and not self.at_once:
             return Decision(None, "")
         if self.open is not None and now_s - self.open.since_s < SAVING_S_MAX:
             self._last_s = now_s
-            held = self.open.version
-            return Decision(None, f"no checkpoint at step {version}: the one at step {held} is still being written")
+            told, held = map(self._course.inner_steps, (version, self.open.version))
+            return Decision(None, f"no checkpoint at step {told}: the one at step {held} is still being written")
         return Decision(version, f"every {rules.every_steps} steps" if by_steps else f"every {rules.every_s:g} s")
 
     def begin(self, version: int, savers: Sequence[PeerId], now_s: float) -> None:
@@ -131,11 +137,15 @@ class CheckpointSchedule:
                 return None
             held.is_writing = True
             return PublishCheckpoint(held.version, held.parameters)
-        if not idle or (self.stop is None and agreed < self._steps):
+        if not idle or ((self.stop is None or agreed < self.stop_at) and agreed < self._steps):
             return None
         if agreed > self.newest:
             return BeginCheckpoint(agreed) if self.stop is not None or now_s >= self.again_s else None
         return self.stop if agreed < self._steps else None
+
+    def may_begin(self, step: int) -> bool:
+        """Whether the job, told to stop or not, begins this step."""
+        return self.stop is None or step < self.stop_at
 
     def kept(self, version: int) -> bool:
         """The checkpoint is complete; False if it was given up before."""

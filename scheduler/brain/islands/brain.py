@@ -8,7 +8,8 @@
 Each island is a JobBrain on a timeline of its own (swarm/job/islands.py), and knows nothing of the others. It has the
 door and the questions of a JobBrain, so drivers and views need not tell them apart. An outer step is committed once
 every island has proposed; a row of one island that another island lacks would leave its replicas no way to merge, so
-their rows are written together.
+their rows are written together. A checkpoint has a part of each island (saving.py). A job that is told to stop trains
+up to the next outer step, behind which all islands hold the same.
 
 What is not built yet ends or stalls the whole job: an island that loses a stage does, and nobody joins.
 """
@@ -28,8 +29,9 @@ from scheduler.brain.explain.situation import Counts
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Input
 from scheduler.brain.islands.exchange import Delegation, Exchanging
+from scheduler.brain.islands.saving import JointCheckpoints
 from scheduler.brain.job import JobBrain
-from scheduler.brain.outputs import CommitRow, Fail, Finish, Note, Output, Stopped
+from scheduler.brain.outputs import CommitRow, EnterState, Fail, Finish, Note, Output, Stopped
 from scheduler.brain.settings import BrainSettings
 from scheduler.brain.stall import stuck
 from scheduler.brain.state.mode import Mode
@@ -42,7 +44,6 @@ from swarm.types import Decision, Direction, Hop, JobState, PeerId, Round
 
 ALLIES_MAX = 4  # of other islands, whom a replica may ask for the mean proposals
 NOBODY_JOINS = "a job with islands takes nobody in while it runs"
-NOT_SAVED = "nothing is saved: a job with islands has no checkpoints but the final one"
 
 
 class IslandsBrain:
@@ -52,15 +53,19 @@ class IslandsBrain:
         self.settings = settings[0]
         self.courses = tuple(courses)
         self._islands = [
-            JobBrain(replace(one, saves=number == 0), Random(rng.getrandbits(64)), course)
-            for number, (one, course) in enumerate(zip(settings, courses, strict=True))
+            JobBrain(replace(one, pause_on_nonfinite=False), Random(rng.getrandbits(64)), course)
+            for one, course in zip(settings, courses, strict=True)
         ]
         self._island_of: dict[PeerId, int] = {}
         self._exchanging: Exchanging | None = None
         self._envoys: set[PeerId] = set()  # of the newest outer step
         self._round = Round(self.settings.epoch, 1)  # the next one between islands
         self._digests: dict[tuple[int, int], dict[int, str]] = {}  # by version and stage: of each island
-        self._is_saved = self._is_over = False
+        self._checkpoints = JointCheckpoints(len(self._islands))
+        self._asked: inputs.Stop | None = None  # to stop, and islands were not told yet
+        self._stopping: Stopped | None = None  # how the job is to end, since islands were told
+        self._finished: set[int] = set()
+        self._is_over = False
         self._now_s = -math.inf  # when the newest input came
 
     # The door ----------------------------------------------------------------------------------------------------
@@ -75,7 +80,9 @@ class IslandsBrain:
             decided += self._compare(now_s)
         if not self._is_over:
             decided += self._exchange(now_s)
-        if not self._is_over and self._is_saved and all(one.mode is Mode.SAVING for one in self._islands[1:]):
+        if not self._is_over and self._asked is not None:
+            decided += self._stop(self._asked, now_s)
+        if not self._is_over and len(self._finished) == len(self._islands):
             decided += self._end(Finish(), "finished", now_s)
         return decided
 
@@ -85,7 +92,8 @@ class IslandsBrain:
                 return self._begin(begins, now_s)
             case inputs.RowsDurable(rows=rows):
                 told = [(row.timeline % len(self._islands), inputs.RowDurable(row.step)) for row in rows]
-                return [one for island, durable in told for one in self._tell(island, durable, now_s)]
+                decided = [one for island, durable in told for one in self._tell(island, durable, now_s)]
+                return [*decided, *self._pause_on_nonfinite(rows)]
             case inputs.Happened(peer=peer, event=Hello() as hello) if peer not in self._island_of:
                 self._island_of[peer] = hello.timeline % len(self._islands)
                 return self._tell(self._island_of[peer], happened, now_s)
@@ -101,22 +109,18 @@ class IslandsBrain:
             case inputs.Join(replica=replica):
                 release = Release(self.settings.job, NOBODY_JOINS)
                 return [outputs.Send(replica.peer, release), outputs.Released(replica.peer, NOBODY_JOINS)]
-            case inputs.Stored():
-                return self._tell(0, replace(happened, version=self.settings.steps), now_s)
-            case inputs.CheckpointKept():
-                return self._tell(0, inputs.CheckpointKept(self.settings.steps), now_s)
-            case inputs.CheckpointNotKept(reason=reason, fault=fault):
-                return self._tell(0, inputs.CheckpointNotKept(self.settings.steps, reason, fault), now_s)
-            case inputs.Stop(state=state, reason=reason):
-                return self._end(Stopped(state, f"{reason}; {NOT_SAVED}"), reason, now_s)
+            case inputs.CheckpointKept(version=version) | inputs.CheckpointNotKept(version=version):
+                return self._written(happened, version, now_s)
+            case inputs.Stop():
+                self._asked = happened
+                return []
             case inputs.Cancel(reason=reason):
                 return self._end(Stopped(JobState.CANCELLED, reason), reason, now_s)
-            case inputs.Stuck(for_s=for_s):
-                end = stuck(self.settings.job, for_s, self.waiting_for(), self.settings.on_stall, None)
-                return self._end(end, "nothing moved", now_s)
+            case inputs.Stuck():
+                return self._stuck(happened, now_s)
             case _:
                 assert isinstance(happened, inputs.Tick), f"no input for a job with islands: {happened}"
-                return [one for island in range(len(self._islands)) for one in self._tell(island, happened, now_s)]
+                return self._tell_all(happened, now_s)
 
     # What may be asked; changes nothing ------------------------------------------------------------------------------
 
@@ -126,11 +130,11 @@ class IslandsBrain:
 
     @property
     def is_stopping(self) -> bool:
-        return False
+        return self._asked is not None or self._stopping is not None
 
     @property
     def saves_again_s(self) -> float:
-        return self._islands[0].saves_again_s
+        return max(one.saves_again_s for one in self._islands)
 
     @property
     def due_s(self) -> float:
@@ -256,29 +260,107 @@ class IslandsBrain:
                 case outputs.WriteEvaluation(row=row):
                     timeline, version = row.timeline // len(self._islands), course.inner_steps(row.version)
                     decided.append(outputs.WriteEvaluation(replace(row, timeline=timeline, version=version)))
-                case outputs.BeginCheckpoint(version=version) | outputs.DropCheckpoint(version=version):
-                    decided.append(replace(output, version=course.inner_steps(version)))
-                case outputs.PublishCheckpoint(version=version) | outputs.Vouch(version=version):
-                    decided.append(replace(output, version=course.inner_steps(version)))
+                case outputs.BeginCheckpoint() | outputs.PublishCheckpoint() | outputs.DropCheckpoint():
+                    decided += self._saves(island, output, now_s)
+                case EnterState(state=JobState.RUNNING):
+                    self._stopping = None
+                    decided.append(output)
                 case Note(level=level, message=message):
                     decided.append(Note(level, f"island {island}: {message}"))
                 case Finish():
-                    self._is_saved = True
+                    self._finished.add(island)
                 case Fail(message=message):
                     failed = replace(output, message=f"island {island}: {message}")
                     return [*decided, *self._end(failed, message, now_s)]
-                case Stopped(reason=reason):
-                    stopped = replace(output, reason=f"island {island}: {reason}")
+                case Stopped(reason=reason, hint=hint):
+                    is_asked = self._stopping is not None and not hint  # not because of what it has lost
+                    stopped = output if is_asked else replace(output, reason=f"island {island}: {reason}")
                     return [*decided, *self._end(stopped, reason, now_s)]
                 case _:
                     decided.append(output)
         return decided
+
+    def _tell_all(self, happened: Input, now_s: float) -> list[Output]:
+        return [one for island in range(len(self._islands)) for one in self._tell(island, happened, now_s)]
 
     def _end(self, end: Finish | Fail | Stopped, reason: str, now_s: float) -> list[Output]:
         """End the job and release everybody; the first end stands."""
         self._is_over = True
         released = [one for island in self._islands for one in island.step(inputs.Cancel(reason), now_s)]
         return [*(one for one in released if not isinstance(one, Stopped)), end]
+
+    # Saving and stopping ---------------------------------------------------------------------------------------------
+
+    def _saves(
+        self,
+        island: int,
+        output: outputs.BeginCheckpoint | outputs.PublishCheckpoint | outputs.DropCheckpoint,
+        now_s: float,
+    ) -> list[Output]:
+        """What an island decides about its part of a checkpoint, as a decision about the whole."""
+        told = replace(output, version=self.courses[island].inner_steps(output.version))
+        match output:
+            case outputs.BeginCheckpoint(version=version):
+                begun = self._checkpoints.begin(island, version)
+                if isinstance(begun, inputs.CheckpointNotKept):
+                    return self._tell_quietly(island, begun, now_s)
+                return [told] if begun else []
+            case outputs.PublishCheckpoint(version=version):
+                whole = self._checkpoints.publish(island, output)
+                if isinstance(whole, inputs.CheckpointNotKept):
+                    return self._tell(island, whole, now_s)
+                return [] if whole is None else [replace(whole, version=told.version)]
+            case outputs.DropCheckpoint(version=version, reason=reason, fault=fault):
+                others = [one for one in self._checkpoints.drop(output) if one != island]
+                gone = inputs.CheckpointNotKept(version, reason, fault)
+                return [told, *(one for other in others for one in self._tell_quietly(other, gone, now_s))]
+
+    def _tell_quietly(self, island: int, gone: inputs.CheckpointNotKept, now_s: float) -> list[Output]:
+        """Let an island give up its part of a checkpoint, of which another one has told already."""
+        told = (outputs.DropCheckpoint, Note, EnterState)
+        return [one for one in self._tell(island, gone, now_s) if not isinstance(one, told)]
+
+    def _written(
+        self, happened: inputs.CheckpointKept | inputs.CheckpointNotKept, steps: int, now_s: float
+    ) -> list[Output]:
+        """What became of the checkpoint after so many steps of the job."""
+        version = self._checkpoints.version
+        if version is None or self.courses[0].inner_steps(version) != steps:
+            return []
+        if isinstance(happened, inputs.CheckpointNotKept):
+            return self._tell(self._checkpoints.first, replace(happened, version=version), now_s)  # and then the others
+        self._checkpoints.close()
+        return self._tell_all(inputs.CheckpointKept(version), now_s)
+
+    def _stop(self, asked: inputs.Stop, now_s: float) -> list[Output]:
+        """Let all islands train up to the first version that none of them has passed, save it, and stop."""
+        modes = {one.mode for one in self._islands}
+        if modes & {Mode.WAITING, Mode.GATHERING}:
+            return []  # how far they are is not known yet
+        self._asked, self._stopping = None, Stopped(asked.state, asked.reason)
+        if Mode.LOADING in modes:
+            return self._end(self._stopping, asked.reason, now_s)
+        pairs = zip(self._islands, self.courses, strict=True)
+        version = max(course.level_from(island.begun) for island, course in pairs)
+        return self._tell_all(replace(asked, version=version), now_s)
+
+    def _pause_on_nonfinite(self, rows: Sequence[CommitRow]) -> list[Output]:
+        """Pause behind the next outer step if an island skipped an inner one, where the job file says so."""
+        skipped = [row for row in rows if row.skip and not self.courses[0].is_outer(row.step)]
+        if not skipped or not self.settings.pause_on_nonfinite or self.is_stopping:
+            return []
+        step = self.courses[0].inner_steps(skipped[0].step)
+        reason = f'the gradient of step {step} was not finite (limits.on_nonfinite = "pause")'
+        self._asked = inputs.Stop(JobState.PAUSED, reason)
+        return [EnterState(JobState.PAUSING, reason)]
+
+    def _stuck(self, happened: inputs.Stuck, now_s: float) -> list[Output]:
+        """Nothing has moved for long: end the job, unless all that is under way is a checkpoint."""
+        if all(one.saves_only for one in self._islands):
+            owing = [number for number, one in enumerate(self._islands) if one.owes_parts]
+            return self._tell((owing or [0])[0], happened, now_s)
+        end = stuck(self.settings.job, happened.for_s, self.waiting_for(), self.settings.on_stall, self._stopping)
+        return self._end(end, "nothing moved", now_s)
 
     # Outer steps -----------------------------------------------------------------------------------------------------
 
@@ -354,7 +436,7 @@ class IslandsBrain:
         ]
 
     def _compare(self, now_s: float) -> list[Output]:
-        """Islands must begin with the same state, and hold the same outer weights after each outer step."""
+        """Islands must begin with the same outer weights, and hold the same after each outer step."""
         for number, one in enumerate(self._islands):
             version = one.agreed
             at_start = version == one.settings.first_step
@@ -364,7 +446,7 @@ class IslandsBrain:
                 digest = one.agreed_digest(stage)
                 if digest:  # not known of what was agreed before a restart
                     held = self._digests.setdefault((version, stage), {})
-                    held[number] = digest if at_start else digest.rpartition("-")[2]
+                    held[number] = digest.rpartition("-")[2]
         for (version, stage), held in list(self._digests.items()):
             if len(set(held.values())) > 1:
                 told = ", ".join(f"island {number} holds {digest}" for number, digest in sorted(held.items()))

@@ -20,7 +20,7 @@ from scheduler.brain import inputs, outputs
 from scheduler.brain.inputs import EachIsland, Input, ReplicaRecord, Resumed, Start
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.outputs import CommitRow, Output
-from scheduler.brain.settings import BrainSettings
+from scheduler.brain.settings import BrainSettings, SavingRules
 from swarm.events import (
     Accumulated,
     Averaged,
@@ -53,6 +53,9 @@ class Shape:
     deaths: int = 0
     failures: int = 0  # of exchanges
     restarts: int = 0  # of the scheduler; half of them between a row and its Commit
+    every: int = 0  # steps from one checkpoint to the next
+    every_s: float = 0.0
+    refusals: int = 0  # of a thousand checkpoints, and of parts of them
 
 
 # What happened -------------------------------------------------------------------------------------------------------
@@ -111,6 +114,24 @@ class Merged:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A replica handed over its part of the checkpoint after so many steps of the job."""
+
+    island: int
+    stage: int
+    steps: int
+    pending: tuple[int, ...]
+    theta: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint is complete."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """How the job ended."""
 
@@ -164,6 +185,7 @@ class World:
             for number in range(shape.replicas)
             for peer in [PeerId(f"i{island}-s{stage}-{number}")]
         }
+        self.collecting: int | None = None  # as a sink: the checkpoint that takes files
         self.brain = self._brain()
         starts = tuple(
             Start(tuple(one.record for one in self.replicas.values() if one.island == island))
@@ -190,6 +212,7 @@ class World:
                 learning_rate=lambda step: 0.1,
                 tokens_of=lambda portion: 8 + portion,
                 recover=True,
+                saving=SavingRules(self.shape.every, self.shape.every_s, optimizer=True),
             )
             for island, course in enumerate(self.courses)
         ]
@@ -221,7 +244,18 @@ class World:
 
     def _carry_out(self, output: Output, decided: deque[Output]) -> None:
         match output:
+            case outputs.BeginCheckpoint(version=version):
+                assert self.collecting is None, "one at a time"
+                self.collecting = version
+            case outputs.DropCheckpoint(version=version):
+                self.collecting = None
             case outputs.PublishCheckpoint(version=version):
+                assert self.collecting == version
+                if self._strikes(self.shape.refusals):
+                    decided.extend(self.brain.step(inputs.CheckpointNotKept(version, "disk_full", "full"), self.now_s))
+                    return
+                self.collecting = None
+                self.history.append(Kept(version))
                 decided.extend(self.brain.step(inputs.CheckpointKept(version), self.now_s))
             case outputs.Finish():
                 self._end("succeeded", "")
@@ -236,7 +270,7 @@ class World:
 
     def restart(self) -> None:
         """A new scheduler finds the database and those who come back; what was on its way is lost."""
-        self.epoch += 1
+        self.epoch, self.collecting = self.epoch + 1, None
         self.brain = self._brain()
         begins = []
         for island in range(self.shape.islands):
@@ -305,7 +339,7 @@ class World:
             case Commit(step=step) if step == one.version:
                 return self._commit(one, command)
             case SaveStage(version=version):
-                return Saved(JOB, one.timeline, version, stage, (ParameterHash(f"w{stage}", "float32", (1,), "00"),))
+                return self._save(one, version)
             case Release():
                 one.commands.clear()
         return None
@@ -313,6 +347,15 @@ class World:
     def _loaded(self, one: Replica) -> Loaded:
         units = tuple(UnitSize(unit, 64) for unit, stages in UNITS.items() if one.record.stage in stages)
         return Loaded(JOB, one.timeline, one.record.stage, 0, one.start, units, "")
+
+    def _save(self, one: Replica, version: int) -> Saved:
+        stage, theta = one.record.stage, tuple(sorted(one.theta.items()))
+        if one.version != version or self._strikes(self.shape.refusals // 4):
+            return Saved(JOB, one.timeline, version, stage, (), "it holds another version")
+        steps = one.course.inner_steps(version)
+        self.history.append(HandedOver(one.island, stage, steps, one.pending, theta))
+        weights = f"{theta} less {one.pending}"
+        return Saved(JOB, one.timeline, version, stage, (ParameterHash(f"w{stage}", "float32", (1,), weights),))
 
     def _exchange(self, one: Replica, command: Exchange) -> Event | None:
         """Tell what is pending, and add up what all envoys have pending."""
@@ -463,6 +506,22 @@ def islands_together(history: History, shape: Shape) -> Iterator[str]:
                 yield f"E6 island {row.timeline} made step {row.step}, islands {late} have not made step {outer[-1]}"
 
 
+def checkpoints_level(history: History, shape: Shape) -> Iterator[str]:
+    """A checkpoint has the part of every stage of every island, and each counts what all had merged, and no more."""
+    for number, kept in enumerate(history):
+        if not isinstance(kept, Kept):
+            continue
+        parts = {
+            (one.island, one.stage): (one.pending, one.theta)
+            for one in history[:number]
+            if isinstance(one, HandedOver) and one.steps == kept.steps
+        }
+        expected = tuple((portion, 1) for portion in range(kept.steps * shape.islands))
+        wanted = {(island, stage): ((), expected) for island in range(shape.islands) for stage in range(STAGES)}
+        if parts != wanted:
+            yield f"the checkpoint after step {kept.steps} has {parts}"
+
+
 def succeeds(history: History, shape: Shape) -> Iterator[str]:
     """The job ends well: what is done to it may cost time only."""
     ends = [one for one in history if isinstance(one, Ended)]
@@ -477,6 +536,7 @@ CHECKERS: tuple[Checker, ...] = (
     outer_weights_equal,
     row_before_merge,
     islands_together,
+    checkpoints_level,
     succeeds,
 )
 

@@ -64,4 +64,6 @@ def test_a_plain_job_has_one_island_whose_places_are_stages() -> None:
 def test_a_file_is_of_the_jobs_timeline_and_step() -> None:
     """Five inner steps in leases of two: eight versions."""
     told = of_job(DILOCO, StoreHeader(JobId("job"), B, 1, 7, 8, 1, 9, "model/x"))
-    assert told == StoreHeader(JobId("job"), B, 1, 3, 5, 1, 9, "model/x")
+    assert told == StoreHeader(JobId("job"), B, 1, 3, 5, 3, 9, "model/x"), "stage 1 of island 1 is place 3"
+    for stage in (-1, 2):
+        assert of_job(DILOCO, StoreHeader(JobId("job"), B, 1, 6, 8, stage, 9, "model/x")).stage == -1

@@ -113,6 +113,37 @@ async def test_only_files_that_are_vouched_for_are_published(tmp_path: Path) -> 
     assert "in the place of those that others have hashed" in heard.failed_[0][1].message
 
 
+async def test_an_island_writes_its_own_files_and_the_first_one_what_all_share(tmp_path: Path) -> None:
+    """Places count through all islands: 2 and 3 are the stages of the second."""
+    plain = spec()
+    islands, averaging = plain.islands, plain.averaging
+    two = plain.model_copy(
+        update={
+            "islands": islands.model_copy(update={"count": 2}),
+            "averaging": averaging.model_copy(update={"mode": "diloco"}),
+        }
+    )
+    weights, own, shared = "model/model-00001-of-00002.safetensors", "optimizer/embed.safetensors", "outer/embed.safetensors"
+    async with asyncio.TaskGroup() as tasks:
+        made = CheckpointSink(LocalStorage(tmp_path), Subject(JOB_ID, two, 0, TOKENIZER), facts, Heard(), tasks, None)
+        made.begin(4)
+        for place, path in ((0, weights), (0, own), (0, shared), (2, f"islands/01/{own}")):
+            await made.put(header(place, path, b"abc"), chunks(b"abc"))
+        wrong = [(2, weights), (2, own), (2, shared), (0, f"islands/01/{own}"), (3, f"islands/01/{own}")]
+        for place, path in (*wrong, (4, f"islands/02/{own}"), (-1, own), (2, f"islands/01/{shared}")):
+            with pytest.raises(Refused, match="writes no file"):
+                await made.put(header(place, path, b"abc"), chunks(b"abc"))
+        made.drop()
+        await made.close()
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        made.begin(4)
+        with pytest.raises(Refused, match="writes no file"):
+            await made.put(header(0, shared, b"abc"), chunks(b"abc"))
+        made.drop()
+        await made.close()
+
+
 async def test_only_what_belongs_comes_in(tmp_path: Path) -> None:
     async with asyncio.TaskGroup() as tasks:
         made = keeper(tmp_path, Heard(), tasks)

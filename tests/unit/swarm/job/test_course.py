@@ -56,6 +56,30 @@ def test_spans_of_outer_steps_tile_the_inner_steps(steps: int, lease: int) -> No
     assert outer[-1] == course.steps - 1
 
 
+@given(st.integers(1, 60), st.integers(1, 70), st.data())
+def test_versions_that_can_be_saved_lie_behind_outer_steps_and_say_how_many_inner_ones_were_made(
+    steps: int, lease: int, data: st.DataObject
+) -> None:
+    course = OuterCourse(IslandCourse(steps, lease, 2, 1))
+    level = [0, *(step + 1 for step in range(course.steps) if course.is_outer(step))]
+    assert [course.version_after(course.inner_steps(version)) for version in level] == level
+    version = data.draw(st.integers(0, course.steps))
+    assert course.level_from(version) == min(one for one in level if one >= version)
+    inner = data.draw(st.integers(0, steps))
+    at = course.version_after(inner)
+    assert (course.level_from(at) == at and course.inner_steps(at) == inner) == (inner % lease == 0 or inner == steps)
+    assert (PLAIN.version_after(inner), PLAIN.level_from(inner)) == (inner, inner)
+
+
+@given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 10))
+def test_what_is_due_is_saved_once_behind_the_next_outer_step(steps: int, lease: int, every: int) -> None:
+    course = OuterCourse(IslandCourse(steps, lease, 2, 1))
+    found = [version for version in range(course.steps + 1) if course.is_saved(version, every)]
+    due = [inner for inner in range(1, steps + 1) if every and inner % every == 0]
+    assert found == sorted({course.version_after(min(-(-inner // lease) * lease, steps)) for inner in due})
+    assert [inner for inner in range(1, steps + 1) if PLAIN.is_saved(inner, every)] == due
+
+
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 10))
 def test_what_is_due_is_evaluated_once_behind_the_next_outer_step(steps: int, lease: int, every: int) -> None:
     course = OuterCourse(IslandCourse(steps, lease, 2, 1))

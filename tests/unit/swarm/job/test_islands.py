@@ -94,8 +94,8 @@ def test_steps_of_islands_do_not_overlap_unless_the_job_asks_for_it() -> None:
             {"outer": {"every_steps": 6, "overlap_steps": 2, "fragments": 3}},
             "2 is too long for 3 fragments in 6 steps",
         ),
-        ("diloco", 2, {"checkpoint": {"every_steps": 10}}, "has no checkpoints"),
-        ("diloco", 2, {"limits": {"on_nonfinite": "pause"}}, "has no checkpoints"),
+        ("streaming", 2, {"checkpoint": {"every_steps": 10}}, "has no checkpoints"),
+        ("streaming", 2, {"limits": {"on_nonfinite": "pause"}}, "has no checkpoints"),
         ("gaia", 2, {}, "averaging.mode"),
     ],
 )
@@ -129,8 +129,6 @@ def test_a_swarm_trains_diloco_and_says_where_streaming_trains() -> None:
         ("pipeline", "overlap", "all", "set it to 0"),
         ("trust", "spot_check", 0.5, "remove it"),
         ("trust", "second_hash", True, "remove it"),
-        ("limits", "max_runtime_s", 60.0, "could not be saved"),
-        ("limits", "on_stall", "pause", 'set it to "wait" or "fail"'),
     ],
 )
 def test_what_a_swarm_cannot_do_with_islands_yet_is_refused_with_what_can_be_done(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from swarm.checkpoint.reader import Checkpoint, fault_of, list_checkpoints
+from swarm.checkpoint.storage import LocalStorage
 from swarm.data.batches import Batches, TokenData
+from swarm.errors import InvalidConfig, JobFailed
 from swarm.job.families import HEAD
 from swarm.job.islands import courses, island_spec, outer_plan
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec, parse_job
 from swarm.model.families import EMBEDDING
 from swarm.model.stage import Stage
+from swarm.reference.checkpoints import Islands, LocalCheckpoints
 from swarm.reference.islands import OuterSteps
-from swarm.reference.trainer import Trained, build_stages, train_local, train_step
+from swarm.reference.trainer import StepReport, Trained, build_stages, train_local, train_step
 
 CPU = torch.device("cpu")
 T = 16
@@ -196,3 +201,78 @@ def test_no_microbatch_is_late_in_the_first_steps_however_many_outer_steps_lie_b
     late = {"overlap": "all", "sync_steps": spec.training.steps}
     never_late = spec.model_copy(update={"pipeline": spec.pipeline.model_copy(update=late)})
     assert train(never_late).sha256 == train(spec).sha256
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def changed(spec: JobSpec, section: str, **values: object) -> JobSpec:
+    """The spec with other values, resolved anew."""
+    held = spec.model_dump()
+    held[section] |= values
+    if "stages" in values:
+        held["pipeline"]["split"] = "auto"
+    return resolve(parse_job(held), vocabulary_size=257, stages_if_auto=1)
+
+
+def kept(spec: JobSpec, folder: Path, **changes: object) -> tuple[Trained, list[Checkpoint]]:
+    """Train and keep every checkpoint that is due."""
+    spec = changed(spec, "checkpoint", keep_last=9, **changes)
+    storage = LocalStorage(folder)
+    checkpoints = LocalCheckpoints(storage, spec, {}, lambda _said: None)
+    trained = train_local(
+        spec,
+        batches_of(spec),
+        on_commit=lambda islands, report: (
+            checkpoints.after(islands, report.step + 1, report.loss, report.tokens) and None
+        ),
+    )
+    return trained, list_checkpoints(storage)[0]
+
+
+@pytest.mark.parametrize(("tied", "optimizer"), [(False, "adamw"), (True, "sgd")])
+def test_a_checkpoint_brings_back_every_island_bit_for_bit_at_any_number_of_stages(
+    tmp_path: Path, tied: bool, optimizer: str
+) -> None:
+    spec = changed(spec_of(every_steps=2, tied=tied, steps=7), "training", optimizer=optimizer)
+    whole, found = kept(spec, tmp_path, every_steps=3)
+    assert [one.step for one in found] == [4, 6], "behind the first exchange that follows steps 3 and 6"
+    for start in found:
+        assert fault_of(start) == ""
+        for stages in (1, 3):
+            again = changed(spec, "pipeline", stages=stages)
+            trained = train_local(again, batches_of(again), start=start)
+            assert (trained.sha256, trained.losses) == (whole.sha256, whole.losses[start.step :])
+
+
+def test_a_checkpoint_with_islands_goes_on_with_more_of_them_with_fewer_and_without(tmp_path: Path) -> None:
+    """With what there is: the outer weights and their momentum, and the optimizer of another island."""
+    _, (start, *_) = kept(spec_of(every_steps=2), tmp_path, every_steps=2)
+    for count in (1, 4):
+        spec = spec_of(islands=count, every_steps=2)
+        assert len(train_local(spec, batches_of(spec), start=start).losses) == 4
+    plain = spec_of("allreduce", 1)
+    assert len(train_local(plain, batches_of(plain), start=start).losses) == 4
+
+
+def test_a_checkpoint_without_islands_is_where_islands_may_begin(tmp_path: Path) -> None:
+    _, (start, *_) = kept(spec_of("allreduce", 1), tmp_path, every_steps=3)
+    spec = spec_of(every_steps=3)
+    assert len(train_local(spec, batches_of(spec), start=start).losses) == 3
+    other = spec_of(every_steps=2)
+    with pytest.raises(InvalidConfig, match="of step 3, and islands that exchange every 2 steps do not begin there"):
+        train_local(other, batches_of(other), start=start)
+
+
+def test_a_pause_waits_for_the_next_exchange() -> None:
+    spec = changed(spec_of(every_steps=3), "limits", on_nonfinite="pause")
+    seen: list[int] = []
+
+    def spoilt(islands: Islands, report: StepReport) -> None:
+        seen.append(report.step)
+        if report.step == 0:
+            next(iter(islands[1][0].weights.newest().values())).data.fill_(math.nan)
+
+    with pytest.raises(JobFailed, match="the gradient of step 1 is not finite"):
+        train_local(spec, batches_of(spec), on_commit=spoilt)
+    assert seen == [0, 1, 2]
