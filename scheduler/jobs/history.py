@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from scheduler.brain.islands.rows import Rows
 from scheduler.brain.lineage import checkpoint_counts, row_counts
+from scheduler.jobs.islands import rows_made
+from scheduler.jobs.job import job_rows
 from scheduler.storage.database import Database, JobRecord
-from swarm.job.course import OuterCourse
-from swarm.job.islands import courses, island_timeline
 from swarm.job.spec import JobSpec
 
 ROWS_AT_ONCE = 1000
@@ -51,14 +50,8 @@ async def history(database: Database, record: JobRecord, spec: JobSpec, every: i
 async def _rows(database: Database, record: JobRecord, spec: JobSpec) -> AsyncIterator[list[Mapping[str, Any]]]:
     """The rows that count, as the database has them."""
     if spec.has_outer_steps:
-        together = Rows(record.timeline, [OuterCourse(one) for one in courses(spec)])
-        for island in range(spec.islands.count):
-            rows = await database.rows(record.id, island_timeline(spec, record.timeline, island))
-            made = filter(None, map(together.take, rows))
-            yield [
-                {name: getattr(row, name) for name in ("step", "loss", "norm", "learning_rate", "tokens", "skip")}
-                for row in made
-            ]
+        for timeline in range(record.timeline + 1):
+            yield [asdict(row) for row in await rows_made(database, record, spec, job_rows(spec, timeline))]
         return
     after = (-1, -1)
     while page := await database.commits(record.id, after=after, count=ROWS_AT_ONCE):

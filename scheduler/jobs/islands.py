@@ -15,10 +15,13 @@ from random import Random
 
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
+from scheduler.brain.islands.rows import Rows
+from scheduler.brain.lineage import row_counts
+from scheduler.brain.outputs import CommitRow
 from scheduler.brain.settings import NO_REBALANCING, BrainSettings
 from scheduler.jobs.job import Job, split_of
 from scheduler.jobs.settings import brain_settings
-from scheduler.storage.database import JobRecord
+from scheduler.storage.database import Database, JobRecord
 from swarm.checkpoint.islands import files_for
 from swarm.data.batches import Batches
 from swarm.job.course import OuterCourse
@@ -71,6 +74,15 @@ def of_job(spec: JobSpec, header: StoreHeader) -> StoreHeader:
     exists = 0 <= header.stage < len(split_of(spec))
     place = place_of(spec, header.timeline, header.stage) if exists else -1
     return replace(header, timeline=job_timeline(spec, header.timeline), version=version, stage=place)
+
+
+async def rows_made(database: Database, record: JobRecord, spec: JobSpec, together: Rows) -> list[CommitRow]:
+    """The steps that all islands of a job made on one of its timelines, in order, as far as they still count."""
+    made: list[CommitRow] = []
+    for island in range(spec.islands.count):
+        rows = await database.rows(record.id, island_timeline(spec, together.timeline, island))
+        made += filter(None, map(together.take, rows))
+    return [row for row in made if row_counts(row.timeline, row.step, record.first_steps)]
 
 
 def islands_brain(

@@ -58,8 +58,7 @@ class JobProgress:
     @classmethod
     def at_start(cls, spec: JobSpec, timeline: int, step: int) -> JobProgress:
         """How far a job is at the beginning of a timeline, after `step` steps."""
-        paths = [OuterCourse(one) for one in courses(spec)] if spec.has_outer_steps else []
-        return cls(steps_done=step, islands=Rows(timeline, paths) if paths else None)
+        return cls(steps_done=step, islands=job_rows(spec, timeline) if spec.has_outer_steps else None)
 
     def take(self, row: Mapping[str, Any]) -> None:
         """Take in a commit row, as the database has it."""
@@ -164,6 +163,11 @@ class Job:
     def clock_s(self) -> float:
         """The clock by which the brain of a job at work counts; the event loop's for another job."""
         return self.run.driver.now_s() if self.run is not None else now_s()
+
+
+def job_rows(spec: JobSpec, timeline: int) -> Rows:
+    """What puts the rows of islands together, on one timeline of a job with outer steps."""
+    return Rows(timeline, [OuterCourse(one) for one in courses(spec)])
 
 
 def split_of(spec: JobSpec) -> tuple[int, ...]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from scheduler.brain.islands.rows import Rows
 from scheduler.brain.lineage import checkpoint_counts, resumed, row_counts
-from scheduler.brain.outputs import CommitRow
-from scheduler.jobs.job import Job, JobProgress
+from scheduler.jobs.islands import rows_made
+from scheduler.jobs.job import Job, JobProgress, job_rows
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.checkpoint_catalog import Beginning, job_and_step, same_model
@@ -17,7 +16,6 @@ from swarm.checkpoint.reader import Checkpoint, Found
 from swarm.checkpoint.storage import MANIFEST
 from swarm.errors import NotFound
 from swarm.job.changes import check_state, check_steps
-from swarm.job.islands import island_timeline
 from swarm.job.spec import JobSpec
 
 
@@ -34,10 +32,9 @@ class Timelines:
         """How far the job is, by its rows; those of abandoned parts of its timelines do not count."""
         progress = JobProgress.at_start(spec, record.timeline, record.first_steps[-1])
         for timeline in range(record.timeline + 1) if progress.islands is not None else ():
-            progress.islands = JobProgress.at_start(spec, timeline, 0).islands
-            for made in await self._made(record, spec, timeline, progress.islands):
-                if row_counts(timeline, made.step, record.first_steps):
-                    progress.take(asdict(made))
+            progress.islands = job_rows(spec, timeline)
+            for made in await rows_made(self._database, record, spec, progress.islands):
+                progress.take(asdict(made))
         for row in await self._database.commits(record.id) if progress.islands is None else ():
             if row_counts(row["timeline"], row["step"], record.first_steps):
                 progress.take(row)
@@ -45,16 +42,6 @@ class Timelines:
             if checkpoint_counts(evaluation.timeline, evaluation.version, record.first_steps):
                 progress.evaluation_loss, progress.evaluation_step = evaluation.loss, evaluation.version
         return progress
-
-    async def _made(self, record: JobRecord, spec: JobSpec, timeline: int, islands: Rows | None) -> list[CommitRow]:
-        """The steps of the job that all its islands made on one of its timelines, in order."""
-        assert islands is not None
-        rows = [
-            row
-            for island in range(spec.islands.count)
-            for row in await self._database.rows(record.id, island_timeline(spec, timeline, island))
-        ]
-        return list(filter(None, map(islands.take, rows)))
 
     def source(self, spec: JobSpec, project: str) -> Job:
         """The job of the project that `checkpoint.resume_from` names; InvalidConfig, NotFound."""

@@ -107,17 +107,21 @@ def test_the_hash_is_that_of_the_weights_not_of_the_cut(folder: Path, train_loca
 
 def test_islands_train_here_and_their_model_is_that_of_all(folder: Path, train_local: Callable[..., Done]) -> None:
     islands = ["--threads", "1", "--set", "training.steps=6", "--set", "averaging.mode=diloco"]
-    two = train_local("job.toml", "--out", "two", *islands, "--set", "islands.count=2", "--set", "outer.every_steps=3")
+    pair = ["--set", "islands.count=2", "--set", "outer.every_steps=3", "--set", "checkpoint.every_steps=2"]
+    two = train_local("job.toml", "--out", "two", *islands, *pair)
     assert two.code == 0, two.err
     assert "1 microbatches of 2 sequences in each of 2 islands; diloco, an exchange every 3 steps" in two.err
-    assert "no checkpoints: a job with outer steps cannot go on from one" in two.err
     assert (folder / "two" / "model.safetensors").exists()
-    assert not (folder / "two-checkpoints").exists() or not list((folder / "two-checkpoints").iterdir())
+    kept = folder / "two-checkpoints" / "step-00000003"
+    assert sorted(path.name for path in kept.iterdir() if path.is_dir()) == ["islands", "model", "optimizer", "outer"]
+    again = train_local("job.toml", "--out", "again", *islands, *pair, "--resume-from", "two-checkpoints")
+    assert (again.code, again.out) == (0, two.out), again.err
     one = train_local("job.toml", "--out", "one", *islands, "--set", "outer.every_steps=3")
     assert one.out != two.out
-    refused = train_local("job.toml", "--out", "three", *islands, "--resume-from", "two-checkpoints")
+    streaming = ["--set", "averaging.mode=streaming", "--resume-from", "two-checkpoints"]
+    refused = train_local("job.toml", "--out", "three", *islands[:4], *streaming)
     assert (refused.code, refused.out) == (3, "")
-    assert refused.err.startswith('error[E0300]: --resume-from: averaging.mode = "diloco" cannot go on from')
+    assert refused.err.startswith('error[E0300]: --resume-from: averaging.mode = "streaming" cannot go on from')
 
 
 def test_every_mistake_is_one_line_with_a_hint_and_its_exit_code(

@@ -18,7 +18,7 @@ class Rows:
     """The rows of a job's islands on one timeline of the job; `courses` has one for each island."""
 
     def __init__(self, timeline: int, courses: Sequence[Course]) -> None:
-        self._timeline = timeline
+        self.timeline = timeline
         self._courses = courses
         self._open: dict[int, dict[int, CommitRow]] = {}  # by inner step and island
 
@@ -34,7 +34,7 @@ class Rows:
         if len(rows) < len(self._courses):
             return None
         del self._open[inner]
-        return together([rows[at] for at in sorted(rows)], self._timeline, inner)
+        return together([rows[at] for at in sorted(rows)], self.timeline, inner)
 
 
 def together(rows: Sequence[CommitRow], timeline: int, step: int) -> CommitRow:

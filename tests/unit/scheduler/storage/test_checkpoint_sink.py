@@ -123,7 +123,11 @@ async def test_an_island_writes_its_own_files_and_the_first_one_what_all_share(t
             "averaging": averaging.model_copy(update={"mode": "diloco"}),
         }
     )
-    weights, own, shared = "model/model-00001-of-00002.safetensors", "optimizer/embed.safetensors", "outer/embed.safetensors"
+    weights, own, shared = (
+        "model/model-00001-of-00002.safetensors",
+        "optimizer/embed.safetensors",
+        "outer/embed.safetensors",
+    )
     async with asyncio.TaskGroup() as tasks:
         made = CheckpointSink(LocalStorage(tmp_path), Subject(JOB_ID, two, 0, TOKENIZER), facts, Heard(), tasks, None)
         made.begin(4)

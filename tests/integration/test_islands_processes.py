@@ -1,0 +1,86 @@
+"""An island that is killed whole, and a pause, with real processes: the weights are those of one process."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from client.cli import run
+from swarm.checkpoint.reader import open_folder
+from swarm.job.partition import resolve
+from swarm.reference.trainer import train_local
+from swarm.wire import jobs_pb2 as pb
+from tests.support.processes import Cluster
+from tests.support.simulated import Tokens, small_spec, write_text
+
+WAIT_S_MAX = 120.0
+
+
+@pytest.mark.timeout(600)
+def test_an_island_is_killed_whole_and_the_job_goes_on_from_its_checkpoint_bitwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes: dict[str, object] = {
+        "islands__count": 2,
+        "averaging__mode": "diloco",
+        "outer__every_steps": 4,
+        "pipeline__stages": 2,
+        "training__steps": 48,
+        "training__global_batch_sequences": 8,
+        "checkpoint__every_steps": 6,
+        "config__tie_word_embeddings": True,
+    }
+    spec = resolve(small_spec(write_text(tmp_path), **changes), vocabulary_size=257, stages_if_auto=1)
+    tokens = Tokens.make(tmp_path / "tokens", spec)
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    with Cluster(tmp_path, "--grace", "2") as cluster:
+        cluster.add_servers(4)
+        job = cluster.submit(spec, tokens.manifest)
+        until(lambda: view_of(cluster, job.id).checkpoint_step > 0)
+        placed = (tmp_path / "scheduler.log").read_text().partition("placed: ")[2].partition("island 1: ")[2]
+        lost = re.findall(r"stage [01]: ([\w-]+)", placed.partition("\n")[0])
+        assert len(lost) == 2
+        for peer in lost:
+            cluster.servers[peer].kill(signal.SIGKILL)
+        until(lambda: view_of(cluster, job.id).state == "stalled")
+        until(lambda: "goes on at step" in view_of(cluster, job.id).reason)
+        stalled = view_of(cluster, job.id)
+        assert re.search(r"island 1: stage server \S+ \(stage [01]\) is gone", stalled.reason)
+        assert stalled.step > 0
+        assert stalled.step % 4 == 0
+        cluster.add_servers(2)
+        cluster.wait_for_step(job.id, stalled.step + 1)
+
+        def swarm(*arguments: str) -> None:
+            assert run([*arguments, "--scheduler", cluster.address]) == 0, capsys.readouterr().err
+
+        swarm("pause", job.id)
+        until(lambda: view_of(cluster, job.id).state == "paused")
+        paused = view_of(cluster, job.id)
+        assert paused.checkpoint_step == paused.step > stalled.step
+        swarm("resume", job.id, "--set", "pipeline.stages=1")
+        view = cluster.wait(job.id)
+        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        assert (view.weights_sha256, view.loss) == (expected.sha256, expected.losses[-1])
+
+    # Another process goes on from what the swarm kept, and ends with the same bits.
+    folder = tmp_path / "scheduler" / "jobs" / job.id / "checkpoints" / f"step-{paused.step:08d}"
+    again = train_local(spec, tokens.batches(spec), device=torch.device("cpu"), start=open_folder(folder))
+    assert again.sha256 == expected.sha256
+
+
+def view_of(cluster: Cluster, job: str) -> Any:
+    return cluster.jobs.Get(pb.JobRequest(job=job), timeout=10)
+
+
+def until(says: Any) -> None:
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while not says():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
