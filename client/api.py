@@ -32,7 +32,7 @@ from client.records import (
     raise_unless_succeeded,
     record,
 )
-from client.shell import DEFAULT_SCHEDULER, DEFAULT_TIMEOUT_S, Shell
+from client.shell import Shell
 from client.transfer.download import Pulled, download
 from client.transfer.precision import Dtype
 from client.transfer.submission import check, send
@@ -54,17 +54,21 @@ class Client:
         self,
         scheduler: str = "",
         *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float | None = None,
         insecure: bool = False,
+        profile: str = "",
         quiet: bool = True,
     ) -> None:
-        """`scheduler` is HOST:PORT; without it SWARM_SCHEDULER, or the scheduler of this machine.
+        """`scheduler` is HOST:PORT; without it SWARM_SCHEDULER, that of the profile, or the one of this machine.
 
-        The certificate is that of `swarm login`; with `insecure` there is none. Unless it is `quiet`, uploads and
-        downloads say on stderr how far they are. SchedulerUnreachable, NotAdmitted, CertificateEnded.
+        `profile` is a [profile.NAME] of the user's config file. The certificate is that of `swarm login`; with
+        `insecure` there is none. Unless it is `quiet`, uploads and downloads say on stderr how far they are.
+        SchedulerUnreachable, NotAdmitted, CertificateEnded, InvalidConfig.
         """
-        address = scheduler or os.environ.get("SWARM_SCHEDULER", "") or DEFAULT_SCHEDULER
-        self._shell = Shell(scheduler=address, timeout_s=timeout_s, insecure=insecure, quiet=quiet)
+        self._shell = Shell(quiet=quiet)
+        address = scheduler or os.environ.get("SWARM_SCHEDULER") or None
+        self._shell.take(scheduler=address, timeout_s=timeout_s, insecure=insecure, profile=profile or None)
+        self._shell.settle()
         self._scheduler = dial(self._shell)
 
     def __enter__(self) -> Client:

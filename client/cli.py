@@ -35,6 +35,8 @@ VERBS = {
     "submit": Entry("client.verbs.submit", "Send a job to the scheduler and follow it."),
     "ls": Entry("client.verbs.overview", "List jobs."),
     "status": Entry("client.verbs.overview", "Show one job."),
+    "top": Entry("client.verbs.top", "Show jobs, stages and stage servers, live."),
+    "history": Entry("client.verbs.history", "Show the loss of each step, as a table, CSV or JSON."),
     "logs": Entry("client.verbs.logs", "Show what the processes of a job logged."),
     "cancel": Entry("client.verbs.control", "Save what was trained, then stop jobs."),
     "chaos": Entry("client.verbs.chaos", "Harm a stage server and show how its job recovers."),

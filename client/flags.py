@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
@@ -12,11 +14,36 @@ from swarm.process.lifecycle import given_as_flag
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
+
+def offers(kind: str) -> Callable[[typer.Context, str], list[str]]:
+    """What the shell completes: one of the functions of client/completion.py, which is loaded by TAB only."""
+
+    def offer(context: typer.Context, incomplete: str) -> list[str]:
+        above = context.parent.params if context.parent is not None else {}
+        values = above | {name: value for name, value in context.params.items() if value}
+        if "job" not in values and context.args:  # behind a flag whose value is still to come
+            values["job"] = context.args[0]
+        found: list[str] = getattr(import_module("client.completion"), kind)(values, incomplete)
+        return found
+
+    return offer
+
+
 JobName: TypeAlias = Annotated[
-    str, typer.Argument(metavar="JOB", help="Name, id or beginning of an id; for admins also PROJECT/NAME.")
+    str,
+    typer.Argument(
+        metavar="JOB",
+        help="Name, id or beginning of an id; for admins also PROJECT/NAME.",
+        autocompletion=offers("jobs"),
+    ),
 ]
 JobNames: TypeAlias = Annotated[
-    list[str], typer.Argument(metavar="JOB...", help="Names, ids or beginnings of ids; for admins also PROJECT/NAME.")
+    list[str],
+    typer.Argument(
+        metavar="JOB...",
+        help="Names, ids or beginnings of ids; for admins also PROJECT/NAME.",
+        autocompletion=offers("jobs"),
+    ),
 ]
 Detach: TypeAlias = Annotated[bool, typer.Option("--detach", "-d", help="Do not wait for the job.")]
 
@@ -60,20 +87,35 @@ def _shared_flags(
             "--insecure", envvar="SWARM_INSECURE", help="Speak plaintext, as a scheduler with --insecure does."
         ),
     ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            "-p",
+            metavar="NAME",
+            envvar="SWARM_PROFILE",
+            help="Take these flags from [profile.NAME] of the user's config file.",
+            show_default="default",
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            envvar="SWARM_CONFIG",
+            help="The config file.",
+            show_default="config.toml in the user's config folder",
+        ),
+    ] = None,
 ) -> None:
     shell: Shell = context.obj
-    if scheduler is not None:
-        shell.scheduler = scheduler
     shell.scheduler_is_flag |= given_as_flag(context, "scheduler")
-    if output is not None:
-        shell.output = output
-    if timeout is not None:
-        shell.timeout_s = timeout
+    shell.profile_is_flag |= given_as_flag(context, "profile")
     shell.verbosity = max(shell.verbosity, verbose)
-    shell.quiet |= quiet
-    shell.yes |= yes
-    shell.no_color |= no_color
-    shell.insecure |= insecure
+    shell.take(scheduler=scheduler, output=output, timeout_s=timeout, insecure=insecure)
+    shell.take(profile=profile, config=config, quiet=quiet, yes=yes, no_color=no_color)
 
 
 def _shared_command() -> Any:
@@ -113,4 +155,5 @@ class Verb(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         _apply(ctx, self._shared)
         ctx.obj.settle()
+        ctx.obj.log()
         return super().invoke(ctx)

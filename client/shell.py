@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from client.profiles import DEFAULT, config_file, read_profile
 from swarm.errors import SwarmError, UsageError
 from swarm.process.logs import configure
 from swarm.text import is_address, size
@@ -39,6 +40,7 @@ class Shell:
 
     scheduler: str = DEFAULT_SCHEDULER
     scheduler_is_flag: bool = False  # it was named on the command line, not by the environment
+    profile_is_flag: bool = False
     output: OutputFormat = "table"
     timeout_s: float = DEFAULT_TIMEOUT_S
     verbosity: int = 0
@@ -46,11 +48,29 @@ class Shell:
     yes: bool = False
     no_color: bool = False
     insecure: bool = False  # plaintext, to a scheduler that takes it
+    profile: str = ""  # the one that was named
+    config: str = ""  # the file that was named
+    _given: set[str] = field(default_factory=set, repr=False)  # what no profile changes any more
     _out: Console | None = field(default=None, repr=False)
     _err: Console | None = field(default=None, repr=False)
 
+    def take(self, **values: Any) -> None:
+        """Take flags or environment variables; None or False is one that was not given. Later ones win."""
+        for name, value in values.items():
+            if value is not None and value is not False:
+                setattr(self, name, value)
+                self._given.add(name)
+
     def settle(self) -> None:
-        """Check the flags, once all are known; UsageError names the wrong one."""
+        """Fill in the profile and check the flags, once all are known.
+
+        UsageError names the wrong flag, InvalidConfig the wrong value of the profile.
+        """
+        found = read_profile(config_file(self.config), self.profile or DEFAULT, is_named=bool(self.profile))
+        for key, value in found.items():
+            name = "timeout_s" if key == "timeout" else key
+            if name not in self._given:
+                setattr(self, name, value)
         if not is_address(self.scheduler):
             raise UsageError(
                 f'--scheduler is HOST:PORT, not "{self.scheduler}"',
@@ -58,14 +78,18 @@ class Shell:
             )
         if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
             raise UsageError(f"--timeout is a number of seconds above 0, not {self.timeout_s:g}", hint="--timeout 30")
+
+    def log(self) -> None:
+        """Let what is logged go to stderr, as much of it as -v asks for."""
         configure(("error", "info", "debug")[min(self.verbosity, 2)])
 
     @property
     def scheduler_flag(self) -> str:
         """The flag that suggested commands need to reach the same scheduler, if it is not the default or the
         environment's."""
-        is_needed = self.scheduler_is_flag and self.scheduler != DEFAULT_SCHEDULER
-        return f" --scheduler {self.scheduler}" if is_needed else ""
+        if self.scheduler_is_flag:
+            return f" --scheduler {self.scheduler}" if self.scheduler != DEFAULT_SCHEDULER else ""
+        return f" --profile {self.profile}" if self.profile_is_flag else ""
 
     @property
     def json(self) -> bool:

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from client.connection import dial
+from client.flags import offers
 from client.shell import Shell
 from swarm.errors import NotAllowed
 from swarm.wire import jobs_pb2 as pb
@@ -29,7 +30,12 @@ def chaos(
         Literal["kill", "freeze", "slow", "partition", "corrupt"], typer.Argument(metavar="FAULT", help="See above.")
     ],
     peer: Annotated[
-        str, typer.Argument(metavar="PEER", help="Id of a stage server, or its beginning; swarm peers lists them.")
+        str,
+        typer.Argument(
+            metavar="PEER",
+            help="Id of a stage server, or its beginning; swarm peers lists them.",
+            autocompletion=offers("peers"),
+        ),
     ],
     for_: Annotated[float, typer.Option("--for", help="Duration in seconds; a kill is permanent.")] = 10.0,
     factor: Annotated[float, typer.Option(help="slow: how many times slower; corrupt: one frame in this many.")] = 4.0,

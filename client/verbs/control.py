@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from client.connection import dial
-from client.flags import Detach, JobName, JobNames
+from client.flags import Detach, JobName, JobNames, offers
 from client.records import Job
 from client.shell import Shell
 from client.verbs.follow import follow_to_success
@@ -79,6 +79,7 @@ def resume(
             "--from",
             metavar="latest|STEP",
             help="The newest checkpoint that verifies, or the one of a step (swarm checkpoints JOB); 0 starts over.",
+            autocompletion=offers("steps"),
         ),
     ] = LATEST,
     set_: Annotated[

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client.connection import dial
+from client.flags import offers
 from client.shell import Shell, finite
 from swarm.errors import UsageError
 from swarm.wire import jobs_pb2 as pb
@@ -21,7 +22,12 @@ _MICROBATCH = re.compile(r"(\d{1,18}):(\d{1,18})")
 def explain(
     context: typer.Context,
     about: Annotated[
-        str, typer.Argument(metavar="JOB|PEER", help="Name, id or beginning of an id: of a job or a stage server.")
+        str,
+        typer.Argument(
+            metavar="JOB|PEER",
+            help="Name, id or beginning of an id: of a job or a stage server.",
+            autocompletion=offers("jobs_and_peers"),
+        ),
     ],
     microbatch: Annotated[
         str,

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from client.connection import dial
+from client.flags import offers
 from client.records import Peer, record
 from client.shell import Shell
 from client.views import peer_values, peers_table
@@ -25,7 +26,13 @@ def peers(
     context: typer.Context,
     action: Annotated[Literal["ls", "drain"], typer.Argument(help="ls: list them; drain PEER: take one out.")] = "ls",
     peer: Annotated[
-        str, typer.Argument(metavar="[PEER]", help="drain: id of a stage server, or its beginning.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="[PEER]",
+            help="drain: id of a stage server, or its beginning.",
+            show_default=False,
+            autocompletion=offers("peers"),
+        ),
     ] = "",
     stage: Annotated[int, typer.Option(min=-1, help="ls: only this stage.", show_default="all")] = -1,
     state: Annotated[str, typer.Option(help="ls: only peers in this state.", show_default=False)] = "",

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from client.connection import dial
-from client.flags import JobName
+from client.flags import JobName, offers
 from client.shell import Shell
 from client.transfer.download import download
 from client.transfer.precision import Dtype
@@ -24,7 +24,9 @@ def pull(
         Path | None, typer.Argument(metavar="DIR", help="Where the model folder goes.", show_default=False)
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The same.", show_default=False)] = None,
-    step: Annotated[str, typer.Option(metavar="latest|STEP", help="Which checkpoint.")] = LATEST,
+    step: Annotated[
+        str, typer.Option(metavar="latest|STEP", help="Which checkpoint.", autocompletion=offers("steps"))
+    ] = LATEST,
     dtype: Annotated[
         Dtype, typer.Option(help="Precision of the weights; rounded to nearest even, after all hashes were checked.")
     ] = "keep",

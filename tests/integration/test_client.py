@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -158,6 +159,19 @@ class FakeJobs(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]  # generated c
         self.requests.append(request)
         peer = pb.PeerView(id="p1", state="serving", job="tiny-1a2b3c", stage=1, device="cpu", threads=2, pace_s=0.02)
         return pb.PeerList(peers=[peer, pb.PeerView(id="p2", state="idle", stage=-1, device="cpu")])
+
+    def Explain(self, request: pb.ExplainRequest, context: grpc.ServicerContext) -> pb.Explanation:
+        return pb.Explanation(kind="job", id=request.about, facts=[pb.Fact(topic="stage 0", text="it limits the job")])
+
+    def History(self, request: pb.HistoryRequest, context: grpc.ServicerContext) -> Iterator[pb.StepList]:
+        self.requests.append(request)
+        made = [pb.StepView(step=at, loss=5.0 - at, tokens=32, evaluation_loss=float("nan")) for at in range(1, 4)]
+        made[1].evaluation_loss = 2.5
+        yield pb.StepList(steps=made[:2])
+        yield pb.StepList(steps=made[2:])
+
+    def Checkpoints(self, request: pb.CheckpointsRequest, context: grpc.ServicerContext) -> pb.CheckpointList:
+        return pb.CheckpointList(checkpoints=[pb.CheckpointView(step=10), pb.CheckpointView(step=20)])
 
     def Logs(self, request: pb.LogsRequest, context: grpc.ServicerContext) -> Iterator[pb.LogEntry]:
         self.requests.append(request)
@@ -821,7 +835,7 @@ def test_the_list_of_verbs_loads_none_of_them() -> None:
 
 def test_a_misspelt_verb_is_answered_with_the_nearest(swarm: Any) -> None:
     assert "Did you mean 'status'?" in swarm("stauts", "x")[2]
-    assert "Did you mean" not in swarm("sto")[2]  # an alias is no suggestion
+    assert "'stop'" not in swarm("sto")[2]  # an alias is no suggestion
 
 
 def test_the_client_runs_without_torch_and_without_the_servers() -> None:
@@ -956,3 +970,124 @@ def test_a_bad_model_is_refused_before_anything_is_sent(swarm: Any, fake: FakeJo
     assert "hint:" in err
     assert not fake.submitted
     assert not fake.shards
+
+
+# top, history, profiles, completion ----------------------------------------------------------------------------------
+
+
+def test_top_shows_jobs_replicas_loss_and_why(swarm: Any, fake: FakeJobs) -> None:
+    fake.views = [_view(step=3, loss=2.0, reason="trains", stages=[pb.StageView(stage=0, layers=2, peers=["p1"])])]
+    code, out, _ = swarm("top")
+    assert code == 0
+    assert "1 idle, 1 serving" in out
+    assert "tiny-1a2b3c  running  3/20" in out
+    assert "▅" in out, "the loss as a curve"
+    assert re.search(r"0 +2 layers +p1 +serving +20 ms", out)
+    assert "stage 0  it limits the job" in out
+    assert "without a job  p2" in out
+    data = _data(swarm("top", "-o", "json")[1])
+    assert (data["focus"], data["jobs"][0]["step"]) == ("tiny-1a2b3c", 3)
+    assert [peer["id"] for peer in data["peers"]] == ["p1", "p2"]
+
+
+def test_top_without_jobs_or_without_a_replica_is_no_error(swarm: Any, fake: FakeJobs) -> None:
+    fake.views = []
+    assert "no jobs are open" in swarm("top")[1]
+    fake.views = [_view(state="stalled", stages=[pb.StageView(stage=0, layers=1), pb.StageView(stage=1, layers=1)])]
+    assert swarm("top", "tiny")[1].count("nobody serves it") == 2
+
+
+def test_top_in_a_terminal_redraws_until_ctrl_c(fake: FakeJobs, address: str) -> None:
+    fake.views = [_view(step=3, loss=2.0)]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "client", "top", "--interval", "0.2"])
+    seen = b""
+    while seen.count(b"tiny-1a2b3c") < 4:
+        seen += os.read(terminal, 65536)
+    os.kill(child, signal.SIGINT)
+    with contextlib.suppress(OSError):  # the terminal has been closed
+        while rest := os.read(terminal, 65536):
+            seen += rest
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert b"\x1b[?1049l" in seen, "the screen of before is back"
+
+
+def test_history_is_a_table_csv_or_json(swarm: Any, fake: FakeJobs) -> None:
+    code, out, _ = swarm("history", "tiny", "--csv")
+    lines = out.splitlines()
+    assert (code, len(lines)) == (0, 4)
+    assert lines[0] == "step,loss,grad_norm,learning_rate,tokens,skipped,evaluation_loss,committed"
+    assert lines[2] == "2,3.0,0.0,0.0,32,False,2.5,"
+    data = _data(swarm("history", "tiny", "-o", "json")[1])
+    assert [(one["step"], one["loss"], one["evaluation_loss"]) for one in data] == [
+        (1, 4, None),
+        (2, 3, 2.5),
+        (3, 2, None),
+    ]
+    out = swarm("history", "tiny")[1]
+    assert "STEP" in out
+    assert "2.0000" in out
+    swarm("history", "tiny", "--every", "7")
+    assert fake.requests[-1].every == 7
+    assert swarm("history", "tiny", "--csv", "-o", "json")[0] == 2
+
+
+def test_a_profile_names_a_scheduler_and_flags_win(
+    swarm: Any, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'[profile.lab]\nscheduler = "{address}"\noutput = "json"\ninsecure = true\n')
+    monkeypatch.delenv("SWARM_SCHEDULER")
+    monkeypatch.delenv("SWARM_INSECURE")
+    monkeypatch.setenv("SWARM_CONFIG", str(file))
+    assert swarm("status", "tiny", "--timeout", "2")[0] == 4, (
+        "the default profile is not there, and nothing of it is taken"
+    )
+    assert _data(swarm("status", "tiny", "-p", "lab")[1])["id"] == "tiny-1a2b3c"
+    assert _data(swarm("-p", "lab", "status", "tiny")[1])["id"] == "tiny-1a2b3c"
+    assert swarm("-p", "lab", "-o", "table", "status", "tiny")[1].startswith("job ")
+    assert swarm("status", "tiny", "-p", "lab", "--scheduler", "127.0.0.1:1", "--timeout", "2")[0] == 4
+    monkeypatch.setenv("SWARM_PROFILE", "lab")
+    monkeypatch.setenv("SWARM_OUTPUT", "table")
+    assert swarm("status", "tiny")[1].startswith("job ")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[profile.lab]\nschedulr = 'x:1'", 'did you mean "scheduler"?'),
+        ("[profile.lab]\ntimeout = true", "a number of seconds"),
+        ("[profile.lab]\noutput = 'yaml'", '"table" or "json"'),
+        ("[profile]\nlab = 3", "no table of tables"),
+        ("[profiles.lab]", 'did you mean "profile"?'),
+        ("[profile.lab", "cannot be read"),
+        ("[profile.home]", "there are: home"),
+    ],
+)
+def test_a_wrong_profile_is_one_sentence(swarm: Any, tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    code, _, err = swarm("ls", "-p", "lab", "--config", str(file))
+    assert code == 3
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("swarm status ti", ["tiny-1a2b3c"]),
+        ("swarm explain p", ["p1", "p2"]),
+        ("swarm peers drain ", ["p1", "p2"]),
+        ("swarm pull tiny model --step ", ["latest", "20", "10"]),
+        ("swarm resume tiny --from 2", ["20"]),
+        ("swarm hist", ["history"]),
+        ("swarm --scheduler 127.0.0.1:1 status ", []),
+    ],
+)
+def test_the_shell_completes_jobs_stage_servers_and_steps(words: str, offered: list[str]) -> None:
+    environ = os.environ | {"_SWARM_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    environ["COMP_CWORD"] = str(words.count(" "))
+    command = [sys.executable, "-m", "client"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
+    assert (done.stdout.split(), done.stderr) == (offered, "")

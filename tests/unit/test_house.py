@@ -18,7 +18,9 @@ LENT_TO_BENCHMARKS = ("tests.support", "tests.simulation.engine", "tests.chaos.t
 
 # Modules without a test file of their own, by the file under tests/ whose claims are theirs.
 COVERED_BY = {
-    "integration/test_client.py": ("client/cli", "client/flags", "client/transfer/*", "client/verbs/*"),
+    "integration/test_client.py": (
+        *("client/cli", "client/completion", "client/flags", "client/transfer/*", "client/profiles", "client/verbs/*"),
+    ),
     "integration/test_api.py": ("client/api", "scheduler/jobs/history"),
     "integration/test_up.py": ("client/up/*",),
     "property/test_exactly_once.py": (

@@ -60,7 +60,7 @@ def test_a_follower_says_why_a_running_job_is_in_another_situation(capsys: pytes
 def test_a_list_of_jobs_begins_with_what_is_wrong_with_the_scheduler(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = pb.JobList(jobs=[view()], troubles=["the broker is not connected"])
+    found = ([view()], ["the broker is not connected"])
     connection = SimpleNamespace(jobs=lambda **_: found)
     monkeypatch.setattr(overview, "dial", lambda shell: nullcontext(connection))
     context: Any = SimpleNamespace(obj=Shell())
