@@ -296,6 +296,10 @@ class Scheduler:
         """Harm a stage server; answers once its job has recovered."""
         return cast(pb.ChaosReport, self._call(self._stub.Chaos, request))
 
+    def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
+        """The scheduler's clock, bytes from it, and whether it can dial this machine."""
+        return cast(pb.ProbeReply, self._call(self._stub.Probe, request))
+
     def logs(self, request: pb.LogsRequest) -> Iterator[pb.LogEntry]:
         with self._translated():
             yield from map(printed, self._stub.Logs(request, timeout=None if request.follow else self.timeout_s))

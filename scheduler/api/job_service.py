@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import grpc.aio
 
+from scheduler.api import probe
 from scheduler.api.chaos import ChaosDesk
 from scheduler.api.drain import drain
 from scheduler.api.members.relays import STATE, RelayDesk
@@ -192,6 +193,10 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 hint=f"{brain.counts().committed_steps} steps are committed",
             )
         return explanation("microbatch", job.record.id, (Fact("story", line) for line in story))
+
+    async def Probe(self, request: pb.ProbeRequest, context: Context) -> pb.ProbeReply:
+        async with _answering(context):
+            return await probe.answer(request, context.peer(), self._wall_s())
 
     async def Logs(self, request: pb.LogsRequest, context: Context) -> AsyncIterator[pb.LogEntry]:
         async with _answering(context):

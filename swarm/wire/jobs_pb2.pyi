@@ -515,6 +515,30 @@ class LogEntry(_message.Message):
     message: str
     def __init__(self, time_unix_s: _Optional[float] = ..., level: _Optional[str] = ..., peer: _Optional[str] = ..., stage: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
+class ProbeRequest(_message.Message):
+    __slots__ = ("payload", "answer_bytes", "dial_port", "word")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIAL_PORT_FIELD_NUMBER: _ClassVar[int]
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    answer_bytes: int
+    dial_port: int
+    word: bytes
+    def __init__(self, payload: _Optional[bytes] = ..., answer_bytes: _Optional[int] = ..., dial_port: _Optional[int] = ..., word: _Optional[bytes] = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("payload", "unix_s", "caller", "fault")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    unix_s: float
+    caller: str
+    fault: str
+    def __init__(self, payload: _Optional[bytes] = ..., unix_s: _Optional[float] = ..., caller: _Optional[str] = ..., fault: _Optional[str] = ...) -> None: ...
+
 class PullRequest(_message.Message):
     __slots__ = ("job", "step")
     JOB_FIELD_NUMBER: _ClassVar[int]

@@ -129,6 +129,11 @@ class JobsStub:
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.Explanation.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/swarm.wire.Jobs/Probe',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.ProbeReply.FromString,
+                _registered_method=True)
         self.Logs = channel.unary_stream(
                 '/swarm.wire.Jobs/Logs',
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.LogsRequest.SerializeToString,
@@ -271,6 +276,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Probe(self, request, context):
+        """Of a machine that asks: the scheduler's clock, how fast bytes travel, whether it can be dialled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Logs(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -381,6 +393,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.ExplainRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.Explanation.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.ProbeRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.ProbeReply.SerializeToString,
             ),
             'Logs': grpc.unary_stream_rpc_method_handler(
                     servicer.Logs,
@@ -906,6 +923,33 @@ class Jobs:
             '/swarm.wire.Jobs/Explain',
             swarm_dot_wire_dot_jobs__pb2.ExplainRequest.SerializeToString,
             swarm_dot_wire_dot_jobs__pb2.Explanation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Jobs/Probe',
+            swarm_dot_wire_dot_jobs__pb2.ProbeRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.ProbeReply.FromString,
             options,
             channel_credentials,
             insecure,

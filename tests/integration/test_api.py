@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 
 import swarm
 from client.api import Client
+from client.cli import run
 from swarm.errors import InvalidConfig, JobEnded, NotFound
 from tests.support.processes import Cluster
 from tests.support.simulated import write_text
@@ -97,3 +102,44 @@ def test_the_example_for_notebooks_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr[-3000:] + cluster.tails()
         assert "running 40/40" in done.stdout or "succeeded 40/40" in done.stdout
         assert (tmp_path / "from-python-model" / "model.safetensors").exists()
+
+
+@pytest.mark.timeout(300)
+def test_the_doctor_finds_what_is_wrong_with_a_swarm(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def doctor(address: str, *flags: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+        """The exit code, and the findings by check."""
+        capfd.readouterr()
+        code = run(["doctor", "--scheduler", address, "-o", "json", *flags])
+        found: dict[str, list[dict[str, Any]]] = {}
+        for one in json.loads(capfd.readouterr().out)["data"]:
+            found.setdefault(one["check"], []).append(one)
+        return code, found
+
+    with Cluster(tmp_path) as cluster:
+        peer = cluster.add_servers(1)[0]
+        (tmp_path / "bad.toml").write_text("[model]\n")
+        code, found = doctor(cluster.address, "--bundle", str(tmp_path / "bundle.zip"))
+        assert code == 0, found
+        texts = {check: " ".join(one["text"] for one in some) for check, some in found.items()}
+        assert "1 of 1 are idle or at work" in texts["stage servers"]
+        assert "this machine reaches 1 of 1" in texts["way to stage servers"]
+        assert "its database takes writes" in texts["scheduler"]
+        assert found["bandwidth"][0]["numbers"]["up_bytes_per_s"] > 1e6
+        assert abs(found["clock"][0]["numbers"]["ahead_s"]) < 2
+        assert found["certificate"][0]["verdict"] == "ok"
+        assert "torch" in texts["device"]
+        with zipfile.ZipFile(tmp_path / "bundle.zip") as bundle:
+            assert json.loads(bundle.read("peers.json"))[0]["id"] == peer
+        code, found = doctor(cluster.address, "--job", str(tmp_path / "bad.toml"), "--broker", "mqtt://127.0.0.1:1")
+        assert code == 1
+        failing = {check for check, some in found.items() if any(one["verdict"] == "failed" for one in some)}
+        assert failing == {"job file", "broker"}
+        cluster.servers[peer].kill(signal.SIGSTOP)
+        deadline_s = time.monotonic() + 30
+        while not any(one["verdict"] == "warning" for one in doctor(cluster.address)[1]["stage servers"]):
+            assert time.monotonic() < deadline_s
+        cluster.servers[peer].kill(signal.SIGCONT)
+    code, found = doctor(cluster.address)
+    assert (code, found["scheduler"][0]["verdict"]) == (1, "failed")
+    assert found["scheduler"][0]["hint"].startswith("start one with: swarm up")
+    assert doctor("no-such-host.invalid:7950")[1]["name"][0]["verdict"] == "failed"

@@ -1041,14 +1041,14 @@ def test_a_profile_names_a_scheduler_and_flags_win(
     monkeypatch.delenv("SWARM_SCHEDULER")
     monkeypatch.delenv("SWARM_INSECURE")
     monkeypatch.setenv("SWARM_CONFIG", str(file))
-    assert swarm("status", "tiny", "--timeout", "2")[0] == 4, (
-        "the default profile is not there, and nothing of it is taken"
-    )
     assert _data(swarm("status", "tiny", "-p", "lab")[1])["id"] == "tiny-1a2b3c"
     assert _data(swarm("-p", "lab", "status", "tiny")[1])["id"] == "tiny-1a2b3c"
     assert swarm("-p", "lab", "-o", "table", "status", "tiny")[1].startswith("job ")
     assert swarm("status", "tiny", "-p", "lab", "--scheduler", "127.0.0.1:1", "--timeout", "2")[0] == 4
-    monkeypatch.setenv("SWARM_PROFILE", "lab")
+    file.write_text(file.read_text().replace("lab", "default"))
+    assert _data(swarm("status", "tiny")[1])["id"] == "tiny-1a2b3c", "the default profile needs no flag"
+    assert swarm("status", "tiny", "-p", "lab")[0] == 3
+    monkeypatch.setenv("SWARM_PROFILE", "default")
     monkeypatch.setenv("SWARM_OUTPUT", "table")
     assert swarm("status", "tiny")[1].startswith("job ")
 

@@ -26,6 +26,7 @@ TABLE = """
     Jobs.Checkpoints        -             -      yes     yes        yes    -
     Jobs.History            -             -      yes     yes        yes    -
     Jobs.Peers              -             -      yes     yes        yes    -
+    Jobs.Probe              -             -      yes     yes        yes    -
     Jobs.MissingShards      -             -      -       yes        yes    -
     Jobs.PutShard           -             -      -       yes        yes    -
     Jobs.Submit             -             -      -       yes        yes    -

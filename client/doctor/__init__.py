@@ -1,0 +1,1 @@
+"""What could keep a swarm from working, seen from one machine."""

@@ -1,0 +1,55 @@
+"""Answers `swarm doctor`: what time it is here, how fast bytes travel, and whether the caller can be dialled.
+
+Nobody is dialled but the caller's own address, and nothing is sent there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from urllib.parse import unquote
+
+from swarm.errors import InvalidConfig
+from swarm.text import printable
+from swarm.wire import jobs_pb2 as pb
+
+BYTES_MAX = 1 << 20
+WORD_BYTES_MAX = 64
+DIAL_S_MAX = 3.0
+
+
+async def answer(request: pb.ProbeRequest, peer: str, now_unix_s: float) -> pb.ProbeReply:
+    """The answer to a caller whom gRPC calls `peer`; InvalidConfig if the request asks for too much."""
+    if len(request.payload) > BYTES_MAX or request.answer_bytes > BYTES_MAX:
+        raise InvalidConfig(f"a probe carries at most {BYTES_MAX} bytes each way")
+    if request.dial_port > 65535 or len(request.word) > WORD_BYTES_MAX:
+        raise InvalidConfig("a probe names a port up to 65535, and a word of at most 64 bytes")
+    host = host_of(peer)
+    reply = pb.ProbeReply(payload=bytes(request.answer_bytes), unix_s=now_unix_s, caller=host)
+    if request.dial_port:
+        reply.fault = await fault_of(host, request.dial_port, request.word) if host else "your address is not known"
+    return reply
+
+
+def host_of(peer: str) -> str:
+    """The address in gRPC's name of a caller, such as ipv4:192.0.2.7:41234 or ipv6:%5B2001:db8::1%5D:41234."""
+    kind, _, rest = unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
+
+
+async def fault_of(host: str, port: int, word: bytes) -> str:
+    """Why nobody answers there with the word; empty if somebody does. An empty word: to be let in is enough."""
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(DIAL_S_MAX):
+            reader, writer = await asyncio.open_connection(host, port)
+            return "" if await reader.readexactly(len(word)) == word else "something else answers there"
+    except TimeoutError:
+        return f"no answer within {DIAL_S_MAX:g} s"
+    except asyncio.IncompleteReadError:
+        return "something else answers there"
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else printable(str(error))
+    finally:
+        if writer is not None:
+            writer.close()

@@ -1,0 +1,57 @@
+"""What swarm doctor makes of what it sees: each measurement on both sides of its limit."""
+
+from __future__ import annotations
+
+import pytest
+
+from client.doctor import rules
+from client.doctor.rules import GIB, Finding, Verdict
+from client.records import Job, Peer
+
+TORCH = {"version": "2.13.0", "cuda": [], "mps": False, "threads": 2}
+CASES = [
+    (rules.disk("/data", 20 * GIB), "ok"),
+    (rules.disk("/data", 5 * GIB), "warning"),
+    (rules.disk("/data", GIB - 1), "failed"),
+    (rules.memory(4 * GIB, 8 * GIB), "ok"),
+    (rules.memory(GIB, 8 * GIB), "warning"),
+    (rules.device(None, [], True), "warning"),
+    (rules.device(TORCH, [], True), "ok"),
+    (rules.device(TORCH, ["H200 (driver 570)"], True), "failed"),
+    (rules.device(TORCH | {"cuda": ["H200"]}, ["H200 (driver 570)"], True), "ok"),
+    (rules.port(7951, "the first stage server", ""), "ok"),
+    (rules.port(7951, "the first stage server", "Address already in use"), "warning"),
+    (rules.clock(-1.5, 0.01), "ok"),
+    (rules.clock(-30.0, 0.01), "warning"),
+    (rules.clock(90.0, 0.01), "failed"),
+    (rules.clock(90.0, 89.0), "ok"),
+    (rules.latency(0.01), "ok"),
+    (rules.latency(1.0), "warning"),
+    (rules.bandwidth(1e8, 1e8), "ok"),
+    (rules.bandwidth(1e8, 1e5), "warning"),
+    (rules.certificate(90_000.0, 1000.0), "ok"),
+    (rules.certificate(1010.0, 1000.0), "warning"),
+    (rules.dial_back("192.0.2.7", 7951, ""), "ok"),
+    (rules.dial_back("192.0.2.7", 7951, "no answer within 3 s"), "warning"),
+    (rules.dialled_from_here(3, {}), "ok"),
+    (rules.dialled_from_here(3, {"vm-1": "refused"}), "warning"),
+    (rules.peers([])[0], "warning"),
+    (rules.peers([Peer(id="a", state="idle")])[0], "ok"),
+    (rules.peers([Peer(id="a", state="idle", address="h:1 (not reached)")])[1], "warning"),
+    (rules.peers([Peer(id="a", state="suspect")])[1], "warning"),
+    (rules.jobs([Job(id="j", state="running")])[0], "ok"),
+    (rules.jobs([Job(id="j", state="stalled", reason="stage 1 is lost")])[0], "failed"),
+]
+
+
+@pytest.mark.parametrize(("finding", "verdict"), CASES, ids=lambda one: getattr(one, "text", one))
+def test_a_measurement_is_judged_by_its_limit(finding: Finding, verdict: str) -> None:
+    assert finding.verdict == verdict
+    assert bool(finding.hint) == (finding.verdict in (Verdict.WARNING, Verdict.FAILED)), (
+        "whoever is warned is told more"
+    )
+
+
+def test_a_cpu_without_bfloat16_is_said_to_be_slow_at_it() -> None:
+    assert "about 20 times" in rules.device(TORCH, [], False).text
+    assert "about 20 times" not in rules.device(TORCH, [], True).text

@@ -1,0 +1,70 @@
+"""What a scheduler tells a machine that asks how it is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from scheduler.api import probe
+from swarm.errors import InvalidConfig
+from swarm.wire import jobs_pb2 as pb
+
+HERE = "ipv4:127.0.0.1:41234"
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [(HERE, "127.0.0.1"), ("ipv6:%5B2001:db8::1%5D:41234", "2001:db8::1"), ("unix:/run/socket", ""), ("", "")],
+)
+def test_the_caller_is_dialled_where_his_call_came_from(peer: str, host: str) -> None:
+    assert probe.host_of(peer) == host
+
+
+async def test_a_probe_answers_with_time_and_bytes_and_dials_nobody_unasked() -> None:
+    reply = await probe.answer(pb.ProbeRequest(payload=bytes(9), answer_bytes=7), HERE, 12.5)
+    assert (len(reply.payload), reply.unix_s, reply.caller, reply.fault) == (7, 12.5, "127.0.0.1", "")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.ProbeRequest(answer_bytes=probe.BYTES_MAX + 1),
+        pb.ProbeRequest(payload=bytes(probe.BYTES_MAX + 1)),
+        pb.ProbeRequest(dial_port=65536),
+        pb.ProbeRequest(dial_port=1, word=bytes(65)),
+    ],
+)
+async def test_a_probe_that_asks_for_too_much_is_refused(request_: pb.ProbeRequest) -> None:
+    with pytest.raises(InvalidConfig):
+        await probe.answer(request_, HERE, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "fault"),
+    [
+        (b"word", b"word", ""),
+        (b"drow", b"word", "something else answers there"),
+        (b"", b"word", "something else answers there"),
+        (b"", b"", ""),
+    ],
+)
+async def test_only_the_callers_own_word_shows_that_he_is_reached(said: bytes, asked: bytes, fault: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        reply = await probe.answer(pb.ProbeRequest(dial_port=port, word=asked), HERE, 0.0)
+    assert reply.fault == fault
+
+
+async def test_a_closed_and_a_silent_port_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert "refused" in (await probe.fault_of("127.0.0.1", closed.getsockname()[1], b"")).lower()
+    monkeypatch.setattr(probe, "DIAL_S_MAX", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert "no answer" in await probe.fault_of("127.0.0.1", silent.getsockname()[1], b"word")
