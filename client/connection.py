@@ -357,6 +357,11 @@ class Scheduler:
     def create_project(self, request: members_pb.ProjectRequest) -> members_pb.ProjectView:
         return cast(members_pb.ProjectView, self._call(self._projects.CreateProject, request))
 
+    def remove_project(self, name: str) -> members_pb.ProjectView:
+        return cast(
+            members_pb.ProjectView, self._call(self._projects.RemoveProject, members_pb.RemoveProjectRequest(name=name))
+        )
+
     def set_project(self, request: members_pb.ProjectRequest) -> members_pb.ProjectView:
         return cast(members_pb.ProjectView, self._call(self._projects.SetProject, request))
 

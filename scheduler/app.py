@@ -172,7 +172,9 @@ async def serve(options: SchedulerOptions) -> None:
             scheduler.jobs, membership, product, time.time, scheduler.chaos, seen, scheduler.relays, health.troubles
         )
         jobs_pb2_grpc.add_JobsServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-        projects = ProjectService(ports.stores, seen)
+        projects = ProjectService(
+            ports.stores, seen, scheduler.allocator.peers_of, None if admission is None else admission.members
+        )
         members_pb2_grpc.add_ProjectsServicer_to_server(projects, server)  # type: ignore[no-untyped-call]
         if scheduler.relays is not None:
             relay_pb2_grpc.add_RelaysServicer_to_server(scheduler.relays, server)  # type: ignore[no-untyped-call]

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from swarm.errors import NotOwner, QuotaReached, UsageError
+from swarm.errors import NotAllowed, NotOwner, QuotaReached, UsageError
 from swarm.pki.names import Role
-from swarm.text import counted, size
+from swarm.text import counted, listed, size
 from swarm.types import DEFAULT_PROJECT
 
 
@@ -79,7 +79,7 @@ def not_owner(method: str, job: str, owner: str) -> NotOwner:
     )
 
 
-QUOTA_JOBS_MAX, QUOTA_BYTES_MAX = 1 << 30, 1 << 60
+QUOTA_COUNT_MAX, QUOTA_BYTES_MAX = 1 << 30, 1 << 60
 
 
 # Quotas --------------------------------------------------------------------------------------------------------------
@@ -91,14 +91,15 @@ class Quota:
 
     jobs: int = 0  # that have not ended
     upload_bytes: int = 0  # of token shards and model files that the scheduler holds
+    peers: int = 0  # stage servers that serve its jobs at a time
 
 
 def check_quota(quota: Quota) -> None:
     """UsageError for numbers that no database keeps."""
-    if quota.jobs > QUOTA_JOBS_MAX or quota.upload_bytes > QUOTA_BYTES_MAX:
+    if max(quota.jobs, quota.peers) > QUOTA_COUNT_MAX or quota.upload_bytes > QUOTA_BYTES_MAX:
         raise UsageError(
-            f"a quota of {quota.jobs} jobs and {quota.upload_bytes} bytes is too large",
-            hint=f"at most {QUOTA_JOBS_MAX} jobs and {size(QUOTA_BYTES_MAX)}; 0 is no quota",
+            f"a quota of {quota.jobs} jobs, {quota.upload_bytes} bytes and {quota.peers} stage servers is too large",
+            hint=f"at most {QUOTA_COUNT_MAX} jobs or stage servers and {size(QUOTA_BYTES_MAX)}; 0 is no quota",
         )
 
 
@@ -120,4 +121,17 @@ def check_bytes(project: str, quota: Quota, held_bytes: int, promised_bytes: int
             f"is sending {size(promised_bytes)}; its quota of bytes is {size(quota.upload_bytes)}",
             hint="files that no job names go after a day; "
             f"an admin can give more: swarm project set {project} --quota-bytes SIZE",
+        )
+
+
+def check_removable(project: str, jobs: int, people: int, tokens: int) -> None:
+    """NotAllowed while somebody could still come upon what is of the project."""
+    if project == DEFAULT_PROJECT:
+        raise NotAllowed(f"project {DEFAULT_PROJECT} is that of whoever names none, and stays")
+    held = [counted(number, noun) for number, noun in ((jobs, "job"), (people, "member"), (tokens, "token")) if number]
+    if held:
+        raise NotAllowed(
+            f"project {project} still has {listed(held)}",
+            hint="remove its jobs: swarm ls --all, swarm rm JOB; its members: swarm identity ls, swarm identity revoke "
+            "NAME; its tokens: swarm token ls, swarm token revoke ID",
         )

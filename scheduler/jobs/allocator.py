@@ -14,6 +14,7 @@ from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Join, ReplicaRecord
+from scheduler.brain.projects import Quota
 from scheduler.brain.stall import waiting
 from scheduler.jobs.islands import by_island, replicas_by_island, stage_at
 from scheduler.jobs.job import Job, JobRun, now_s, split_of
@@ -41,6 +42,7 @@ class Allocator:
         self._peers = peers
         self._membership = membership
         self._files = ports.stores.files
+        self._projects = ports.stores.projects
         self._runner = runner
         self._settle_s = ports.settle_s
         self._unused: Mapping[PeerId, Mapping[JobId, str]] = {}  # why no running job took an idle peer
@@ -84,7 +86,24 @@ class Allocator:
             job.spec.limits.min_replicas,
             now_s() - job.waiting.since_s,
             looks=_looks(job),
+            room=self._room(job.record.project),
         )
+
+    def peers_of(self, project: str) -> int:
+        """How many stage servers serve jobs of the project, or are on their way to another stage of one."""
+        moving = self._peers.reservations.now(now_s())
+        jobs = [peer.job for peer in self._membership.peers() if peer.job]
+        jobs += [one.job for peer, one in moving.items() if self._is_idle(peer)]
+        return sum(job is not None and job.record.project == project for job in map(self._registry.get, jobs))
+
+    def _is_idle(self, peer: PeerId) -> bool:
+        known = self._membership.get(peer)
+        return known is not None and not known.job
+
+    def _room(self, project: str) -> int | None:
+        """How many more the project may have; None: any number."""
+        quota = self._projects.all().get(project, Quota()).peers
+        return max(0, quota - self.peers_of(project)) if quota else None
 
     def _running(self, job: Job, run: JobRun) -> ActiveJob:
         here = [peer for peer in self._membership.peers() if peer.job == job.record.id]
@@ -106,6 +125,7 @@ class Allocator:
             tuple(staying[stage] for stage in range(len(split))),
             run.replicas_at_start,
             where,
+            job.record.project,
         )
 
     def _hand_out_idle(self) -> None:
@@ -114,6 +134,7 @@ class Allocator:
         if not idle:
             return
         known = self._membership.peers()
+        projects = {job.record.project for job in self._registry.at_work()}
         present = _candidates(one for one in known if one.state is not PeerState.GONE and not one.leaving)
         handed = allocate(
             idle,
@@ -121,6 +142,7 @@ class Allocator:
             [self._waiting(job, len(present)) for job in self._registry.waiting()],
             [self._running(job, job.run) for job in self._registry.at_work() if job.run is not None],
             self._peers.reservations.now(now_s()),
+            {project: room for project in projects if (room := self._room(project)) is not None},
         )
         self._unused = handed.unused
         for join in handed.joins:

@@ -23,7 +23,7 @@ from swarm.limits import MEMBERS_MAX, TOKENS_MAX
 from swarm.pki import keys
 from swarm.pki.authority import LIFE_S, Signer
 from swarm.pki.identity import Identity, issue
-from swarm.pki.names import MEMBERS, Principal, Role, check_name
+from swarm.pki.names import MEMBERS, PEOPLE, Principal, Role, check_name
 from swarm.pki.tokens import JoinLine, new_line, secret_hash
 from swarm.rpc.guard import Caller
 from swarm.types import DEFAULT_PROJECT
@@ -222,6 +222,13 @@ class Members:
     def ends_unix_s(self) -> float:
         """When the last certificate ends that is good now."""
         return max((one.ends_unix_s for one in self._members.values() if not one.is_revoked), default=0.0)
+
+    def of_project(self, project: str) -> tuple[int, int]:
+        """How many people of the project can come in, and how many tokens let more of them join."""
+        now_unix_s = self._wall_s()
+        people = [one for one in self._members.values() if one.role in PEOPLE and one.project == project]
+        able = [one for one in people if not one.is_revoked and one.ends_unix_s > now_unix_s]
+        return len(able), sum(one.project == project for one in self.tokens())
 
     def members(self) -> list[Member]:
         return sorted(self._members.values(), key=lambda member: (member.role, member.name))

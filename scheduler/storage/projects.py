@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict
 
 import sqlalchemy as sa
@@ -20,6 +21,7 @@ _PROJECTS = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("jobs", sa.Integer),
     sa.Column("upload_bytes", sa.BigInteger),
+    sa.Column("peers", sa.Integer),
 )
 
 
@@ -34,7 +36,7 @@ class Projects:
     async def load(self) -> None:
         """Read what earlier starts wrote."""
         for row in await self._database.select(sa.select(_PROJECTS)):
-            self._quotas[row["name"]] = Quota(row["jobs"], row["upload_bytes"])
+            self._quotas[row["name"]] = Quota(row["jobs"], row["upload_bytes"], row["peers"])
 
     def all(self) -> dict[str, Quota]:
         """Every project, by name."""
@@ -63,6 +65,20 @@ class Projects:
         async with self._changing:
             self.quota(project)
             await self._put(project, quota)
+
+    async def remove(self, project: str, check: Callable[[], None]) -> None:
+        """Forget the project, if `check` does not raise; NotFound."""
+        async with self._changing:
+            quota = self.quota(project)
+            check()
+            del self._quotas[project]  # at once: nothing more comes to be of it meanwhile
+            try:
+                await self._database.write(
+                    lambda connection: connection.execute(sa.delete(_PROJECTS).where(_PROJECTS.c.name == project))
+                )
+            except BaseException:
+                self._quotas[project] = quota
+                raise
 
     async def _put(self, project: str, quota: Quota) -> None:
         check_quota(quota)

@@ -157,25 +157,37 @@ class ProjectList(_message.Message):
     def __init__(self, projects: _Optional[_Iterable[_Union[ProjectView, _Mapping]]] = ...) -> None: ...
 
 class ProjectRequest(_message.Message):
-    __slots__ = ("name", "quota_jobs", "quota_bytes")
+    __slots__ = ("name", "quota_jobs", "quota_bytes", "quota_peers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUOTA_JOBS_FIELD_NUMBER: _ClassVar[int]
     QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_PEERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     quota_jobs: int
     quota_bytes: int
-    def __init__(self, name: _Optional[str] = ..., quota_jobs: _Optional[int] = ..., quota_bytes: _Optional[int] = ...) -> None: ...
+    quota_peers: int
+    def __init__(self, name: _Optional[str] = ..., quota_jobs: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., quota_peers: _Optional[int] = ...) -> None: ...
+
+class RemoveProjectRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ProjectView(_message.Message):
-    __slots__ = ("name", "quota_jobs", "quota_bytes", "open_jobs", "upload_bytes")
+    __slots__ = ("name", "quota_jobs", "quota_bytes", "open_jobs", "upload_bytes", "quota_peers", "peers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUOTA_JOBS_FIELD_NUMBER: _ClassVar[int]
     QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     OPEN_JOBS_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_PEERS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     quota_jobs: int
     quota_bytes: int
     open_jobs: int
     upload_bytes: int
-    def __init__(self, name: _Optional[str] = ..., quota_jobs: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., open_jobs: _Optional[int] = ..., upload_bytes: _Optional[int] = ...) -> None: ...
+    quota_peers: int
+    peers: int
+    def __init__(self, name: _Optional[str] = ..., quota_jobs: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., open_jobs: _Optional[int] = ..., upload_bytes: _Optional[int] = ..., quota_peers: _Optional[int] = ..., peers: _Optional[int] = ...) -> None: ...

@@ -513,6 +513,11 @@ class ProjectsStub:
                 request_serializer=swarm_dot_wire_dot_members__pb2.ProjectRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_members__pb2.ProjectView.FromString,
                 _registered_method=True)
+        self.RemoveProject = channel.unary_unary(
+                '/swarm.wire.Projects/RemoveProject',
+                request_serializer=swarm_dot_wire_dot_members__pb2.RemoveProjectRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_members__pb2.ProjectView.FromString,
+                _registered_method=True)
 
 
 class ProjectsServicer:
@@ -538,6 +543,13 @@ class ProjectsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemoveProject(self, request, context):
+        """One that has no jobs, members and tokens any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ProjectsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -554,6 +566,11 @@ def add_ProjectsServicer_to_server(servicer, server):
             'SetProject': grpc.unary_unary_rpc_method_handler(
                     servicer.SetProject,
                     request_deserializer=swarm_dot_wire_dot_members__pb2.ProjectRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_members__pb2.ProjectView.SerializeToString,
+            ),
+            'RemoveProject': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveProject,
+                    request_deserializer=swarm_dot_wire_dot_members__pb2.RemoveProjectRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_members__pb2.ProjectView.SerializeToString,
             ),
     }
@@ -638,6 +655,33 @@ class Projects:
             target,
             '/swarm.wire.Projects/SetProject',
             swarm_dot_wire_dot_members__pb2.ProjectRequest.SerializeToString,
+            swarm_dot_wire_dot_members__pb2.ProjectView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveProject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Projects/RemoveProject',
+            swarm_dot_wire_dot_members__pb2.RemoveProjectRequest.SerializeToString,
             swarm_dot_wire_dot_members__pb2.ProjectView.FromString,
             options,
             channel_credentials,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -248,6 +249,7 @@ def test_commands_of_a_person(projects: Projects, tmp_path: Path, capfd: pytest.
 
     made = swarm("project", "create", "green", "--quota-jobs", "4", "--quota-bytes", "1.5GiB")
     facts = {"name": "green", "open_jobs": 0, "quota_jobs": 4, "upload_bytes": 0, "quota_bytes": 3 << 29}
+    facts |= {"stage_servers": 0, "quota_stage_servers": None}
     assert made == (0, facts)
     assert swarm("project", "set", "green", "--quota-jobs", "0") == (0, facts | {"quota_jobs": None})
     assert [one["name"] for one in swarm("project")[1]] == ["blue", "default", "green", "red"]
@@ -258,7 +260,16 @@ def test_commands_of_a_person(projects: Projects, tmp_path: Path, capfd: pytest.
     assert swarm("ls", "-a", profiles=tmp_path) == (0, [])
     (gina,) = [one for one in swarm("identity", "ls")[1] if one["name"] == "gina"]
     assert gina["project"] == "green"
+    assert swarm("project", "create", "mine", profiles=tmp_path)[1]["code"] == RoleForbids.code
+    assert swarm("gc", profiles=tmp_path)[1]["code"] == RoleForbids.code
+    assert swarm("project", "rm", "green")[1]["message"] == "project green still has 1 member"
+    assert swarm("identity", "revoke", "gina")[0] == 0
+    assert swarm("project", "rm", "green")[0] == 0
+    assert [one["name"] for one in swarm("project")[1]] == ["blue", "default", "red"]
     for words, code in (
+        (("project", "rm", "green"), 7),
+        (("project", "rm", "red"), 10),
+        (("project", "rm", "default"), 10),
         (("project", "create", "red"), 10),
         (("project", "set", "none"), 7),
         (("project", "create"), 2),
@@ -267,8 +278,6 @@ def test_commands_of_a_person(projects: Projects, tmp_path: Path, capfd: pytest.
         (("token", "create", "--role", "stage-server", "--project", "red"), 2),
     ):
         assert swarm(*words)[0] == code, words
-    assert swarm("project", "create", "mine", profiles=tmp_path)[1]["code"] == RoleForbids.code
-    assert swarm("gc", profiles=tmp_path)[1]["code"] == RoleForbids.code
 
 
 def test_jobs_are_removed_by_their_owner_once_they_have_ended(
@@ -304,3 +313,45 @@ def test_jobs_are_removed_by_their_owner_once_they_have_ended(
     lines = (projects.folder / "scheduler" / "audit.jsonl").read_text().splitlines()
     removed = [one for one in map(json.loads, lines) if one["action"] == "Remove" and one["result"] == "allowed"]
     assert {one["target"] for one in removed} >= set(jobs)
+
+
+def test_a_project_gets_no_more_stage_servers_than_its_quota_says(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = small_spec(write_text(tmp_path), training__steps=5000, pipeline__stages=2, limits__min_replicas=1)
+    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    tokens = Tokens.make(tmp_path / "tokens", spec)
+    with Cluster(tmp_path) as cluster:
+
+        def swarm(*words: str) -> Any:
+            capfd.readouterr()
+            assert run([*words, "--scheduler", cluster.address, "-o", "json", "-q"]) == 0
+            return json.loads(capfd.readouterr().out)["data"]
+
+        def until(state: str, servers: int) -> Any:
+            deadline_s = time.monotonic() + 60.0
+            while True:
+                view = cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=10)
+                count = sum(len(stage.peers) for stage in view.stages)
+                if (view.state, count) == (state, servers):
+                    return view
+                assert time.monotonic() < deadline_s, (view.state, view.reason, count)
+                time.sleep(0.1)
+
+        swarm("project", "set", "default", "--quota-peers", "1")
+        cluster.add_servers(3)
+        job = cluster.submit(spec, tokens.manifest)
+        told = "its project may have 1 stage server more, and the job needs 2"
+        assert until("placing", 0).reason == told
+        swarm("project", "set", "default", "--quota-peers", "2")
+        until("running", 2)
+        idle = next(peer.id for peer in cluster.peers() if peer.state == "idle")
+        deadline_s = time.monotonic() + 60.0
+        told = ""
+        while "its project has as many stage servers as its quota allows" not in told:
+            assert time.monotonic() < deadline_s, told
+            told = " ".join(one.text for one in cluster.jobs.Explain(pb.ExplainRequest(about=idle), timeout=10).facts)
+            time.sleep(0.1)
+        assert swarm("project")[0]["stage_servers"] == 2
+        swarm("project", "set", "default", "--quota-peers", "0")
+        until("running", 3)

@@ -25,7 +25,7 @@ AUDITED = frozenset(
     {f"/swarm.wire.Jobs/{name}" for name in _JOBS}
     | {f"/swarm.wire.Members/{name}" for name in ("Issue", "CreateToken", "RevokeToken", "RevokeMember")}
     | {f"/swarm.wire.Members/{name}" for name in ("RotateAuthority", "RetireAuthority")}
-    | {f"/swarm.wire.Projects/{name}" for name in ("CreateProject", "SetProject")}
+    | {f"/swarm.wire.Projects/{name}" for name in ("CreateProject", "SetProject", "RemoveProject")}
 )
 _TARGETS = ("job", "peer", "id", "role", "name", "names")  # what requests call whom or what they mean
 

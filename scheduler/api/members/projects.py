@@ -9,7 +9,8 @@ from typing import Any, cast
 import grpc.aio
 
 from scheduler.api.seen_jobs import SeenJobs
-from scheduler.brain.projects import Quota, sees
+from scheduler.brain.projects import Quota, check_removable, sees
+from scheduler.storage.members import Members
 from scheduler.storage.stores import Stores
 from swarm.rpc import channel
 from swarm.wire import members_pb2 as pb
@@ -23,7 +24,12 @@ _answering = cast(Callable[[Context], AbstractAsyncContextManager[None, None]], 
 class ProjectService(members_pb2_grpc.ProjectsServicer):
     """Every SwarmError travels with its code and hint."""
 
-    def __init__(self, stores: Stores, seen: SeenJobs) -> None:
+    def __init__(
+        self, stores: Stores, seen: SeenJobs, peers_of: Callable[[str], int], members: Members | None = None
+    ) -> None:
+        """`peers_of` counts the stage servers of a project. Without `members` everybody may do everything."""
+        self._peers_of = peers_of
+        self._members = members
         self._projects = stores.projects
         self._files = stores.files
         self._seen = seen
@@ -44,6 +50,17 @@ class ProjectService(members_pb2_grpc.ProjectsServicer):
             await self._projects.set(request.name, _changed(self._projects.quota(request.name), request))
             return self._view(request.name)
 
+    async def RemoveProject(self, request: pb.RemoveProjectRequest, context: Context) -> pb.ProjectView:
+        async with _answering(context):
+            shown = self._view(request.name)
+            await self._projects.remove(request.name, lambda: self._check_removable(request.name))
+            return shown
+
+    def _check_removable(self, name: str) -> None:
+        jobs = sum(job.record.project == name for job in self._seen.all())
+        people, tokens = (0, 0) if self._members is None else self._members.of_project(name)
+        check_removable(name, jobs, people, tokens)
+
     def _view(self, name: str) -> pb.ProjectView:
         quota = self._projects.quota(name)
         jobs = [job for job in self._seen.all() if job.record.project == name and not job.record.state.is_final]
@@ -53,6 +70,8 @@ class ProjectService(members_pb2_grpc.ProjectsServicer):
             quota_bytes=quota.upload_bytes,
             open_jobs=len(jobs),
             upload_bytes=self._files.held_bytes(name),
+            quota_peers=quota.peers,
+            peers=self._peers_of(name),
         )
 
 
@@ -60,4 +79,5 @@ def _changed(quota: Quota, request: pb.ProjectRequest) -> Quota:
     return Quota(
         request.quota_jobs if request.HasField("quota_jobs") else quota.jobs,
         request.quota_bytes if request.HasField("quota_bytes") else quota.upload_bytes,
+        request.quota_peers if request.HasField("quota_peers") else quota.peers,
     )

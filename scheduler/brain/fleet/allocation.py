@@ -30,10 +30,12 @@ from enum import IntEnum
 
 from scheduler.brain.fleet.placement import Candidate, least, place
 from scheduler.brain.settings import ON_ITS_WAY_S_MAX
-from swarm.types import Decision, JobId, PeerId
+from swarm.text import counted
+from swarm.types import DEFAULT_PROJECT, Decision, JobId, PeerId
 
 PATIENCE_S = 600.0
 LOOKS_S_MAX = 60.0
+_NO_ROOM = "its project has as many stage servers as its quota allows"
 UNFIT_MAX = 256  # peers that one job has expelled; of more, the oldest are forgotten
 
 
@@ -55,14 +57,30 @@ class PendingJob:
     min_replicas: int
     waited_s: float
     looks: bool = False  # it is stalled, and still looking for its checkpoint
+    room: int | None = None  # peers that its project may still have; None: any number
 
     def plan(self, peers: Sequence[Candidate]) -> Decision[dict[PeerId, int]]:
         """Which peer would serve which stage, if the job started with these."""
+        needed = len(self.needs) * self.min_replicas
+        if self.room is not None and self.room < needed:
+            return Decision(
+                None, f"its project may have {counted(self.room, 'stage server')} more, and the job needs {needed}"
+            )
+        if self.room is not None and self.room < len(peers):
+            peers = self._within(peers, self.room)
         return place(peers, len(self.needs), self.min_replicas, self.needs)
 
     def least(self, peers: Sequence[Candidate]) -> frozenset[PeerId]:
         """The peers that bring the job nearest to a start, and no more than it needs to start."""
+        if self.room is not None and self.room < len(self.needs) * self.min_replicas:
+            return frozenset()
         return least(peers, len(self.needs), self.min_replicas, self.needs)
+
+    def _within(self, peers: Sequence[Candidate], room: int) -> list[Candidate]:
+        """As many as there is room for, with those that the job needs to start."""
+        needed = self.least(peers)
+        ordered = sorted(peers, key=lambda one: (one.peer not in needed, -one.speed, one.peer))
+        return ordered[:room]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +97,7 @@ class ActiveJob:
     replicas: tuple[int, ...]
     at_start: int
     where_to_join: Callable[[Candidate, Collection[int], Mapping[PeerId, int]], Decision[int]]
+    project: str = DEFAULT_PROJECT
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +188,14 @@ def allocate(
     waiting: Sequence[PendingJob],
     running: Sequence[ActiveJob],
     reserved: Mapping[PeerId, Reservation],
+    rooms: Mapping[str, int] | None = None,
 ) -> Allocation:
     """Which idle peers join which running jobs, after the waiting jobs have started with what they could.
 
+    `rooms` says how many more a project may have, if that is limited; a replica that moves has its place already.
     `present` are all peers that are here and stay, idle or busy. Jobs are in order of age, the oldest first.
     """
-    deciding = _Deciding(running, reserved)
+    deciding = _Deciding(running, reserved, rooms or {})
     moving = [one for one in idle if one.peer in reserved]
     free = [one for one in idle if one.peer not in reserved]
     for one in moving:
@@ -197,7 +218,10 @@ class _Kept:
 class _Deciding:
     """The joins that are decided so far."""
 
-    def __init__(self, running: Sequence[ActiveJob], reserved: Mapping[PeerId, Reservation]) -> None:
+    def __init__(
+        self, running: Sequence[ActiveJob], reserved: Mapping[PeerId, Reservation], rooms: Mapping[str, int]
+    ) -> None:
+        self._rooms = dict(rooms)
         self._running = running
         self._counts = {job.job: list(job.replicas) for job in running}
         for coming in reserved.values():
@@ -225,8 +249,12 @@ class _Deciding:
                 continue
             if kept is not None and kept.since <= urgency:
                 self._refuse(one, job, f"it is kept for {kept.job}, which waits for peers")
+            elif self._rooms.get(job.project) == 0:
+                self._refuse(one, job, _NO_ROOM)
             elif self._joins(one, job, stages):
                 counts[self.joins[one.peer].stage] += 1
+                if job.project in self._rooms:
+                    self._rooms[job.project] -= 1
                 return
 
     def _joins(self, one: Candidate, job: ActiveJob, stages: Collection[int]) -> bool:

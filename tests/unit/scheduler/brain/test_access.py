@@ -53,6 +53,7 @@ TABLE = """
     Members.RevokeToken     -             -      -       -          yes    -
     Members.ListMembers     -             -      -       -          yes    -
     Members.RevokeMember    -             -      -       -          yes    -
+    Projects.RemoveProject  -             -      -       -          yes    -
     Members.ShowAuthority   -             -      -       -          yes    -
     Members.RotateAuthority -             -      -       -          yes    -
     Members.RetireAuthority -             -      -       -          yes    -

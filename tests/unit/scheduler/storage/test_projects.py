@@ -18,11 +18,11 @@ async def test_a_project_is_read_as_it_was_written(tmp_path: Path) -> None:
     database = await Database.open(database_url(tmp_path), None)
     made = Projects(database)
     await made.load()
-    await made.create("red", Quota(jobs=4))
+    await made.create("red", Quota(jobs=4, peers=3))
     await made.set("default", Quota(upload_bytes=1 << 50))
     again = Projects(database)
     await again.load()
-    assert again.all() == made.all() == {"default": Quota(0, 1 << 50), "red": Quota(4, 0)}
+    assert again.all() == made.all() == {"default": Quota(0, 1 << 50), "red": Quota(4, 0, 3)}
     await database.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -230,3 +231,40 @@ def test_the_memory_is_bounded() -> None:
     assert not unfit.why(PeerId("a"), 0)
     assert unfit.why(PeerId("a"), 1)
     assert unfit.why(PeerId("a"), UNFIT_MAX)
+
+
+# Quotas --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_starts_with_as_many_peers_as_its_project_may_still_have() -> None:
+    idle = [*peers("a", "b", "c"), Candidate(PeerId("z"), pinned_stage=1, memory_bytes=100)]
+    assert set(start_with(waiting(), [], idle, {}).plan or {}) == {"a", "b", "c", "z"}
+    for room, expected in ((4, {"a", "b", "c", "z"}), (3, {"a", "b", "z"}), (2, {"a", "z"})):
+        plan = start_with(replace(waiting(), room=room), [], idle, {}).plan
+        assert plan is not None
+        assert (set(plan), set(plan.values()), plan["z"]) == (expected, {0, 1}, 1)
+    decision = start_with(replace(waiting(), room=1), [], idle, {})
+    assert (decision.plan, decision.reason) == (None, "its project may have 1 stage server more, and the job needs 2")
+
+
+def test_a_job_that_its_quota_keeps_from_starting_keeps_no_peer_from_others() -> None:
+    idle = peers("x", "y")
+    waits = replace(waiting(waited_s=PATIENCE_S), room=1)
+    assert given(allocate(idle, idle + busy(4), [waits], [running(A, 2, 2)], {})) == {"x": (A, 0), "y": (A, 0)}
+    assert given(allocate(idle, idle + busy(4), [replace(waits, room=2)], [running(A, 2, 2)], {})) == {}
+
+
+def test_running_jobs_get_no_more_than_their_project_may_have_and_moves_are_free() -> None:
+    idle = peers("x", "y", "z")
+    red, other = replace(running(A), project="red"), replace(running(C), project="red")
+    handed = allocate(idle, idle, [], [red, other], {}, {"red": 2})
+    assert given(handed) == {"x": (A, 0), "y": (A, 0)}
+    assert handed.unused["z"] == dict.fromkeys((A, C), "its project has as many stage servers as its quota allows")
+    needs = replace(running(A, 0, 1), project="red")
+    assert given(allocate(idle, idle, [], [needs, running(C)], {}, {"red": 0})) == {
+        "x": (C, 0),
+        "y": (C, 0),
+        "z": (C, 0),
+    }
+    moves = {PeerId("y"): Reservation(A, 1, 9.0)}
+    assert given(allocate(idle, idle, [], [red], moves, {"red": 0})) == {"y": (A, 0)}
