@@ -37,3 +37,27 @@ def test_every_family_trains_to_the_same_weights_without_what_is_left_out(tmp_pa
     assert catalogue == "transformers.utils.import_utils", "and the real function"
     assert len(set(hashes.values())) == len(MODELS)
     assert hashes == train(tmp_path / "full")
+
+
+# What takes the client long to import, and what no list of commands needs.
+HEAVY = (
+    "grpc",
+    "google.protobuf",
+    "pydantic",
+    "numpy",
+    "sqlalchemy",
+    "cryptography",
+    "huggingface_hub",
+    "torch",
+    "starlette",
+)
+
+
+def test_help_and_version_load_none_of_the_heavy_libraries() -> None:
+    """`swarm --help` once took two thirds of a second of CPU."""
+    program = "import sys; from client.cli import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    for flag in ("--help", "--version"):
+        command = [sys.executable, "-c", program, flag]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert "swarm" in done.stdout
+        assert set(HEAVY) & set(done.stderr.split()) == set()
