@@ -19,9 +19,11 @@ from scheduler.api.job_service import JobService
 from scheduler.api.members.admission import Admission
 from scheduler.api.members.projects import ProjectService
 from scheduler.api.members.reach import Reach
+from scheduler.api.overview import Overview
 from scheduler.api.seen_jobs import SeenJobs
 from scheduler.assembly import assemble
 from scheduler.brain.fleet.membership import Membership
+from scheduler.brain.projects import ANYBODY
 from scheduler.jobs.job import Announcer
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.series import show, tidy
@@ -29,7 +31,9 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.database import Database, DatabaseWatch
 from scheduler.storage.stores import Stores
 from scheduler.web.discovery import targets
+from scheduler.web.feed import Entrance, Feed
 from scheduler.web.listener import Listener
+from scheduler.web.pages import Pages
 from scheduler.web.site import MainLoop, Site
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics
@@ -209,7 +213,11 @@ async def serve(options: SchedulerOptions) -> None:
                 return targets(http_address, address, membership.peers(), insecure=options.insecure)
 
             loop = MainLoop(asyncio.get_running_loop())
-            site = Site(loop, metrics.registry, health.not_ready, health.remarks, door, scraped)
+            seen_by_all = Overview(scheduler.jobs, membership, SeenJobs(registry), time.time, scheduler.relays)
+            entrance: Entrance = (lambda _: ANYBODY) if door is None or admission is None else admission.visitor
+            feed = Feed(seen_by_all, entrance, product, health.troubles)
+            pages = Pages(loop, feed, is_local=is_loopback(options.http_host))
+            site = Site(loop, metrics.registry, health.not_ready, health.remarks, door, scraped, pages.routes())
             listener = Listener(options.http_host, options.http_port, site.application(), door)
             http_address = f"{options.http_host}:{listener.start()}"
             stack.callback(listener.close)

@@ -14,11 +14,11 @@ from scheduler.api import probe
 from scheduler.api.chaos import ChaosDesk
 from scheduler.api.drain import drain
 from scheduler.api.members.relays import STATE, RelayDesk
+from scheduler.api.overview import Overview
 from scheduler.api.seen_jobs import OTHERS, SeenJobs
 from scheduler.api.uploads import MODEL, Uploads, read_request
-from scheduler.api.views import explanation, fitting, guarded_view, job_view, log_entry, log_filter, peer_view
-from scheduler.brain.explain.facts import Fact, explain_job, explain_peer
-from scheduler.brain.explain.queue import Queue
+from scheduler.api.views import explanation, fitting, log_entry, log_filter
+from scheduler.brain.explain.facts import Fact, explain_peer
 from scheduler.brain.explain.trust import explain_trust
 from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.jobs.commands import Jobs
@@ -29,7 +29,6 @@ from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.job.spec import JobSpec, spec_from_json
 from swarm.limits import FOLLOWERS_MAX, JOBS_LISTED_MAX, SPEC_BYTES_MAX
 from swarm.messages import PROTOCOL_VERSION
-from swarm.pki.names import Role
 from swarm.rpc import channel
 from swarm.types import JobState, PeerId
 from swarm.wire import jobs_pb2 as pb
@@ -63,6 +62,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         self._relays = relays
         self._jobs = jobs
         self._seen = seen or SeenJobs(jobs.registry)
+        self._overview = Overview(jobs, membership, self._seen, wall_s, relays)
         self._uploads = Uploads(jobs.stores)
         self._membership = membership
         self._epoch = jobs.stores.database.epoch
@@ -91,7 +91,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             tokens, files = read_request(request)
             spec = await self._spec(request.spec_json)
             tokenizer_files = dict(request.tokenizer_files) | await self._uploads.tokenizer(person.project, request)
-            return self._view(await self._jobs.submit(spec, tokens, tokenizer_files, files, person))
+            return self._overview.job(await self._jobs.submit(spec, tokens, tokenizer_files, files, person))
 
     # Looking -----------------------------------------------------------------------------------------------------
 
@@ -101,44 +101,37 @@ class JobService(jobs_pb2_grpc.JobsServicer):
 
         async with _answering(context):
             jobs = [job for job in self._seen.all() if is_wanted(job.record.state)]
-            queue = self._queue()
+            queue = self._overview.queue()
             views = (
-                self._view(job, spec=False, queue=queue)
+                self._overview.job(job, spec=False, queue=queue)
                 for job in jobs[: min(request.limit or JOBS_LISTED_MAX, JOBS_LISTED_MAX)]
             )
             return pb.JobList(jobs=fitting(views), troubles=self._troubles())
 
     async def Get(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with _answering(context):
-            return self._view(self._seen.find("Get", request.job))
+            return self._overview.job(self._seen.find("Get", request.job))
 
     async def Watch(self, request: pb.JobRequest, context: Context) -> AsyncIterator[pb.JobView]:
         async with _answering(context):
             with self._following():
                 async for job in self._jobs.watch(self._seen.find("Watch", request.job)):
-                    yield self._view(job)
+                    yield self._overview.job(job)
                     if not job.record.state.is_final:
                         await asyncio.sleep(WATCH_S_MIN)
 
     async def Peers(self, request: pb.PeersRequest, context: Context) -> pb.PeerList:
         async with _answering(context):
-            views = map(self._peer_view, self._membership.peers())
+            views = map(self._overview.peer, self._membership.peers())
             wanted = (
                 view
                 for view in views
                 if (not request.state or view.state == request.state)
                 and (request.stage < 0 or view.stage == request.stage)
             )
-            return pb.PeerList(peers=fitting([*self._relay_views(request), *wanted]))
-
-    def _relay_views(self, request: pb.PeersRequest) -> list[pb.PeerView]:
-        if self._relays is None or request.state not in ("", STATE) or request.stage >= 0:
-            return []
-        views = self._relays.views()
-        if self._seen.person().role is not Role.ADMIN:
-            for view in views:
-                view.ClearField("address")
-        return views
+            with_relays = request.state in ("", STATE) and request.stage < 0
+            relays = self._overview.relay_views() if with_relays else []
+            return pb.PeerList(peers=fitting([*relays, *wanted]))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.Explanation:
         async with _answering(context):
@@ -149,10 +142,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
                 return self._explain_peer(about)
             if request.HasField("microbatch"):
                 return self._explain_microbatch(about, request.microbatch.step, request.microbatch.index)
-            facts = explain_job(self._jobs.standing(about), about.situation(), self._jobs.idle(), about.clock_s())
-            if about.waiting is not None:
-                facts += self._queue().facts(about.record.id)
-            return explanation("job", about.record.id, self._seen.facts(facts))
+            return explanation("job", about.record.id, self._overview.job_facts(about))
 
     def _find(self, reference: str) -> Job | Peer:
         """What a person named: a stage server if it is its whole id, else a job, else the beginning of a peer's id."""
@@ -222,20 +212,20 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             job = self._seen.find("Cancel", request.job)
             reason = request.reason[:REASON_CHARACTERS_MAX] or "cancelled by its user"
             await self._jobs.cancel(job, reason, checkpoint=not request.no_checkpoint)
-            return self._view(job)
+            return self._overview.job(job)
 
     async def Pause(self, request: pb.JobRequest, context: Context) -> pb.JobView:
         async with _answering(context):
             job = self._seen.find("Pause", request.job)
             await self._jobs.pause(job, "paused by its user")
-            return self._view(job)
+            return self._overview.job(job)
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.JobView:
         async with _answering(context):
             job = self._seen.find("Resume", request.job)
             spec = await self._spec(request.spec_json) if request.spec_json else None
             await self._jobs.resume(job, getattr(request, "from"), spec)
-            return self._view(job)
+            return self._overview.job(job)
 
     async def Remove(self, request: pb.JobRequest, context: Context) -> pb.RemovedView:
         async with _answering(context):
@@ -252,7 +242,7 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             reason = request.reason[:REASON_CHARACTERS_MAX] or "drained by its user"
             with self._following():
                 async for known, waits_for in drain(self._jobs, self._membership, request.peer, reason):
-                    yield pb.DrainView(peer=self._peer_view(known), waits_for=waits_for)
+                    yield pb.DrainView(peer=self._overview.peer(known), waits_for=waits_for)
 
     async def FreePeer(self, request: pb.FreePeerRequest, context: Context) -> pb.FreePeerReply:
         async with _answering(context):
@@ -317,20 +307,3 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         if len(text) > SPEC_BYTES_MAX:
             raise InvalidConfig(f"the job's spec has {len(text)} characters, at most {SPEC_BYTES_MAX}")
         return await self._jobs.aside(lambda: spec_from_json(text))
-
-    def _queue(self) -> Queue:
-        return self._jobs.registry.queue(self._seen.is_seen)
-
-    def _view(self, job: Job, *, spec: bool = True, queue: Queue | None = None) -> pb.JobView:
-        """The job as the caller sees it; of one that waits, also its place among others."""
-        view = job_view(job, spec=spec)
-        if job.waiting is not None and (told := (queue or self._queue()).text(job.record.id)):
-            view.reason = f"{view.reason}; {self._seen.shown(told)}"
-        return view
-
-    def _peer_view(self, peer: Peer) -> pb.PeerView:
-        now_s = asyncio.get_running_loop().time()
-        view = peer_view(peer, self._jobs.registry.get(peer.job), now_s, self._wall_s())
-        if self._seen.person().role is Role.ADMIN:
-            return view
-        return guarded_view(view, self._seen.shown, knows_job=self._seen.knows_all_of(peer))

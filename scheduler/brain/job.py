@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 from typing import assert_never
@@ -19,6 +20,7 @@ from scheduler.brain import inputs
 from scheduler.brain.explain.facts import Situation
 from scheduler.brain.explain.reasons import Team
 from scheduler.brain.explain.situation import Counts, counts, situation, team, waiting_for
+from scheduler.brain.explain.step_times import StepClock
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.hearing import hear
 from scheduler.brain.inputs import Input, ReplicaRecord
@@ -46,6 +48,7 @@ class JobBrain:
         self._parts = Parts.of(settings, rng, course)
         self._state = self._parts.state
         self._now_s = -math.inf  # when the newest input came
+        self._clock = StepClock()
 
     # The door ----------------------------------------------------------------------------------------------------
 
@@ -56,6 +59,7 @@ class JobBrain:
         self._now_s = now_s
         if self._take(happened, now_s):
             self._go_on(now_s)
+        self._clock.look(self._state.progress.runs, now_s)
         return self._state.outbox.take()
 
     def _take(self, happened: Input, now_s: float) -> bool:
@@ -179,7 +183,7 @@ class JobBrain:
         return self._parts.moves.where_to_join(idle, fitting, now_s, coming)
 
     def situation(self, now_s: float) -> Situation:
-        return situation(self._parts, now_s)
+        return replace(situation(self._parts, now_s), steps=self._clock.steps())
 
     def waiting_for(self) -> str:
         return waiting_for(self._parts)

@@ -32,10 +32,7 @@ class StepMade:
 
 async def history(database: Database, record: JobRecord, spec: JobSpec, every: int) -> AsyncIterator[list[StepMade]]:
     """The steps, oldest first, in lists of at most ROWS_AT_ONCE; each `every`-th and the last one."""
-    found = await database.evaluations(record.id)
-    evaluated = {
-        one.version: one.loss for one in found if checkpoint_counts(one.timeline, one.version, record.first_steps)
-    }
+    evaluated = await evaluations(database, record)
     last: StepMade | None = None  # that was left out
     async for rows in _rows(database, record, spec):
         made = [_made(row, evaluated) for row in rows]
@@ -47,14 +44,28 @@ async def history(database: Database, record: JobRecord, spec: JobSpec, every: i
         yield [last]
 
 
-async def _rows(database: Database, record: JobRecord, spec: JobSpec) -> AsyncIterator[list[Mapping[str, Any]]]:
-    """The rows that count, as the database has them."""
+async def thinned(database: Database, record: JobRecord, spec: JobSpec, every: int) -> list[StepMade]:
+    """Each `every`-th of the steps alone, which the database picks: it does not take longer for a job of many steps."""
+    rows = [row async for page in _rows(database, record, spec, every) for row in page]
+    return [_made(row, {}) for row in rows if (row["step"] + 1) % every == 0]
+
+
+async def evaluations(database: Database, record: JobRecord) -> dict[int, float]:
+    """The validation losses that count, by the steps committed before each."""
+    found = await database.evaluations(record.id)
+    return {one.version: one.loss for one in found if checkpoint_counts(one.timeline, one.version, record.first_steps)}
+
+
+async def _rows(
+    database: Database, record: JobRecord, spec: JobSpec, every: int = 1
+) -> AsyncIterator[list[Mapping[str, Any]]]:
+    """The rows that count, as the database has them; with `every`, at least each so-many-th."""
     if spec.has_outer_steps:
         for timeline in range(record.timeline + 1):
             yield [asdict(row) for row in await rows_made(database, record, spec, job_rows(spec, timeline))]
         return
     after = (-1, -1)
-    while page := await database.commits(record.id, after=after, count=ROWS_AT_ONCE):
+    while page := await database.commits(record.id, after=after, count=ROWS_AT_ONCE, every=every):
         after = (page[-1]["timeline"], page[-1]["step"])
         yield [row for row in page if row_counts(row["timeline"], row["step"], record.first_steps)]
 

@@ -257,12 +257,17 @@ class Database:
         return tuple(_commit_row(row) for row in reversed(rows))
 
     async def commits(
-        self, job: JobId, after: tuple[int, int] = (-1, -1), count: int | None = None
+        self, job: JobId, after: tuple[int, int] = (-1, -1), count: int | None = None, every: int = 1
     ) -> list[dict[str, Any]]:
-        """The commit rows of a job in order, as plain values: at most `count` behind the (timeline, step) `after`."""
+        """The commit rows of a job in order, as plain values: at most `count` behind the (timeline, step) `after`.
+
+        With `every`, only those with which a multiple of so many steps is committed.
+        """
         table = _COMMITS.c
         behind = sa.or_(table.timeline > after[0], sa.and_(table.timeline == after[0], table.step > after[1]))
         query = sa.select(_COMMITS).where(table.job == job, behind)
+        if every > 1:
+            query = query.where((table.step + 1) % every == 0)
         return await self.select(query.order_by(table.timeline, table.step).limit(count))
 
     async def put_evaluation(self, job: JobId, row: EvaluationRow, now_unix_s: float) -> None:

@@ -18,6 +18,7 @@ from swarm.limits import LOG_KEPT_CHARACTERS_MAX
 from swarm.types import JobId
 
 LINES_KEPT = 10_000
+NEWS_KEPT = 64  # lines of the scheduler itself
 FILE_BYTES_MAX = 16 << 20
 WAITING_MAX = 10_000  # lines that wait for the disk
 READS_MAX = 64  # logs of ended jobs that are being read, or wait for that
@@ -42,15 +43,15 @@ class JobLog:
         self._writer = writer or LineWriter(None)
         self._lines: deque[LogLine] = deque()
         self._characters = 0
+        self._total = 0
+        self._news: deque[tuple[int, LogLine]] = deque(maxlen=NEWS_KEPT)
         for line in _read(path):
             self._keep(line)
-        self._total = len(self._lines)
         self._changed = asyncio.Event()
         self._closed = closed
 
     def append(self, line: LogLine) -> None:
         self._keep(line)
-        self._total += 1
         self._wake()
         self._writer.add(self._path, line)
 
@@ -62,6 +63,10 @@ class JobLog:
     def kept(self) -> tuple[list[LogLine], int]:
         """The lines in memory, oldest first, and the position behind them."""
         return list(self._lines), self._total
+
+    def news(self) -> list[tuple[int, LogLine]]:
+        """The newest lines that the scheduler itself wrote, each with its number, oldest first."""
+        return list(self._news)
 
     async def after(self, position: int) -> AsyncIterator[LogLine]:
         """Lines behind `position` as they come, until the job has ended."""
@@ -77,7 +82,10 @@ class JobLog:
 
     def _keep(self, line: LogLine) -> None:
         """In memory, where the oldest make room."""
+        self._total += 1
         self._lines.append(line)
+        if not line.peer and line.level != "debug":
+            self._news.append((self._total, line))
         self._characters += len(line.message)
         while len(self._lines) > LINES_KEPT or self._characters > LOG_KEPT_CHARACTERS_MAX:
             self._characters -= len(self._lines.popleft().message)

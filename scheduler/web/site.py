@@ -27,7 +27,7 @@ from swarm.process.http import LOOP_TURN_S_MAX, Door, Readiness
 T = TypeVar("T")
 
 _STUCK = "the event loop does not turn"
-_PATHS = "here are /metrics, /healthz, /readyz and /sd"
+_PATHS = "here are /, /metrics, /healthz, /readyz and /sd"
 _SCRAPERS_ONLY = "metrics are for the roles metrics and admin: show a certificate"
 
 
@@ -85,13 +85,13 @@ class Site:
         return site
 
     async def _healthz(self, request: Request) -> Response:
-        return _text(200, "ok") if await self._asked(list) is not None else _text(503, _STUCK)
+        return text(200, "ok") if await self._asked(list) is not None else text(503, _STUCK)
 
     async def _readyz(self, request: Request) -> Response:
         reasons = await self._asked(self._not_ready)
         if reasons != []:
-            return _text(503, "\n".join(reasons or [_STUCK]))
-        return _text(200, "\n".join(["ready", *(await self._asked(self._remarks) or [])]))
+            return text(503, "\n".join(reasons or [_STUCK]))
+        return text(200, "\n".join(["ready", *(await self._asked(self._remarks) or [])]))
 
     async def _asked(self, question: Readiness) -> list[str] | None:
         """The loop's answer; None if it gives none within a second."""
@@ -120,7 +120,7 @@ class Site:
         try:
             return JSONResponse(await self._loop.ask(ask()))
         except TimeoutError:
-            return _text(503, _STUCK)
+            return text(503, _STUCK)
 
     def _check_scraper(self, scope: Scope) -> None:
         if self._door is not None and not self._door.admits(connection_of(scope).names()):
@@ -132,11 +132,11 @@ def connection_of(scope: Scope) -> Connection:
     return connection
 
 
-def _text(status: int, text: str) -> Response:
+def text(status: int, text: str) -> Response:
     return PlainTextResponse(f"{text}\n", status)
 
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     said = {404: _PATHS, 405: "only GET"}.get(error.status_code, error.detail)
-    return _text(error.status_code, said)
+    return text(error.status_code, said)

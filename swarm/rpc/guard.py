@@ -7,6 +7,7 @@ name in it, and what a holder of that name may do.
 from __future__ import annotations
 
 import inspect
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
@@ -127,6 +128,13 @@ def caller_of(context: _Context) -> Caller:
     if not pem:
         raise NotAdmitted("this call came without a certificate", hint="join first: swarm login --join LINE")
     return _caller(bytes(pem))
+
+
+def caller_with(certificate_der: bytes | None) -> Caller:
+    """Who proved over HTTPS to hold this certificate; NotAdmitted if there is none."""
+    if certificate_der is None:
+        raise NotAdmitted("no certificate was shown", hint="join first: swarm login --join LINE")
+    return _caller(ssl.DER_cert_to_PEM_cert(certificate_der).encode())
 
 
 def check_caller(name: str) -> None:

@@ -35,13 +35,14 @@ from swarm.pki.profiles import profile_folder
 from swarm.pki.succession import Phase, Succession
 from swarm.process.audit import Audit
 from swarm.process.logs import Logger
-from swarm.rpc.guard import CALLER, Guard
+from swarm.rpc.guard import CALLER, Guard, caller_with
 from swarm.text import is_wildcard
 from swarm.types import PeerId
 from swarm.wire import members_pb2_grpc
 
 LOCAL_ADMIN, LOCAL_SCRAPER = "local", "local"
 DEFAULT_JOIN_PORT = 7949
+LIST_JOBS = "/swarm.wire.Jobs/List"  # who may call it may see the page
 LOOK_S = 60.0  # how often the ages of certificates are looked at
 
 
@@ -190,6 +191,18 @@ class Admission:
         """Whose call is being answered."""
         caller = CALLER.get()
         assert caller is not None, "the guard stands before every call"
+        return self.members.person(caller.principal)
+
+    def visitor(self, certificate_der: bytes | None) -> Person:
+        """Who looks at the page with this certificate; an error, which is written down, if he may not list jobs."""
+        who = "nobody"
+        try:
+            caller = caller_with(certificate_der)
+            who = caller.principal.uri
+            self.members.check(caller, LIST_JOBS)
+        except SwarmError as error:
+            self._trail.denied("Page", who, error)
+            raise
         return self.members.person(caller.principal)
 
     def refused(self, method: str, error: SwarmError) -> None:

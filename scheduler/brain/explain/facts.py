@@ -12,6 +12,7 @@ from math import isfinite, nan
 from statistics import median
 from typing import TYPE_CHECKING
 
+from scheduler.brain.explain.step_times import StepTimes
 from scheduler.brain.fleet.membership import Peer
 from scheduler.brain.state.leaves import Leave
 from swarm.text import counted, size, spoken_duration
@@ -84,6 +85,7 @@ class Situation:
     links: Mapping[tuple[PeerId, PeerId], float] = field(default_factory=dict)  # avoided until then
     checkpoint: Collection | None = None
     rebalanced_s: float = nan  # when that decision was taken; nan = never
+    steps: tuple[StepTimes, ...] = ()  # the newest, oldest first
 
     def of_stage(self, stage: int) -> list[ReplicaStanding]:
         """The replicas of a stage, in order of peer id."""

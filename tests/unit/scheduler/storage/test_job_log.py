@@ -196,3 +196,19 @@ async def test_a_follower_looks_at_new_lines_only(tmp_path: Path) -> None:
     log.append(line(3000))
     assert await anext(following) == line(3000)
     assert copied == 0
+
+
+def test_the_newest_lines_of_the_scheduler_itself_are_news_also_after_a_restart(tmp_path: Path) -> None:
+    log = _open(tmp_path)
+    for number in range(job_log.NEWS_KEPT + 6):
+        log.append(line(number))
+        log.append(LogLine(float(number), "debug", "", -1, "a detail"))
+        log.append(LogLine(float(number), "warning", "", -1, f"news {number}"))
+    told = [one.message for _, one in log.news()]
+    assert told == [f"news {number}" for number in range(6, job_log.NEWS_KEPT + 6)]
+    numbers = [number for number, _ in log.news()]
+    assert numbers == sorted(set(numbers))
+    again = _open(tmp_path)
+    assert again.news() == log.news()
+    again.append(LogLine(0.0, "info", "", -1, "later"))
+    assert again.news()[-1][0] > numbers[-1]

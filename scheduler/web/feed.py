@@ -1,0 +1,196 @@
+"""What each visitor of the page sees, made on the scheduler's loop when his stream asks for it.
+
+     stream ──look──▶ Feed ──▶ who is he ──▶ Overview, as `swarm ls`, `explain` and `peers` ──▶ snapshot.py
+     stream ◀──────── the newest Look, which those who see the same share
+
+Nothing is queued for anybody: a stream that is slow asks less often, and whoever does not ask costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from scheduler.api.overview import Overview
+from scheduler.api.seen_jobs import SeenJobs
+from scheduler.brain.fleet.membership import NO_JOB, Peer
+from scheduler.brain.projects import Person
+from scheduler.jobs.history import evaluations, thinned
+from scheduler.jobs.job import Job
+from scheduler.storage.database import JobRecord
+from scheduler.storage.job_log import LogLine
+from scheduler.web.curves import Curves, every
+from scheduler.web.snapshot import (
+    JOBS_MAX,
+    PEERS_MAX,
+    Json,
+    job_values,
+    jobs_values,
+    news_values,
+    peers_values,
+    reroutes_values,
+)
+from swarm.errors import DatabaseUnavailable, NotFound
+from swarm.types import JobState
+from swarm.wire import jobs_pb2 as pb
+
+LOOK_S_MIN = 0.45  # a look is given again for so long to whoever would see the same
+LOOKS_MAX = 32  # that are kept: of one person at one job
+JOBS_READ_MAX = 32  # whose curves are kept
+READ_S_MAX = 2.0
+AGAIN_S = 5.0  # a curve that nobody looked at for so long has a gap
+
+# Who shows this certificate (DER), or None; NotAdmitted, RoleForbids and the like.
+Entrance: TypeAlias = Callable[[bytes | None], Person]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What somebody sees at a moment; `clock_s` is the time then by the clock of the job's timeline."""
+
+    at_s: float
+    now_unix_s: float
+    clock_s: float
+    state: Json
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was read of a job: its curves, and the news of one that has ended."""
+
+    curves: Curves
+    news: list[tuple[int, LogLine]]
+    timeline: int
+    since_unix_s: float
+    again_s: float  # when to read the past again: it could not be read, or nobody has looked for that long
+    is_whole: bool  # the past could be read
+
+
+class Feed:
+    """Gives looks at everything that a visitor may see; `overview` is anybody's, `troubles` those of the scheduler."""
+
+    def __init__(
+        self, overview: Overview, entrance: Entrance, product: str, troubles: Callable[[], list[str]] = list
+    ) -> None:
+        self._overview = overview
+        self._entrance = entrance
+        self._product = product
+        self._troubles = troubles
+        self._looks: OrderedDict[tuple[Person, str], Look] = OrderedDict()
+        self._read: OrderedDict[str, _Read] = OrderedDict()
+
+    async def enter(self, certificate: bytes | None) -> None:
+        """Raise the error of `entrance` unless the visitor may look."""
+        self._entrance(certificate)
+
+    async def look(self, certificate: bytes | None, reference: str) -> Look:
+        """All that the visitor sees, with the job that he means in full, or the newest one that runs.
+
+        Whoever may not see anything gets the error of `entrance`, also if that has changed since his last look.
+        """
+        person = self._entrance(certificate)
+        now_s = asyncio.get_running_loop().time()
+        key = (person, reference)
+        known = self._looks.get(key)
+        if known is None or now_s - known.at_s >= LOOK_S_MIN:
+            known = self._looks[key] = await self._new(person, reference, now_s)
+            if len(self._looks) > LOOKS_MAX:
+                self._looks.popitem(last=False)
+        self._looks.move_to_end(key)
+        return known
+
+    async def _new(self, person: Person, reference: str, now_s: float) -> Look:
+        registry = self._overview.jobs.registry
+        overview = replace(self._overview, seen=SeenJobs(registry, lambda: person))
+        job = _chosen(overview.seen, reference)
+        read = None if job is None else await self._about(job)  # the only wait: all that follows is of one moment
+        queue, all_jobs, pool = overview.queue(), overview.seen.all(), overview.membership.peers()
+        jobs = [overview.job(one, spec=False, queue=queue) for one in _newest(all_jobs)]
+        peers = [overview.peer(peer) for peer in _first(pool, job)]
+        who = {"role": person.role.value, "name": person.name, "project": person.project}
+        state: Json = {
+            "scheduler": {"product": self._product, "troubles": self._troubles(), "visitor": who},
+            "jobs": jobs_values(jobs, queue.waiting),
+            "jobs_in_all": len(all_jobs),
+            "peers": peers_values([*overview.relay_views(), *peers]),
+            "peers_in_all": len(pool),
+        }
+        if job is not None and read is not None:
+            state["job"] = self._in_full(overview, job, read, {view.id: view for view in peers})
+        clock_s = now_s if job is None else job.clock_s()
+        return Look(now_s, self._overview.wall_s(), clock_s, state)
+
+    def _in_full(self, overview: Overview, job: Job, read: _Read, peers: dict[str, pb.PeerView]) -> Json:
+        view = overview.job(job, spec=False)
+        facts = [fact for fact in overview.job_facts(job) if fact.topic not in ("state", "hint", "progress")]
+        values = job_values(view, job.situation(), facts, peers)
+        values["curves"] = read.curves.values()
+        values["news"] = news_values(read.news)
+        values["reroutes"] = {} if job.brain is None else reroutes_values(job.brain.counts().reroutes)
+        if job.spec.has_outer_steps:
+            values["islands"] = job.spec.islands.count
+        return values
+
+    async def _about(self, job: Job) -> _Read:
+        """The curves and the news of a job; those of the past are read once."""
+        record, progress, now_s = job.record, job.progress, asyncio.get_running_loop().time()
+        read = self._read.get(record.id)
+        if read is None or now_s >= read.again_s or _is_stale(read, record):
+            read = self._read[record.id] = await self._read_past(job, now_s)
+            if len(self._read) > JOBS_READ_MAX:
+                self._read.popitem(last=False)
+        self._read.move_to_end(record.id)
+        if read.is_whole:
+            read.again_s = now_s + AGAIN_S
+        read.curves.add(progress.steps_done, progress.loss, progress.tokens_per_s)
+        read.curves.evaluated(progress.evaluation_step, progress.evaluation_loss)
+        if not job.record.state.is_final:
+            read.news = self._overview.jobs.stores.logs.of(record.id).news()
+        return read
+
+    async def _read_past(self, job: Job, now_s: float) -> _Read:
+        """Without a past, to be read again soon, while the database does not answer."""
+        record, stores, curves = job.record, self._overview.jobs.stores, None
+        try:
+            async with asyncio.timeout(READ_S_MAX):
+                steps = await thinned(stores.database, record, job.spec, every(job.progress.steps_done))
+                curves = Curves.read(steps, await evaluations(stores.database, record))
+        except (DatabaseUnavailable, TimeoutError):
+            pass
+        news = (await stores.logs.read(record.id)).news()
+        past = curves or Curves()
+        return _Read(past, news, record.timeline, record.since_unix_s, now_s + AGAIN_S, curves is not None)
+
+
+def _is_stale(read: _Read, record: JobRecord) -> bool:
+    """Whether the job went back, or has ended since."""
+    return read.timeline != record.timeline or (record.state.is_final and read.since_unix_s != record.since_unix_s)
+
+
+def _chosen(seen: SeenJobs, reference: str) -> Job | None:
+    """The job that is meant; else the newest that runs, that is open, that there is."""
+    if reference:
+        try:
+            return seen.find("Get", reference)
+        except NotFound:
+            pass
+    jobs = seen.all()
+    running = (job for job in jobs if job.record.state is JobState.RUNNING)
+    still_open = (job for job in jobs if not job.record.state.is_final)
+    return next(running, None) or next(still_open, None) or next(iter(jobs), None)
+
+
+def _newest(jobs: Sequence[Job]) -> list[Job]:
+    """As many as the page has room for: the open ones first, the newest first."""
+    return sorted(jobs, key=lambda job: (job.record.state.is_final, -job.record.created_unix_s))[:JOBS_MAX]
+
+
+def _first(pool: Sequence[Peer], job: Job | None) -> list[Peer]:
+    """All stage servers of the job, and of the others as many as the page has room for, busy ones first."""
+    of_job = [peer for peer in pool if job is not None and peer.job == job.record.id]
+    others = [peer for peer in pool if job is None or peer.job != job.record.id]
+    others.sort(key=lambda peer: (peer.job == NO_JOB, peer.hello.peer))
+    return of_job + others[: max(0, PEERS_MAX - len(of_job))]

@@ -1,0 +1,177 @@
+"""What the page shows, as JSON: everything once, then what has changed.
+
+A value that is not known is left out, so a change can say with null that it is no more (RFC 7396).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Any, TypeAlias
+
+from scheduler.brain.explain.facts import Fact, ReplicaStanding, Situation
+from scheduler.brain.explain.step_times import StepTimes
+from scheduler.storage.job_log import LogLine
+from swarm.text import size
+from swarm.types import JobState
+from swarm.wire import jobs_pb2 as pb
+
+Json: TypeAlias = dict[str, Any]
+
+JOBS_MAX, PEERS_MAX, TEXT_MAX = 50, 200, 400
+
+_NEVER: Any = object()
+
+
+def patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> Json:
+    """What to change in `before` so that it is `after`, as a JSON merge patch; empty if they are alike."""
+    changes: Json = {name: None for name in before if name not in after}
+    for name, value in after.items():
+        old = before.get(name, _NEVER)
+        if isinstance(value, dict) and isinstance(old, dict):
+            if value is not old and (inner := patch(old, value)):
+                changes[name] = inner
+        elif old is _NEVER or old != value:
+            changes[name] = value
+    return changes
+
+
+def jobs_values(views: Iterable[pb.JobView], waiting: Sequence[str]) -> Json:
+    """Jobs by id; `waiting` are the ids of those that wait, the first in the queue first."""
+    found = {view.id: _job(view) for view in views}
+    for place, job in enumerate(waiting, start=1):
+        if job in found:
+            found[job]["place"] = place
+    return found
+
+
+def _job(view: pb.JobView) -> Json:
+    known = {
+        "name": view.name,
+        "state": view.state,
+        "reason": view.reason[:TEXT_MAX],
+        "hint": view.hint[:TEXT_MAX],
+        "project": view.project,
+        "owner": view.owner,
+    }
+    numbers = {
+        "step": view.step,
+        "steps": view.steps,
+        "since_unix_s": view.since_unix_s,
+        "created_unix_s": view.created_unix_s,
+    }
+    if view.step:
+        numbers |= {"loss": view.loss}
+    if view.step and view.state == JobState.RUNNING:
+        numbers |= {"tokens_per_s": view.tokens_per_s, "eta_s": view.eta_s}
+    if view.evaluation_step:
+        numbers |= {"validation_loss": view.evaluation_loss, "validation_step": view.evaluation_step}
+    return {name: text for name, text in known.items() if text} | _known(numbers)
+
+
+def job_values(
+    view: pb.JobView, situation: Situation | None, facts: Iterable[Fact], peers: Mapping[str, pb.PeerView]
+) -> Json:
+    """One job in full, but for curves and news: its stages, why it is as it is, its newest steps."""
+    counted = {
+        "committed": view.microbatches_committed,
+        "in_flight": view.microbatches_in_flight,
+        "replayed": view.microbatches_replayed,
+    }
+    return {
+        "id": view.id,
+        "ledger": counted,
+        "stages": {str(stage.stage): _stage(stage, situation, peers) for stage in view.stages},
+        "facts": [{"topic": fact.topic, "text": fact.text[:TEXT_MAX]} for fact in facts],
+        "timeline": {} if situation is None else {str(one.step): _times(one) for one in situation.steps},
+    }
+
+
+def _stage(stage: pb.StageView, situation: Situation | None, peers: Mapping[str, pb.PeerView]) -> Json:
+    values: Json = {"layers": stage.layers, "replicas": {}}
+    if situation is None:
+        values["replicas"] = {peer: _replica(peer, peers, None) for peer in stage.peers}
+        return values
+    if (capacity := situation.capacity(stage.stage)) is not None:
+        values["microbatches_per_s"] = _rounded(capacity)
+    if situation.limiting() == stage.stage:
+        values["limits"] = True
+    standings = situation.of_stage(stage.stage)
+    values["replicas"] = {one.peer: _replica(one.peer, peers, one) for one in standings}
+    joiners = [one.peer for one in situation.joiners if one.stage == stage.stage]
+    values["replicas"] |= {peer: _replica(peer, peers, None) | {"health": "joining"} for peer in joiners}
+    return values
+
+
+def _replica(peer: str, peers: Mapping[str, pb.PeerView], standing: ReplicaStanding | None) -> Json:
+    view = peers.get(peer)
+    values: Json = {"health": "gone" if view is None else view.state}
+    if view is not None:
+        values |= {"device": view.device, "why": view.reason[:TEXT_MAX]}
+    if standing is not None:
+        values |= {"load": standing.outstanding, "done": standing.contributions}
+        if standing.pace_s:
+            values["pace_s"] = _rounded(standing.pace_s)
+        if standing.suspect:
+            values["health"] = "suspect"
+        elif standing.leave is not None:
+            moves = standing.leave.target is not None
+            values |= {"health": "moving" if moves else "leaving", "why": standing.leave.reason[:TEXT_MAX]}
+    return values
+
+
+def _times(one: StepTimes) -> list[float | None]:
+    """When it began, was full, averaged and agreed, by the job's clock (null: not yet); how often it was reopened."""
+    times = (one.began_s, one.full_s, one.averaged_s, one.agreed_s)
+    return [*(round(time_s, 3) if isfinite(time_s) else None for time_s in times), float(one.repeats)]
+
+
+def peers_values(views: Iterable[pb.PeerView]) -> Json:
+    """The pool, relays included, by id."""
+    found: Json = {}
+    for view in views:
+        texts = {
+            "state": view.state,
+            "job": view.job,
+            "device": view.device,
+            "memory": size(view.memory_bytes) if view.memory_bytes else "",
+            "address": view.address,
+            "version": view.product,
+            "why": view.reason[:TEXT_MAX],
+        }
+        numbers: dict[str, float] = {"since_unix_s": round(view.since_unix_s)}
+        if view.job and view.stage >= 0:
+            numbers["stage"] = view.stage
+        if view.job:
+            numbers["load"] = view.outstanding
+            if view.pace_s:
+                numbers["pace_s"] = _rounded(view.pace_s)
+        found[view.id] = {name: text for name, text in texts.items() if text} | numbers
+        if len(found) == PEERS_MAX:
+            break
+    return found
+
+
+def news_values(lines: Iterable[tuple[int, LogLine]]) -> Json:
+    """What happened lately, by number."""
+    return {
+        str(number): {"at_unix_s": round(line.time_unix_s, 1), "level": line.level, "text": line.message[:TEXT_MAX]}
+        for number, line in lines
+    }
+
+
+def reroutes_values(counts: Mapping[tuple[int, str], int]) -> Json:
+    """Hops that were given to another replica, by reason."""
+    found: dict[str, int] = {}
+    for (_, reason), count in counts.items():
+        found[reason] = found.get(reason, 0) + count
+    return dict(found)
+
+
+def _known(numbers: Mapping[str, float]) -> Json:
+    return {name: _rounded(value) for name, value in numbers.items() if isfinite(value)}
+
+
+def _rounded(value: float) -> float:
+    """A measurement with the digits that a person reads; whole numbers stay as they are."""
+    return value if isinstance(value, int) or value > 1e6 else float(f"{value:.4g}")

@@ -1,0 +1,184 @@
+"""A look shows a simulated job as it is and was, to each visitor what he may see, and costs the loop little."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from scheduler.api.overview import Overview
+from scheduler.api.seen_jobs import SeenJobs
+from scheduler.brain.projects import ANYBODY, Person, Quota
+from scheduler.jobs.job import Job
+from scheduler.web import feed as module
+from scheduler.web.feed import Feed, Look
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.errors import DatabaseUnavailable
+from swarm.job.spec import JobSpec
+from swarm.pki.names import Role
+from tests.support.sim import loop as sim
+from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
+
+
+def in_simulation(folder: Path, act: Callable[[Rig, Job, Feed], Awaitable[None]], **changes: object) -> None:
+    """Train a small job of two stages on four peers, and act while it does."""
+    spec = small_spec(write_text(folder), pipeline__stages=2, **changes)
+    tokens = Tokens.make(folder, spec)
+
+    async def main() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 4, tasks, Random(3))
+                while len(rig.membership.idle_peers()) < 4:
+                    await asyncio.sleep(0.1)
+                job = await submitted(rig, spec, tokens)
+                await act(rig, job, feed_of(rig))
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+
+    sim.run(main(), seed=1, limit_s=3600.0)
+
+
+async def submitted(rig: Rig, spec: JobSpec, tokens: Tokens, by: Person = ANYBODY) -> Job:
+    return await rig.jobs.submit(spec, tokens.of_job(), ByteTokenizer().tokenizer_files(), by=by)
+
+
+def feed_of(rig: Rig, entrance: Callable[[bytes | None], Person] = lambda _: ANYBODY) -> Feed:
+    overview = Overview(rig.jobs, rig.membership, SeenJobs(rig.jobs.registry), rig.ports.wall_s)
+    return Feed(overview, entrance, "0.1")
+
+
+async def at_step(rig: Rig, job: Job, step: int) -> None:
+    async for _ in rig.jobs.watch(job):
+        if job.progress.steps_done >= step:
+            return
+
+
+def test_a_job_at_work_is_shown_with_its_stages_steps_curves_and_news(tmp_path: Path) -> None:
+    async def act(rig: Rig, job: Job, feed: Feed) -> None:
+        await at_step(rig, job, 5)
+        look = await feed.look(None, "")
+        state = json.loads(json.dumps(look.state, allow_nan=False))
+        full = state["job"]
+        assert full["id"] == job.record.id
+        assert state["jobs"][job.record.id]["step"] == job.progress.steps_done
+        replicas = {peer: stage for stage, one in full["stages"].items() for peer in one["replicas"]}
+        assert {peer: int(stage) for peer, stage in replicas.items()} == dict(job.record.peers)
+        assert set(replicas) == set(state["peers"])
+        assert list(map(int, full["curves"]["loss"])) == list(range(1, job.progress.steps_done + 1))
+        assert any("loss" not in one and one["text"].startswith("placed") for one in full["news"].values())
+        began, full_s, averaged, agreed, _ = full["timeline"]["1"]
+        assert began < full_s < averaged < agreed <= look.clock_s
+        assert {fact["topic"] for fact in full["facts"]} >= {"waits for", "stage 0", "stage 1"}
+
+    in_simulation(tmp_path, act, training__steps=8)
+
+
+def test_a_lost_stage_server_is_seen_to_be_suspect_then_gone_with_the_reason(tmp_path: Path) -> None:
+    async def act(rig: Rig, job: Job, feed: Feed) -> None:
+        await at_step(rig, job, 2)
+        victim = next(peer for peer, stage in job.record.peers.items() if stage == 0)
+        rig.kill(victim)
+
+        async def shown() -> tuple[str, str]:
+            await asyncio.sleep(module.LOOK_S_MIN)
+            state = (await feed.look(None, job.record.id)).state
+            in_stage = state["job"]["stages"]["0"]["replicas"].get(victim, {"health": "none"})["health"]
+            return in_stage, state["peers"][victim]["state"]
+
+        seen = [await shown() for _ in range(40)]
+        assert ("suspect", "suspect") in seen
+        assert seen[-1] == ("none", "gone")
+        news = (await feed.look(None, job.record.id)).state["job"]["news"].values()
+        assert any(f"{victim} (stage 0) is gone" in one["text"] for one in news)
+
+    in_simulation(tmp_path, act, training__steps=400)
+
+
+def test_a_job_that_ended_is_shown_from_database_and_log(tmp_path: Path) -> None:
+    async def act(rig: Rig, job: Job, feed: Feed) -> None:
+        await rig.finished(job)
+        full = (await feed.look(None, "")).state["job"]
+        assert list(map(int, full["curves"]["loss"])) == [1, 2, 3, 4]
+        assert any("succeeded" in one["text"] for one in full["news"].values())
+        assert full["timeline"] == {}
+
+    in_simulation(tmp_path, act)
+
+
+def test_a_curve_has_no_gap_where_nobody_looked(tmp_path: Path) -> None:
+    async def act(rig: Rig, job: Job, feed: Feed) -> None:
+        await at_step(rig, job, 2)
+        await feed.look(None, "")
+        await at_step(rig, job, 30)
+        await asyncio.sleep(module.AGAIN_S)
+        look = await feed.look(None, "")
+        steps = list(map(int, look.state["job"]["curves"]["loss"]))
+        assert steps == list(range(1, max(steps) + 1))
+        assert max(steps) >= 30
+
+    in_simulation(tmp_path, act, training__steps=400)
+
+
+def test_a_database_that_is_away_costs_the_past_of_a_curve_and_nothing_else(tmp_path: Path) -> None:
+    async def act(rig: Rig, job: Job, feed: Feed) -> None:
+        await at_step(rig, job, 3)
+        database: Any = rig.jobs.stores.database
+        select = database.select
+
+        async def away(query: object) -> list[dict[str, Any]]:
+            raise DatabaseUnavailable("no answer")
+
+        database.select = away
+        look = await feed.look(None, "")
+        assert list(map(int, look.state["job"]["curves"]["loss"])) == [job.progress.steps_done]
+        database.select = select
+        await asyncio.sleep(module.AGAIN_S)
+        look = await feed.look(None, "")
+        assert "1" in look.state["job"]["curves"]["loss"]
+
+    in_simulation(tmp_path, act, training__steps=400)
+
+
+def test_each_sees_the_jobs_of_his_project_and_nothing_of_others(tmp_path: Path) -> None:
+    red, blue = Person(Role.VIEWER, "vera", "red"), Person(Role.SUBMITTER, "eve", "blue")
+
+    async def act(rig: Rig, job: Job, feed: Feed) -> None:
+        tokens = Tokens(tmp_path, rig.tokens.manifest)
+        await at_step(rig, job, 1)
+        visitors = {b"vera": red, b"eve": blue, b"root": ANYBODY}
+        feed = feed_of(rig, lambda certificate: visitors[certificate or b""])
+        for name in ("red", "blue"):
+            await rig.jobs.stores.projects.create(name, Quota())
+        theirs = rig.jobs.stores.files.shard
+        for shard in rig.tokens.manifest.shards:
+            theirs("blue", shard.sha256).parent.mkdir(parents=True, exist_ok=True)
+            theirs("blue", shard.sha256).write_bytes(shard.path.read_bytes())
+        queued = await submitted(rig, small_spec(tmp_path / "text.txt", pipeline__stages=2), tokens, by=blue)
+        eves = (await feed.look(b"eve", job.record.id)).state
+        assert list(eves["jobs"]) == [queued.record.id] == [eves["job"]["id"]]
+        assert job.record.id not in json.dumps(eves)
+        assert "address" not in json.dumps(eves["peers"])
+        assert {"job", "pace_s", "load", "stage"} & {key for peer in eves["peers"].values() for key in peer} == set()
+        veras = (await feed.look(b"vera", "")).state
+        assert (veras["jobs"], "job" in veras) == ({}, False)
+        assert set((await feed.look(b"root", "")).state["jobs"]) == {job.record.id, queued.record.id}
+
+    in_simulation(tmp_path, act, training__steps=400)
+
+
+def test_those_who_see_the_same_share_a_look_and_looks_are_few(tmp_path: Path) -> None:
+    async def act(rig: Rig, job: Job, feed: Feed) -> None:
+        await at_step(rig, job, 1)
+        looks: list[Look] = [await feed.look(None, "") for _ in range(3)]
+        assert looks[0] is looks[1] is looks[2]
+        for number in range(2 * module.LOOKS_MAX):
+            await feed.look(None, f"none-{number}")
+        assert len(feed._looks) == module.LOOKS_MAX
+
+    in_simulation(tmp_path, act, training__steps=400)

@@ -1,0 +1,279 @@
+"""The page is for whoever may list jobs, and of our files alone; its streams are few, calm, and drop a slow reader."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import re
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.web import pages as module
+from scheduler.web.feed import Look
+from scheduler.web.pages import Pages
+from scheduler.web.site import MainLoop
+from scheduler.web.snapshot import Json
+from swarm.errors import NotAdmitted, Revoked
+from swarm.pki.identity import Identity
+from swarm.pki.names import Role
+from swarm.rpc.members import vouched
+from tests.support.members import SchedulerSide, scheduler_side
+from tests.support.web import get, get_over_tls, serving, site_of
+
+FILES = ("/", "/page.css", "/page.js")
+
+
+class Shown:
+    """A feed of one number that rises whenever somebody looks."""
+
+    def __init__(self, padding: str = "") -> None:
+        self.looks = 0
+        self.padding = padding
+        self.refusal: NotAdmitted | None = None
+
+    async def enter(self, certificate: bytes | None) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def look(self, certificate: bytes | None, reference: str) -> Look:
+        await self.enter(certificate)
+        self.looks += 1
+        state: Json = {"number": self.looks, "job": {"id": reference, "is": "the same"}}
+        return Look(0.0, 1.0, 2.0, state | {f"more-{self.looks}": self.padding})
+
+
+@contextmanager
+def shown(feed: Shown, *, is_local: bool = True) -> Iterator[int]:
+    pages = Pages(MainLoop(asyncio.get_running_loop()), feed, is_local=is_local)
+    with serving(site_of(pages=pages.routes())) as port:
+        yield port
+
+
+def listen(port: int, events: int, path: str = "/events?job=demo") -> list[tuple[str, Any]]:
+    """The first events of a stream."""
+    found: list[tuple[str, Any]] = []
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    name = ""
+    while len(found) < events and (line := answer.readline().decode()):
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ").strip()
+        elif line.startswith("data: "):
+            found.append((name, json.loads(line.removeprefix("data: "))))
+    connection.close()
+    return found
+
+
+async def test_the_files_of_the_page_come_with_a_policy_that_lets_nothing_else_in() -> None:
+    def ask(port: int, path: str) -> tuple[int, dict[str, str]]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        connection.close()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}
+
+    with shown(Shown()) as port:
+        for path in FILES:
+            status, headers = await asyncio.to_thread(ask, port, path)
+            assert status == 200
+            policy = headers["content-security-policy"].split("; ")
+            assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"} <= set(policy)
+            assert "unsafe" not in headers["content-security-policy"]
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["cache-control"] == "no-store"
+
+
+def test_the_page_names_nothing_from_elsewhere_and_writes_no_markup() -> None:
+    folder = resources.files("scheduler.web") / "page"
+    html, style, script = ((folder / name).read_text() for name in ("index.html", "page.css", "page.js"))
+    assert re.findall(r"""(?:src|href)="([^"#]+)""", html) == ["/page.css", "/page.js"]
+    assert re.findall(r"""\s(?:style|on\w+)=|<style|<script>""", html) == []
+    assert re.findall(r"url\(|@import", style) == []
+    assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", html + style + script) == []
+    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", script) == []
+
+
+async def test_on_loopback_a_name_that_may_be_somebody_elses_opens_nothing() -> None:
+    """A page of another site could give its name this machine's address, and read all that a browser is told."""
+    with shown(Shown()) as port:
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example", "::"):
+            for path in (*FILES, "/events"):
+                assert (await asyncio.to_thread(get, port, path, "GET", host))[0] == 403, (host, path)
+        for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
+            assert (await asyncio.to_thread(get, port, "/", "GET", host))[0] == 200, host
+    with shown(Shown(), is_local=False) as port:
+        assert (await asyncio.to_thread(get, port, "/", "GET", "scheduler.lan"))[0] == 200
+
+
+async def test_a_stream_says_everything_once_and_then_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TELL_S_MIN", 0.05)
+    with shown(Shown()) as port:
+        first, second, _ = await asyncio.to_thread(listen, port, 3)
+    state = {"number": 1, "job": {"id": "demo", "is": "the same"}, "more-1": ""}
+    assert first == ("all", {"now_unix_s": 1.0, "clock_s": 2.0, "state": state})
+    changes = {"number": 2, "more-1": None, "more-2": ""}
+    assert second == ("change", {"now_unix_s": 1.0, "clock_s": 2.0, "state": changes})
+
+
+async def test_a_stream_says_at_most_two_things_a_second() -> None:
+    with shown(Shown()) as port:
+        began_s = time.monotonic()
+        await asyncio.to_thread(listen, port, 4)
+        assert time.monotonic() - began_s >= 3 * 0.5
+
+
+async def test_streams_are_few_and_one_that_ended_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TELL_S_MIN", 0.05)
+    monkeypatch.setattr(module, "STREAMS_MAX", 2)
+
+    def open_stream(port: int) -> socket.socket:
+        line = socket.create_connection(("127.0.0.1", port), timeout=10)
+        line.sendall(f"GET /events HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
+        assert line.recv(12) == b"HTTP/1.1 200"
+        return line
+
+    with shown(Shown()) as port:
+        one, other = [await asyncio.to_thread(open_stream, port) for _ in range(2)]
+        status, told = await asyncio.to_thread(get, port, "/events")
+        assert (status, told) == (503, "2 others look at this page already: try again later\n")
+        assert (await asyncio.to_thread(get, port, "/"))[0] == 200
+        one.close()
+        deadline_s = time.monotonic() + 5
+        while await asyncio.to_thread(_status, port) == 503:
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.05)
+        other.close()
+
+
+def _status(port: int) -> int:
+    """The status of a stream that is left again."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+        line.sendall(f"GET /events HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
+        return int(line.recv(12).split()[1])
+
+
+async def test_a_reader_that_takes_nothing_is_dropped_and_nothing_is_queued_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TELL_S_MIN", 0.01)
+    monkeypatch.setattr(module, "SLOW_S_MAX", 0.3)
+    monkeypatch.setattr(module, "STREAMS_MAX", 1)
+    feed = Shown("x" * 1_000_000)
+    with shown(feed) as port, socket.socket() as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.connect(("127.0.0.1", port))
+        line.sendall(f"GET /events HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
+        while not feed.looks:
+            await asyncio.sleep(0.01)
+        deadline_s = time.monotonic() + 10
+        while await asyncio.to_thread(_status, port) == 503:
+            assert time.monotonic() < deadline_s, "it keeps its place"
+            await asyncio.sleep(0.05)
+        assert feed.looks < 40, "they fill the buffers of the socket and end there"
+
+
+async def test_a_stream_ends_with_the_reason_once_its_visitor_may_look_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TELL_S_MIN", 0.05)
+    feed = Shown()
+    with shown(feed) as port:
+        listening = asyncio.to_thread(listen, port, 10**6)
+        task = asyncio.create_task(listening)
+        while feed.looks < 2:
+            await asyncio.sleep(0.01)
+        feed.refusal = Revoked("viewer ann was revoked", hint="ask an admin")
+        events = await task
+        assert events[-1] == ("refused", {"message": "viewer ann was revoked", "hint": "ask an admin"})
+        assert await asyncio.to_thread(get, port, "/") == (403, "viewer ann was revoked\nask an admin\n")
+
+
+async def test_a_stream_ends_with_the_listener() -> None:
+    feed = Shown()
+    with shown(feed) as port:
+        listening = asyncio.create_task(asyncio.to_thread(listen, port, 10**6))
+        while not feed.looks:
+            await asyncio.sleep(0.01)
+    assert (await asyncio.wait_for(listening, 5.0))[0][0] == "all"
+
+
+# Off loopback --------------------------------------------------------------------------------------------------------
+
+
+class OfPeople(Shown):
+    """A feed behind the book of members."""
+
+    def __init__(self, side: SchedulerSide) -> None:
+        super().__init__()
+        self._side = side
+
+    async def enter(self, certificate: bytes | None) -> None:
+        self._side.admission.visitor(certificate)
+
+
+@asynccontextmanager
+async def off_loopback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[SchedulerSide, int]]:
+    monkeypatch.setenv("SWARM_PROFILES", str(folder / "profiles"))
+    folder.mkdir(exist_ok=True)
+    async with scheduler_side(folder / "data") as side:
+        door = side.admission.https
+        pages = Pages(MainLoop(asyncio.get_running_loop()), OfPeople(side), is_local=False)
+        with serving(site_of(door=door, pages=pages.routes()), door) as port:
+            yield side, port
+
+
+async def member(side: SchedulerSide, role: Role) -> Identity:
+    return await asyncio.to_thread(vouched, side.address, side.admin, role, "ann", 10.0)
+
+
+async def opened(side: SchedulerSide, port: int, path: str, caller: Identity | None, folder: Path) -> tuple[int, str]:
+    server = side.admission.wallet.identity
+    assert server is not None
+    return await asyncio.to_thread(get_over_tls, port, path, server, caller, folder)
+
+
+async def test_off_loopback_the_page_is_for_people_of_the_swarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with off_loopback(tmp_path, monkeypatch) as (side, port):
+        for role in (Role.VIEWER, Role.SUBMITTER, Role.ADMIN):
+            ann = await member(side, role)
+            for path in FILES:
+                assert (await opened(side, port, path, ann, tmp_path))[0] == 200, (role, path)
+        for caller in (None, await member(side, Role.STAGE_SERVER), await member(side, Role.METRICS)):
+            for path in (*FILES, "/events"):
+                status, told = await opened(side, port, path, caller, tmp_path)
+                assert status == 403, (caller and caller.principal, path)
+        assert "your role metrics does not allow List" in told
+    denied = [line for line in (tmp_path / "data/audit.jsonl").read_text().splitlines() if '"Page"' in line]
+    assert len(denied) == 12
+
+
+async def test_whoever_is_revoked_opens_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with off_loopback(tmp_path, monkeypatch) as (side, port):
+        ann = await member(side, Role.VIEWER)
+        await side.members.revoke("viewer/ann", "left")
+        status, told = await opened(side, port, "/", ann, tmp_path)
+        assert (status, "was revoked: left" in told) == (403, True)
+
+
+async def test_a_certificate_of_another_swarm_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with off_loopback(tmp_path / "theirs", monkeypatch) as (theirs, _):
+        stranger = await member(theirs, Role.ADMIN)
+    async with off_loopback(tmp_path / "ours", monkeypatch) as (side, port):
+        server = side.admission.wallet.identity
+        assert server is not None
+        stranger = Identity(stranger.key_pem, stranger.certificate_pem, server.ca_pem)
+        with pytest.raises((OSError, ssl.SSLError)):
+            await opened(side, port, "/", stranger, tmp_path)

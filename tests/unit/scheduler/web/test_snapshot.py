@@ -1,0 +1,159 @@
+"""What the page is told is what the views say, as JSON without what is not known; a change leads to the next state."""
+
+from __future__ import annotations
+
+import json
+from math import nan
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.brain.explain.facts import Fact, JoinerStanding, ReplicaStanding, Situation
+from scheduler.brain.explain.step_times import StepTimes
+from scheduler.brain.state.leaves import Leave
+from scheduler.storage.job_log import LogLine
+from scheduler.web import snapshot
+from scheduler.web.snapshot import job_values, jobs_values, news_values, patch, peers_values, reroutes_values
+from swarm.types import PeerId
+from swarm.wire import jobs_pb2 as pb
+
+A, B, C, D = map(PeerId, "abcd")
+
+
+def merged(target: Any, changes: Any) -> Any:
+    """RFC 7396, as the page does it."""
+    if not isinstance(changes, dict):
+        return changes
+    found = dict(target) if isinstance(target, dict) else {}
+    for name, value in changes.items():
+        if value is None:
+            found.pop(name, None)
+        else:
+            found[name] = merged(found.get(name), value)
+    return found
+
+
+VALUES = st.recursive(
+    st.booleans() | st.integers(-3, 3) | st.text(max_size=2) | st.lists(st.integers(0, 2) | st.none(), max_size=2),
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=4),
+    max_leaves=12,
+)
+STATES = st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4)
+
+
+@given(STATES, STATES)
+def test_a_change_leads_from_one_state_to_the_next(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert merged(before, json.loads(json.dumps(patch(before, after)))) == after
+
+
+@given(STATES)
+def test_nothing_is_said_if_nothing_has_changed(state: dict[str, Any]) -> None:
+    assert patch(state, json.loads(json.dumps(state))) == {}
+
+
+def view(**values: Any) -> pb.JobView:
+    stages = [pb.StageView(stage=0, layers=2, peers=[A, B]), pb.StageView(stage=1, layers=3, peers=[C])]
+    return pb.JobView(**{"id": "demo-1", "name": "demo", "state": "running", "steps": 10, "stages": stages} | values)
+
+
+def test_a_job_without_a_step_has_no_loss_and_no_speed() -> None:
+    (job,) = jobs_values([view(loss=nan, tokens_per_s=0.0, eta_s=nan)], []).values()
+    assert (job["step"], job["steps"]) == (0, 10)
+    assert not {"loss", "tokens_per_s", "eta_s", "validation_loss"} & set(job)
+
+
+def test_a_job_at_work_has_its_numbers_with_the_digits_that_people_read() -> None:
+    known = view(step=3, loss=2.345678, tokens_per_s=12345.6, eta_s=nan, evaluation_step=2, evaluation_loss=2.5)
+    (job,) = jobs_values([known], []).values()
+    assert (job["loss"], job["tokens_per_s"], job["validation_loss"], job["validation_step"]) == (2.346, 12350, 2.5, 2)
+    assert "eta_s" not in job
+
+
+def test_jobs_that_wait_have_their_place() -> None:
+    jobs = jobs_values([view(id="x-1", state="queued"), view(id="x-2", state="queued")], ["other", "x-2", "x-1"])
+    assert {name: job["place"] for name, job in jobs.items()} == {"x-1": 3, "x-2": 2}
+
+
+REPLICAS = (
+    ReplicaStanding(A, 0, 0.01234567, 3, 7),
+    ReplicaStanding(B, 0, 0.0, 0, 0, suspect=True),
+    ReplicaStanding(C, 1, 0.5, 1, 2, leave=Leave("it is faster there", 0), asked_s=1.0),
+)
+SITUATION = Situation(
+    True,
+    2,
+    4,
+    "step 4",
+    "one stage",
+    REPLICAS,
+    joiners=(JoinerStanding(D, 1, 2.0, False),),
+    steps=(StepTimes(3, 1.0, 2.0, 2.5, 3.00049, 1), StepTimes(4, 2.0)),
+)
+PEERS = {
+    peer: pb.PeerView(id=peer, state="serving", reason="stage 0", device="cuda:0", job="demo-1") for peer in (A, B, C)
+}
+
+
+def test_replicas_stand_in_their_stages_with_load_pace_health_and_device() -> None:
+    stages = job_values(view(), SITUATION, [], PEERS)["stages"]
+    assert stages["0"]["layers"] == 2
+    assert stages["0"]["replicas"] == {
+        "a": {"health": "serving", "device": "cuda:0", "why": "stage 0", "load": 3, "done": 7, "pace_s": 0.01235},
+        "b": {"health": "suspect", "device": "cuda:0", "why": "stage 0", "load": 0, "done": 0},
+    }
+    assert stages["1"]["replicas"]["c"]["health"] == "moving"
+    assert stages["1"]["replicas"]["c"]["why"] == "it is faster there"
+    assert stages["1"]["replicas"]["d"]["health"] == "joining"
+    assert (stages["1"]["limits"], "limits" in stages["0"]) == (True, False)
+
+
+def test_a_job_that_is_not_at_work_shows_who_served_it() -> None:
+    values = job_values(view(), None, [Fact("needs", "2 stage servers")], {A: PEERS[A]})
+    assert {peer: one["health"] for peer, one in values["stages"]["0"]["replicas"].items()} == {
+        "a": "serving",
+        "b": "gone",
+    }
+    assert values["facts"] == [{"topic": "needs", "text": "2 stage servers"}]
+    assert values["timeline"] == {}
+
+
+def test_a_step_under_way_has_no_times_yet_for_what_is_to_come() -> None:
+    timeline = job_values(view(), SITUATION, [], PEERS)["timeline"]
+    assert timeline == {"3": [1.0, 2.0, 2.5, 3.0, 1.0], "4": [2.0, None, None, None, 0.0]}
+
+
+def test_the_pool_says_what_each_serves_and_how_it_is_reached() -> None:
+    relay = pb.PeerView(id="r", state="relay", device="relay", stage=-1, address="10.0.0.9:7953")
+    busy = pb.PeerView(id="a", state="serving", job="demo-1", stage=0, pace_s=0.02, outstanding=2, memory_bytes=1 << 30)
+    found = peers_values([relay, busy])
+    assert (found["r"]["address"], "stage" in found["r"]) == ("10.0.0.9:7953", False)
+    assert (found["a"]["stage"], found["a"]["pace_s"], found["a"]["load"], found["a"]["memory"]) == (
+        0,
+        0.02,
+        2,
+        "1.0 GiB",
+    )
+
+
+def test_texts_and_lists_of_others_are_bounded() -> None:
+    pool = [pb.PeerView(id=f"p{number}", state="idle") for number in range(snapshot.PEERS_MAX + 5)]
+    assert len(peers_values(pool)) == snapshot.PEERS_MAX
+    (job,) = jobs_values([view(reason="x" * 10_000, hint="y" * 10_000)], []).values()
+    assert {len(job["reason"]), len(job["hint"])} == {snapshot.TEXT_MAX}
+    (line,) = news_values([(7, LogLine(1.0, "info", "", -1, "z" * 10_000))]).values()
+    assert len(line["text"]) == snapshot.TEXT_MAX
+
+
+def test_hops_that_were_given_to_another_replica_are_counted_by_reason() -> None:
+    assert reroutes_values({(0, "timeout"): 2, (1, "timeout"): 1, (1, "gone"): 4}) == {"timeout": 3, "gone": 4}
+
+
+def test_whatever_is_not_known_is_left_out_so_that_all_of_it_is_json() -> None:
+    values = {
+        "jobs": jobs_values(
+            [view(step=1, loss=nan, tokens_per_s=nan, eta_s=nan, evaluation_step=1, evaluation_loss=nan)], []
+        ),
+        "job": job_values(view(), SITUATION, [], PEERS),
+    }
+    json.dumps(values, allow_nan=False)
