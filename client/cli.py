@@ -47,6 +47,7 @@ VERBS = {
     "checkpoints": Entry("client.verbs.checkpoints", "List the checkpoints of a job."),
     "peers": Entry("client.verbs.peers", "List stage servers, or drain one."),
     "explain": Entry("client.verbs.explain", "Say why a job waits or a stage server is idle."),
+    "trace": Entry("client.verbs.trace", "Write down where the time of a step goes."),
     "pull": Entry("client.verbs.pull", "Fetch the model of a job as a Hugging Face folder."),
     "login": Entry("client.verbs.members", "Join a swarm as a person, with a token."),
     "token": Entry("client.verbs.members", "Let others join: make, list or revoke tokens."),

@@ -292,6 +292,10 @@ class Scheduler:
     def explain(self, request: pb.ExplainRequest) -> pb.Explanation:
         return cast(pb.Explanation, self._call(self._stub.Explain, request))
 
+    def trace(self, job: str, step: int) -> pb.StepTrace:
+        """Where the time of a step went; 0: the newest."""
+        return cast(pb.StepTrace, self._call(self._stub.Trace, pb.TraceRequest(job=job, step=step)))
+
     def chaos(self, request: pb.ChaosRequest) -> pb.ChaosReport:
         """Harm a stage server; answers once its job has recovered."""
         return cast(pb.ChaosReport, self._call(self._stub.Chaos, request))

@@ -17,7 +17,7 @@ from scheduler.api.members.relays import STATE, RelayDesk
 from scheduler.api.overview import Overview
 from scheduler.api.seen_jobs import OTHERS, SeenJobs
 from scheduler.api.uploads import MODEL, Uploads, read_request
-from scheduler.api.views import explanation, fitting, log_entry, log_filter
+from scheduler.api.views import explanation, fitting, log_entry, log_filter, step_trace
 from scheduler.brain.explain.facts import Fact, explain_peer
 from scheduler.brain.explain.trust import explain_trust
 from scheduler.brain.fleet.membership import Membership, Peer
@@ -260,6 +260,10 @@ class JobService(jobs_pb2_grpc.JobsServicer):
             with self._following():
                 async for steps in history(self._jobs.stores.database, job.record, job.spec, request.every):
                     yield pb.StepList(steps=[pb.StepView(**asdict(one)) for one in steps])
+
+    async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.StepTrace:
+        async with _answering(context):
+            return step_trace(self._seen.find("Trace", request.job), request.step, self._wall_s())
 
     async def Chaos(self, request: pb.ChaosRequest, context: Context) -> pb.ChaosReport:
         async with _answering(context):

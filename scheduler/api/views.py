@@ -10,7 +10,7 @@ from scheduler.brain.explain.facts import Fact
 from scheduler.brain.fleet.membership import NO_STAGE, Peer
 from scheduler.jobs.job import Job, split_of
 from scheduler.storage.job_log import LogLine
-from swarm.errors import InvalidConfig
+from swarm.errors import InvalidConfig, NotAllowed, NotFound
 from swarm.limits import REPLY_BYTES_MAX
 from swarm.process.logs import LOG_LEVELS
 from swarm.text import without_passwords
@@ -111,6 +111,45 @@ def guarded_view(view: pb.PeerView, shown: Callable[[str], str], *, knows_job: b
             view.ClearField(name)
         view.stage = NO_STAGE
     return view
+
+
+def step_trace(job: Job, step: int, now_unix_s: float) -> pb.StepTrace:
+    """The spans of a step of a job at work; 0: the newest that is complete. NotAllowed, NotFound."""
+    if job.run is None:
+        raise NotAllowed(
+            f"job {job.record.id} is {job.record.state.value}: only a job at work has traces of its newest steps",
+            hint="ask while it trains",
+        )
+    trace = job.run.driver.trace
+    newest = trace.newest()
+    wanted = newest if step == 0 else step - 1
+    spans = [] if wanted is None else trace.spans(wanted)
+    if wanted is None or not spans:
+        known = [one + 1 for one in trace.steps()]
+        told = f"steps {known[0]} to {known[-1]} are known" if known else "no step is known yet"
+        asked = f"step {step} of" if step else "a complete step of"
+        hint = f"for the newest: swarm trace {job.record.id}"
+        raise NotFound(f"there is no trace of {asked} job {job.record.id}: {told}", hint=hint)
+    begin_s = spans[0].begin_s
+    return pb.StepTrace(
+        job=job.record.id,
+        step=wanted + 1,
+        every=trace.every,
+        begin_unix_s=now_unix_s - (job.clock_s() - begin_s),
+        spans=[
+            pb.StepSpan(
+                name=one.name,
+                track=one.track,
+                begin_s=one.begin_s - begin_s,
+                duration_s=one.end_s - one.begin_s,
+                stage=one.stage,
+                index=one.index,
+                attempt=one.attempt,
+                beside=one.beside,
+            )
+            for one in spans
+        ],
+    )
 
 
 def explanation(kind: str, name: str, facts: Iterable[Fact]) -> pb.Explanation:

@@ -21,7 +21,7 @@ def _methods(service: str, names: str, roles: frozenset[Role]) -> dict[str, froz
 
 RULES: Mapping[str, frozenset[Role]] = {
     **_methods("Jobs", "Version", _EVERYBODY),
-    **_methods("Jobs", "List Get Watch Logs Explain Checkpoints History Peers Probe", _READERS),
+    **_methods("Jobs", "List Get Watch Logs Explain Checkpoints History Trace Peers Probe", _READERS),
     **_methods("Jobs", "MissingShards PutShard Submit Cancel Pause Resume Pull Remove", _SUBMITTERS),
     **_methods("Jobs", "Drain FreePeer Chaos Collect", _ADMINS),
     **_methods("Session", "Attach Store Fetch", _STAGE_SERVERS),

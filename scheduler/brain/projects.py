@@ -43,7 +43,7 @@ class Reach(StrEnum):
 
 # The methods that name a job. "Verify" is Checkpoints when it reads every byte.
 REACH: Mapping[str, Reach] = {
-    **dict.fromkeys(("Get", "Watch", "Logs", "Explain", "Checkpoints", "History"), Reach.PROJECT),
+    **dict.fromkeys(("Get", "Watch", "Logs", "Explain", "Checkpoints", "History", "Trace"), Reach.PROJECT),
     **dict.fromkeys(("Cancel", "Pause", "Resume", "Pull", "Verify", "Remove"), Reach.OWN),
 }
 

@@ -23,6 +23,7 @@ from scheduler.brain.fleet.membership import Transition
 from scheduler.brain.inputs import Input
 from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.brain.job import JobBrain
+from scheduler.brain.trace import Trace
 from scheduler.brain.transcript import Recorder
 from scheduler.brain.watchdog import Over, Watchdog
 from swarm.data.batches import Batches
@@ -77,7 +78,8 @@ class JobDriver:
         recorder: Recorder | None = None,
     ) -> None:
         self._brain = brain
-        self._decide = recorder.step if recorder is not None else brain.step
+        self.trace = Trace()
+        self._decide = self.trace.watching(recorder.step if recorder is not None else brain.step)
         self._bytes = _remembered(batches)
         self._effects = effects
         self._watchdog = watchdog

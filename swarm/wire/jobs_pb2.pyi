@@ -210,6 +210,48 @@ class StepList(_message.Message):
     steps: _containers.RepeatedCompositeFieldContainer[StepView]
     def __init__(self, steps: _Optional[_Iterable[_Union[StepView, _Mapping]]] = ...) -> None: ...
 
+class TraceRequest(_message.Message):
+    __slots__ = ("job", "step")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    step: int
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class StepTrace(_message.Message):
+    __slots__ = ("job", "step", "every", "begin_unix_s", "spans")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EVERY_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    step: int
+    every: int
+    begin_unix_s: float
+    spans: _containers.RepeatedCompositeFieldContainer[StepSpan]
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., every: _Optional[int] = ..., begin_unix_s: _Optional[float] = ..., spans: _Optional[_Iterable[_Union[StepSpan, _Mapping]]] = ...) -> None: ...
+
+class StepSpan(_message.Message):
+    __slots__ = ("name", "track", "begin_s", "duration_s", "stage", "index", "attempt", "beside")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TRACK_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_S_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    track: str
+    begin_s: float
+    duration_s: float
+    stage: int
+    index: int
+    attempt: int
+    beside: bool
+    def __init__(self, name: _Optional[str] = ..., track: _Optional[str] = ..., begin_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., attempt: _Optional[int] = ..., beside: _Optional[bool] = ...) -> None: ...
+
 class ListRequest(_message.Message):
     __slots__ = ("all", "state", "limit")
     ALL_FIELD_NUMBER: _ClassVar[int]

@@ -104,6 +104,11 @@ class JobsStub:
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.HistoryRequest.SerializeToString,
                 response_deserializer=swarm_dot_wire_dot_jobs__pb2.StepList.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/swarm.wire.Jobs/Trace',
+                request_serializer=swarm_dot_wire_dot_jobs__pb2.TraceRequest.SerializeToString,
+                response_deserializer=swarm_dot_wire_dot_jobs__pb2.StepTrace.FromString,
+                _registered_method=True)
         self.Chaos = channel.unary_unary(
                 '/swarm.wire.Jobs/Chaos',
                 request_serializer=swarm_dot_wire_dot_jobs__pb2.ChaosRequest.SerializeToString,
@@ -241,6 +246,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """Where the time of a step went, of a job at work.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Chaos(self, request, context):
         """Do harm to a stage server on purpose, and tell how its job took it; only with --allow-chaos.
         """
@@ -368,6 +380,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.History,
                     request_deserializer=swarm_dot_wire_dot_jobs__pb2.HistoryRequest.FromString,
                     response_serializer=swarm_dot_wire_dot_jobs__pb2.StepList.SerializeToString,
+            ),
+            'Trace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=swarm_dot_wire_dot_jobs__pb2.TraceRequest.FromString,
+                    response_serializer=swarm_dot_wire_dot_jobs__pb2.StepTrace.SerializeToString,
             ),
             'Chaos': grpc.unary_unary_rpc_method_handler(
                     servicer.Chaos,
@@ -788,6 +805,33 @@ class Jobs:
             '/swarm.wire.Jobs/History',
             swarm_dot_wire_dot_jobs__pb2.HistoryRequest.SerializeToString,
             swarm_dot_wire_dot_jobs__pb2.StepList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarm.wire.Jobs/Trace',
+            swarm_dot_wire_dot_jobs__pb2.TraceRequest.SerializeToString,
+            swarm_dot_wire_dot_jobs__pb2.StepTrace.FromString,
             options,
             channel_credentials,
             insecure,

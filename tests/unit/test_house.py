@@ -30,6 +30,7 @@ COVERED_BY = {
     ),
     "unit/scheduler/brain/checkpoint/test_schedule.py": ("scheduler/brain/checkpoint/collection",),
     "simulation/test_outer_steps.py": ("scheduler/brain/islands/brain",),
+    "simulation/test_trace.py": ("scheduler/brain/trace",),
     "simulation/test_draining.py": ("scheduler/brain/explain/situation",),
     "simulation/test_tidying.py": ("scheduler/jobs/series",),
     "simulation/test_stalling.py": ("scheduler/assembly", "scheduler/jobs/*"),

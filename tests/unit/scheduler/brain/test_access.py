@@ -25,6 +25,7 @@ TABLE = """
     Jobs.Explain            -             -      yes     yes        yes    -
     Jobs.Checkpoints        -             -      yes     yes        yes    -
     Jobs.History            -             -      yes     yes        yes    -
+    Jobs.Trace              -             -      yes     yes        yes    -
     Jobs.Peers              -             -      yes     yes        yes    -
     Jobs.Probe              -             -      yes     yes        yes    -
     Jobs.MissingShards      -             -      -       yes        yes    -

@@ -31,6 +31,7 @@ TABLE = """
     Explain      . yes  yes  -  -      . yes  yes  -  -      . yes yes yes yes
     Checkpoints  . yes  yes  -  -      . yes  yes  -  -      . yes yes yes yes
     History      . yes  yes  -  -      . yes  yes  -  -      . yes yes yes yes
+    Trace        . yes  yes  -  -      . yes  yes  -  -      . yes yes yes yes
     Verify       . yes  his  -  -      . yes  his  -  -      . yes yes yes yes
     Cancel       . role role role role . yes  his  -  -      . yes yes yes yes
     Pause        . role role role role . yes  his  -  -      . yes yes yes yes

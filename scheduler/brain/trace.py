@@ -1,0 +1,242 @@
+"""Where the time of a step goes: what a job's brain hears and decides of the newest steps, and the spans in it.
+
+    route ─▶ forward ─▶ boundary ─▶ forward ... backward ─▶ boundary ─▶ backward ─▶ average ─▶ row ─▶ commit
+
+All times are those at which the scheduler heard or decided something, by its clock; how long a replica computed is what
+the replica measured. So a forward ends when its report came, and began as much earlier as it took. What lies between
+the end of one stage's turn and the begin of the next is the boundary: the tensor's way, and its wait for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from scheduler.brain.inputs import Happened, Input, RowDurable, RowsDurable
+from scheduler.brain.outputs import Output, Send, WriteCommit, WriteRows
+from swarm.events import Accumulated, Averaged, Committed, Forwarded
+from swarm.messages import Commit, Route
+from swarm.types import PeerId, UnitName
+
+STEPS_KEPT = 16
+HOPS_MAX = 2048  # that are kept of a step: of a large one every second microbatch, or every fourth, ...
+SCHEDULER = "scheduler"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took its time; times are those of the job's clock.
+
+    `stage` and `index` are -1 where none is meant. Spans of one `track` do not overlap, but for those `beside` it.
+    """
+
+    name: str
+    track: str
+    begin_s: float
+    end_s: float
+    stage: int = -1
+    index: int = -1
+    attempt: int = 0
+    beside: bool = False
+
+
+@dataclass(slots=True)
+class _Hop:
+    """One replica's turn in a microbatch, as far as it is known."""
+
+    peer: PeerId
+    forwarded_s: float | None = None
+    done_s: float | None = None
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+
+    @property
+    def forward(self) -> tuple[float, float] | None:
+        """The last stage does not report its forward: its backward follows at once."""
+        if self.done_s is None:
+            return None
+        end_s = self.forwarded_s if self.forwarded_s is not None else self.done_s - self.backward_s
+        return end_s - self.forward_s, end_s
+
+    @property
+    def backward(self) -> tuple[float, float] | None:
+        return None if self.done_s is None else (self.done_s - self.backward_s, self.done_s)
+
+
+@dataclass(slots=True)
+class _Way:
+    """The newest route of a microbatch."""
+
+    routed_s: float
+    attempt: int
+    hops: list[_Hop]
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """What is known of one step."""
+
+    ways: dict[tuple[int, int], _Way] = field(default_factory=dict)  # by timeline and index
+    averaged: list[tuple[PeerId, UnitName, float, float]] = field(default_factory=list)  # begin, end
+    decided_s: float | None = None
+    durable_s: float | None = None
+    told: dict[PeerId, float] = field(default_factory=dict)  # when each replica was sent the commit
+    committed: dict[PeerId, tuple[int, float]] = field(default_factory=dict)  # its stage, and when it had applied it
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.told) and self.told.keys() <= self.committed.keys()
+
+
+class Trace:
+    """The newest steps of one job, or of all its islands."""
+
+    def __init__(self) -> None:
+        self.every = 1  # microbatches whose index it divides are kept
+        self._steps: dict[int, StepRecord] = {}
+
+    def watching(self, decide: Callable[[Input, float], list[Output]]) -> Callable[[Input, float], list[Output]]:
+        """The same door of a brain, with what passes it noted."""
+
+        def watched(happened: Input, now_s: float) -> list[Output]:
+            if type(happened) is Happened:
+                self._heard(happened, now_s)
+            decided = decide(happened, now_s)
+            if type(happened) in (RowDurable, RowsDurable):
+                self._durable(now_s)
+            if decided:
+                self._decided(decided, now_s)
+            return decided
+
+        return watched
+
+    def newest(self) -> int | None:
+        """The newest step that all replicas have applied; None if there is none yet."""
+        return max((step for step, record in self._steps.items() if record.is_complete), default=None)
+
+    def steps(self) -> list[int]:
+        """The steps of which something is known, oldest first."""
+        return sorted(self._steps)
+
+    def spans(self, step: int) -> list[Span]:
+        """The spans of a step in order of their begin; none if it is not known."""
+        record = self._steps.get(step)
+        found = [] if record is None else _one_after_the_other(_spans(record))
+        return sorted(found, key=lambda one: (one.begin_s, one.track))
+
+    # Noting ------------------------------------------------------------------------------------------------------
+
+    def _heard(self, happened: Happened, now_s: float) -> None:
+        match happened.event:
+            case Accumulated() as event:
+                if (hop := self._hop(event, happened.peer)) is not None:
+                    hop.done_s, hop.forward_s, hop.backward_s = now_s, event.forward_s, event.backward_s
+            case Forwarded() as event:
+                if (hop := self._hop(event, happened.peer)) is not None:
+                    hop.forwarded_s = now_s
+            case Averaged() as event:
+                if (record := self._steps.get(event.step)) is not None:
+                    record.averaged.append((happened.peer, event.unit, now_s - event.duration_s, now_s))
+            case Committed() as event:
+                if (record := self._steps.get(event.step)) is not None:
+                    record.committed[happened.peer] = event.stage, now_s
+
+    def _hop(self, event: Accumulated | Forwarded, peer: PeerId) -> _Hop | None:
+        """The hop that an event reports on, if it is kept and still on the microbatch's route."""
+        microbatch = event.microbatch
+        record = self._steps.get(microbatch.step)
+        way = None if record is None else record.ways.get((microbatch.timeline, microbatch.index))
+        if way is None or not 0 <= event.stage < len(way.hops) or way.hops[event.stage].peer != peer:
+            return None
+        return way.hops[event.stage]
+
+    def _decided(self, decided: Sequence[Output], now_s: float) -> None:
+        for output in decided:
+            if type(output) is Send:
+                command = output.command
+                if type(command) is Route:
+                    if output.peer == command.hops[0].peer and not command.microbatch.index % self.every:
+                        self._routed(command, now_s)
+                elif type(command) is Commit and (record := self._steps.get(command.step)) is not None:
+                    record.told.setdefault(output.peer, now_s)
+            elif type(output) is WriteCommit:
+                self._record(output.row.step).decided_s = now_s
+            elif type(output) is WriteRows:
+                for row in output.rows:
+                    self._record(row.step).decided_s = now_s
+
+    def _routed(self, route: Route, now_s: float) -> None:
+        microbatch = route.microbatch
+        record, key = self._record(microbatch.step), (microbatch.timeline, microbatch.index)
+        ways = record.ways
+        before = ways.get(key)
+        hops = [_Hop(hop.peer) for hop in route.hops]
+        if before is not None:  # what a replica has done already stays done
+            hops = [old if old.peer == new.peer else new for old, new in zip(before.hops, hops, strict=True)]
+        routed_s = now_s if before is None else before.routed_s
+        ways[key] = _Way(routed_s, max(hop.attempt for hop in route.hops), hops)
+        if len(ways) * len(hops) > HOPS_MAX:
+            self.every *= 2
+            record.ways = {key: way for key, way in ways.items() if not key[1] % self.every}
+
+    def _durable(self, now_s: float) -> None:
+        for record in self._steps.values():
+            if record.decided_s is not None and record.durable_s is None:
+                record.durable_s = now_s
+
+    def _record(self, step: int) -> StepRecord:
+        record = self._steps.get(step)
+        if record is None:
+            record = self._steps[step] = StepRecord()
+            while len(self._steps) > STEPS_KEPT:
+                del self._steps[min(self._steps)]
+        return record
+
+
+def _spans(record: StepRecord) -> Iterable[Span]:
+    stage_of: dict[str, int] = {peer: stage for peer, (stage, _) in record.committed.items()}
+    for (_, index), way in record.ways.items():
+        stage_of |= {hop.peer: stage for stage, hop in enumerate(way.hops)}
+        yield from _of_microbatch(index, way)
+    for peer, unit, begin_s, end_s in record.averaged:
+        yield Span(f"average {unit}", peer, begin_s, end_s, stage_of.get(peer, -1), beside=True)
+    if record.decided_s is not None and record.durable_s is not None:
+        yield Span("row", SCHEDULER, record.decided_s, record.durable_s)
+    for peer, (stage, end_s) in record.committed.items():
+        yield Span("commit", peer, record.told.get(peer, end_s), end_s, stage, beside=True)
+
+
+def _one_after_the_other(spans: Iterable[Span]) -> Iterable[Span]:
+    """The same, where a report that was long on its way no longer pushes a computation into the next one."""
+    ended_s: dict[str, float] = {}
+    for span in sorted(spans, key=lambda one: one.end_s):
+        if span.beside or span.track == SCHEDULER:
+            yield span
+        else:
+            begin_s = max(span.begin_s, ended_s.get(span.track, span.begin_s))
+            ended_s[span.track] = span.end_s
+            yield replace(span, begin_s=begin_s)
+
+
+def _of_microbatch(index: int, way: _Way) -> Iterable[Span]:
+    yield Span("route", SCHEDULER, way.routed_s, way.routed_s, index=index, attempt=way.attempt)
+    before: tuple[float, float] | None = None
+    for stage, hop in enumerate(way.hops):
+        if before is not None and hop.forward is not None:
+            yield from _boundary("boundary forward", hop.peer, before[1], hop.forward[0], stage, index)
+        if hop.forward is not None:
+            yield Span("forward", hop.peer, *hop.forward, stage, index, way.attempt)
+        before = hop.forward
+    before = None
+    for stage, hop in reversed(list(enumerate(way.hops))):
+        if before is not None and hop.backward is not None:
+            yield from _boundary("boundary backward", hop.peer, before[1], hop.backward[0], stage, index)
+        if hop.backward is not None:
+            yield Span("backward", hop.peer, *hop.backward, stage, index, way.attempt)
+        before = hop.backward
+
+
+def _boundary(name: str, peer: str, begin_s: float, end_s: float, stage: int, index: int) -> Iterable[Span]:
+    """Nothing if the reports overtook each other."""
+    if end_s > begin_s:
+        yield Span(name, peer, begin_s, end_s, stage, index, beside=True)

@@ -1,0 +1,162 @@
+"""Where the time of a step went is known of the newest steps, in order, also after a replica was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from scheduler.api.views import step_trace
+from scheduler.brain import trace
+from scheduler.brain.trace import SCHEDULER, Span, Trace
+from scheduler.jobs.job import Job
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.errors import NotAllowed, NotFound
+from swarm.job.partition import resolve
+from swarm.types import PeerId
+from tests.support.sim import loop as sim
+from tests.support.simulated import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text
+
+STEPS, STAGES = 20, 2
+
+
+def trained(tmp_path: Path, look: Callable[[Rig, Job, int], None], **changes: object) -> Job:
+    """Train; `look` is called after each step that was committed, with how many are."""
+    settings = {"pipeline__stages": STAGES, "training__steps": STEPS} | changes
+    spec = resolve(
+        small_spec(write_text(tmp_path), **settings), vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1
+    )
+    tokens = Tokens.make(tmp_path, spec)
+    jobs: list[Job] = []
+
+    async def main() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                rig = await Rig.start(tokens, 4, tasks, Random(1))
+                job = await rig.jobs.submit(spec, tokens.of_job(), {})
+                seen = 0
+                async for _ in rig.jobs.watch(job):
+                    if job.progress.steps_done > seen:
+                        seen = job.progress.steps_done
+                        look(rig, job, seen)
+                jobs.append(job)
+                await rig.network.close()
+                raise Done
+        except* Done:
+            pass
+
+    sim.run(main(), seed=1, limit_s=7200.0)
+    return jobs[0]
+
+
+def of(job: Job) -> Trace:
+    assert job.run is not None
+    return job.run.driver.trace
+
+
+def check(spans: list[Span], microbatches: int) -> None:
+    """Each microbatch went down and came back; then came average, row and commit; no track computes two at a time."""
+    by_index: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        assert span.end_s >= span.begin_s
+        if span.index >= 0 and not span.name.startswith("boundary"):
+            by_index[span.index].append(span)
+    assert sorted(by_index) == list(range(microbatches))
+    turns = [(name, stage) for name in ("forward", "backward") for stage in range(STAGES)]
+    for own in by_index.values():
+        ended = {(one.name, one.stage): one.end_s for one in own}
+        assert sorted(ended) == sorted([("route", -1), *turns])
+        assert len(ended) == len(own)
+        assert all(ended["route", -1] < ended["forward", stage] <= ended["backward", stage] for stage in range(STAGES))
+    (row,) = [one for one in spans if one.name == "row"]
+    last_s = max(one.end_s for own in by_index.values() for one in own)
+    assert all(last_s <= one.end_s <= row.begin_s for one in spans if one.name.startswith("average"))
+    assert all(row.end_s <= one.begin_s < one.end_s for one in spans if one.name == "commit")
+    tracks: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        if not span.beside and span.track != SCHEDULER:
+            tracks[span.track].append(span)
+    for own in tracks.values():
+        assert all(one.end_s <= two.begin_s for one, two in pairwise(sorted(own, key=lambda one: one.end_s)))
+
+
+def test_a_step_has_the_spans_of_each_microbatch_and_only_the_newest_steps_are_kept(tmp_path: Path) -> None:
+    checked = 0
+
+    def look(rig: Rig, job: Job, seen: int) -> None:
+        nonlocal checked
+        newest = of(job).newest()
+        assert len(of(job).steps()) <= trace.STEPS_KEPT
+        if newest is not None:
+            spans = of(job).spans(newest)
+            check(spans, job.spec.training.microbatches)
+            names = {one.name for one in spans}
+            assert {"boundary forward", "boundary backward", "average stage-0", "average stage-1", "commit"} <= names
+            assert len([one for one in spans if one.name == "commit"]) == 4
+            checked += 1
+        if seen == STEPS - 2:
+            assert STEPS - 4 <= (newest or 0) < STEPS, "it keeps up"
+
+    ended = trained(tmp_path, look)
+    assert checked > STEPS // 2
+    with pytest.raises(NotAllowed, match="is succeeded: only a job at work"):
+        step_trace(ended, 0, 1.0)
+
+
+def test_what_a_lost_replica_had_is_traced_where_it_was_done_again(tmp_path: Path) -> None:
+    killed: list[PeerId] = []
+    traced: dict[int, list[Span]] = {}
+
+    def look(rig: Rig, job: Job, seen: int) -> None:
+        if seen == 5:
+            killed.append(job.stages[0][0])
+            rig.kill(killed[0])
+        newest = of(job).newest()
+        if newest is not None:
+            traced[newest] = of(job).spans(newest)
+
+    trained(tmp_path, look)
+    after = [spans for step, spans in traced.items() if step > 9]
+    assert after
+    assert all(one.track != killed[0] for spans in after for one in spans)
+    again = [spans for spans in traced.values() if any(one.attempt > 1 for one in spans)]
+    for spans in again:
+        indexes = {one.index for one in spans if one.name == "backward"}
+        assert len(indexes) == len({(one.index, one.stage) for one in spans if one.name == "backward"}) / STAGES
+
+
+def test_of_a_large_step_some_microbatches_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "HOPS_MAX", 4)
+    shown: set[frozenset[int]] = set()
+
+    def look(rig: Rig, job: Job, seen: int) -> None:
+        newest = of(job).newest()
+        if newest is not None:
+            shown.add(frozenset(one.index for one in of(job).spans(newest) if one.index >= 0))
+
+    trained(tmp_path, look)
+    assert shown == {frozenset({0, 4})}, "of 6 microbatches"
+
+
+def test_people_count_steps_from_one_and_times_from_the_first_span(tmp_path: Path) -> None:
+    def look(rig: Rig, job: Job, seen: int) -> None:
+        if seen == 1 and of(job).newest() is None:
+            with pytest.raises(NotFound, match="no trace of a complete step"):
+                step_trace(job, 0, WALL_START_UNIX_S)
+        if seen < 10:
+            return
+        now_unix_s = WALL_START_UNIX_S + asyncio.get_running_loop().time()
+        found = step_trace(job, 0, now_unix_s)
+        assert found.step == (of(job).newest() or 0) + 1
+        assert found.spans[0].begin_s == 0.0
+        assert now_unix_s - 60.0 < found.begin_unix_s < now_unix_s
+        assert step_trace(job, found.step - 1, now_unix_s).begin_unix_s < found.begin_unix_s
+        with pytest.raises(NotFound, match=r"no trace of step 99 of job rig-\w+: steps \d+ to \d+ are known"):
+            step_trace(job, 99, now_unix_s)
+
+    trained(tmp_path, look)
