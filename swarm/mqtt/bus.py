@@ -74,7 +74,6 @@ class Bus:
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._dice = random.Random(client_id)
-        self.dropped = 0  # hints not sent because there was no link
         self.refused = 0  # messages received that are no small JSON objects
 
     @property
@@ -85,17 +84,6 @@ class Bus:
         """Keep `payload` as the retained message of `topic`, after reconnections too; an empty one clears it once."""
         self._announced[topic] = self._unsent[topic] = _retained(payload)
         self._wake.set()
-
-    async def publish(self, topic: str, payload: Mapping[str, Any]) -> None:
-        """Send a hint at QoS 0; without a link it is dropped, and counted in `dropped`."""
-        data = encode(payload)
-        if self._client is None:
-            self.dropped += 1
-            return
-        try:
-            await self._client.publish(topic, data, qos=0, timeout=CALL_S_MAX)
-        except (aiomqtt.MqttError, OSError):
-            self.dropped += 1
 
     def subscribe(self, topic_filter: str) -> Subscription:
         """Messages of matching topics, from now on; retained ones come first."""

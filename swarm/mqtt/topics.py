@@ -29,19 +29,9 @@ def peer(peer_id: str, swarm: str = DEFAULT_SWARM) -> str:
     return f"swarm/v1/{_level(swarm)}/peers/{_level(peer_id)}"
 
 
-def peers(swarm: str = DEFAULT_SWARM) -> str:
-    """A filter for all stage servers."""
-    return f"swarm/v1/{_level(swarm)}/peers/+"
-
-
 def job(job_id: str, swarm: str = DEFAULT_SWARM) -> str:
     """Where the scheduler publishes the state of a job."""
     return f"swarm/v1/{_level(swarm)}/jobs/{_level(job_id)}"
-
-
-def jobs(swarm: str = DEFAULT_SWARM) -> str:
-    """A filter for all jobs."""
-    return f"swarm/v1/{_level(swarm)}/jobs/+"
 
 
 def _level(name: str) -> str:

@@ -34,7 +34,8 @@ def anchors(document: Path) -> set[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_a_document_names_only_files_that_exist(document: Path) -> None:
     named = {one or other for one, other in PATH.findall(document.read_text())}
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    files = sorted(name for name in named if not name.startswith("swarm/v1/"))  # that is a topic of the broker
+    assert [name for name in files if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

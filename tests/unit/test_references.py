@@ -6,9 +6,16 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from scheduler.api.announcer import BusAnnouncer
+from scheduler.jobs.job import JobProgress
+from scheduler.storage.database import JobRecord, JobTokens
+from swarm.mqtt import topics
+from swarm.mqtt.discovery import Announcement
+from swarm.types import JobId, JobState
 from tests.support.references import FOLDER, PAGES, flags_of
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +54,22 @@ def test_the_commands_of_a_document_exist_with_their_flags(document: Path) -> No
         if verb and verb.islower() and not flags <= known(verb):
             wrong.append((verb, sorted(flags - known(verb))))
     assert wrong == []
+
+
+def test_the_topics_of_the_broker_are_those_of_the_code() -> None:
+    class Heard:
+        def announce(self, topic: str, payload: dict[str, object]) -> None:
+            said[topic] = set(payload)
+
+    said = {topics.scheduler("NAME"): set(Announcement("h:1", 1).payload())}
+    tokens = JobTokens((), "uint16", 257, 1.0, 0)
+    record = JobRecord(JobId("JOB"), "n", JobState.RUNNING, "", 0.0, 0.0, "{}", tokens)
+    BusAnnouncer(cast(Any, Heard()), "NAME").job_changed(record, JobProgress())
+    rows = [line.split("|") for line in (ROOT / "docs" / "broker.md").read_text().splitlines() if "| `swarm/v1" in line]
+    told = {row[1].strip(" `"): set(re.findall(r"`(\w+)`", row[3])) for row in rows}
+    peer = told.pop(topics.peer("PEER", "NAME"))
+    assert told == said
+    assert {"peer", "state", "incarnation", "address", "http", "device"} <= peer
 
 
 def test_a_flag_that_does_not_exist_would_be_found() -> None:
