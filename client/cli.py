@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 from client.flags import HELP, Root, Verb
 from client.shell import OutputFormat, Shell, product
 from swarm.errors import INTERRUPTED, InvalidConfig, SwarmError
-from swarm.process.lifecycle import print_error, usage_error
+from swarm.process.lifecycle import missing_package, print_error, usage_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,8 @@ def run(arguments: list[str]) -> int:
         _give_stdout_up()
         return 1
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (lacking := missing_package(error)) is not None:
+            return _failed(shell, lacking)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             return _failed(shell, InvalidConfig("the disk is full", hint="free some space, or write elsewhere"))
         text = str(error) or type(error).__name__

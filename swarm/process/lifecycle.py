@@ -30,6 +30,11 @@ Insecure: TypeAlias = Annotated[
     bool, typer.Option("--insecure", help="Speak plaintext with anybody; for tests and private networks.")
 ]
 LogLevel: TypeAlias = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+# Which extra of the distribution brings a package that not everybody needs.
+EXTRAS = {
+    **dict.fromkeys(("torch", "transformers", "safetensors"), "model"),
+    **dict.fromkeys(("datasets", "pyarrow", "tokenizers"), "data"),
+}
 LogFormatName: TypeAlias = Annotated[str, typer.Option(help="auto, json or text.")]
 
 
@@ -45,7 +50,24 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
     except SwarmError as error:
         print_error(error)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        lacking = missing_package(error)
+        if lacking is None:
+            raise
+        print_error(lacking)
+        sys.exit(lacking.exit_code)
     sys.exit(0)
+
+
+def missing_package(error: ModuleNotFoundError) -> InvalidConfig | None:
+    """The error for a person whose installation lacks an extra; None for any other module."""
+    package = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(package)
+    if extra is None:
+        return None
+    return InvalidConfig(
+        f"this needs the Python package {package}", hint=f'install it with: pip install "swarm-stages[{extra}]"'
+    )
 
 
 def usage_error(error: typer.TyperException, command: str) -> UsageError:

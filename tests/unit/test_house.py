@@ -168,6 +168,7 @@ def test_a_test_of_one_module_is_where_the_module_is() -> None:
     ]
     assert sorted(strays) == [
         "tests/unit/test_brains_stand_alone",
+        "tests/unit/test_deploy",
         "tests/unit/test_documents",
         "tests/unit/test_house",
         "tests/unit/test_references",

@@ -15,7 +15,7 @@ import scheduler.app
 import stage_server.app
 from stage_server.options import MemoryShare, StageServerOptions
 from swarm.errors import InvalidConfig, NotAllowed, UsageError
-from swarm.process.lifecycle import Farewell, check_announce, lock_first, lock_folder
+from swarm.process.lifecycle import Farewell, check_announce, lock_first, lock_folder, missing_package
 
 HOLD = """
 import sys, time
@@ -126,3 +126,23 @@ def test_offered_memory_is_a_size_or_a_share_of_what_is_free(text: str, offered:
 def test_another_amount_of_memory_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="--max-memory is a size or a share"):
         MemoryShare.parse(text)
+
+
+def test_a_program_whose_extra_is_not_installed_says_which(tmp_path: Path) -> None:
+    """Without torch `swarm stage-server` ended with a traceback."""
+    (tmp_path / "torch.py").write_text('raise ModuleNotFoundError("No module named torch", name="torch")')
+    program = f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv[0] = 'stage_server'; "
+    program += "runpy.run_module('stage_server', run_name='__main__')"
+    command = [sys.executable, "-c", program, "--scheduler", "127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == InvalidConfig.exit_code, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    assert 'pip install "swarm-stages[model]"' in done.stderr
+
+
+def test_a_package_that_no_extra_brings_is_a_fault_of_ours() -> None:
+    assert missing_package(ModuleNotFoundError("no", name="swarm.nothing")) is None
+    assert missing_package(ModuleNotFoundError("no")) is None
+    found = missing_package(ModuleNotFoundError("no", name="pyarrow.parquet"))
+    assert found is not None
+    assert "swarm-stages[data]" in found.hint
