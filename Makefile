@@ -30,14 +30,14 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + os.cpu_count())')
 # Tests start many processes: without bytecode on disk each of them compiles the code anew.
 test attack integration: export PYTHONDONTWRITEBYTECODE :=
 test: setup ## all tests but those of attack and integration
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/security --ignore tests/real
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/security --ignore tests/real --ignore tests/browser
 
 attack: setup ## strangers, thieves and liars against a swarm of real processes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/security
 
 # One after the other: each starts a fleet, and programs of others beside it.
-integration: setup ## a fleet with PostgreSQL, Mosquitto and Prometheus; fails and names the package if one is missing
-	$(BIN)/python -m pytest tests/real
+integration: setup ## a fleet with PostgreSQL, Mosquitto, Prometheus, Chromium; fails and names the package if one is missing
+	$(BIN)/python -m pytest tests/real tests/browser
 
 # With SEED (and SCENARIO) one run again, as a failing seed says; with SEEDS so many, the same every time.
 MINUTES ?= 30

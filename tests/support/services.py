@@ -31,7 +31,14 @@ START_S_MAX = 30.0
 POLL_S = 0.05
 # Debian keeps some of them off the PATH of people who do not run services.
 PLACES = ("/usr/sbin", "/usr/local/sbin", *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)))
-PACKAGES = {"initdb": "postgresql", "mosquitto": "mosquitto", "prometheus": "prometheus", "promtool": "prometheus"}
+PACKAGES = {
+    "initdb": "postgresql",
+    "mosquitto": "mosquitto",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "chromium": "chromium",
+    "chromedriver": "chromium-driver",
+}
 UNPRIVILEGED = "nobody"
 
 
