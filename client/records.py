@@ -30,6 +30,17 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Island:
+    """An island of a job at work: who serves it, the steps and exchanges that all of them made, what it waits for."""
+
+    island: int = 0
+    peers: tuple[str, ...] = ()
+    step: int = 0
+    exchanges: int = 0
+    waits_for: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job at a moment. `step` of `steps` are committed; `reason` says why it is in its state."""
 
@@ -62,6 +73,7 @@ class Job:
     skipped_steps: int = 0
     project: str = ""
     owner: str = ""
+    islands: tuple[Island, ...] = ()  # of a job at work that has some
 
     @property
     def has_ended(self) -> bool:
@@ -93,6 +105,7 @@ class Peer:
     outstanding: int = 0
     product: str = ""
     incarnation: int = 0
+    island: str = ""  # the number of the one that it serves; empty: its job has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +175,7 @@ def raise_unless_succeeded(job: Job) -> None:
         )
 
 
-_PARTS = {pb.StageView: Stage, pb.Fact: Fact}
+_PARTS = {pb.StageView: Stage, pb.IslandView: Island, pb.Fact: Fact}
 
 
 def record(kind: type[Kind], message: Any) -> Kind:

@@ -14,7 +14,7 @@ from rich.text import Text
 from client.records import Job, Peer
 from client.shell import finite, utc
 from swarm.job.schedule import perplexity
-from swarm.text import duration, size
+from swarm.text import counted, duration, size
 from swarm.types import DEFAULT_PROJECT, JobState
 
 _STATE_STYLE = {
@@ -39,6 +39,7 @@ def job_values(view: Job, *, spec: bool = False) -> dict[str, Any]:
     once_stepped = ("loss", "learning_rate", "grad_norm")
     if_known = ("checkpoint_step", "weights_sha256", "error_code", "hint")
     of_stage = ("stage", "layers", "microbatches")
+    of_island = ("island", "step", "exchanges", "waits_for")
     values: dict[str, Any] = {
         **{name: getattr(view, name) for name in always},
         **{name: finite(getattr(view, name)) for name in numbers},
@@ -51,6 +52,9 @@ def job_values(view: Job, *, spec: bool = False) -> dict[str, Any]:
         "owner": view.owner or None,
         "stages": [
             {"peers": list(stage.peers), **{name: getattr(stage, name) for name in of_stage}} for stage in view.stages
+        ],
+        "islands": [
+            {"peers": list(one.peers), **{name: getattr(one, name) for name in of_island}} for one in view.islands
         ],
         "ledger": {name: getattr(view, f"microbatches_{name}") for name in ("committed", "in_flight", "replayed")},
     }
@@ -82,6 +86,7 @@ def peer_values(view: Peer) -> dict[str, Any]:
         "http_address": view.http_address or None,
         "job": view.job or None,
         "stage": view.stage if view.job else None,
+        "island": int(view.island) if view.island else None,
         "pace_s": finite(view.pace_s),
     }
 
@@ -157,6 +162,9 @@ def job_table(view: Job) -> RenderableType:
         peers = ", ".join(stage.peers) or "no peers"
         facts = f"{stage.layers} layers, {stage.microbatches} microbatches: {peers}"
         rows.append((f"stage {stage.stage}", Text(facts)))
+    for island in view.islands:
+        made = f"step {island.step}, {counted(island.exchanges, 'exchange')}: {', '.join(island.peers)}"
+        rows.append((f"island {island.island}", Text(f"{made}; {island.waits_for}")))
     if view.checkpoint_step:
         rows.append(("checkpoint", Text(f"step {view.checkpoint_step} (all: swarm checkpoints {view.id})")))
     if view.weights_sha256:
@@ -166,13 +174,18 @@ def job_table(view: Job) -> RenderableType:
     return outer
 
 
+def _where(view: Peer) -> str:
+    island = f" in island {view.island}" if view.island else ""
+    return f"{view.stage}{island}" if view.job else "-"
+
+
 def peers_table(views: Sequence[Peer]) -> RenderableType:
     now_unix_s = time.time()
     rows = [
         (
             Text(view.id),
             state(view.state),
-            Text(str(view.stage) if view.job else "-"),
+            Text(_where(view)),
             Text(view.job or "-"),
             Text(view.device),
             Text(str(view.threads)),

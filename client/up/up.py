@@ -32,6 +32,7 @@ from client.verbs.submit import check_job
 from swarm.checkpoint.storage import local_folder
 from swarm.errors import DeadlinePassed, InvalidConfig, UsageError
 from swarm.job.spec import JobSpec
+from swarm.limits import ISLANDS_IN_SWARM_MAX
 from swarm.mqtt.broker import local_broker
 from swarm.pki.names import scheduler_of
 from swarm.process.lifecycle import lock_folder
@@ -58,6 +59,14 @@ def up(
         ),
     ] = 2,
     replicas: Annotated[int, typer.Option(min=1, max=64, envvar="SWARM_REPLICAS", help="Stage servers per stage.")] = 2,
+    islands: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=ISLANDS_IN_SWARM_MAX,
+            help="Start as many for each of ISLANDS islands; a --job without any is trained in so many.",
+        ),
+    ] = 1,
     device: Annotated[str, typer.Option(envvar="SWARM_DEVICE", help="auto, cpu, cuda:N or mps.")] = "auto",
     job: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Submit this job, follow it, then stop everything.")
@@ -84,10 +93,12 @@ def up(
         )
     if demo and job is not None:
         raise UsageError("--demo and --job exclude each other", hint="swarm up --demo, or swarm up --job FILE")
+    if demo and islands > 1:
+        raise UsageError("--demo trains without islands", hint=f"swarm up --islands {islands} --job FILE")
     folder = data_dir
     if folder is None and not demo:
         folder = platformdirs.user_data_path("swarm") / "up"
-    options = UpOptions(stages, replicas, device, job, demo, folder, port, allow_chaos)
+    options = UpOptions(stages, replicas, device, job, demo, folder, port, allow_chaos, islands)
     return asyncio.run(up_and_wait(shell, options))
 
 
@@ -103,6 +114,17 @@ class UpOptions:
     data_dir: Path | None
     port: int | None = None
     allow_chaos: bool = False
+    islands: int = 1
+
+    @property
+    def stage_servers(self) -> int:
+        return self.stages * self.replicas * self.islands
+
+    @property
+    def shape(self) -> str:
+        """What is started, for a person."""
+        islands = f" x {self.islands} islands" if self.islands > 1 else ""
+        return f"{self.stages} stages x {self.replicas} replicas{islands}"
 
 
 async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | None = None) -> int:
@@ -140,14 +162,15 @@ async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | Non
 
 async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet) -> int:
     # Checked first: starting the processes can take half a minute.
-    spec = None if options.job is None else check_job(options.job, ())[0]
+    asked = [] if options.job is None else _asked_for(options, check_job(options.job, ())[0])
+    spec = None if options.job is None else check_job(options.job, asked)[0]
     if options.port and not _is_free(options.port):
         raise InvalidConfig(f"port {options.port} is taken", hint="choose another --port; 0 takes any free one")
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_data_folder(shell, options.data_dir))
         fleet.logs = folder / "logs"
         fleet.logs.mkdir(exist_ok=True)
-        shell.say(f"starting {options.stages} stages x {options.replicas} replicas; logs in {fleet.logs}")
+        shell.say(f"starting {options.shape}; logs in {fleet.logs}")
         broker = await stack.enter_async_context(local_broker(log=fleet.logs / "broker.log"))
         stack.push_async_callback(fleet.end)  # before the broker ends: peers say farewell there
         roots = _checkpoint_roots(spec)
@@ -160,13 +183,23 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
             return await fleet.guard(_demo(shell, programs, fleet, jobs, address, folder, options), shell)
         if spec is not None:
             submit = [*programs.client, "submit", "--managed", str(options.job), *_flags(shell, address)]
-            if spec.pipeline.stages == "auto" and spec.pipeline.split == "auto":
-                submit += ["--set", f"pipeline.stages={min(options.stages, spec.layers)}"]  # as asked for
+            submit += [flag for override in asked for flag in ("--set", override)]
             code, _ = await fleet.guard(fleet.run(submit), shell)
             return code
         shell.say("Ctrl-C stops everything")
         await fleet.guard(asyncio.Event().wait())
         raise AssertionError("waiting ended")
+
+
+def _asked_for(options: UpOptions, spec: JobSpec) -> list[str]:
+    """What the flags say of a job's shape where its file does not."""
+    asked = []
+    if spec.pipeline.stages == "auto" and spec.pipeline.split == "auto":
+        asked.append(f"pipeline.stages={min(options.stages, spec.layers)}")
+    if options.islands > 1 and spec.islands.count == 1:
+        asked.append(f"islands.count={options.islands}")
+        asked += [] if spec.has_outer_steps else ["averaging.mode=diloco"]
+    return asked
 
 
 def _checkpoint_roots(spec: JobSpec | None) -> list[Path]:
@@ -195,7 +228,7 @@ async def _start(
     flags += [flag for root in checkpoint_roots for flag in ("--checkpoint-root", str(root))]
     scheduler = await fleet.start("scheduler", [*programs.scheduler, *shared, *flags])
     # Stage servers find the scheduler by themselves, so they need not wait for it.
-    count = options.stages * options.replicas
+    count = options.stage_servers
     servers = []
     for name in (f"peer-{index}" for index in range(count)):
         flags = _stage_server_flags(options.device, count, folder / name)

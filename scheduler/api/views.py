@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from scheduler.brain.explain.facts import Fact
 from scheduler.brain.fleet.membership import NO_STAGE, Peer
+from scheduler.jobs.islands import island_at
 from scheduler.jobs.job import Job, split_of
 from scheduler.storage.job_log import LogLine
 from swarm.errors import InvalidConfig, NotAllowed, NotFound
@@ -74,7 +75,23 @@ def job_view(job: Job, *, spec: bool = True) -> pb.JobView:
         skipped_steps=progress.skipped,
         project=record.project,
         owner=record.owner,
+        islands=_islands(job),
     )
+
+
+def _islands(job: Job) -> list[pb.IslandView]:
+    """The islands of a job at work that has some."""
+    situation = job.situation() if job.spec.has_outer_steps else None
+    return [
+        pb.IslandView(
+            island=one.number,
+            peers=[peer for pool in one.peers for peer in pool],
+            step=one.steps,
+            exchanges=one.exchanges,
+            waits_for=one.waiting_for,
+        )
+        for one in (situation.islands if situation is not None else ())
+    ]
 
 
 def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> pb.PeerView:
@@ -98,6 +115,7 @@ def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> p
         outstanding=brain.outstanding(hello.peer) if brain is not None else 0,
         product=hello.product,
         incarnation=hello.incarnation,
+        island=f"{island_at(job, hello.peer)}" if job is not None and job.spec.has_outer_steps else "",
     )
 
 
@@ -109,7 +127,7 @@ def guarded_view(view: pb.PeerView, shown: Callable[[str], str], *, knows_job: b
     if not knows_job:
         for name in ("reason", "job", "pace_s", "outstanding"):
             view.ClearField(name)
-        view.stage = NO_STAGE
+        view.stage, view.island = NO_STAGE, ""
     return view
 
 

@@ -214,6 +214,11 @@ class JobBrain:
         is_due = state.mode is Mode.RUNNING and state.progress.agreed == step and step < self.settings.steps
         return step if is_due and self.course.is_outer(step) else None
 
+    @property
+    def peers(self) -> tuple[tuple[PeerId, ...], ...]:
+        """The replicas of each stage."""
+        return tuple(tuple(pool) for pool in self._state.pool.by_stage)
+
     def stage_of(self, peer: PeerId) -> int | None:
         """The stage that a replica serves; None if the peer is none."""
         return self._state.pool.stage_of(peer) if peer in self._state.pool else None

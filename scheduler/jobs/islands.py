@@ -47,8 +47,12 @@ def timelines(job: Job) -> list[int]:
 
 def timeline_of(job: Job, peer: PeerId) -> int:
     """The timeline on which a peer serves the job."""
-    place = job.record.peers.get(peer, 0)
-    return timelines(job)[place // len(split_of(job.spec))]
+    return timelines(job)[island_at(job, peer)]
+
+
+def island_at(job: Job, peer: PeerId) -> int:
+    """The island in which a peer serves the job."""
+    return job.record.peers.get(peer, 0) // len(split_of(job.spec))
 
 
 def by_island(spec: JobSpec, peers: Mapping[PeerId, int]) -> list[dict[PeerId, int]]:

@@ -283,7 +283,7 @@ class StageView(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., layers: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., microbatches: _Optional[int] = ...) -> None: ...
 
 class JobView(_message.Message):
-    __slots__ = ("id", "name", "state", "reason", "since_unix_s", "created_unix_s", "step", "steps", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s", "tokens", "unigram_entropy", "stages", "microbatches_committed", "microbatches_in_flight", "microbatches_replayed", "weights_sha256", "spec_json", "error_code", "hint", "evaluation_loss", "evaluation_step", "checkpoint_step", "skipped_steps", "project", "owner")
+    __slots__ = ("id", "name", "state", "reason", "since_unix_s", "created_unix_s", "step", "steps", "loss", "learning_rate", "grad_norm", "tokens_per_s", "eta_s", "tokens", "unigram_entropy", "stages", "microbatches_committed", "microbatches_in_flight", "microbatches_replayed", "weights_sha256", "spec_json", "error_code", "hint", "evaluation_loss", "evaluation_step", "checkpoint_step", "skipped_steps", "project", "owner", "islands")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +313,7 @@ class JobView(_message.Message):
     SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    ISLANDS_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     state: str
@@ -342,7 +343,22 @@ class JobView(_message.Message):
     skipped_steps: int
     project: str
     owner: str
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., created_unix_s: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., tokens: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageView, _Mapping]]] = ..., microbatches_committed: _Optional[int] = ..., microbatches_in_flight: _Optional[int] = ..., microbatches_replayed: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., spec_json: _Optional[str] = ..., error_code: _Optional[str] = ..., hint: _Optional[str] = ..., evaluation_loss: _Optional[float] = ..., evaluation_step: _Optional[int] = ..., checkpoint_step: _Optional[int] = ..., skipped_steps: _Optional[int] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+    islands: _containers.RepeatedCompositeFieldContainer[IslandView]
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., created_unix_s: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., tokens: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageView, _Mapping]]] = ..., microbatches_committed: _Optional[int] = ..., microbatches_in_flight: _Optional[int] = ..., microbatches_replayed: _Optional[int] = ..., weights_sha256: _Optional[str] = ..., spec_json: _Optional[str] = ..., error_code: _Optional[str] = ..., hint: _Optional[str] = ..., evaluation_loss: _Optional[float] = ..., evaluation_step: _Optional[int] = ..., checkpoint_step: _Optional[int] = ..., skipped_steps: _Optional[int] = ..., project: _Optional[str] = ..., owner: _Optional[str] = ..., islands: _Optional[_Iterable[_Union[IslandView, _Mapping]]] = ...) -> None: ...
+
+class IslandView(_message.Message):
+    __slots__ = ("island", "peers", "step", "exchanges", "waits_for")
+    ISLAND_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGES_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    island: int
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    step: int
+    exchanges: int
+    waits_for: str
+    def __init__(self, island: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., step: _Optional[int] = ..., exchanges: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class PeersRequest(_message.Message):
     __slots__ = ("state", "stage")
@@ -353,7 +369,7 @@ class PeersRequest(_message.Message):
     def __init__(self, state: _Optional[str] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class PeerView(_message.Message):
-    __slots__ = ("id", "state", "reason", "since_unix_s", "address", "http_address", "device", "threads", "memory_bytes", "job", "stage", "pace_s", "outstanding", "product", "incarnation")
+    __slots__ = ("id", "state", "reason", "since_unix_s", "address", "http_address", "device", "threads", "memory_bytes", "job", "stage", "pace_s", "outstanding", "product", "incarnation", "island")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +385,7 @@ class PeerView(_message.Message):
     OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ISLAND_FIELD_NUMBER: _ClassVar[int]
     id: str
     state: str
     reason: str
@@ -384,7 +401,8 @@ class PeerView(_message.Message):
     outstanding: int
     product: str
     incarnation: int
-    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., job: _Optional[str] = ..., stage: _Optional[int] = ..., pace_s: _Optional[float] = ..., outstanding: _Optional[int] = ..., product: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    island: str
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., job: _Optional[str] = ..., stage: _Optional[int] = ..., pace_s: _Optional[float] = ..., outstanding: _Optional[int] = ..., product: _Optional[str] = ..., incarnation: _Optional[int] = ..., island: _Optional[str] = ...) -> None: ...
 
 class PeerList(_message.Message):
     __slots__ = ("peers",)

@@ -365,6 +365,15 @@ def test_a_job_that_leaves_it_open_gets_the_stages_that_were_asked_for(here: Pat
     assert "--set pipeline.stages=2" in up.seen  # the model has two layers
 
 
+def test_a_job_without_islands_is_trained_in_as_many_as_were_asked_for(here: Path, made: list[Up]) -> None:
+    (here / "job.toml").write_text(JOB)
+    up = _started(here, made, job=str(here / "job.toml"), islands=2, end_s=5.0)
+    assert up.end() == 0
+    assert "starting 2 stages x 1 replicas x 2 islands" in up.seen
+    assert "--set islands.count=2 --set averaging.mode=diloco" in up.seen
+    assert len(list(here.glob("data/peer-*/ended"))) == 4
+
+
 def test_ctrl_c_while_a_job_runs_ends_its_follower_too(here: Path, made: list[Up]) -> None:
     (here / "slow").touch()
     up = _started(here, made, job=str(here / "job.toml"))

@@ -193,9 +193,9 @@ def test_a_pause_that_cannot_be_saved_is_given_up_by_all_islands() -> None:
 def test_a_restarted_scheduler_that_is_to_stop_waits_until_it_knows_how_far_islands_are() -> None:
     world = World(CALM, 0)
     play_until(world, lambda one: len(one.database[0]) == 2)
-    world.restart()
     told = len(world.history)
-    world.tell(inputs.Stop(JobState.PAUSED, "enough"))
+    world.restart(told=[inputs.Stop(JobState.PAUSED, "enough")])
+    assert world.brain.is_stopping
     play_until(world, lambda one: one.over)
     assert end_of(world) == Ended("paused", "enough")
     assert [one.steps for one in world.history[told:] if isinstance(one, Kept)] == [2]
@@ -228,6 +228,9 @@ def test_a_job_that_waits_for_parts_of_a_checkpoint_only_gives_it_up() -> None:
     assert not world.over
     while not all(one.saves_only for one in world.brain._islands):
         world.turn()
+    checkpoint = world.brain.situation(1.0).checkpoint
+    assert checkpoint is not None
+    assert checkpoint.version == 2, "steps of the job"
     world.tell(inputs.Stuck(300.0))
     assert world.collecting is None
     play_until(world, lambda one: one.over)
@@ -241,6 +244,11 @@ def test_nobody_joins_and_questions_are_answered_for_all_islands() -> None:
     assert brain.where_to_join(Candidate(PeerId("idle")), [0, 1], 1.0) == Decision(None, NOBODY_JOINS)
     situation = brain.situation(1.0)
     assert {one.peer for one in situation.replicas} == set(world.replicas)
+    assert [(one.number, one.steps, one.exchanges) for one in situation.islands] == [
+        (number, brain.courses[number].inner_steps(one.agreed), 0) for number, one in enumerate(brain._islands)
+    ]
+    assert situation.island_of(PeerId("i1-s0-0")) == 1
+    assert situation.island_of(PeerId("idle")) is None
     assert brain.team().replicas == 8
     assert brain.counts().committed_steps == 2
     assert brain.counts().microbatches == 2 * 2 * MICROBATCHES, "of both islands"

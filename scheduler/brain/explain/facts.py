@@ -70,6 +70,17 @@ class JoinerStanding:
 
 
 @dataclass(frozen=True, slots=True)
+class IslandStanding:
+    """One of the islands of a job; peers are by stage."""
+
+    number: int
+    steps: int  # that all its replicas made
+    exchanges: int  # and outer steps
+    peers: tuple[tuple[PeerId, ...], ...]
+    waiting_for: str
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """A running job as its brain sees it; times are those of the scheduler's clock."""
 
@@ -86,6 +97,11 @@ class Situation:
     checkpoint: Collection | None = None
     rebalanced_s: float = nan  # when that decision was taken; nan = never
     steps: tuple[StepTimes, ...] = ()  # the newest, oldest first
+    islands: tuple[IslandStanding, ...] = ()  # of a job with outer steps
+
+    def island_of(self, peer: PeerId) -> int | None:
+        """The island that a peer serves; None if the job has none, or the peer serves none."""
+        return next((one.number for one in self.islands for pool in one.peers if peer in pool), None)
 
     def of_stage(self, stage: int) -> list[ReplicaStanding]:
         """The replicas of a stage, in order of peer id."""
@@ -153,6 +169,7 @@ def explain_job(job: JobStanding, situation: Situation | None, idle: Sequence[Id
     if situation is None:
         return [*facts, *(_wanting(job, idle) if job.state in WAITING_STATES else ())]
     facts.append(Fact("waits for", situation.waiting_for.removeprefix("waits for ")))
+    facts += [_island(one) for one in situation.islands]
     facts += [_stage(situation, stage) for stage in range(situation.stages)]
     facts.append(_overlap(job, situation))
     if situation.is_running:
@@ -209,6 +226,13 @@ def _wanting(job: JobStanding, idle: Sequence[IdlePeer]) -> list[Fact]:
         Fact("needs", needs, {"stage_servers": float(peers)}),
         Fact("idle", f"{len(idle)}: {found}", {"stage_servers": float(len(idle))}),
     ]
+
+
+def _island(one: IslandStanding) -> Fact:
+    who = "; ".join(f"stage {stage}: {', '.join(pool)}" for stage, pool in enumerate(one.peers))
+    made = f"step {one.steps}, {counted(one.exchanges, 'exchange')}"
+    numbers = {"island": float(one.number), "step": float(one.steps), "exchanges": float(one.exchanges)}
+    return Fact(f"island {one.number}", f"{made}; {one.waiting_for}; {who}", numbers)
 
 
 def _stage(situation: Situation, stage: int) -> Fact:
@@ -329,7 +353,9 @@ def explain_peer(
         hint = "start it with --listen or --announce HOST:PORT that others reach, or with --via-relay beside a relay"
         facts.append(Fact("network", f"{known.unreached}; if others cannot either, {hint}"))
     if known.job:
-        facts.append(Fact("serves", f"stage {known.stage} of {known.job}", {"stage": float(known.stage)}))
+        island = situation.island_of(peer) if situation is not None else None
+        where = f"stage {known.stage}" + (f" of island {island}" if island is not None else "")
+        facts.append(Fact("serves", f"{where} of {known.job}", {"stage": float(known.stage)}))
     else:
         facts += _unused(known, idle, waiting)
     if situation is None:

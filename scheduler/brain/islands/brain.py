@@ -23,7 +23,8 @@ from random import Random
 from types import MappingProxyType
 
 from scheduler.brain import inputs, outputs
-from scheduler.brain.explain.facts import Situation
+from scheduler.brain.checkpoint.schedule import Collection
+from scheduler.brain.explain.facts import IslandStanding, Situation
 from scheduler.brain.explain.reasons import Team
 from scheduler.brain.explain.situation import Counts
 from scheduler.brain.fleet.placement import Candidate
@@ -190,7 +191,27 @@ class IslandsBrain:
             waiting_for=self.waiting_for(),
             replicas=tuple(replica for one in of for replica in one.replicas),
             links={pair: until_s for one in of for pair, until_s in one.links.items()},
+            checkpoint=self._checkpoint([one.checkpoint for one in of if one.checkpoint is not None]),
+            islands=tuple(
+                IslandStanding(
+                    number,
+                    course.inner_steps(one.agreed),
+                    one.agreed - course.inner_steps(one.agreed),
+                    one.peers,
+                    self._waiting_for(one),
+                )
+                for number, (one, course) in enumerate(zip(self._islands, self.courses, strict=True))
+            ),
         )
+
+    def _checkpoint(self, parts: Sequence[Collection]) -> Collection | None:
+        """The parts of a checkpoint as one, for people."""
+        if not parts:
+            return None
+        first = parts[0]
+        savers = {peer: stage for one in parts for peer, stage in one.savers.items()}
+        is_writing = all(one.is_writing for one in parts)
+        return Collection(self.courses[0].inner_steps(first.version), first.since_s, savers, is_writing=is_writing)
 
     def waiting_for(self) -> str:
         """What the job waits for, for a person."""

@@ -11,7 +11,7 @@ what passed the door of the brain and what replicas did; checkers at the end of 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
@@ -268,8 +268,11 @@ class World:
         self.over = True
         self.history.append(Ended(state, reason))
 
-    def restart(self) -> None:
-        """A new scheduler finds the database and those who come back; what was on its way is lost."""
+    def restart(self, *, told: Sequence[Input] = ()) -> None:
+        """A new scheduler finds the database and those who come back; what was on its way is lost.
+
+        `told`: before anybody comes back.
+        """
         self.epoch, self.collecting = self.epoch + 1, None
         self.brain = self._brain()
         begins = []
@@ -279,7 +282,8 @@ class World:
             begins.append(Resumed(known, rows[-1].step + 1 if rows else 0, tuple(rows[-2:]), (), 10.0))
         for one in self.replicas.values():
             one.commands.clear()
-        self.tell(EachIsland(tuple(begins)))
+        for happened in (EachIsland(tuple(begins)), *told):
+            self.tell(happened)
         for peer, one in sorted(self.replicas.items()):
             hello = Hello(peer, 1, PROTOCOL_VERSION, "", f"at {peer}", "", "cpu", 1, 0, -1, JOB, one.timeline,
                           one.version, (), one.record.stage)  # fmt: skip

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from client.records import Job, Peer
+from client.records import Island, Job, Peer
 from client.shell import Shell
 from client.verbs import overview
 from client.verbs.explain import explanation_table, explanation_values, microbatch_name
 from client.verbs.follow import _plain, progress_line
 from client.verbs.peers import drained_text
-from client.views import job_table, job_values, jobs_table, peers_table
+from client.views import job_table, job_values, jobs_table, peer_values, peers_table
 from swarm.errors import UsageError
 from swarm.wire import jobs_pb2 as pb
 
@@ -43,6 +43,23 @@ def test_validation_loss_and_perplexity_are_shown_once_there_is_an_evaluation() 
     never = view(evaluation_loss=math.nan)
     assert "validation" not in progress_line(never) + shown(never)
     assert job_values(never)["evaluation"] is None
+
+
+def test_islands_are_shown_with_what_they_wait_for_and_of_a_stage_server_the_one_that_it_serves() -> None:
+    islands = (Island(0, ("a", "b"), 4, 2, "step 4: 1 microbatch in flight"), Island(1, ("c",), 5, 1, "waits"))
+    job = view(islands=islands)
+    assert "step 4, 2 exchanges: a, b; step 4: 1 microbatch in flight" in shown(job)
+    assert "step 5, 1 exchange: c; waits" in shown(job)
+    assert job_values(job)["islands"][1] == {
+        "island": 1, "peers": ["c"], "step": 5, "exchanges": 1, "waits_for": "waits",
+    }  # fmt: skip
+    assert job_values(view())["islands"] == []
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(peers_table([Peer("c", job="j", stage=1, island="1"), Peer("d", job="k", stage=1)]))
+    assert "1 in island 1" in capture.get()
+    assert "in island" not in capture.get().splitlines()[2]
+    assert [peer_values(Peer("c", job="j", stage=1, island=one))["island"] for one in ("1", "")] == [1, None]
 
 
 def test_a_follower_says_why_a_running_job_is_in_another_situation(capsys: pytest.CaptureFixture[str]) -> None:

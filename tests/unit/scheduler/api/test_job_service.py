@@ -34,6 +34,7 @@ class Registry:
             id_: SimpleNamespace(
                 record=SimpleNamespace(id=id_, project=project, reason="needs two more"),
                 brain=None,
+                spec=SimpleNamespace(has_outer_steps=False),
                 situation=lambda: None,
             )
             for id_, project in ((ANNS, "red"), (EVES, "blue"))

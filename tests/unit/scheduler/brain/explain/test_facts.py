@@ -12,6 +12,7 @@ from scheduler.brain.checkpoint.schedule import Collection
 from scheduler.brain.explain.facts import (
     Fact,
     IdlePeer,
+    IslandStanding,
     JobStanding,
     JoinerStanding,
     ReplicaStanding,
@@ -248,3 +249,18 @@ def test_an_idle_peer_says_why_each_job_does_not_use_it() -> None:
     drained = told(explain_peer(idle_peer(PeerState.DRAINING), None, None, {JOB: "waits"}, NOW_S))
     assert drained["not used"].startswith("it is drained")
     assert "not used" not in told(explain_peer(idle_peer(PeerState.GONE), None, None, {}, NOW_S))
+
+
+def test_islands_say_how_far_they_are_and_a_stage_server_which_one_it_serves() -> None:
+    islands = (
+        IslandStanding(0, 4, 2, ((A,), (C,)), "waits for the other islands"),
+        IslandStanding(1, 3, 1, ((B,), ()), "step 3: 1 microbatch in flight"),
+    )
+    facts = explain_job(standing(), situation(islands=islands), [], 100.0)
+    told = {fact.topic: fact.text for fact in facts}
+    assert told["island 0"] == f"step 4, 2 exchanges; waits for the other islands; stage 0: {A}; stage 1: {C}"
+    assert told["island 1"].startswith("step 3, 1 exchange; step 3: 1 microbatch in flight; ")
+    serves = {fact.topic: fact.text for fact in explain_peer(peer(), situation(islands=islands), None, {}, 100.0)}
+    assert serves["serves"] == f"stage 0 of island 1 of {JOB}"
+    plain = {fact.topic: fact.text for fact in explain_peer(peer(), situation(), None, {}, 100.0)}
+    assert plain["serves"] == f"stage 0 of {JOB}"
