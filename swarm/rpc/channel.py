@@ -36,7 +36,16 @@ KEEPALIVE_TIMEOUT_MS = 2000  # a busy two-core machine answers pings late, and w
 
 # To and through a relay: windows that do not grow with the bandwidth, and patience with pings that wait behind tensors.
 NARROW: Options = [("grpc.http2.bdp_probe", 0)]
-THROUGH_RELAY: Options = [("grpc.http2.ping_timeout_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000)]
+PING_S_MAX = 60.0  # that a ping may wait behind tensors on a slow link
+
+
+def ping_within(seconds: float) -> Options:
+    """How long a ping may take to come back before the connection counts as dead."""
+    limit_ms = round(1000 * seconds)
+    return [("grpc.http2.ping_timeout_ms", limit_ms), ("grpc.keepalive_timeout_ms", limit_ms)]
+
+
+THROUGH_RELAY = ping_within(20.0)
 
 _CODE_KEY = "swarm-code"
 _CODE = re.compile(r"^E[0-9]{4}$")
@@ -92,24 +101,25 @@ def connect(
     """
     check_address(address)
     if identity is None:
-        return grpc.aio.insecure_channel(address, options=client_options())
+        return grpc.aio.insecure_channel(address, options=_changed(client_options(), more))
     options = _changed(_expecting(server_name), more)
     return grpc.aio.secure_channel(address, _credentials(identity), options=options)
 
 
-def connect_to_peer(address: str, peer: PeerId | None, wallet: Wallet) -> grpc.aio.Channel:
+def connect_to_peer(address: str, peer: PeerId | None, wallet: Wallet, more: Options | None = None) -> grpc.aio.Channel:
     """A channel to a stage server; plaintext where both are on one machine, or where nobody has an identity.
 
     `peer` must answer there; None: any stage server of the swarm.
     """
     identity = wallet.identity
     if identity is None or is_loopback(address.rpartition(":")[0]):
-        return connect(address)
+        return connect(address, more=more)
     role = Role.STAGE_SERVER
     return connect(
         address,
         identity,
         any_of(identity.cluster, role) if peer is None else Principal(identity.cluster, role, peer).dns,
+        more,
     )
 
 

@@ -1,6 +1,9 @@
 """How a stage server is dialled: at its address, or through a relay if that does not answer in time.
 
 Without relays a channel is given at once and dials on first use, as ever. With them it is given once it stands.
+
+On a slow link a ping waits behind tensors, and a ping that is late looks like a dead neighbour. But whoever is dead
+answers no handshake either. So each time that a link broke which had stood, its next ping gets longer.
 """
 
 from __future__ import annotations
@@ -15,11 +18,19 @@ from swarm.errors import NoWay, PeerUnavailable, RelaySilent, SwarmError
 from swarm.messages import RelayAt
 from swarm.pki.identity import Wallet
 from swarm.pki.names import Principal, Role
-from swarm.rpc.channel import THROUGH_RELAY, connect, connect_to_peer
+from swarm.rpc.channel import (
+    KEEPALIVE_TIMEOUT_MS,
+    PING_S_MAX,
+    THROUGH_RELAY,
+    connect,
+    connect_to_peer,
+    ping_within,
+)
 from swarm.rpc.paths import DIRECT, DIRECT_S, Paths
 from swarm.rpc.tunnel import Tunnel, open_tunnel
 from swarm.types import PeerId
 
+PING_S, PING_FACTOR = KEEPALIVE_TIMEOUT_MS / 1000, 4.0
 HANDSHAKE_S_MAX = 3.0  # with the peer, where there is no other way
 
 
@@ -30,6 +41,9 @@ class Connection:
     channel: grpc.aio.Channel
     way: RelayAt = DIRECT
     tunnel: Tunnel | None = None
+    neighbour: PeerId | str = ""  # or the address, where no peer is meant
+    stood: bool = False  # both sides have shaken hands
+    owed: bool = False  # when it broke, the neighbour still had to answer for tensors
 
     async def close(self) -> None:
         await self.channel.close()
@@ -44,13 +58,14 @@ class Dialler:
         """Without `paths` there are no relays."""
         self._wallet = wallet
         self._paths = paths or Paths()
+        self._ping_s: dict[PeerId | str, float] = {}  # that a ping to a neighbour may take, where not PING_S
 
     async def dial(self, address: str, peer: PeerId | None) -> Connection:
         """PeerUnavailable if no way leads to the peer; NoWay if that is the fault of relays."""
         now_s = asyncio.get_running_loop().time()
         ways = self._paths.order(address, peer, now_s)
         if ways == [DIRECT] or peer is None:
-            return Connection(connect_to_peer(address, peer, self._wallet))
+            return self._made(address, peer)
         silent, answer = False, ""
         for way in ways:
             try:
@@ -75,9 +90,22 @@ class Dialler:
     def broke(self, connection: Connection) -> None:
         """The link broke by itself; if it went through a relay, others may as well."""
         self._paths.blame(connection.way, asyncio.get_running_loop().time())
+        if connection.stood and connection.owed and connection.way == DIRECT:
+            longer_s = PING_FACTOR * self._ping_s.get(connection.neighbour, PING_S)
+            self._ping_s[connection.neighbour] = min(PING_S_MAX, longer_s)
+
+    def ease(self, address: str, peer: PeerId | None) -> None:
+        """The link is replaced while all is well: wait less for the next one, as nothing is slow for ever."""
+        shorter_s = self._ping_s.pop(peer or address, PING_S) / PING_FACTOR
+        if shorter_s > PING_S:
+            self._ping_s[peer or address] = shorter_s
+
+    def _made(self, address: str, peer: PeerId | None) -> Connection:
+        pings = ping_within(self._ping_s.get(peer or address, PING_S))
+        return Connection(connect_to_peer(address, peer, self._wallet, pings), neighbour=peer or address)
 
     async def _direct(self, address: str, peer: PeerId, timeout_s: float = DIRECT_S) -> Connection:
-        return await standing(Connection(connect_to_peer(address, peer, self._wallet)), timeout_s, address)
+        return await standing(self._made(address, peer), timeout_s, address)
 
     async def _through(self, relay: RelayAt, peer: PeerId) -> Connection:
         identity = self._wallet.identity

@@ -203,6 +203,7 @@ class GrpcPeerLinks:
             check_address(address)
         link, token = self._links.get((address, to)), self._wallet.pass_token
         if link is not None and link.error is None and link.token != token:
+            self._dialler.ease(address, to)
             self._retired[link] = to
             link.retire(self._retired.pop)
             link = None
@@ -305,6 +306,8 @@ class _Link:
             connection = await self._dial()
             method: Any = connection.channel.stream_stream(f"/{SERVICE}/{METHOD}")
             call: _Call = method(metadata=passes.metadata(self.token))
+            await call.wait_for_connection()
+            connection.stood = True
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(call))
                 tasks.create_task(self._read(call))
@@ -313,6 +316,7 @@ class _Link:
             assert isinstance(failure, grpc.RpcError)
             error = translate(failure, self._address, unavailable=PeerUnavailable)
             if connection is not None and type(error) is PeerUnavailable:
+                connection.owed = bool(self._unanswered)
                 self._broke(connection)
         except* Exception as group:
             error = public_error(group)

@@ -52,7 +52,6 @@ COVERED_BY = {
             "swarm/relay/metrics",
             "swarm/relay/service",
             "stage_server/session/relays",
-            "swarm/rpc/dialling",
             "swarm/rpc/tunnel",
         ),
     ),
