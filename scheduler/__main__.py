@@ -89,6 +89,16 @@ def scheduler(
     certificate_life: Annotated[
         float, typer.Option(min=1 / 720, max=720.0, help="How long a member's certificate is good for, hours.")
     ] = 24.0,
+    otlp: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Send traces of microbatches to an OpenTelemetry collector (OTLP over gRPC), such as "
+            "http://127.0.0.1:4317.",
+            show_default="nobody",
+        ),
+    ] = "",
+    otlp_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Which share of all microbatches.")] = 0.01,
     insecure: Insecure = False,
     log_level: LogLevel = "info",
     log_format: LogFormatName = "auto",
@@ -112,6 +122,8 @@ def scheduler(
         3600.0 * certificate_life,
         kept_for_s(keep_jobs),
         join_listen,
+        otlp,
+        otlp_ratio,
     )
     run_process(serve(options))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -24,7 +25,7 @@ from scheduler.api.seen_jobs import SeenJobs
 from scheduler.assembly import assemble
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.projects import ANYBODY
-from scheduler.jobs.job import Announcer
+from scheduler.jobs.job import Announcer, Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.series import show, tidy
 from scheduler.metrics import SchedulerMetrics
@@ -35,6 +36,7 @@ from scheduler.web.feed import Entrance, Feed
 from scheduler.web.listener import Listener
 from scheduler.web.pages import Pages
 from scheduler.web.site import MainLoop, Site
+from swarm.errors import InvalidConfig
 from swarm.messages import PROTOCOL_VERSION
 from swarm.mqtt import topics
 from swarm.mqtt.broker import local_broker
@@ -75,6 +77,8 @@ class SchedulerOptions:
     certificate_life_s: float = LIFE_S
     keep_jobs_s: float = 0.0  # how long ended jobs are kept; 0 = for ever
     join_listen: str = ""  # "" = the host of the address, at 7949 or any free port
+    otlp: str = ""  # where a collector takes traces; "" = nowhere
+    otlp_ratio: float = 0.01
 
 
 async def serve(options: SchedulerOptions) -> None:
@@ -96,6 +100,11 @@ async def serve(options: SchedulerOptions) -> None:
         log_readers = stack.enter_context(ThreadPoolExecutor(max_workers=2, thread_name_prefix="logs"))
         url = f"sqlite:///{options.data_dir / 'scheduler.db'}" if options.db == "sqlite" else options.db
         metrics = SchedulerMetrics(product, PROTOCOL_VERSION)
+        look: Callable[[Job], None] | None = None
+        if options.otlp:
+            exporter = _exporter(options, product)
+            stack.callback(exporter.close)
+            look = exporter.look
         database = await Database.open(url, commits, options.data_dir, metrics.stored)
         stack.push_async_callback(database.close)
         watch = DatabaseWatch(database, metrics.database_link)
@@ -227,10 +236,21 @@ async def serve(options: SchedulerOptions) -> None:
         scheduler.start()
         tasks.create_task(watch.run())
         tasks.create_task(tidy(registry, membership, ports))
-        tasks.create_task(show(registry, ports, options.data_dir))
+        tasks.create_task(show(registry, ports, options.data_dir, look))
         tasks.create_task(scheduler.jobs.removal.tidy())
         broker = bus.endpoint.shown if bus is not None else broker  # without the password
         facts = {"address": address, "http": http_address, "broker": broker, "joins": joins}
         log.info("scheduler started", epoch=database.epoch, **facts)
         say_ready("scheduler", **facts)
         await asyncio.Event().wait()
+
+
+def _exporter(options: SchedulerOptions, product: str) -> Any:
+    """A MicrobatchExporter; its module is imported by those alone who use it, as its packages are an extra."""
+    try:
+        module = import_module("scheduler.otlp")
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(
+            f"--otlp needs the Python package {error.name}", hint='install it with: pip install "swarm-stages[otel]"'
+        ) from None
+    return module.MicrobatchExporter(options.otlp, options.otlp_ratio, product, time.time)

@@ -3,14 +3,16 @@
     route ─▶ forward ─▶ boundary ─▶ forward ... backward ─▶ boundary ─▶ backward ─▶ average ─▶ row ─▶ commit
 
 All times are those at which the scheduler heard or decided something, by its clock; how long a replica computed is what
-the replica measured. So a forward ends when its report came, and began as much earlier as it took. What lies between
-the end of one stage's turn and the begin of the next is the boundary: the tensor's way, and its wait for the device.
+the replica measured. So a forward ends when its report came, or earlier if the next stage had begun by then, and began
+as much earlier as it took. What lies between the end of one stage's turn and the begin of the next is the boundary: the
+tensor's way, and its wait for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from scheduler.brain.inputs import Happened, Input, RowDurable, RowsDurable
 from scheduler.brain.outputs import Output, Send, WriteCommit, WriteRows
@@ -219,24 +221,18 @@ def _one_after_the_other(spans: Iterable[Span]) -> Iterable[Span]:
 
 
 def _of_microbatch(index: int, way: _Way) -> Iterable[Span]:
+    """The way down and back. A report may be late, never early: nobody ends after whom waits for it has begun."""
     yield Span("route", SCHEDULER, way.routed_s, way.routed_s, index=index, attempt=way.attempt)
-    before: tuple[float, float] | None = None
-    for stage, hop in enumerate(way.hops):
-        if before is not None and hop.forward is not None:
-            yield from _boundary("boundary forward", hop.peer, before[1], hop.forward[0], stage, index)
-        if hop.forward is not None:
-            yield Span("forward", hop.peer, *hop.forward, stage, index, way.attempt)
-        before = hop.forward
-    before = None
-    for stage, hop in reversed(list(enumerate(way.hops))):
-        if before is not None and hop.backward is not None:
-            yield from _boundary("boundary backward", hop.peer, before[1], hop.backward[0], stage, index)
-        if hop.backward is not None:
-            yield Span("backward", hop.peer, *hop.backward, stage, index, way.attempt)
-        before = hop.backward
-
-
-def _boundary(name: str, peer: str, begin_s: float, end_s: float, stage: int, index: int) -> Iterable[Span]:
-    """Nothing if the reports overtook each other."""
-    if end_s > begin_s:
-        yield Span(name, peer, begin_s, end_s, stage, index, beside=True)
+    turns = [("forward", stage, hop, hop.forward) for stage, hop in enumerate(way.hops)]
+    turns += [("backward", stage, hop, hop.backward) for stage, hop in reversed(list(enumerate(way.hops)))]
+    next_s, after = inf, ""
+    for name, stage, hop, turn in reversed(turns):
+        if turn is None:
+            continue
+        end_s = min(turn[1], next_s)
+        begin_s = end_s - (turn[1] - turn[0])
+        yield Span(name, hop.peer, begin_s, end_s, stage, index, way.attempt)
+        if after not in ("", hop.peer) and next_s > end_s:
+            beside = 1 if name == "forward" else -1
+            yield Span(f"boundary {name}", after, end_s, next_s, stage + beside, index, beside=True)
+        next_s, after = begin_s, hop.peer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from functools import partial
 from pathlib import Path
 
@@ -45,14 +45,21 @@ class MetricExpiry:
         return sorted(peer for peer, since_s in self._since_s.items() if now_s - since_s >= PEER_KEPT_S)
 
 
-async def show(registry: JobRegistry, ports: SchedulerPorts, folder: Path) -> None:
-    """Bring up to date what replicas can do, how late the event loop is and what is free in `folder`; forever."""
+async def show(
+    registry: JobRegistry, ports: SchedulerPorts, folder: Path, look: Callable[[Job], None] | None = None
+) -> None:
+    """Bring up to date what replicas can do, how late the event loop is and what is free in `folder`; forever.
+
+    `look` is shown each job as often.
+    """
     loop, metrics = asyncio.get_running_loop(), ports.metrics
     late_s = 0.0
     while True:
         metrics.process_health(late_s, await run_blocking(ports.stores.threads, partial(_free_bytes, folder)))
         for job in registry.all():
             _show_speeds(job, metrics)
+            if look is not None:
+                look(job)
         due_s = loop.time() + SHOW_S
         await asyncio.sleep(SHOW_S)
         late_s = max(0.0, loop.time() - due_s)

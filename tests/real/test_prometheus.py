@@ -7,18 +7,22 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.wire import jobs_pb2 as pb
+from tests.support.collector import Collector
 from tests.support.processes import Cluster, Process
 from tests.support.services import Prometheus, fetch, promtool, until
 from tests.support.simulated import Tokens, small_spec, write_text
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yml"
+AGAIN = KeyValue(key="swarm.attempt", value=AnyValue(int_value=2))
 # Expressions that have no data in a fleet to which nothing of the kind has happened.
 NEED_A_FAULT = ("swarm_auth_failures_total",)
 
@@ -64,8 +68,15 @@ class Fleet(Cluster):
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with Fleet(tmp_path_factory.mktemp("fleet"), "--grace", "2", broker="embedded") as fleet:
+def collector() -> Iterator[Collector]:
+    with Collector() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Fleet]:
+    flags = ("--grace", "2", "--otlp", collector.url, "--otlp-ratio", "0.1")
+    with Fleet(tmp_path_factory.mktemp("fleet"), *flags, broker="embedded") as fleet:
         fleet.begin()
         try:
             fleet.lose_one_and_win_one()
@@ -125,6 +136,24 @@ def test_prometheus_answers_every_expression_of_the_dashboard(fleet: Fleet, prom
     while (lacking := without_data()) and time.monotonic() < given_up_s:
         time.sleep(0.5)
     assert lacking == []
+
+
+def test_a_collector_receives_the_spans_of_a_microbatch_in_order(fleet: Fleet, collector: Collector) -> None:
+    def whole() -> list[Any]:
+        """Those that were routed once: what a lost replica had is done again, in another order."""
+        again = {one.trace_id for one in collector.spans for held in one.attributes if held == AGAIN}
+        return [one for one in collector.spans if one.name == "microbatch" and one.trace_id not in again]
+
+    until("microbatches arrive", lambda: len(whole()) > 20)
+    for one in whole()[:20]:
+        inside = [part for part in collector.spans if part.parent_span_id == one.span_id]
+        ended = sorted(inside, key=lambda part: part.end_time_unix_nano)
+        names = [part.name.partition(" ")[0] for part in ended if not part.name.startswith("boundary")]
+        assert names[:5] == ["route", "forward", "forward", "backward", "backward"]
+        assert set(names[5:-3]) == {"average"}
+        assert names[-3:] == ["row", "commit", "commit"]
+        assert one.end_time_unix_nano - one.start_time_unix_nano < 60e9
+    assert any(part.name == "boundary forward" for part in collector.spans)
 
 
 def test_a_frozen_job_raises_the_alert_and_one_that_goes_on_ends_it(fleet: Fleet, prometheus: Prometheus) -> None:

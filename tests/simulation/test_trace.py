@@ -72,7 +72,8 @@ def check(spans: list[Span], microbatches: int) -> None:
         ended = {(one.name, one.stage): one.end_s for one in own}
         assert sorted(ended) == sorted([("route", -1), *turns])
         assert len(ended) == len(own)
-        assert all(ended["route", -1] < ended["forward", stage] <= ended["backward", stage] for stage in range(STAGES))
+        way = [("forward", 0), ("forward", 1), ("backward", 1), ("backward", 0)]
+        assert all(ended[one] <= ended[two] for one, two in pairwise([("route", -1), *way]))
     (row,) = [one for one in spans if one.name == "row"]
     last_s = max(one.end_s for own in by_index.values() for one in own)
     assert all(last_s <= one.end_s <= row.begin_s for one in spans if one.name.startswith("average"))
