@@ -55,6 +55,7 @@ VERBS = {
     "project": Entry("client.verbs.projects", "List projects, make one, or change its quota."),
     "ca": Entry("client.verbs.ca", "Show the swarm's authority, or put another in its place."),
     "audit": Entry("client.verbs.audit", "Show or verify what was asked of a scheduler here."),
+    "track": Entry("client.verbs.track", "Write the steps of a job for TensorBoard."),
     "doctor": Entry("client.verbs.doctor", "Find what keeps a swarm from working, and say what to do."),
     "version": Entry("client.verbs.overview", "Show the versions of this command and the scheduler."),
     "scheduler": Entry("scheduler", "Run the scheduler in this process.", program=True),

@@ -269,10 +269,15 @@ class Scheduler:
         reply: pb.CheckpointList = self._call(self._stub.Checkpoints, request, timeout_s=timeout_s)
         return [record(Checkpoint, view) for view in reply.checkpoints]
 
-    def history(self, job: str, every: int = 0) -> Iterator[Step]:
-        """The committed steps of a job that count, oldest first; with `every`, each so-many-th and the last."""
+    def history(self, job: str, every: int = 0, after: int = 0) -> Iterator[Step]:
+        """The committed steps of a job that count, oldest first; with `every`, each so-many-th and the last.
+
+        With `after`, only those behind that step.
+        """
         with self._translated():
-            for reply in self._stub.History(pb.HistoryRequest(job=job, every=every), timeout=READING_S_MAX):
+            for reply in self._stub.History(
+                pb.HistoryRequest(job=job, every=every, after=after), timeout=READING_S_MAX
+            ):
                 yield from (record(Step, one) for one in reply.steps)
 
     def peers(self, *, state: str = "", stage: int = -1) -> list[Peer]:

@@ -12,7 +12,8 @@ from typing import BinaryIO
 
 from client.connection import Scheduler
 from client.records import Job
-from client.shell import Shell, bytes_bar
+from client.shell import Shell, bytes_bar, product
+from client.transfer.model_card import model_card
 from client.transfer.precision import Dtype, convert_folder
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import CorruptFrame, InvalidConfig, InvalidModel, NotAllowed
@@ -21,6 +22,7 @@ from swarm.hf.model_folder import FILES_MAX, tensor_hashes, weights_sha256
 from swarm.hf.safetensors_header import read_header
 from swarm.wire import jobs_pb2 as pb
 
+CARD = "README.md"
 _AGAIN = "pull again; if it happens again, the checkpoint on the scheduler is damaged"
 
 
@@ -61,6 +63,8 @@ def download(
         if dtype != "keep":
             convert_folder(part, dtype)
             sha256 = weights_sha256(_parameters(part))
+        if job.spec_json and not (part / CARD).exists():
+            (part / CARD).write_text(model_card(job, sha256, product()), encoding="utf-8")
         _put_in_place(part, folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)

@@ -30,12 +30,14 @@ class StepMade:
     evaluation_loss: float
 
 
-async def history(database: Database, record: JobRecord, spec: JobSpec, every: int) -> AsyncIterator[list[StepMade]]:
-    """The steps, oldest first, in lists of at most ROWS_AT_ONCE; each `every`-th and the last one."""
+async def history(
+    database: Database, record: JobRecord, spec: JobSpec, every: int, after: int = 0
+) -> AsyncIterator[list[StepMade]]:
+    """The steps behind `after`, oldest first, in lists of at most ROWS_AT_ONCE; each `every`-th and the last one."""
     evaluated = await evaluations(database, record)
     last: StepMade | None = None  # that was left out
-    async for rows in _rows(database, record, spec):
-        made = [_made(row, evaluated) for row in rows]
+    async for rows in _rows(database, record, spec, first=after):
+        made = [_made(row, evaluated) for row in rows if row["step"] >= after]
         wanted = [one for one in made if one.step % every == 0] if every else made
         if made:
             last = None if wanted and wanted[-1] is made[-1] else made[-1]
@@ -57,15 +59,16 @@ async def evaluations(database: Database, record: JobRecord) -> dict[int, float]
 
 
 async def _rows(
-    database: Database, record: JobRecord, spec: JobSpec, every: int = 1
+    database: Database, record: JobRecord, spec: JobSpec, every: int = 1, first: int = 0
 ) -> AsyncIterator[list[Mapping[str, Any]]]:
-    """The rows that count, as the database has them; with `every`, at least each so-many-th."""
+    """The rows that count, as the database has them; with `every`, at least each so-many-th; of islands also those of
+    steps before `first`."""
     if spec.has_outer_steps:
         for timeline in range(record.timeline + 1):
             yield [asdict(row) for row in await rows_made(database, record, spec, job_rows(spec, timeline))]
         return
     after = (-1, -1)
-    while page := await database.commits(record.id, after=after, count=ROWS_AT_ONCE, every=every):
+    while page := await database.commits(record.id, after=after, first=first, count=ROWS_AT_ONCE, every=every):
         after = (page[-1]["timeline"], page[-1]["step"])
         yield [row for row in page if row_counts(row["timeline"], row["step"], record.first_steps)]
 

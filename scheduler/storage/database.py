@@ -257,15 +257,21 @@ class Database:
         return tuple(_commit_row(row) for row in reversed(rows))
 
     async def commits(
-        self, job: JobId, after: tuple[int, int] = (-1, -1), count: int | None = None, every: int = 1
+        self,
+        job: JobId,
+        after: tuple[int, int] = (-1, -1),
+        first: int = 0,
+        count: int | None = None,
+        every: int = 1,
     ) -> list[dict[str, Any]]:
-        """The commit rows of a job in order, as plain values: at most `count` behind the (timeline, step) `after`.
+        """The commit rows of a job in order, as plain values: at most `count`, behind the (timeline, step) `after`, of
+        steps from `first` on.
 
         With `every`, only those with which a multiple of so many steps is committed.
         """
         table = _COMMITS.c
         behind = sa.or_(table.timeline > after[0], sa.and_(table.timeline == after[0], table.step > after[1]))
-        query = sa.select(_COMMITS).where(table.job == job, behind)
+        query = sa.select(_COMMITS).where(table.job == job, behind, table.step >= first)
         if every > 1:
             query = query.where((table.step + 1) % every == 0)
         return await self.select(query.order_by(table.timeline, table.step).limit(count))

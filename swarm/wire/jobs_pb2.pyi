@@ -177,12 +177,14 @@ class CheckpointList(_message.Message):
     def __init__(self, checkpoints: _Optional[_Iterable[_Union[CheckpointView, _Mapping]]] = ...) -> None: ...
 
 class HistoryRequest(_message.Message):
-    __slots__ = ("job", "every")
+    __slots__ = ("job", "every", "after")
     JOB_FIELD_NUMBER: _ClassVar[int]
     EVERY_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     job: str
     every: int
-    def __init__(self, job: _Optional[str] = ..., every: _Optional[int] = ...) -> None: ...
+    after: int
+    def __init__(self, job: _Optional[str] = ..., every: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
 
 class StepView(_message.Message):
     __slots__ = ("step", "loss", "grad_norm", "learning_rate", "tokens", "skipped", "committed_unix_s", "evaluation_loss")

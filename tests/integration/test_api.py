@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import swarm
 from client.api import Client
@@ -73,6 +74,13 @@ def test_a_job_is_submitted_watched_resumed_and_fetched_from_python(tmp_path: Pa
 
         pulled = client.pull(job, tmp_path / "model")
         assert (pulled.weights_sha256, (pulled.path / "config.json").exists()) == (seen[-1].weights_sha256, True)
+        assert f"| weights sha256 | {pulled.weights_sha256} |" in (pulled.path / "README.md").read_text()
+        assert run(["track", job.id, str(tmp_path / "runs"), "--follow", "--scheduler", cluster.address]) == 0
+        read: Any = EventAccumulator(str(tmp_path / "runs" / job.id))
+        read.Reload()
+        assert [one.step for one in read.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+        assert [one.step for one in read.Scalars("validation/loss")] == [3, 6]
+        assert run(["track", job.id, str(tmp_path / "runs"), "--scheduler", cluster.address]) == 10, "it is there"
         assert any("accepted" in line.message for line in client.logs(job))
         assert client.explain(job).id == job.id
 

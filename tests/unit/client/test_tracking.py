@@ -1,0 +1,49 @@
+"""What TensorBoard reads of what was written for it."""
+
+from __future__ import annotations
+
+import sys
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from client.records import Step
+from client.tracking import TensorBoard, scalars
+from swarm.errors import InvalidConfig
+
+
+def test_tensorboard_reads_each_step_with_its_time(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path / "job")
+    board.write(Step(step=1, loss=3.0, tokens=32, committed_unix_s=1000.0), 32)
+    board.write(Step(step=2, loss=2.5, evaluation_loss=2.75, tokens=32, committed_unix_s=1002.0), 64)
+    board.close()
+    read: Any = EventAccumulator(str(tmp_path / "job"))
+    read.Reload()
+    assert [(one.step, one.value, one.wall_time) for one in read.Scalars("train/loss")] == [
+        (1, 3, 1000),
+        (2, 2.5, 1002),
+    ]
+    assert [(one.step, one.value) for one in read.Scalars("validation/loss")] == [(2, 2.75)]
+    assert [one.value for one in read.Scalars("train/tokens")] == [32, 64]
+
+
+def test_what_is_not_finite_is_left_out() -> None:
+    values = scalars(Step(step=1, loss=nan, grad_norm=0.0, skipped=True), 0)
+    assert set(values) == {"train/learning_rate", "train/skipped", "train/tokens"}
+    assert values["train/skipped"] == 1.0
+
+
+def test_without_the_extra_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    with pytest.raises(InvalidConfig, match="tensorboard") as error:
+        TensorBoard(tmp_path)
+    assert "swarm-stages[tracking]" in error.value.hint
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidConfig, match="cannot be written"):
+        TensorBoard(tmp_path / "file" / "job")

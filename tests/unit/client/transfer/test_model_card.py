@@ -1,0 +1,49 @@
+"""What a model's README.md says, and what it does not tell of somebody's machine."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from client.records import Job
+from client.transfer.model_card import model_card
+from swarm.job.spec import parse_job
+
+SOURCES = {"/home/ann/secret/corpus/*.jsonl": "*.jsonl", "hf:owner/name": "hf:owner/name", "C:\\texts\\a.txt": "a.txt"}
+
+
+def card(source: str = "a.txt", **facts: Any) -> str:
+    spec = parse_job(
+        {
+            "name": "tiny",
+            "model": {"config": {"num_hidden_layers": 2}},
+            "data": {"source": source},
+            "training": {"steps": 20, "warmup_steps": 1},
+        }
+    )
+    return model_card(
+        Job(id="tiny-1", name="tiny", step=20, spec_json=spec.model_dump_json(), **facts), "ab" * 32, "0.1"
+    )
+
+
+def test_a_card_begins_with_what_the_hub_reads() -> None:
+    front = card().split("---\n")[1].splitlines()
+    values = {line.partition(": ")[0]: json.loads(line.partition(": ")[2]) for line in front}
+    assert values == {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["swarm"]}
+
+
+@pytest.mark.parametrize(("source", "shown"), SOURCES.items())
+def test_a_card_names_the_data_and_no_folder_of_a_machine(source: str, shown: str) -> None:
+    assert f"| data | {shown} |" in card(source)
+
+
+def test_a_card_tells_losses_that_were_measured_only() -> None:
+    assert "loss" not in card(loss=math.nan)
+    told = card(loss=2.0, evaluation_loss=math.log(10.0), evaluation_step=20, tokens=640)
+    assert "| training loss | 2.0000 nats per token |" in told
+    assert "perplexity 10.00, after step 20" in told
+    assert "| tokens | 640 |" in told
+    assert f"| weights sha256 | {'ab' * 32} |" in told
