@@ -314,8 +314,8 @@ def _show(shell: Shell, broker: str, scheduler: Child, servers: Sequence[Child],
         ("scheduler", scheduler),
         *((server.ready.get("peer", server.name), server) for server in servers),
     ):
-        http = child.ready.get("http", "")
-        shell.say(f"  {name:<11} {child.ready['address']:<18}" + (f"  http://{http}/metrics" if http else ""))
+        http, path = child.ready.get("http", ""), "" if child is scheduler else "metrics"  # the scheduler has a page
+        shell.say(f"  {name:<11} {child.ready['address']:<18}" + (f"  http://{http}/{path}" if http else ""))
     address = scheduler.ready["address"]
     where = "" if address == DEFAULT_SCHEDULER else f" --scheduler {address}"
     shell.say(f"  try         swarm peers{where}    swarm submit FILE{where}")

@@ -244,7 +244,7 @@ def _started(here: Path, made: list[Up], **options: object) -> Up:
 def test_it_shows_what_runs_where_and_stops_on_ctrl_c(here: Path, made: list[Up]) -> None:
     up = _started(here, made, stages=2, replicas=2)
     up.until("Ctrl-C stops everything")
-    for words in ("mqtt://127.0.0.1:", "peer-0-id", "peer-3-id", "http://127.0.0.1:1/metrics", "swarm submit FILE"):
+    for words in ("mqtt://127.0.0.1:", "peer-0-id", "peer-3-id", "http://127.0.0.1:1/\n", "swarm submit FILE"):
         assert words in up.seen
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 130

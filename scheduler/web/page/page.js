@@ -254,7 +254,7 @@ function chart(place, series, summary, fromZero) {
   if (!fromZero) y0 -= room;
   const x = (step) => left + (step - x0) / (x1 - x0) * (width - left - right);
   const y = (value) => height - bottom - (value - y0) / (y1 - y0) * (height - top - bottom);
-  for (const tick of ticks(y0, y1, 4)) {
+  for (const tick of ticks(y0, y1, 5)) {
     svg.append(draw("line", {class: "grid", x1: left, x2: width - right, y1: y(tick), y2: y(tick)}));
     svg.append(draw("text", {class: "axis", x: left - 6, y: y(tick) + 4, "text-anchor": "end"}, figure(tick, 4)));
   }
