@@ -106,6 +106,7 @@ class Peer:
     product: str = ""
     incarnation: int = 0
     island: str = ""  # the number of the one that it serves; empty: its job has none
+    slow_bfloat16: bool = False  # its device computes it many times slower than float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,14 @@ from swarm.errors import InvalidConfig, RoleForbids, SchedulerUnreachable, Swarm
 from swarm.events import Hello
 from swarm.limits import Bucket
 from swarm.messages import PROTOCOL_VERSION
-from swarm.model.runtime import choose_device, describe_device, free_bytes, limit_memory, used_bytes
+from swarm.model.runtime import (
+    choose_device,
+    describe_device,
+    free_bytes,
+    is_slow_at_bfloat16,
+    limit_memory,
+    used_bytes,
+)
 from swarm.mqtt import topics
 from swarm.mqtt.bus import Bus
 from swarm.mqtt.discovery import find_scheduler
@@ -158,6 +165,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             memory_bytes=memory_bytes,
             pinned_stage=options.stage,
             via_relay=options.via_relay,
+            slow_bfloat16=is_slow_at_bfloat16(device_name),
         )
         bus: Bus | None = None
         if options.broker:

@@ -49,6 +49,7 @@ class Hello:
     attempt: int = 0  # the greatest known here of any open step: new hops must carry a greater one
     join: int = 0  # the number under which it fetches the stage's state; 0 = it is a replica, or idle
     via_relay: bool = False  # it listens at relays
+    slow_bfloat16: bool = False  # its device computes bfloat16 many times slower than float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from client.connection import Scheduler
-from client.records import Job
+from client.records import Job, Peer
 from client.shell import Shell, bytes_bar
 from client.transfer.upload import File, open_start, upload, upload_start, upload_weights
 from swarm.checkpoint.reader import Checkpoint
@@ -19,6 +19,7 @@ from swarm.job.changes import JOB_AND_STEP
 from swarm.job.islands import check_for_swarm
 from swarm.job.spec import JobSpec
 from swarm.text import counted
+from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
 
 
@@ -38,6 +39,8 @@ def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> J
     start = open_start(corpus.resolve(spec))
     scheduler.check_protocol()
     look_ahead(scheduler, spec, start)
+    if spec.model.dtype != "float32" and (told := slow_text(spec.model.dtype, scheduler.peers())):
+        shell.say(told)
     with tempfile.TemporaryDirectory(prefix="swarm-tokens-") as folder:
         with bytes_bar(shell, "tokenising") as advance:
             manifest = tokenise(spec, Path(folder), advance, corpus)
@@ -69,6 +72,18 @@ def look_ahead(scheduler: Scheduler, spec: JobSpec, start: Checkpoint | None) ->
     named = JOB_AND_STEP.match(spec.checkpoint.resume_from) if start is None else None
     if named is not None:
         scheduler.get(named[1])
+
+
+def slow_text(dtype: str, peers: Sequence[Peer]) -> str:
+    """What somebody should know who chose this dtype for these stage servers; empty if nothing."""
+    usable = [peer for peer in peers if peer.state in (PeerState.IDLE, PeerState.SERVING)]
+    slow = sum(peer.slow_bfloat16 for peer in usable)
+    if not slow:
+        return ""
+    return (
+        f"{slow} of {counted(len(usable), 'stage server')} have no bfloat16 instructions: with model.dtype = "
+        f'"{dtype}" they are about 20 times as slow as with --set model.dtype=float32'
+    )
 
 
 def _add_tokenizer(

@@ -115,6 +115,7 @@ def peer_view(peer: Peer, job: Job | None, now_s: float, now_unix_s: float) -> p
         outstanding=brain.outstanding(hello.peer) if brain is not None else 0,
         product=hello.product,
         incarnation=hello.incarnation,
+        slow_bfloat16=hello.slow_bfloat16,
         island=f"{island_at(job, hello.peer)}" if job is not None and job.spec.has_outer_steps else "",
     )
 

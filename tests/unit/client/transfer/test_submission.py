@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from client.transfer.submission import look_ahead
+from client.records import Peer
+from client.transfer.submission import look_ahead, slow_text
 from swarm.errors import InvalidConfig, NotFound
 from tests.support.simulated import small_spec
 
@@ -43,3 +44,11 @@ def test_a_relative_folder_for_checkpoints_is_of_no_use_to_a_scheduler(tmp_path:
         look_ahead(scheduler, small_spec(tmp_path, checkpoint__dir=where), None)
     for fine in ("", "/mnt/runs", "s3://bucket/runs"):
         look_ahead(scheduler, small_spec(tmp_path, checkpoint__dir=fine), None)
+
+
+def test_who_chooses_bfloat16_for_cpus_without_it_is_warned_before_the_job_starts() -> None:
+    """Only the stage servers' logs said that the job was twenty times as slow as it could be."""
+    slow, fast = Peer(id="a", state="idle", slow_bfloat16=True), Peer(id="b", state="serving")
+    assert slow_text("bfloat16", [slow, fast]).startswith("1 of 2 stage servers have no bfloat16 instructions")
+    assert slow_text("bfloat16", [fast]) == ""
+    assert slow_text("bfloat16", [fast, Peer(id="c", state="gone", slow_bfloat16=True)]) == ""
