@@ -1,79 +1,36 @@
 """What floods of connections cost a scheduler: TLS handshakes and slow requests at each of its ports.
 
     python -m benchmarks.measured.floods [--seconds 10] [--rate 1000]
+    python -m benchmarks.measured.floods --training [--seconds 10] [--rate 1000] [--rounds 5]
 
 A flood sends the first message of a TLS handshake, which makes the server sign, and leaves; or it opens requests and
 never ends them. Meanwhile a person asks for the version and an orchestrator probes /healthz. The processor time of the
 scheduler is the measure: unlike rates, it hardly depends on what else the machine does.
+
+With --training a job trains meanwhile, and five ports of the swarm are flooded in turns with quiet. The flood comes
+from a process of the least priority, so what is lost is what those who are flooded spend on it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import socket
-import ssl
 import statistics
 import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.job.partition import resolve
 from swarm.wire import jobs_pb2 as pb
+from tests.support.floods import Flood, client_hello, flooding
 from tests.support.processes import Cluster
+from tests.support.simulated import Tokens, small_spec, write_text
 
-SLOW_AT_ONCE = 100
-
-
-def client_hello(alpn: str = "") -> bytes:
-    """The first message of a handshake."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    if alpn:
-        context.set_alpn_protocols([alpn])
-    out = ssl.MemoryBIO()
-    with suppress(ssl.SSLWantReadError):
-        context.wrap_bio(ssl.MemoryBIO(), out).do_handshake()
-    return out.read()
-
-
-@dataclass
-class Flood:
-    """Handshakes at a rate, or slow requests; the threads of this process make them."""
-
-    address: str
-    rate: float
-    hello: bytes
-    is_slow: bool = False
-    made: int = 0
-    answered: int = 0
-    _held: list[socket.socket] = field(default_factory=list)
-
-    def run(self, until_s: float) -> None:
-        host, _, port = self.address.rpartition(":")
-        began_s = time.monotonic()
-        while time.monotonic() < until_s:
-            if self.made >= (time.monotonic() - began_s) * self.rate:
-                time.sleep(0.001)
-                continue
-            self.made += 1
-            with suppress(OSError):
-                line = socket.create_connection((host, int(port)), timeout=2.0)
-                line.sendall(b"GET /healthz HTTP/1.1\r\nHost:" if self.is_slow else self.hello)
-                if self.is_slow:
-                    self._held.append(line)
-                    if len(self._held) > SLOW_AT_ONCE:
-                        self._held.pop(0).close()
-                    continue
-                self.answered += bool(line.recv(1))
-                line.close()
-        for line in self._held:
-            line.close()
+PORTS = 5
 
 
 def cpu_s(pid: int) -> float:
@@ -113,13 +70,49 @@ def measure(cluster: Cluster, name: str, flood: Flood | None, seconds: float) ->
     )
 
 
+def train(folder: Path, seconds: float, rate: float, rounds: int) -> None:
+    """Steps a second of a job of two stages, without and with the flood, in turns."""
+    spec = small_spec(write_text(folder), pipeline__stages=2, training__steps=10**6, limits__min_replicas=1)
+    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    tokens = Tokens.make(folder / "tokens", spec)
+    with Cluster(folder) as cluster:
+        cluster.add_servers(2)
+        ready = cluster.scheduler.ready
+        ports = [ready["address"], ready["joins"], ready["http"], *(peer.address for peer in cluster.peers())]
+        assert len(ports) == PORTS
+        job = cluster.submit(spec, tokens.manifest)
+        cluster.wait_for_step(job.id, 20)
+
+        def steps_per_s() -> float:
+            began_s, first = time.monotonic(), cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=10).step
+            time.sleep(seconds)
+            last = cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=10).step
+            return float(last - first) / (time.monotonic() - began_s)
+
+        shares = []
+        print("steps/s: quiet, flooded, share")
+        for _ in range(rounds):
+            quiet = steps_per_s()
+            with flooding(rate / PORTS, ports):
+                flooded = steps_per_s()
+            quiet = (quiet + steps_per_s()) / 2
+            shares.append(flooded / quiet)
+            print(f"{quiet:.2f} {flooded:.2f} {shares[-1]:.1%}", flush=True)
+        print(f"median {statistics.median(shares):.1%}, from {min(shares):.1%} to {max(shares):.1%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=1000.0)
+    parser.add_argument("--training", action="store_true", help="steps/s of a job, quiet and flooded in turns")
+    parser.add_argument("--rounds", type=int, default=5, help="with --training")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SWARM_PROFILES"] = f"{folder}/profiles"
+        if options.training:
+            train(Path(folder), options.seconds, options.rate, options.rounds)
+            return
         with Cluster(Path(folder)) as cluster:
             ready = cluster.scheduler.ready
             grpc, https = client_hello("h2"), client_hello()

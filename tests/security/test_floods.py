@@ -1,0 +1,53 @@
+"""Strangers flood every port of a swarm while a job trains: it goes on, and who asks is answered."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarm.data.tokenizer import ByteTokenizer
+from swarm.job.partition import resolve
+from swarm.reference.trainer import train_local
+from swarm.wire import jobs_pb2 as pb
+from tests.support.floods import flooding
+from tests.support.processes import Cluster
+from tests.support.simulated import Tokens, small_spec, write_text
+
+RATE = 100.0  # connections a second, at each of five ports
+ANSWER_S_MAX = 5.0
+STEPS = 60
+
+
+@pytest.mark.timeout(300)
+def test_a_job_trains_to_the_weights_of_one_process_while_strangers_flood_all_ports(tmp_path: Path) -> None:
+    """Handshakes that never end, bytes that mean nothing and slow requests, at scheduler and stage servers alike."""
+    spec = small_spec(write_text(tmp_path), pipeline__stages=2, training__steps=STEPS, limits__min_replicas=1)
+    spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+    tokens = Tokens.make(tmp_path / "tokens", spec)
+    expected = train_local(spec, tokens.batches(spec), device=torch.device("cpu"))
+    with Cluster(tmp_path) as cluster:
+        cluster.add_servers(2)
+        ready = cluster.scheduler.ready
+        ports = [ready["address"], ready["joins"], ready["http"], *(peer.address for peer in cluster.peers())]
+        with flooding(RATE, ports):
+            job = cluster.submit(spec, tokens.manifest)
+            worst_s, asked = 0.0, 0
+            view = cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=ANSWER_S_MAX)
+            while view.state not in ("succeeded", "failed", "paused", "cancelled"):
+                began_s = time.monotonic()
+                with urllib.request.urlopen(f"http://{ready['http']}/healthz", timeout=ANSWER_S_MAX) as reply:
+                    assert reply.status == 200
+                view = cluster.jobs.Get(pb.JobRequest(job=job.id), timeout=ANSWER_S_MAX)
+                worst_s, asked = max(worst_s, time.monotonic() - began_s), asked + 1
+                time.sleep(0.1)
+        assert view.state == "succeeded", f"{view.reason}\n{cluster.tails()}"
+        assert view.weights_sha256 == expected.sha256
+        assert asked > 10
+        assert worst_s < ANSWER_S_MAX
+        logs = "".join(path.read_text() for path in tmp_path.glob("*.log"))
+        assert "Traceback" not in logs
+        assert len(logs) < 1 << 20, "strangers do not fill the disk with logs"
