@@ -2,7 +2,8 @@
 
      socket ──▶ Listener ──▶ TLS ──▶ uvicorn's HTTP ──▶ application
                    │ one request a connection, REQUEST_S_MAX for handshake, request and answer
-                   │ CONNECTIONS_MAX at a time: the oldest makes room, so a probe gets through
+                   │ CONNECTIONS_MAX at a time: the oldest makes room, first of those that have asked for nothing yet,
+                   │ so a probe gets through
                    └ an answer that goes on asks for that with `lasts`, and counts elsewhere
 
 uvicorn reads HTTP. Its own server takes the connections before anybody can say no, and keeps the certificate that it
@@ -27,7 +28,7 @@ from swarm.process.http import CONNECTIONS_MAX, REQUEST_S_MAX, Door, Handshakes,
 CONNECTION = "swarm.connection"  # where an application finds its Connection: among the extensions of the scope
 HEADERS_BYTES_MAX = 16 << 10
 END_S_MAX = 2.0
-BACKLOG = 128
+BACKLOG = 1024  # a full one costs a probe the second until its SYN is sent again
 PAUSE_S = 0.1  # after a connection could not be taken: no file descriptor is free
 
 
@@ -79,7 +80,8 @@ class Service:
         self._handshakes = Handshakes()
         self._ended = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
-        self.held: dict[Connection, None] = {}  # those of which each has its deadline, the oldest first
+        self.silent: dict[Connection, None] = {}  # those that have asked for nothing yet, the oldest first
+        self.answered: dict[Connection, None] = {}  # those whose request is whole, the oldest first
         self.lasting: set[Connection] = set()
         self.state = ServerState()
         self.state.default_headers = [(b"connection", b"close")]
@@ -104,7 +106,7 @@ class Service:
         taking = asyncio.create_task(self._take(listening))
         await self._ended.wait()
         taking.cancel()
-        for one in [*self.held, *self.lasting]:
+        for one in [*self.silent, *self.answered, *self.lasting]:
             one.cut()
         tasks = {*self._opening, *self.state.tasks}
         if tasks:
@@ -121,8 +123,8 @@ class Service:
             if self._door is not None and not self._handshakes.may_begin(address[0]):
                 taken.close()
                 continue
-            if len(self.held) >= CONNECTIONS_MAX:
-                next(iter(self.held)).cut()
+            if len(self.silent) + len(self.answered) >= CONNECTIONS_MAX:
+                next(iter(self.silent or self.answered)).cut()
             task = loop.create_task(self._open(Connection(self, taken)))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
@@ -148,7 +150,7 @@ class Connection:
         self._service = service
         self.socket = taken
         self.transport: asyncio.Transport | None = None
-        service.held[self] = None
+        service.silent[self] = None
         self._deadline = asyncio.get_running_loop().call_later(REQUEST_S_MAX, self.cut)
 
     def certificate(self) -> bytes | None:
@@ -160,10 +162,15 @@ class Connection:
         """The same as `Door.admits` wants it."""
         return None if self.transport is None else self.transport.get_extra_info("peercert")
 
+    def asks(self) -> None:
+        """Its request is whole."""
+        if self._service.silent.pop(self, self) is None:
+            self._service.answered[self] = None
+
     def lasts(self) -> None:
         """The answer goes on: whoever gives it bounds their number and what a slow reader may hold."""
         self._deadline.cancel()
-        self._service.held.pop(self, None)
+        self._service.answered.pop(self, None)
         self._service.lasting.add(self)
 
     def cut(self) -> None:
@@ -177,7 +184,8 @@ class Connection:
 
     def ended(self) -> None:
         self._deadline.cancel()
-        self._service.held.pop(self, None)
+        self._service.silent.pop(self, None)
+        self._service.answered.pop(self, None)
         self._service.lasting.discard(self)
 
 
@@ -190,6 +198,7 @@ class _Http(H11Protocol):
         inner: Any = self.app
 
         async def application(scope: Any, receive: Any, send: Any) -> None:
+            connection.asks()
             await inner(scope | {"extensions": {CONNECTION: connection}}, receive, send)
 
         self.app = application

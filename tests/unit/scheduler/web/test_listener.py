@@ -104,6 +104,30 @@ async def test_a_probe_is_answered_although_others_hold_every_place() -> None:
                 one.close()
 
 
+async def test_a_request_that_is_being_answered_makes_no_room_for_others() -> None:
+    """A flood took every place within 32 ms, and a probe that the scheduler's loop answered later than that was cut."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def slow(request: Request) -> Response:
+        loop.call_soon_threadsafe(asked.set)
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+        return Response("done")
+
+    with serving(site_of(pages=[Route("/slow", slow)])) as port:
+        answer = asyncio.create_task(asyncio.to_thread(get, port, "/slow"))
+        await asked.wait()
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * CONNECTIONS_MAX)]
+        try:
+            assert (await asyncio.to_thread(get, port, "/healthz"))[0] == 200
+            go_on.set()
+            assert await answer == (200, "done")
+        finally:
+            for one in held:
+                one.close()
+
+
 async def test_a_request_that_trickles_in_is_cut_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.web.listener.REQUEST_S_MAX", 0.3)
 
