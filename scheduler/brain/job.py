@@ -219,6 +219,12 @@ class JobBrain:
         """The replicas of each stage."""
         return tuple(tuple(pool) for pool in self._state.pool.by_stage)
 
+    def present(self, stage: int) -> int:
+        """How many replicas a stage has that are heard, with those that join it."""
+        pool, joiners = self._state.pool, self._state.joiners
+        heard = sum(not pool[peer].is_suspect for peer in pool.by_stage[stage])
+        return heard + sum(joiner.replica.stage == stage for joiner in joiners)
+
     def stage_of(self, peer: PeerId) -> int | None:
         """The stage that a replica serves; None if the peer is none."""
         return self._state.pool.stage_of(peer) if peer in self._state.pool else None

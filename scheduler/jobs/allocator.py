@@ -107,7 +107,8 @@ class Allocator:
 
     def _running(self, job: Job, run: JobRun) -> ActiveJob:
         here = [peer for peer in self._membership.peers() if peer.job == job.record.id]
-        staying = Counter(peer.stage for peer in here if not peer.leaving)
+        places = job.record.peers
+        staying = Counter(places.get(peer.hello.peer, peer.stage) for peer in here if not peer.leaving)
         # The job's brain hears of these peers one by one, and only after the allocation.
         loading = {peer.hello.peer: peer.stage for peer in here if peer.state is PeerState.LOADING}
 
@@ -117,12 +118,12 @@ class Allocator:
             sent = {**loading, **coming}
             return run.brain.where_to_join(peer, stages, run.driver.now_s(), sent)
 
-        split = split_of(job.spec)
+        split, islands = split_of(job.spec), range(job.spec.islands.count)
         return ActiveJob(
             job.record.id,
-            needs(model_costs(job.spec), split, 1 + sum(map(len, job.stages.values()))),
+            needs(model_costs(job.spec), split, 1 + sum(map(len, job.stages.values())) // len(islands)),
             job.spec.limits.min_replicas,
-            tuple(staying[stage] for stage in range(len(split))),
+            tuple(min(staying[one * len(split) + stage] for one in islands) for stage in range(len(split))),
             run.replicas_at_start,
             where,
             job.record.project,

@@ -51,8 +51,9 @@ def timeline_of(job: Job, peer: PeerId) -> int:
 
 
 def island_at(job: Job, peer: PeerId) -> int:
-    """The island in which a peer serves the job."""
-    return job.record.peers.get(peer, 0) // len(split_of(job.spec))
+    """The island in which a peer serves the job, or joins it."""
+    island = job.brain.island_of(peer) if isinstance(job.brain, IslandsBrain) else None
+    return job.record.peers.get(peer, 0) // len(split_of(job.spec)) if island is None else island
 
 
 def by_island(spec: JobSpec, peers: Mapping[PeerId, int]) -> list[dict[PeerId, int]]:

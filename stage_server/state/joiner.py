@@ -23,6 +23,7 @@ from stage_server.state.loading import build_and_probe, unit_sizes
 from swarm.errors import CorruptFrame, JobFailed, PeerUnavailable, SwarmError
 from swarm.events import Failed, Loaded
 from swarm.messages import Follow
+from swarm.model.exchange import merge_of_deltas
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest
 from swarm.rpc.peers import PeerLinks
@@ -125,7 +126,7 @@ class JoinClient:
                     self._do(lambda names=names, version=version, raw=raw: stage.absorb(names, version, raw))  # type: ignore[misc]
                 case rejoin.Replay(chunk=chunk, step=step):
                     names, record = names_of(self._chunks[chunk]), next(replayed)
-                    self._do(lambda names=names, step=step, record=record: _replay(stage, step, names, record))  # type: ignore[misc]
+                    self._do(lambda names=names, step=step, record=record: self._replay(stage, step, names, record))  # type: ignore[misc]
                 case rejoin.Digest(ticket=ticket, version=version):
                     settling = device.run(lambda version=version: stage.settle(version))  # type: ignore[misc]
                     self._ports.work.start(self._done(self._digest(ticket, settling)))
@@ -137,6 +138,13 @@ class JoinClient:
                     self._fail(JobFailed(f"cannot join: {reason}"))
                 case _:
                     assert_never(order)
+
+    def _replay(self, stage: Stage, step: int, names: Sequence[str], record: Record) -> None:
+        if self.assignment.course.is_outer(step):
+            stage.replay_merge(step, names, merge_of_deltas(stage, self.assignment.spec, names, record.gradients))
+            return
+        rate, scale, skip = record.learning_rate, record.scale, record.skip
+        stage.replay(step, names, record.gradients, learning_rate=rate, scale=scale, skip=skip)
 
     def _do(self, work: Callable[[], None]) -> None:
         self._ports.work.start(self._done(self._device.run(work)))
@@ -280,11 +288,6 @@ async def missed_record(
         gradients.update(record.gradients)
     assert record is not None, "a stage has parameters"
     return Record(record.learning_rate, record.scale, record.skip, gradients)
-
-
-def _replay(stage: Stage, step: int, names: Sequence[str], record: Record) -> None:
-    rate, scale, skip = record.learning_rate, record.scale, record.skip
-    stage.replay(step, names, record.gradients, learning_rate=rate, scale=scale, skip=skip)
 
 
 def _now_s() -> float:

@@ -58,9 +58,16 @@ def mean_proposal(proposals: Iterable[Tensor], tokens: Sequence[int]) -> Tensor:
 
 def merge_of(stage: Stage, spec: JobSpec, means: Mapping[UnitName, Tensor]) -> Merge:
     """The outer step that D of all units makes; without any the outer weights stay, and the weights go back to them."""
-    if means:
-        return Merge(stage.gradients_of(means), outer_plan(spec).update, REPLACE)
-    return Merge({name: torch.zeros(0) for name, _ in stage.parameter_sizes()}, None, REPLACE)
+    names = [name for name, _ in stage.parameter_sizes()]
+    return merge_of_deltas(stage, spec, names, stage.gradients_of(means) if means else {})
+
+
+def merge_of_deltas(stage: Stage, spec: JobSpec, names: Iterable[str], deltas: Mapping[str, Tensor]) -> Merge:
+    """The same for some parameters, whose mean proposals `deltas` has."""
+    if not deltas:
+        return Merge({name: torch.zeros(0) for name in names}, None, REPLACE)
+    shapes = stage.weights.newest()
+    return Merge({name: deltas[name].view(shapes[name].shape) for name in names}, outer_plan(spec).update, REPLACE)
 
 
 def _bytes(shape: Sequence[int], codec_name: str) -> int:

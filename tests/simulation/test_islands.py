@@ -18,7 +18,7 @@ from swarm.data.tokenizer import ByteTokenizer
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.reference.trainer import Trained, train_local
-from swarm.types import JobState, PeerId
+from swarm.types import JobState, PeerId, PeerState
 from tests.support.sim import loop as sim
 from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 
@@ -269,3 +269,26 @@ def test_a_job_that_is_to_pause_if_it_stalls_goes_on_when_it_is_told(tmp_path: P
     job, _ = run(spec, tokens, 2, story)
     check(job, twin(spec, tokens))
     assert job.record.first_steps == (0, 2)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_idle_stage_server_joins_the_island_that_lost_one(tmp_path: Path, seed: int) -> None:
+    """It fetches weights, moments and outer state while its island trains and merges; then the other one may die."""
+    spec = diloco(write_text(tmp_path), pipeline__stages=1, training__steps=24, outer__every_steps=3)
+    tokens = Tokens.make(tmp_path, spec)
+    islands = []
+
+    async def story(rig: Rig, job: Job) -> None:
+        await until(rig, job, in_the_second_step)
+        lost, left = (peer for peer, place in sorted(job.record.peers.items()) if place == 1)
+        rig.kill(lost)
+        await until(rig, job, lambda _: rig.membership.find(lost).state is PeerState.SUSPECT)
+        rig.add_peer(PeerId("another"), rig.tasks, Random(7))
+        await until(rig, job, lambda one: "another" in one.record.peers)
+        islands.append(job.record.peers[PeerId("another")])
+        await until(rig, job, lambda _: rig.membership.find("another").state is PeerState.SERVING)
+        rig.kill(left)
+
+    job, _ = run(spec, tokens, 4, story, seed)
+    check(job, twin(spec, tokens))
+    assert (job.record.timeline, islands) == (0, [1])

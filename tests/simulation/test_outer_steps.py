@@ -11,10 +11,9 @@ import pytest
 from scheduler.brain import inputs, outputs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import ReplicaRecord
-from scheduler.brain.islands.brain import NOBODY_JOINS
 from swarm.events import Saved
-from swarm.messages import Exchange, Release
-from swarm.types import Decision, JobState, PeerId
+from swarm.messages import Exchange, LoadStage, Release
+from swarm.types import JobState, PeerId
 from tests.simulation.engine.islands import (
     CHECKERS,
     MICROBATCHES,
@@ -237,11 +236,30 @@ def test_a_job_that_waits_for_parts_of_a_checkpoint_only_gives_it_up() -> None:
     assert end_of(world).state == "succeeded"
 
 
-def test_nobody_joins_and_questions_are_answered_for_all_islands() -> None:
+def test_whoever_joins_does_so_in_the_island_with_the_fewest_replicas() -> None:
+    world = World(CALM, 0)
+    play_until(world, lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
+    del world.replicas[PeerId("i1-s1-0")]
+    world.tell(inputs.PeerGone(PeerId("i1-s1-0"), "killed"))
+    brain = world.brain
+    decision = brain.where_to_join(Candidate(PeerId("idle")), [0, 1], 1.0)
+    assert (decision.plan, "stage 1" in decision.reason) == (1, True)
+    for number, island in ((0, 1), (1, 0), (2, 1)):
+        peer = PeerId(f"new-{number}")
+        told = brain.step(inputs.Join(ReplicaRecord(peer, 1, "", 1)), world.now_s)
+        (load,) = [one.command for one in told if isinstance(one, outputs.Send) and isinstance(one.command, LoadStage)]
+        assert (load.timeline, load.stage, brain.island_of(peer)) == (island, 1, island)
+        assert brain.is_joining(peer)
+    assert (brain.team().joining, len(brain.situation(1.0).joiners)) == (3, 3)
+    assert brain.is_joining(PeerId("i0-s0-0")) is False
+    world.tell(inputs.Stop(JobState.PAUSED, "enough"))
+    assert brain.where_to_join(Candidate(PeerId("late")), [0, 1], 1.0).plan is None
+
+
+def test_questions_are_answered_for_all_islands() -> None:
     world = World(CALM, 0)
     play_until(world, lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
     brain = world.brain
-    assert brain.where_to_join(Candidate(PeerId("idle")), [0, 1], 1.0) == Decision(None, NOBODY_JOINS)
     situation = brain.situation(1.0)
     assert {one.peer for one in situation.replicas} == set(world.replicas)
     assert [(one.number, one.steps, one.exchanges) for one in situation.islands] == [
@@ -254,8 +272,6 @@ def test_nobody_joins_and_questions_are_answered_for_all_islands() -> None:
     assert brain.counts().microbatches == 2 * 2 * MICROBATCHES, "of both islands"
     assert [brain.portion_of(timeline, 0) for timeline in range(2)] == [0, 2]
     assert any(line.startswith("island 1: ") for line in brain.story(1, 0))
-    released = brain.step(inputs.Join(ReplicaRecord(PeerId("idle"), 1, "", 0)), 1.0)
-    assert [type(one).__name__ for one in released] == ["Send", "Released"]
 
 
 # Doctored histories --------------------------------------------------------------------------------------------------

@@ -9,16 +9,15 @@ Each island is a JobBrain on a timeline of its own (swarm/job/islands.py), and k
 door and the questions of a JobBrain, so drivers and views need not tell them apart. An outer step is committed once
 every island has proposed; a row of one island that another island lacks would leave its replicas no way to merge, so
 their rows are written together. A checkpoint has a part of each island (saving.py). A job that is told to stop trains
-up to the next outer step, behind which all islands hold the same.
-
-What is not built yet ends or stalls the whole job: an island that loses a stage does, and nobody joins.
+up to the next outer step, behind which all islands hold the same. Whoever joins does so in the island with the fewest
+replicas. An island that loses a stage stalls the whole job.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from random import Random
 from types import MappingProxyType
 
@@ -40,11 +39,10 @@ from scheduler.brain.validity import fault_of
 from swarm.errors import ReplicaDiverged
 from swarm.events import Averaged, Hello, RoundFailed
 from swarm.job.course import OuterCourse
-from swarm.messages import Commit, Release
+from swarm.messages import Commit
 from swarm.types import Decision, Direction, Hop, JobState, PeerId, Round
 
 ALLIES_MAX = 4  # of other islands, whom a replica may ask for the mean proposals
-NOBODY_JOINS = "a job with islands takes nobody in while it runs"
 
 
 class IslandsBrain:
@@ -108,8 +106,8 @@ class IslandsBrain:
             case inputs.Happened(peer=peer) | inputs.PeerBack(peer=peer) | inputs.AskToLeave(peer=peer):
                 return self._told(peer, happened, now_s)
             case inputs.Join(replica=replica):
-                release = Release(self.settings.job, NOBODY_JOINS)
-                return [outputs.Send(replica.peer, release), outputs.Released(replica.peer, NOBODY_JOINS)]
+                self._island_of[replica.peer] = self._neediest([replica.stage])[0]
+                return self._told(replica.peer, happened, now_s)
             case inputs.CheckpointKept(version=version) | inputs.CheckpointNotKept(version=version):
                 return self._written(happened, version, now_s)
             case inputs.Stop():
@@ -169,7 +167,7 @@ class IslandsBrain:
 
     def team(self) -> Team:
         of = [one.team() for one in self._islands]
-        return Team(sum(one.replicas for one in of), sum(one.suspects for one in of), sum(one.leaving for one in of))
+        return Team(*(sum(getattr(one, each.name) for one in of) for each in fields(Team)))
 
     def admits(self, hello: Hello) -> bool:
         """As JobBrain.admits, of the island to which the peer's timeline belongs."""
@@ -178,8 +176,15 @@ class IslandsBrain:
     def where_to_join(
         self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int] = MappingProxyType({})
     ) -> Decision[int]:
-        """Nowhere: that an island takes somebody in while the job runs is not built yet."""
-        return Decision(None, NOBODY_JOINS)
+        """A stage of the island with the fewest replicas. Which island it will be is settled when the peer comes."""
+        reasons = []
+        for number in self._neediest(range(len(self.settings.split))):
+            mine = {peer: stage for peer, stage in coming.items() if self._island_of.get(peer) == number}
+            decision = self._islands[number].where_to_join(idle, fitting, now_s, mine)
+            if decision.plan is not None:
+                return decision
+            reasons.append(decision.reason)
+        return Decision(None, reasons[0])
 
     def situation(self, now_s: float) -> Situation:
         """All islands as one; the sentence says what each waits for."""
@@ -190,6 +195,7 @@ class IslandsBrain:
             agreed=min(one.agreed for one in of),
             waiting_for=self.waiting_for(),
             replicas=tuple(replica for one in of for replica in one.replicas),
+            joiners=tuple(joiner for one in of for joiner in one.joiners),
             links={pair: until_s for one in of for pair, until_s in one.links.items()},
             checkpoint=self._checkpoint([one.checkpoint for one in of if one.checkpoint is not None]),
             islands=tuple(
@@ -229,8 +235,13 @@ class IslandsBrain:
             found += [f"island {number}: {line}" for line in lines]
         return found
 
+    def island_of(self, peer: PeerId) -> int | None:
+        """The island that a peer serves, or joins; None if it is not known here."""
+        return self._island_of.get(peer)
+
     def is_joining(self, peer: PeerId) -> bool:
-        return False
+        island = self._island_of.get(peer)
+        return island is not None and self._islands[island].is_joining(peer)
 
     def outstanding(self, peer: PeerId) -> int:
         island = self._island_of.get(peer)
@@ -283,6 +294,8 @@ class IslandsBrain:
                     decided.append(outputs.WriteEvaluation(replace(row, timeline=timeline, version=version)))
                 case outputs.BeginCheckpoint() | outputs.PublishCheckpoint() | outputs.DropCheckpoint():
                     decided += self._saves(island, output, now_s)
+                case outputs.Admitted(peer=peer, stage=stage):
+                    decided.append(outputs.Admitted(peer, island * len(self.settings.split) + stage))
                 case EnterState(state=JobState.RUNNING):
                     self._stopping = None
                     decided.append(output)
@@ -300,6 +313,12 @@ class IslandsBrain:
                 case _:
                     decided.append(output)
         return decided
+
+    def _neediest(self, stages: Iterable[int]) -> list[int]:
+        """The islands, those with the fewest replicas and joiners in these stages first."""
+        wanted = set(stages)
+        held = [sum(one.present(stage) for stage in wanted) for one in self._islands]
+        return sorted(range(len(self._islands)), key=lambda number: (held[number], number))
 
     def _tell_all(self, happened: Input, now_s: float) -> list[Output]:
         return [one for island in range(len(self._islands)) for one in self._tell(island, happened, now_s)]

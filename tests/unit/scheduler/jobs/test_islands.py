@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 from scheduler.brain.inputs import ReplicaRecord
+from scheduler.brain.islands.brain import IslandsBrain
 from scheduler.jobs.islands import (
     by_island,
+    island_at,
     of_job,
     place_of,
     replicas_by_island,
@@ -16,10 +20,13 @@ from scheduler.jobs.islands import (
     timeline_of,
     timelines,
 )
+from swarm.job.course import OuterCourse
+from swarm.job.islands import courses
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.messages import StoreHeader
 from swarm.types import JobId, PeerId
+from tests.support.brain import Swarm
 from tests.support.simulated import small_spec
 
 A, B, C, D = (PeerId(name) for name in "abcd")
@@ -36,7 +43,7 @@ PLAIN = spec_of()
 
 
 def job(spec: JobSpec, places: dict[PeerId, int]) -> Any:
-    return SimpleNamespace(spec=spec, record=SimpleNamespace(timeline=3, peers=places))
+    return SimpleNamespace(spec=spec, record=SimpleNamespace(timeline=3, peers=places), brain=None)
 
 
 def test_places_are_the_stages_of_one_island_after_the_other() -> None:
@@ -51,6 +58,17 @@ def test_each_island_has_its_timeline_and_its_peers_the_same() -> None:
     assert timelines(job(DILOCO, PLACES)) == [6, 7]
     assert [timeline_of(job(DILOCO, PLACES), peer) for peer in (A, B, C, D)] == [6, 7, 6, 7]
     assert timeline_of(job(DILOCO, PLACES), PeerId("unknown")) == 6
+
+
+def test_whoever_joins_is_on_the_timeline_of_the_island_that_it_joins() -> None:
+    """The record has its place once it is admitted, but before it needs a pass for those who give it state."""
+    one = job(DILOCO, PLACES)
+    paths = [OuterCourse(inner) for inner in courses(DILOCO)]
+    one.brain = IslandsBrain([replace(Swarm().brain.settings, timeline=at) for at in (6, 7)], paths, Random(0))
+    joiner = PeerId("joiner")
+    assert island_at(one, joiner) == 0
+    one.brain._island_of[joiner] = 1
+    assert (island_at(one, joiner), timeline_of(one, joiner)) == (1, 7)
 
 
 def test_a_plain_job_has_one_island_whose_places_are_stages() -> None:

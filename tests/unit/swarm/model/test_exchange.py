@@ -10,7 +10,7 @@ import torch
 from swarm.errors import CorruptFrame
 from swarm.job.outer import REPLACE, nesterov
 from swarm.job.spec import JobSpec
-from swarm.model.exchange import decoded, mean_proposal, merge_of, proposal_bytes, proposed
+from swarm.model.exchange import decoded, mean_proposal, merge_of, merge_of_deltas, proposal_bytes, proposed
 from swarm.model.outer import Merge, compose
 from swarm.model.stage import Stage
 from swarm.types import Microbatch
@@ -68,6 +68,21 @@ def test_without_means_all_go_back_to_the_outer_weights() -> None:
     assert one.merge(one.version, merge_of(one, spec, {})) != before
     weights, start = one.capture(optimizer=False).weights, fresh.capture(optimizer=False).weights
     assert all(torch.equal(weights[name], start[name]) for name in start)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_joiner_that_replays_an_outer_step_part_by_part_has_the_bits_of_who_made_it(skip: bool) -> None:
+    spec = outer_spec(1, "none")
+    (one,), (joiner,) = islands(spec)[0], islands(spec)[0]
+    means = {} if skip else {unit: torch.full((layout.elements,), 1e-3) for unit, layout in one.units.items()}
+    deltas = {name: delta.view(-1) for name, delta in one.gradients_of(means).items()} if means else {}
+    step = one.version
+    made = one.merge(step, merge_of(one, spec, means))
+    names = [name for name, _ in joiner.parameter_sizes()]
+    for part in (names[:3], names[3:]):
+        of_part = {name: deltas[name] for name in part if deltas}
+        joiner.replay_merge(step, part, merge_of_deltas(joiner, spec, part, of_part))
+    assert joiner.settle(step + 1) == made
 
 
 def test_a_proposal_that_is_not_finite_makes_the_mean_not_finite() -> None:
