@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any, Literal, TypeAlias
 
 from rich.console import Console
@@ -22,7 +22,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from client.profiles import DEFAULT, config_file, read_profile
 from swarm.errors import SwarmError, UsageError
-from swarm.process.logs import configure
 from swarm.text import is_address, size
 
 SCHEMA = "swarm.cli/1"
@@ -81,7 +80,8 @@ class Shell:
 
     def log(self) -> None:
         """Let what is logged go to stderr, as much of it as -v asks for."""
-        configure(("error", "info", "debug")[min(self.verbosity, 2)])
+        level = ("error", "info", "debug")[min(self.verbosity, 2)]
+        import_module("swarm.process.logs").configure(level)  # takes a while, and --help logs nothing
 
     @property
     def scheduler_flag(self) -> str:

@@ -15,14 +15,16 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias, cast
 
 import psutil
 import typer
 
 from swarm.errors import INTERRUPTED, InvalidConfig, NotAllowed, SwarmError, UsageError, leaves
-from swarm.process.logs import LogFormat
 from swarm.text import is_address, is_wildcard
+
+if TYPE_CHECKING:  # it loads structlog, which --help can do without
+    from swarm.process.logs import LogFormat
 
 # The flags that both servers have, spelled once.
 HttpHost: TypeAlias = Annotated[str, typer.Option(help="Address of /metrics and /healthz; HTTPS off loopback.")]
@@ -187,7 +189,7 @@ def http_port_of(text: str) -> int | None:
 def log_format_of(text: str) -> LogFormat:
     if text not in ("auto", "json", "text"):
         raise UsageError(f'--log-format is auto, json or text, not "{text}"', hint="--log-format auto")
-    return cast(LogFormat, text)
+    return cast("LogFormat", text)
 
 
 @dataclass(slots=True)

@@ -50,6 +50,7 @@ HEAVY = (
     "huggingface_hub",
     "torch",
     "starlette",
+    "structlog",
 )
 
 
