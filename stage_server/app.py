@@ -205,7 +205,7 @@ async def serve(options: StageServerOptions, farewell: Farewell) -> None:
             with suppress(RuntimeError):  # lines come from any thread, also while the loop is closing
                 loop.call_soon_threadsafe(forward_log, time_s, level, text)
 
-        configure(options.log_level, options.log_format, forward)
+        configure(options.log_level, options.log_format, forward, facts={"peer": peer})
         log = get_logger("stage-server")
         if enrolment is not None:
             tasks.create_task(enrolment.renew())

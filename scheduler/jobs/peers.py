@@ -126,8 +126,15 @@ class Peers:
             return
         self.changed_s = now_s()
         self.wake.set()
+        known = self._membership.get(transition.peer)
+        at = transition if transition.job or known is None else known
+        where = {"job_id": at.job, "stage": at.stage} if at.job else {}
         self._log.info(
-            "peer changed state", peer=transition.peer, state=transition.after.value, reason=transition.reason
+            "peer changed state",
+            peer=transition.peer,
+            state=transition.after.value,
+            reason=transition.reason,
+            **where,
         )
         self._count(transition.peer)
         job = self._registry.get(transition.job)

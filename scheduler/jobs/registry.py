@@ -184,9 +184,9 @@ class JobRegistry:
             self._metrics.recovery(job.record.id, counts.replayed_by_stage, counts.reroutes, counts.duplicates)
         self._announcer.job_changed(replace(job.record, reason=job.reason), job.progress)
 
-    def say(self, job: Job, level: str, text: str) -> None:
-        """Write a line to the job's log and to the scheduler's."""
-        getattr(self._log, level)(text, job_id=job.record.id)
+    def say(self, job: Job, level: str, text: str, **facts: object) -> None:
+        """Write a line to the job's log and to the scheduler's, which has `facts` as fields."""
+        getattr(self._log, level)(text, job_id=job.record.id, **facts)
         self.logs.append(job.record.id, LogLine(self._wall_s(), level, "", -1, text))
 
 

@@ -227,7 +227,7 @@ class _Effects:
             case outputs.Unfit(peer=peer, incarnation=incarnation, reason=reason):
                 job.unfit.add(peer, incarnation, reason)
             case outputs.Struck(peer=peer, evidence=evidence):
-                self._say("error", f"stage server {peer} computed wrong numbers: {evidence}")
+                self._say("error", f"stage server {peer} computed wrong numbers: {evidence}", peer=peer)
                 peers.struck(job, output)
             case outputs.Left(peer=peer, target=target, duration_s=duration_s):
                 if target is not None:
@@ -280,7 +280,7 @@ class _Effects:
         if job.record.reason == RESTARTED or job.record.state is JobState.LOADING:
             self._tasks.create_task(self._goes_on())
         if row.step == training.steps - 1:
-            self._say("info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}")
+            self._say("info", f"step {row.step + 1} of {training.steps} committed, loss {row.loss:.4f}", step=row.step)
         self._registry.changed(job)
 
     async def write_evaluation(self, row: outputs.EvaluationRow) -> None:
@@ -290,11 +290,11 @@ class _Effects:
         job.progress.evaluation_loss, job.progress.evaluation_step = row.loss, row.version
         self._metrics.evaluated(job.record.id, step=row.version, loss=row.loss)
         found = f"loss {row.loss:.4f}, perplexity {perplexity(row.loss):.4g}"
-        self._say("info", f"evaluation after step {row.version}: {found}")
+        self._say("info", f"evaluation after step {row.version}: {found}", step=row.version)
         self._registry.changed(job)
 
-    def _say(self, level: str, text: str) -> None:
-        self._registry.say(self._job, level, text)
+    def _say(self, level: str, text: str, **facts: object) -> None:
+        self._registry.say(self._job, level, text, **facts)
 
     async def _until_written(self, what: str, write: Callable[[], Awaitable[None]]) -> None:
         """However long that takes: the replicas keep what they have meanwhile."""

@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Literal, TextIO, TypeAlias
 
 import structlog
@@ -43,12 +44,14 @@ def configure(
     format: LogFormat = "auto",
     forward: Forward | None = None,
     *,
+    facts: Mapping[str, str] = MappingProxyType({}),
     stream: TextIO | None = None,
 ) -> None:
     """Set up logging of the whole process, standard library loggers included.
 
     `forward` receives every line of INFO and above that is bound with `job_id`, whatever `level` is, on the thread that
-    logged; it must not wait and must not log. Raises UsageError if `level` is unknown.
+    logged; it must not wait and must not log. `facts` stand in every line that does not say otherwise, but are not
+    forwarded: whoever hears knows who speaks. Raises UsageError if `level` is unknown.
     """
     if level not in LEVELS:
         raise UsageError(f'log level "{level}" is unknown', hint=f"one of: {', '.join(LEVELS)}")
@@ -65,6 +68,8 @@ def configure(
     if forward is not None:
         processors.append(_forwarder(forward))
     processors.append(_level_filter(LEVELS[level]))
+    if facts:
+        processors.append(lambda logger, method, event: {**facts, **event})
     processors.extend(_console(out) if coloured else [_to_json])
     filtered_at = LEVELS[level] if forward is None else min(LEVELS[level], logging.INFO)
     lock = threading.Lock()

@@ -285,9 +285,17 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterato
         except (grpc.aio.AbortError, grpc.aio.InternalError):
             raise
         except Exception as error:
-            await abort(context, public_error(error))
+            if all(map(_is_over, errors.leaves(error))):
+                _log.debug("this server stops, or the caller left", error=repr(error))
+            else:
+                await abort(context, public_error(error))
     except grpc.aio.InternalError as error:  # what gRPC raises when it cannot write
         _log.debug("the caller left, or does not read", error=repr(error))
+
+
+def _is_over(error: BaseException) -> bool:
+    """Whether gRPC says that there is no call any more: it was answered, its caller left, or this server stops."""
+    return isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.UsageError)
 
 
 def public_error(error: Exception) -> errors.SwarmError:

@@ -38,6 +38,22 @@ def test_a_terminal_gets_text() -> None:
     assert not out.getvalue().startswith("{")
 
 
+def test_every_line_has_the_facts_of_its_process_unless_it_says_otherwise_and_they_are_not_forwarded() -> None:
+    """What a stage server logged about a job did not say which stage server it was."""
+    out, heard = io.StringIO(), []
+    logs.configure("info", forward=lambda at_s, level, text: heard.append(text), facts={"peer": "p1"}, stream=out)
+    logs.get_logger("a").info("stage loaded", job_id="j1")
+    logs.get_logger("a").info("neighbour not reached", peer="p2")
+    logging.getLogger("library").warning("odd")
+    assert [(line["event"], line["peer"]) for line in _lines(out)] == [
+        ("stage loaded", "p1"),
+        ("neighbour not reached", "p2"),
+        ("odd", "p1"),
+    ]
+    assert heard == ["stage loaded"]
+    assert list(_lines(out)[0])[:4] == ["ts", "level", "logger", "event"]
+
+
 def test_lines_below_the_level_are_left_out() -> None:
     out = io.StringIO()
     logs.configure("warning", stream=out)

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 import pytest
+from grpc._cython import cygrpc
+from structlog.testing import capture_logs
 
 from swarm.errors import (
     ERROR_BY_CODE,
@@ -239,3 +241,41 @@ def test_pings_through_a_relay_may_wait_behind_tensors() -> None:
     assert [value for name, value in options if name == "grpc.http2.ping_timeout_ms"] == [20_000]
     assert dict(options) == dict(module.server_options()) | dict(module.THROUGH_RELAY)
     assert module._changed(module.client_options(), None) == module.client_options()
+
+
+async def test_a_server_that_stops_while_it_is_read_from_logs_no_traceback() -> None:
+    """Ctrl-C of a swarm at work left tracebacks in the logs of stage servers: they read tensors just then."""
+    reads = asyncio.Event()
+
+    async def call(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> AsyncIterator[bytes]:
+        async with answering(context), asyncio.TaskGroup():
+            reads.set()
+            async for _ in requests:
+                pass
+        yield b""
+
+    async def requests() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    server = new_server()
+    handlers = {"Call": grpc.stream_stream_rpc_method_handler(call)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
+    address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    await server.start()
+    with capture_logs() as said:
+        async with connect(address) as channel:
+            answers = channel.stream_stream(METHOD)(requests())
+            reading = asyncio.create_task(answers.read())
+            async with asyncio.timeout(10):
+                await reads.wait()
+            await server.stop(None)
+            await asyncio.gather(reading, return_exceptions=True)
+            await asyncio.sleep(0.1)
+    assert [line for line in said if line["log_level"] == "error"] == []
+    with capture_logs() as said:
+        async with answering(None):  # type: ignore[arg-type]
+            raise ExceptionGroup("of a TaskGroup", [cygrpc._ServerStoppedError("Server already stopped.")])
+    assert [line["log_level"] for line in said] == ["debug"]
