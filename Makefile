@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	# torch first and pinned: a looser request fetches gigabytes of CUDA packages
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 numpy
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,data,postgres,otel,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[model,data,postgres,otel,ray,dev]'
 	@touch $(STAMP)
 
 demo: setup ## train a small model through 2 stages x 2 replicas on this machine, then sample from it

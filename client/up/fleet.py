@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -62,6 +62,7 @@ class Child:
 class Fleet:
     def __init__(self, shell: Shell) -> None:
         self.logs = Path()
+        self.on_kill: Callable[[], None] = lambda: None  # ends others that belong to it
         self._shell = shell
         self._servers: list[Child] = []  # run until they are told to end
         self._tools: list[asyncio.subprocess.Process] = []  # run until they are done
@@ -92,7 +93,7 @@ class Fleet:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_S_MAX):
                 while child.process.returncode is None:
-                    if said := _ready_line(child.out):
+                    if said := ready_line(child.out):
                         child.ready = said
                         return
                     await asyncio.sleep(POLL_S)
@@ -148,7 +149,7 @@ class Fleet:
         if len(child.ended_s) >= ENDS_MAX:
             self._shell.say(f"{child.name} ended {ENDS_MAX} times within {ENDS_WITHIN_S:.0f} s")
             return False
-        self._shell.say(f"{child.name} {_how_it_ended(child)}, see {child.log}; it is started again")
+        self._shell.say(f"{child.name} {how_it_ended(child.process.returncode)}, see {child.log}; it is started again")
         child.process = await self._serve(child.command, child.log, child.out)
         return True
 
@@ -158,6 +159,7 @@ class Fleet:
 
     def kill(self) -> None:
         kill(*self._all())
+        self.on_kill()
 
     def _all(self) -> list[asyncio.subprocess.Process]:
         return [*self._tools, *(child.process for child in self._servers)]
@@ -177,7 +179,7 @@ class Fleet:
         )
 
 
-def _ready_line(out: Path) -> dict[str, str]:
+def ready_line(out: Path) -> dict[str, str]:
     """The facts of a child's ready line; empty while there is none."""
     for line in out.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         with contextlib.suppress(ValueError):
@@ -190,11 +192,10 @@ def _ready_line(out: Path) -> dict[str, str]:
 def _ended(child: Child) -> ProcessEnded:
     lines = child.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
     tail = "".join(f"\n  | {line}" for line in lines)
-    how = f"{child.name} {_how_it_ended(child)}"
+    how = f"{child.name} {how_it_ended(child.process.returncode)}"
     return ProcessEnded(f"{how}; the end of its log:{tail}" if tail else f"{how}, silently")
 
 
-def _how_it_ended(child: Child) -> str:
-    code = child.process.returncode
+def how_it_ended(code: int | None) -> str:
     assert code is not None
     return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"

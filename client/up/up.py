@@ -1,6 +1,7 @@
-"""`swarm up`: a whole swarm on this machine, as child processes on loopback.
+"""`swarm up`: a whole swarm on this machine, as child processes on loopback, or its stage servers on a Ray cluster.
 
 broker ◀── scheduler ◀── stages x replicas stage servers          all in their own sessions, logs in DIR/logs
+           scheduler ◀── the same, as children of Ray actors      with --ray
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ import typer
 from client.connection import identity_for
 from client.records import Job, record
 from client.shell import DEFAULT_SCHEDULER, Shell
+from client.up.actors import Cluster, Crew, connected
 from client.up.demo import NAME, demo_job, free_name, report
 from client.up.fleet import POLL_S, START_S_MAX, Child, Fleet, Programs
 from client.verbs.submit import check_job
@@ -35,7 +37,7 @@ from swarm.job.spec import JobSpec
 from swarm.limits import ISLANDS_IN_SWARM_MAX
 from swarm.mqtt.broker import local_broker
 from swarm.pki.names import scheduler_of
-from swarm.process.lifecycle import lock_folder
+from swarm.process.lifecycle import check_listen, lock_folder
 from swarm.rpc.channel import connect
 from swarm.types import PeerState
 from swarm.wire import jobs_pb2 as pb
@@ -83,6 +85,22 @@ def up(
         ),
     ] = None,
     allow_chaos: Annotated[bool, typer.Option("--allow-chaos", help="Let swarm chaos harm the stage servers.")] = False,
+    ray: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Start the stage servers on a Ray cluster: auto, local, HOST:PORT or ray://HOST:PORT.",
+            show_default="none",
+        ),
+    ] = "",
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="With --ray: where the scheduler listens, an address that the cluster's nodes reach.",
+            show_default="this machine's address on the way to them",
+        ),
+    ] = "",
 ) -> int:
     """Run a whole swarm on this machine: broker, scheduler and stage servers on loopback. Ctrl-C stops it."""
     shell: Shell = context.obj
@@ -98,8 +116,19 @@ def up(
     folder = data_dir
     if folder is None and not demo:
         folder = platformdirs.user_data_path("swarm") / "up"
+    if listen:
+        if not ray or port is not None:
+            hint = "swarm up --ray auto --listen HOST:PORT"
+            raise UsageError("--listen belongs to --ray, and names the port as well", hint=hint)
+        check_listen(listen)
+    host, _, given_port = listen.rpartition(":")
+    port = int(given_port) if given_port else port
     options = UpOptions(stages, replicas, device, job, demo, folder, port, allow_chaos, islands)
-    return asyncio.run(up_and_wait(shell, options))
+    if not ray:
+        return asyncio.run(up_and_wait(shell, options))
+    shell.say(f"connecting to Ray at {ray}" if ray != "local" else "starting Ray on this machine")
+    with connected(ray, count=options.stage_servers, listen_host=host, device=device) as cluster:
+        return asyncio.run(up_and_wait(shell, replace(options, cluster=cluster)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +144,12 @@ class UpOptions:
     port: int | None = None
     allow_chaos: bool = False
     islands: int = 1
+    cluster: Cluster | None = None  # where the stage servers are; None: here
+
+    @property
+    def host(self) -> str:
+        """Where the scheduler listens."""
+        return HOST if self.cluster is None else self.cluster.listen_host
 
     @property
     def stage_servers(self) -> int:
@@ -164,21 +199,32 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
     # Checked first: starting the processes can take half a minute.
     asked = [] if options.job is None else _asked_for(options, check_job(options.job, ())[0])
     spec = None if options.job is None else check_job(options.job, asked)[0]
-    if options.port and not _is_free(options.port):
+    cluster = options.cluster
+    if options.port and not _is_free(options.port, options.host):
         raise InvalidConfig(f"port {options.port} is taken", hint="choose another --port; 0 takes any free one")
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_data_folder(shell, options.data_dir))
         fleet.logs = folder / "logs"
         fleet.logs.mkdir(exist_ok=True)
         shell.say(f"starting {options.shape}; logs in {fleet.logs}")
-        broker = await stack.enter_async_context(local_broker(log=fleet.logs / "broker.log"))
+        broker = "none"
+        if cluster is None:
+            broker = await stack.enter_async_context(local_broker(log=fleet.logs / "broker.log"))
         stack.push_async_callback(fleet.end)  # before the broker ends: peers say farewell there
         roots = _checkpoint_roots(spec)
         scheduler, servers = await _start(shell, options, programs, fleet, broker, folder, roots)
         address = scheduler.ready["address"]
         jobs = await stack.enter_async_context(_jobs(shell, address))
-        await fleet.guard(_wait_for_peers(shell, jobs, servers, fleet))
-        _show(shell, broker, scheduler, servers, fleet.logs)
+        crew: Crew | None = None
+        if cluster is not None:
+            crew = Crew(cluster, shell, address, fleet.logs, ["--allow-chaos"] * options.allow_chaos)
+            fleet.on_kill = crew.kill
+            await stack.enter_async_context(crew.working())
+        attached = _wait_for_peers(shell, jobs, options.stage_servers, fleet.logs, None if crew else START_S_MAX)
+        await fleet.guard(crew.beside(attached) if crew else attached)
+        if crew is not None:
+            await fleet.guard(crew.beside(crew.complete()))
+        _show(shell, broker, scheduler, crew.ready if crew else [server.ready for server in servers], fleet.logs)
         if options.demo:
             return await fleet.guard(_demo(shell, programs, fleet, jobs, address, folder, options), shell)
         if spec is not None:
@@ -222,15 +268,16 @@ async def _start(
     shared = ["--broker", broker, *(["--allow-chaos"] * options.allow_chaos)]
     port = options.port
     if port is None:
-        port = DEFAULT_PORT if _is_free(DEFAULT_PORT) else 0
+        port = DEFAULT_PORT if _is_free(DEFAULT_PORT, options.host) else 0
     http_port = HTTP_PORT if _is_free(HTTP_PORT) else 0
-    flags = ["--listen", f"{HOST}:{port}", "--http-port", str(http_port), "--data-dir", str(folder / "scheduler")]
+    flags = ["--listen", f"{options.host}:{port}", "--http-port", str(http_port)]
+    flags += ["--data-dir", str(folder / "scheduler")]
     flags += [flag for root in checkpoint_roots for flag in ("--checkpoint-root", str(root))]
     scheduler = await fleet.start("scheduler", [*programs.scheduler, *shared, *flags])
     # Stage servers find the scheduler by themselves, so they need not wait for it.
     count = options.stage_servers
     servers = []
-    for name in (f"peer-{index}" for index in range(count)):
+    for name in (f"peer-{index}" for index in range(count if options.cluster is None else 0)):
         flags = _stage_server_flags(options.device, count, folder / name)
         servers.append(await fleet.start(name, [*programs.stage_server, *shared, *flags]))
     children = (scheduler, *servers)
@@ -280,42 +327,40 @@ async def _telling(shell: Shell, progress: Callable[[], str]) -> AsyncIterator[N
         await asyncio.wait({telling})
 
 
-async def _wait_for_peers(shell: Shell, jobs: Any, servers: Sequence[Child], fleet: Fleet) -> None:
+async def _wait_for_peers(shell: Shell, jobs: Any, count: int, logs: Path, within_s: float | None) -> None:
     usable = (PeerState.IDLE.value, PeerState.SERVING.value)
     listed = 0
     with contextlib.suppress(TimeoutError):
-        told = _telling(shell, lambda: f"{listed} of {len(servers)} stage servers attached")
-        async with asyncio.timeout(START_S_MAX), told:
+        told = _telling(shell, lambda: f"{listed} of {count} stage servers attached")
+        async with asyncio.timeout(within_s), told:
             while True:
                 with contextlib.suppress(grpc.RpcError):
                     reply = await jobs.Peers(pb.PeersRequest(stage=-1), timeout=5.0)
                     listed = sum(peer.state in usable for peer in reply.peers)
-                if listed >= len(servers):
+                if listed >= count:
                     return
                 await asyncio.sleep(POLL_S)
     raise DeadlinePassed(
-        f"{listed} of {len(servers)} stage servers found the scheduler within {START_S_MAX:.0f} s",
-        hint=f"see why in {fleet.logs}",
+        f"{listed} of {count} stage servers found the scheduler in time",
+        hint=f"see why in {logs}",
     )
 
 
-def _show(shell: Shell, broker: str, scheduler: Child, servers: Sequence[Child], logs: Path) -> None:
+def _show(shell: Shell, broker: str, scheduler: Child, servers: Sequence[dict[str, str]], logs: Path) -> None:
     if shell.json:
         shell.data(
             {
                 "broker": broker,
                 "scheduler": scheduler.ready,
-                "stage_servers": [server.ready for server in servers],
+                "stage_servers": list(servers),
                 "logs": str(logs),
             }
         )
-    shell.say(f"  broker      {broker}")
-    for name, child in (
-        ("scheduler", scheduler),
-        *((server.ready.get("peer", server.name), server) for server in servers),
-    ):
-        http, path = child.ready.get("http", ""), "" if child is scheduler else "metrics"  # the scheduler has a page
-        shell.say(f"  {name:<11} {child.ready['address']:<18}" + (f"  http://{http}/{path}" if http else ""))
+    if broker != "none":
+        shell.say(f"  broker      {broker}")
+    for name, facts in (("scheduler", scheduler.ready), *((server["peer"], server) for server in servers)):
+        http, path = facts.get("http", ""), "" if facts is scheduler.ready else "metrics"  # the scheduler has a page
+        shell.say(f"  {name:<11} {facts['address']:<18}" + (f"  http://{http}/{path}" if http else ""))
     address = scheduler.ready["address"]
     where = "" if address == DEFAULT_SCHEDULER else f" --scheduler {address}"
     shell.say(f"  try         swarm peers{where}    swarm submit FILE{where}")
@@ -388,12 +433,12 @@ def _data_folder(shell: Shell, given: Path | None) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_free(port: int) -> bool:
-    """Whether a server of ours could listen at this port of loopback."""
-    with socket.socket() as probe:
+def _is_free(port: int, host: str = HOST) -> bool:
+    """Whether a server of ours could listen at this port."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ended connections do not matter
         try:
-            probe.bind((HOST, port))
+            probe.bind((host.strip("[]"), port))
         except OSError:
             return False
     return True

@@ -36,6 +36,7 @@ LogLevel: TypeAlias = Annotated[str, typer.Option(help="debug, info, warning or 
 EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "safetensors"), "model"),
     **dict.fromkeys(("datasets", "pyarrow", "tokenizers"), "data"),
+    "ray": "ray",
 }
 LogFormatName: TypeAlias = Annotated[str, typer.Option(help="auto, json or text.")]
 

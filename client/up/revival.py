@@ -1,0 +1,34 @@
+"""When a stage server that has ended is started again: later each time it ends early, and not all at once."""
+
+from __future__ import annotations
+
+FIRST_PAUSE_S = 1.0
+PAUSE_S_MAX = 60.0
+STEADY_S = 60.0  # who has lived so long begins anew with the first pause
+# Of all servers together: many starts at once are too much for a scheduler and for a file system.
+STARTS_AT_ONCE = 16
+STARTS_PER_S = 1.0
+# Before any server has served: who ends so often will not do better.
+ENDS_MAX = 3
+
+
+class Revival:
+    """The pauses before the next starts of the wanted servers."""
+
+    def __init__(self) -> None:
+        self._has_served = False
+        self._ends: dict[str, int] = {}  # in a row
+        self._booked_s = float("-inf")  # when starts at STARTS_PER_S would be over
+
+    def served(self) -> None:
+        """A server was ready: what ends from now on is worth another start."""
+        self._has_served = True
+
+    def ended(self, name: str, lived_s: float, now_s: float) -> float | None:
+        """In how many seconds `name` is to be started again; None: not at all, as none has ever served."""
+        ends = self._ends[name] = 1 if lived_s >= STEADY_S else self._ends.get(name, 0) + 1
+        if not self._has_served and ends >= ENDS_MAX:
+            return None
+        start_s = now_s + min(PAUSE_S_MAX, FIRST_PAUSE_S * 2.0 ** min(ends - 1, 16))
+        self._booked_s = max(self._booked_s, start_s) + 1.0 / STARTS_PER_S
+        return max(start_s, self._booked_s - STARTS_AT_ONCE / STARTS_PER_S) - now_s

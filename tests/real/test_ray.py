@@ -1,0 +1,110 @@
+"""A job on a Ray cluster of two nodes: one is lost, and another comes in its place."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ray.cluster_utils import Cluster
+
+from tests.support.services import until
+from tests.support.simulated import write_text
+
+STEPS = 150
+LOST_AT = 20
+JOB = f"""\
+name = "tiny"
+[model]
+tokenizer = "byte"
+dtype = "float32"
+config = {{ hidden_size = 16, intermediate_size = 32, num_hidden_layers = 2, num_attention_heads = 2 }}
+[data]
+source = "text.txt"
+sequence_length = 8
+[training]
+steps = {STEPS}
+warmup_steps = 1
+global_batch_sequences = 4
+reproducible = true
+[pipeline]
+stages = 2
+[checkpoint]
+every_steps = 10
+"""
+
+
+def swarm(folder: Path, *words: str) -> subprocess.Popen[str]:
+    with (folder / f"{words[0]}.err").open("w") as err:
+        command = [sys.executable, "-m", "client", *words]
+        return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=err, text=True)
+
+
+def stage_servers() -> list[psutil.Process]:
+    """Those that run below this process: the nodes are its children."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "stage_server" in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Ray on loopback with room for one stage server, so that each further one needs a further node."""
+    flags = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, connect=False, head_node_args=flags)
+    try:
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def add_node(cluster: Cluster) -> Any:
+    return cluster.add_node(num_cpus=1, node_ip_address="127.0.0.1")
+
+
+@pytest.mark.timeout(180)
+def test_a_job_outlives_a_node_of_its_cluster_with_the_bits_of_one_process(cluster: Cluster, tmp_path: Path) -> None:
+    write_text(tmp_path)
+    (tmp_path / "job.toml").write_text(JOB)
+    node = add_node(cluster)
+    flags = ("--stages", "2", "--replicas", "1", "--port", "0", "--data-dir", "data", "--job", "job.toml")
+    up = swarm(tmp_path, "up", "--ray", cluster.address, *flags)
+    alone = swarm(tmp_path, "train-local", "job.toml", "--threads", "1", "--out", "alone")
+    try:
+
+        def said() -> str:
+            text = (tmp_path / "up.err").read_text()
+            assert "Traceback" not in text, text
+            assert up.poll() is None or "succeeded" in text, text
+            return text
+
+        def step() -> int:
+            return max((int(number) for number in re.findall(r"^step (\d+)/", said(), re.MULTILINE)), default=0)
+
+        until("the job trains", lambda: step() >= LOST_AT, timeout_s=90.0)
+        before = stage_servers()
+        assert len(before) == 2
+        assert step() < STEPS, "it is too late to lose a node"
+        cluster.remove_node(node, allow_graceful=False)
+        until("its stage server is gone", lambda: len(stage_servers()) == 1)
+        until("the loss is told", lambda: re.search(r"^peer-\d on 127\.0\.0\.1 was lost", said(), re.MULTILINE))
+        add_node(cluster)
+        out, _ = up.communicate(timeout=90)
+        assert up.returncode == 0, said()
+        assert alone.communicate(timeout=60)[0].split()[1] in said()
+        assert out.startswith("tiny-")
+        assert stage_servers() == []
+    finally:
+        for process in (up, alone):
+            process.kill()
+            process.wait()

@@ -1,0 +1,79 @@
+"""What is decided about a Ray cluster before and while stage servers start there; tests/real/test_ray.py has a real
+one."""
+
+from __future__ import annotations
+
+import socket
+from importlib import metadata
+
+import pytest
+
+from client.up.actors import check_versions, connected, device_for, listening_host
+from swarm.errors import IncompatibleVersion, InvalidConfig, UsageError
+from swarm.messages import PROTOCOL_VERSION
+
+OWN = {"127.0.0.1", "10.0.0.1"}
+
+
+def listening(asked: str, *nodes: str) -> str:
+    return listening_host(asked, list(nodes), OWN, lambda node: f"10.0.0.1 to {node}")
+
+
+def test_the_scheduler_listens_on_loopback_if_all_nodes_are_here() -> None:
+    assert listening("", "127.0.0.1") == "127.0.0.1"
+    assert listening("", "10.0.0.1", "10.0.0.1") == "127.0.0.1"
+
+
+def test_it_listens_at_the_address_that_leads_to_other_nodes() -> None:
+    assert listening("", "10.0.0.1", "10.0.0.2") == "10.0.0.1 to 10.0.0.2"
+
+
+def test_what_was_asked_for_is_taken_if_nodes_can_dial_it() -> None:
+    assert listening("192.168.0.7", "10.0.0.2") == "192.168.0.7"
+    assert listening("127.0.0.1", "10.0.0.1") == "127.0.0.1"
+    for asked in ("127.0.0.1", "localhost", "0.0.0.0"):
+        with pytest.raises(UsageError, match=f"cannot dial {asked}") as caught:
+            listening(asked, "10.0.0.2")
+        assert "--listen 10.0.0.1 to 10.0.0.2:7950" in caught.value.hint
+
+
+def test_a_gpu_is_used_if_there_is_one_for_each() -> None:
+    assert device_for("auto", 4, 4) == "cuda"
+    assert device_for("auto", 4, 3) == "cpu"
+    assert device_for("cpu", 4, 4) == "cpu"
+    assert device_for("cuda", 4, 0) == "cuda"  # such nodes may come
+    for asked in ("cuda:1", "mps"):
+        with pytest.raises(UsageError, match=f"--device {asked}"):
+            device_for(asked, 4, 4)
+
+
+def test_a_node_with_another_version_is_named_with_the_command_that_helps() -> None:
+    ours = {"node": "10.0.0.2", "product": metadata.version("swarm-stages"), "protocol": str(PROTOCOL_VERSION)}
+    check_versions(ours)
+    for key, value in (("product", "0.0.1"), ("protocol", "1")):
+        with pytest.raises(IncompatibleVersion, match=r"10\.0\.0\.2") as caught:
+            check_versions(ours | {key: value})
+        assert value in caught.value.message
+        assert "pip install" in caught.value.hint
+
+
+def test_where_no_cluster_answers_that_is_said_at_once() -> None:
+    """Ray itself took two minutes, and ended the process."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        for asked in (address, f"ray://{address}"):
+            with (
+                pytest.raises(InvalidConfig, match=f"no Ray cluster answers at {asked}"),
+                connected(asked, count=1, listen_host="", device="cpu"),
+            ):
+                pass
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    for asked in ("somewhere", "http://10.0.0.1:8265", ":1"):
+        with (
+            pytest.raises(UsageError, match="--ray is auto, local"),
+            connected(asked, count=1, listen_host="", device="cpu"),
+        ):
+            pass
