@@ -144,6 +144,8 @@ def connected(address: str, *, count: int, listen_host: str, device: str) -> Ite
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     import ray  # noqa: PLC0415  # an extra
 
+    # Whatever log_to_driver says, Ray prints a paragraph on stdout for each worker that dies; a Crew says it in a line.
+    ray._private.worker.print_to_stdstream = lambda *data, **flags: None
     own = {"num_cpus": max(count, os.cpu_count() or 1)} if address == "local" else {}
     try:
         ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL, **own)
