@@ -140,7 +140,7 @@ def connected(address: str, *, count: int, listen_host: str, device: str) -> Ite
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address == "local" or is_loopback(address.rpartition(":")[0]):
-        # Or Ray listens at, and dials, another address of this machine instead; and it asks nobody for a password.
+        # Or Ray listens at, and dials, another address of this machine instead.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     import ray  # noqa: PLC0415  # an extra
 
