@@ -7,6 +7,7 @@ error crosses a connection as a status code, its text as the status details, and
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -16,6 +17,7 @@ from typing import Any, NoReturn, cast
 import grpc
 import grpc.aio
 import structlog
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave it out
 
 from swarm import errors
 from swarm.limits import RPCS_MAX
@@ -142,6 +144,21 @@ def _expecting(server_name: str) -> Options:
 def _changed(options: Options, more: Options | None) -> Options:
     """gRPC takes the first of two values."""
     return list((dict(options) | dict(more or ())).items())
+
+
+async def write(call: grpc.aio.StreamStreamCall[bytes, bytes], message: bytes) -> None:
+    """Write to a stream whose reader is to learn why it ended; asyncio.InvalidStateError once it has.
+
+    A `call.write` that comes after the other side has ended the call puts "Internal error from Core" in the place of
+    what that side said. So the message is handed to the layer below it.
+    """
+    if call.done():
+        raise asyncio.InvalidStateError("the call has ended")
+    await call.wait_for_connection()
+    try:
+        await cast(Any, call)._cython_call.send_serialized_message(message)
+    except cygrpc.InternalError:
+        raise asyncio.InvalidStateError("the call has ended") from None
 
 
 def new_server(

@@ -32,7 +32,7 @@ from swarm.errors import (
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.pki.identity import Wallet
 from swarm.rpc import frames, passes
-from swarm.rpc.channel import check_address, public_error, translate
+from swarm.rpc.channel import check_address, public_error, translate, write
 from swarm.rpc.dialling import Connection, Dialler
 from swarm.rpc.frames import Parts
 from swarm.rpc.mapping import parse, to_message
@@ -336,7 +336,7 @@ class _Link:
                 await self._wake.wait()
                 continue
             try:
-                await call.write(frames.message(batch))
+                await write(call, frames.message(batch))
             except asyncio.InvalidStateError:
                 return  # the stream has ended; the reader learns why
 

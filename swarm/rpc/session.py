@@ -23,7 +23,7 @@ from swarm.limits import MESSAGE_ASIDE_BYTES
 from swarm.messages import Command, FetchRequest, StoreHeader
 from swarm.pki.identity import Identity
 from swarm.pki.names import scheduler_of
-from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, check_address, connect, public_error, translate
+from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, check_address, connect, public_error, translate, write
 from swarm.rpc.frames import CHUNK_BYTES
 from swarm.rpc.handshake import with_times
 from swarm.rpc.mapping import from_command, from_event, from_message, parse, to_command, to_event, to_message
@@ -161,7 +161,7 @@ async def _send_events(call: _Call, events: AsyncIterator[Event]) -> None:
     """Write events until they end or the call does."""
     try:
         async for event in events:
-            await call.write(_within_limit(to_event(event).SerializeToString()))
+            await write(call, _within_limit(to_event(event).SerializeToString()))
         await call.done_writing()
     except (grpc.RpcError, asyncio.InvalidStateError):
         pass  # the call has ended; its reader learns why

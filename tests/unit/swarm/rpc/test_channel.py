@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -26,6 +27,7 @@ from swarm.errors import (
 from swarm.rpc import channel as module
 from swarm.rpc.channel import (
     MAX_MESSAGE_BYTES,
+    abort,
     answering,
     bind,
     check_address,
@@ -36,6 +38,7 @@ from swarm.rpc.channel import (
     server_options,
     status_of,
     translate,
+    write,
 )
 
 Body = Callable[[bytes], Awaitable[bytes]]
@@ -279,3 +282,36 @@ async def test_a_server_that_stops_while_it_is_read_from_logs_no_traceback() -> 
         async with answering(None):  # type: ignore[arg-type]
             raise ExceptionGroup("of a TaskGroup", [cygrpc._ServerStoppedError("Server already stopped.")])
     assert [line["log_level"] for line in said] == ["debug"]
+
+
+async def test_who_writes_too_late_still_learns_why_the_call_was_ended() -> None:
+    """`call.write` forgot it in one of four such calls, and a stage server did not know that it was superseded."""
+
+    async def refuse(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        yield b"welcome"
+        await abort(context, StaleMessage("a newer one is here"))
+
+    async def say(call: Any) -> None:
+        with suppress(asyncio.InvalidStateError, grpc.RpcError):
+            while True:
+                await write(call, b"event")
+                await asyncio.sleep(0)
+
+    server = new_server()
+    method = grpc.stream_stream_rpc_method_handler(refuse)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("S", {"M": method}),))
+    link = connect(f"127.0.0.1:{bind(server, '127.0.0.1:0')}")
+    await server.start()
+    ends = []
+    for _ in range(200):
+        call: Any = link.stream_stream("/S/M")()
+        saying = asyncio.create_task(say(call))
+        try:
+            async for _ in call:
+                pass
+        except grpc.RpcError as error:
+            ends.append(type(translate(error, "there")))
+        await saying
+    await link.close()
+    await server.stop(None)
+    assert ends == [StaleMessage] * 200
