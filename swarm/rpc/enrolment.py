@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import SystemRandom
 
-from swarm.errors import BadToken, InvalidConfig, NotAdmitted, Revoked, SchedulerUnreachable, SwarmError
+from swarm.errors import BadToken, InvalidConfig, NotAdmitted, Revoked, SchedulerUnreachable, SwarmError, WrongSwarm
 from swarm.pki.files import read_private, write_private
 from swarm.pki.identity import Application, Identity, Wallet
 from swarm.pki.joining import join
@@ -68,12 +68,14 @@ class Enrolment:
     async def join(self, line: JoinLine) -> None:
         """Join with a token, unless this was done before. BadToken, WrongSwarm, SchedulerUnreachable.
 
-        Whoever was revoked has a certificate that looks good still, and comes back with a newer token.
+        Whoever was revoked has a certificate that looks good still, and comes back with a newer token. The line may
+        name an authority that has left since.
         """
         held = self._wallet.identity
-        is_good = held is not None and line.pin in held.pins and self._wall_s() < held.ends_unix_s
+        if held is not None and self._wall_s() >= held.ends_unix_s:
+            held = None
         used = self._folder / "token"
-        if is_good and used.exists() and used.read_text() == line.id:
+        if held is not None and used.exists() and used.read_text() == line.id:
             return
         # Kept until it has its certificate: a token takes the same key again if the answer was lost.
         kept = self._folder / "joining.pem"
@@ -81,8 +83,9 @@ class Enrolment:
         write_private(kept, application.key_pem)
         try:
             joined = await asyncio.to_thread(join, line, self._name, application)
-        except BadToken as error:
-            if not is_good:
+        except (BadToken, WrongSwarm) as error:
+            # A swarm that proved to be the line's, and is not the one of the certificate, is meant.
+            if held is None or (isinstance(error, BadToken) and line.pin not in held.pins):
                 raise
             self._log.warning("the token was not needed, or is none", reason=error.message)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ from swarm.errors import (
     NotAdmitted,
     Revoked,
     SchedulerUnreachable,
+    WrongSwarm,
 )
-from swarm.pki.authority import Authority
+from swarm.pki.authority import LIFE_S, Authority
 from swarm.pki.identity import Identity, Wallet
 from swarm.pki.names import Principal, Role
 from swarm.pki.profiles import profile_folder
+from swarm.pki.succession import Succession
 from swarm.process.logs import get_logger
 from swarm.rpc import enrolment as module
 from swarm.rpc.enrolment import Enrolment
@@ -197,6 +200,46 @@ async def test_a_token_of_another_swarm_replaces_what_was_got_before(tmp_path: P
         enrolment, wallet = enrolling(tmp_path)
         await enrolment.join(await side.token())
         assert await works(side, wallet.identity)
+
+
+async def rotated(folder: Path) -> None:
+    """A whole rotation, while the scheduler is away."""
+    clock = Clock(time.time())
+    authority = Succession.open(folder, clock)
+    authority.rotate(LIFE_S, 0.0)
+    assert authority.times is not None
+    clock.unix_s = authority.times.leaves_unix_s
+    authority.save()
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["the token that let it in", "another old token"])
+async def test_a_line_of_before_a_rotation_keeps_nobody_out_who_has_a_certificate(
+    tmp_path: Path, is_kept: bool
+) -> None:
+    async with scheduler_side(tmp_path / "data") as side:
+        line = await side.token()
+        await enrolling(tmp_path)[0].join(line)
+    await rotated(tmp_path / "data" / "pki")
+    async with scheduler_side(tmp_path / "data") as side:
+        line = replace(line, address=side.joins)
+        assert line.pin != side.members.authority.pin
+        renewed_since = await asyncio.to_thread(vouched, side.address, side.admin, Role.STAGE_SERVER, PEER, 10.0)
+        renewed_since.save(tmp_path / "pki")
+        if not is_kept:
+            (tmp_path / "pki" / "token").unlink()
+        enrolment, wallet = enrolling(tmp_path)
+        await enrolment.join(line)
+        assert wallet.identity == renewed_since
+        assert await works(side, wallet.identity)
+        with pytest.raises(WrongSwarm, match="is not the swarm of the token"):
+            await enrolling(tmp_path / "without")[0].join(line)
+
+
+async def test_a_bad_token_of_another_swarm_is_an_error(tmp_path: Path) -> None:
+    async with scheduler_side(tmp_path / "data") as side:
+        identity_of(OTHERS, Role.STAGE_SERVER, PEER).save(tmp_path / "pki")
+        with pytest.raises(BadToken):
+            await enrolling(tmp_path)[0].join(replace(await side.token(), secret="0" * 32))
 
 
 class Renewing:
