@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from client.connection import Scheduler
-from client.records import Job
+from client.records import Checkpoint, Job
 from client.shell import Shell, bytes_bar, product
 from client.transfer.model_card import model_card
 from client.transfer.precision import Dtype, convert_folder
@@ -60,16 +60,27 @@ def download(
             raise CorruptFrame(
                 f"the weights of job {job.id} arrived with sha256 {sha256}, the scheduler names {final}", hint=_AGAIN
             )
+        arrived = _arrived(scheduler.checkpoints(job.id, verify=False), step, sha256)
         if dtype != "keep":
             convert_folder(part, dtype)
             sha256 = weights_sha256(_parameters(part))
         if job.spec_json and not (part / CARD).exists():
-            (part / CARD).write_text(model_card(job, sha256, product()), encoding="utf-8")
+            (part / CARD).write_text(model_card(job, arrived, sha256, product()), encoding="utf-8")
         _put_in_place(part, folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
     return Pulled(folder.resolve(), count, size_bytes, sha256)
+
+
+def _arrived(checkpoints: Sequence[Checkpoint], step: str, sha256: str) -> Checkpoint:
+    """The newest of the checkpoints with these weights, and of that step if one was named.
+
+    One that has been removed since has the step that was named, and no loss; step 0: not known.
+    """
+    named = int(step) if step.isdecimal() else 0
+    same = [one for one in checkpoints if one.weights_sha256 == sha256 and (not named or one.step == named)]
+    return same[-1] if same else Checkpoint(step=named)
 
 
 def _check_target(folder: Path, force: bool) -> None:

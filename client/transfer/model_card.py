@@ -6,28 +6,33 @@ import json
 import math
 from typing import Any
 
-from client.records import Job
+from client.records import Checkpoint, Job
 from swarm.job.schedule import perplexity
 
 
-def model_card(job: Job, weights_sha256: str, product: str) -> str:
-    """The text of the card in Hugging Face's form; `job` has its spec."""
+def model_card(job: Job, checkpoint: Checkpoint, weights_sha256: str, product: str) -> str:
+    """The text of the card in Hugging Face's form, for the weights of a checkpoint; `job` has its spec.
+
+    Tokens and validation loss are known for the newest step only; step 0 of the checkpoint: not known.
+    """
     spec = job.spec
     model, data, training = spec["model"], spec["data"], spec["training"]
     front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["swarm"]}
     base = model["id"] if model["id"] and not model["id"].startswith(("/", ".", "~")) else ""
     if base:
         front["base_model"] = base
+    is_newest = checkpoint.step == job.step
     rows = {
         "family": model["family"],
         "started from": base or ("a local folder" if model["id"] else "random weights"),
         "data": _shown_source(data["source"]),
         "sequence length": data["sequence_length"],
-        "steps": f"{job.step} of {training['steps']}, of {training['global_batch_sequences']} sequences",
+        "steps": checkpoint.step
+        and f"{checkpoint.step} of {training['steps']}, of {training['global_batch_sequences']} sequences",
         "optimizer": f"{training['optimizer']}, learning rate {training['learning_rate']:g}, {training['schedule']}",
-        "tokens": job.tokens,
-        "training loss": _nats(job.loss),
-        "validation loss": _validation(job),
+        "tokens": job.tokens if is_newest else "",
+        "training loss": _nats(checkpoint.loss),
+        "validation loss": _validation(job) if is_newest else "",
         "weights sha256": weights_sha256,
     }
     lines = [f"| {name} | {_cell(value)} |" for name, value in rows.items() if value]
