@@ -14,10 +14,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import platformdirs
 import psutil
@@ -27,8 +26,9 @@ from client.doctor import rules
 from client.doctor.rules import Finding
 from client.records import Peer
 from client.shell import product
-from swarm.errors import SwarmError
+from swarm.errors import InvalidConfig, SwarmError
 from swarm.messages import PROTOCOL_VERSION
+from swarm.mqtt.endpoint import parse_url
 from swarm.pki.identity import Identity
 from swarm.text import is_loopback
 from swarm.wire import jobs_pb2 as pb
@@ -79,19 +79,22 @@ def name(address: str) -> Finding:
     host = address.rpartition(":")[0].strip("[]")
     try:
         found = sorted({str(one[4][0]) for one in socket.getaddrinfo(host, None)})
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a part of it is too long
         return rules.failed("name", f"{host} has no address: {error}", "check the name, DNS, or /etc/hosts")
     return rules.ok("name", f"{host} is {', '.join(found[:3])}")
 
 
 def broker(url: str) -> Finding:
     """Whether something answers where an MQTT broker should."""
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or (8883 if parts.scheme == "mqtts" else 1883)
-    fault = _dial_fault(f"{host}:{port}")
+    try:
+        endpoint = parse_url(url)
+    except InvalidConfig as error:
+        return rules.of_error("broker", error)
+    address = f"{endpoint.host}:{endpoint.port}"
+    fault = _dial_fault(address)
     if fault:
-        return rules.failed("broker", f"{host}:{port}: {fault}", "start the broker, or check --broker and the firewall")
-    return rules.ok("broker", f"something listens at {host}:{port}")
+        return rules.failed("broker", f"{address}: {fault}", "start the broker, or check --broker and the firewall")
+    return rules.ok("broker", f"something listens at {address}")
 
 
 def network(scheduler: Scheduler, identity: Identity | None, port: int) -> Iterator[Finding]:
@@ -179,7 +182,7 @@ def _answering(port: int, word: bytes) -> Iterator[tuple[bool, str]]:
                     connection, _ = server.accept()
                 except OSError:  # closed
                     return
-                with connection:
+                with connection, suppress(OSError):  # whoever it is may hang up at once
                     connection.sendall(word)
 
         threading.Thread(target=serve, daemon=True).start()

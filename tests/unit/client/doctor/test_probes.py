@@ -1,0 +1,49 @@
+"""What swarm doctor looks at may be wrong in any way: each look ends in a finding."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+
+import pytest
+
+from client.doctor import probes
+from client.doctor.rules import Verdict
+
+
+@pytest.mark.parametrize(
+    "url", ["mqtt://h:abc", "mqtt://h:65536", "http://h", "mqtt://", "h:1883", "mqtts://h?ca=/none"]
+)
+def test_a_broker_url_that_is_none_is_a_finding(url: str) -> None:
+    """A port that is no number ended all checks."""
+    found = probes.broker(url)
+    assert (found.check, found.verdict) == ("broker", Verdict.FAILED)
+    assert "mqtt://HOST:PORT" in found.hint
+
+
+def test_a_broker_that_listens_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert probes.broker(f"mqtt://ann:secret@127.0.0.1:{server.getsockname()[1]}").verdict is Verdict.OK
+
+
+def test_a_name_that_cannot_be_one_is_a_finding() -> None:
+    found = probes.name(f"{'a' * 70}.org:7950")
+    assert (found.check, found.verdict) == ("name", Verdict.FAILED)
+
+
+def test_whoever_hangs_up_while_the_scheduler_is_awaited_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reset of a port scanner ended the thread that answers, with a traceback."""
+    faults: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", faults.append)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    word = bytes(1 << 24)  # more than the kernel takes at once: the thread is still saying it
+    with probes._answering(port, word) as (listens, _):
+        assert listens
+        with socket.create_connection(("127.0.0.1", port)) as scanner:
+            scanner.recv(1)
+            scanner.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close resets
+        with socket.create_connection(("127.0.0.1", port), timeout=10.0) as scheduler:
+            assert scheduler.recv(16) == word[:16]
+    assert faults == []
