@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import nan
 from typing import Any, TypeVar
 
-from swarm.errors import JobDidNotFit, JobEnded, OutOfMemory
+from swarm.errors import CorruptFrame, JobDidNotFit, JobEnded, OutOfMemory
 from swarm.types import JobState
 from swarm.wire import jobs_pb2 as pb
 
@@ -163,6 +163,13 @@ class Explanation:
     kind: str = ""
     id: str = ""
     facts: tuple[Fact, ...] = ()
+
+
+def file_name(text: str) -> str:
+    """The name of a job as that of a file; CorruptFrame if it leads elsewhere: the scheduler is not trusted."""
+    if text in ("", ".", "..") or any(one in text for one in "/\\\0"):
+        raise CorruptFrame(f"the scheduler sent a job named {text!r}", hint="do not trust this scheduler")
+    return text
 
 
 def raise_unless_succeeded(job: Job) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from client.connection import dial
 from client.flags import JobName
+from client.records import file_name
 from client.shell import Shell
 from swarm.errors import InvalidConfig
 from swarm.wire import jobs_pb2 as pb
@@ -41,7 +42,7 @@ def trace(
     shell: Shell = context.obj
     with dial(shell) as scheduler:
         found = scheduler.trace(job, step or 0)
-    path = out or Path(f"{found.job}-step-{found.step}.json")
+    path = out or Path(f"{file_name(found.job)}-step-{found.step}.json")
     try:
         path.write_text(json.dumps(chrome_trace(found)) + "\n")
     except OSError as error:

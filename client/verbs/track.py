@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +12,7 @@ import typer
 
 from client.connection import Scheduler, dial
 from client.flags import JobName
-from client.records import Job
+from client.records import Job, Step, file_name
 from client.shell import Shell
 from client.tracking import TensorBoard
 from swarm.errors import NotAllowed
@@ -27,7 +30,7 @@ def track(
     shell: Shell = context.obj
     with dial(shell) as scheduler:
         view = scheduler.get(job)
-        target = folder / view.id
+        target = folder / file_name(view.id)
         if target.is_dir() and any(target.iterdir()):
             raise NotAllowed(
                 f"{target} exists already: its curves would be drawn twice", hint=f"remove it: rm -r {target}"
@@ -52,6 +55,19 @@ def _write(scheduler: Scheduler, job: Job, board: TensorBoard, *, follow: bool, 
     return written.count
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What tells a written step from one that was made anew, and the tokens of all steps up to it."""
+
+    step: int
+    committed_unix_s: float
+    loss: str  # nan is nan
+    tokens: int
+
+    def is_of(self, step: Step) -> bool:
+        return (self.step, self.committed_unix_s, self.loss) == (step.step, step.committed_unix_s, str(step.loss))
+
+
 class _Written:
     """What is written of a job, which may go back to a checkpoint and take steps anew."""
 
@@ -59,18 +75,31 @@ class _Written:
         self.count = 0
         self._scheduler = scheduler
         self._board = board
-        self._newest = 0
-        self._tokens = [0]  # up to each step, and before the first
+        self._rows: list[_Row] = []
 
     def take(self, job: Job) -> None:
         """Write the steps that are new with this view of the job."""
-        self._newest = min(self._newest, job.step)
-        del self._tokens[self._newest + 1 :]
-        if job.step == self._newest:
+        newest = self._rows[-1].step if self._rows else 0
+        if job.step == newest and not job.has_ended:
             return
-        for step in self._scheduler.history(job.id, after=self._newest):
-            self._tokens.append(self._tokens[-1] + step.tokens)
-            self._board.write(step, self._tokens[-1])
-            self._newest = step.step
-            self.count += 1
+        steps = self._scheduler.history(job.id, after=max(newest - 1, 0))
+        if self._rows:
+            first = next(steps, None)
+            if first is None or not self._rows[-1].is_of(first):
+                steps = self._gone_back(list(self._scheduler.history(job.id, after=0)))
+        self._write(steps)
         self._board.flush()
+
+    def _gone_back(self, steps: list[Step]) -> Iterator[Step]:
+        """Go back, as the job did, to where its steps agree with what is written; gives those behind."""
+        pairs = zip(self._rows, steps, strict=False)
+        agreed = sum(1 for _ in takewhile(lambda pair: pair[0].is_of(pair[1]), pairs))
+        del self._rows[agreed:]
+        return iter(steps[agreed:])
+
+    def _write(self, steps: Iterator[Step]) -> None:
+        for step in steps:
+            tokens = (self._rows[-1].tokens if self._rows else 0) + step.tokens
+            self._rows.append(_Row(step.step, step.committed_unix_s, str(step.loss), tokens))
+            self._board.write(step, tokens)
+            self.count += 1

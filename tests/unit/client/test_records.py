@@ -16,10 +16,11 @@ from client.records import (
     Peer,
     Stage,
     Step,
+    file_name,
     raise_unless_succeeded,
     record,
 )
-from swarm.errors import JobDidNotFit, JobEnded
+from swarm.errors import CorruptFrame, JobDidNotFit, JobEnded
 from swarm.wire import jobs_pb2 as pb
 
 PAIRS = [
@@ -63,3 +64,10 @@ def test_whoever_waits_for_success_hears_why_there_was_none() -> None:
         raise_unless_succeeded(Job(id="a", state="failed", reason="the disk is full"))
     with pytest.raises(JobDidNotFit):
         raise_unless_succeeded(Job(state="failed", error_code="E0900"))
+
+
+def test_the_name_of_a_job_is_no_path() -> None:
+    assert file_name("tiny-1") == "tiny-1"
+    for text in ("", ".", "..", "/etc/cron.d/x", "../x", "a/b", "a\\b", "a\0b"):
+        with pytest.raises(CorruptFrame, match="a job named"):
+            file_name(text)

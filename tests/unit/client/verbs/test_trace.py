@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.shell import Shell
+from client.verbs import trace as verb
 from client.verbs.trace import chrome_trace, summary
+from swarm.errors import CorruptFrame
 from swarm.wire import jobs_pb2 as pb
 
 STEP = pb.StepTrace(
@@ -58,3 +67,15 @@ def test_the_summary_has_each_kind_once() -> None:
     parts = summary(STEP)
     assert list(parts) == ["route", "forward", "boundary forward", "average", "row"]
     assert parts["forward"] == {"spans": 2, "median_s": 0.003, "longest_s": 0.004}
+
+
+def test_a_job_with_the_name_of_a_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Liar:
+        def trace(self, job: str, step: int) -> pb.StepTrace:
+            return pb.StepTrace(job=str(tmp_path / "j"), step=13)
+
+    monkeypatch.setattr(verb, "dial", lambda shell: nullcontext(Liar()))
+    context: Any = type("Context", (), {"obj": Shell()})
+    with pytest.raises(CorruptFrame):
+        verb.trace(context, "tiny", None, None)
+    assert list(tmp_path.iterdir()) == []
