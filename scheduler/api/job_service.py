@@ -258,9 +258,8 @@ class JobService(jobs_pb2_grpc.JobsServicer):
         async with _answering(context):
             job = self._seen.find("History", request.job)
             with self._following():
-                async for steps in history(
-                    self._jobs.stores.database, job.record, job.spec, request.every, request.after
-                ):
+                database, newest = self._jobs.stores.database, job.progress.steps_done
+                async for steps in history(database, job.record, job.spec, request.every, newest, request.after):
                     yield pb.StepList(steps=[pb.StepView(**asdict(one)) for one in steps])
 
     async def Trace(self, request: pb.TraceRequest, context: Context) -> pb.StepTrace:

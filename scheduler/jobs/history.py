@@ -31,19 +31,19 @@ class StepMade:
 
 
 async def history(
-    database: Database, record: JobRecord, spec: JobSpec, every: int, after: int = 0
+    database: Database, record: JobRecord, spec: JobSpec, every: int, newest: int, after: int = 0
 ) -> AsyncIterator[list[StepMade]]:
-    """The steps behind `after`, oldest first, in lists of at most ROWS_AT_ONCE; each `every`-th and the last one."""
+    """The steps behind `after`, oldest first, in lists of at most ROWS_AT_ONCE; each `every`-th, and the `newest`."""
     evaluated = await evaluations(database, record)
-    last: StepMade | None = None  # that was left out
-    async for rows in _rows(database, record, spec, first=after):
+    async for rows in _rows(database, record, spec, every or 1, first=after):
         made = [_made(row, evaluated) for row in rows if row["step"] >= after]
-        wanted = [one for one in made if one.step % every == 0] if every else made
-        if made:
-            last = None if wanted and wanted[-1] is made[-1] else made[-1]
+        wanted = [one for one in made if one.step % (every or 1) == 0]
+        if wanted:
+            after = wanted[-1].step
         yield wanted
-    if last is not None:
-        yield [last]
+    if every and newest > after:
+        async for rows in _rows(database, record, spec, newest, first=newest - 1):
+            yield [_made(row, evaluated) for row in rows if row["step"] + 1 == newest]
 
 
 async def thinned(database: Database, record: JobRecord, spec: JobSpec, every: int) -> list[StepMade]:

@@ -21,7 +21,7 @@ COVERED_BY = {
     "integration/test_client.py": (
         *("client/cli", "client/completion", "client/flags", "client/transfer/*", "client/profiles", "client/verbs/*"),
     ),
-    "integration/test_api.py": ("client/api", "scheduler/jobs/history"),
+    "integration/test_api.py": ("client/api",),
     "integration/test_up.py": ("client/up/*",),
     "property/test_exactly_once.py": (
         *("scheduler/brain/hearing", "scheduler/brain/inputs", "scheduler/brain/parts", "scheduler/brain/settings"),
