@@ -19,11 +19,11 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import psutil
 
@@ -35,12 +35,14 @@ from swarm.errors import DeadlinePassed, IncompatibleVersion, InvalidConfig, Pro
 from swarm.messages import PROTOCOL_VERSION
 from swarm.pki.names import Role
 from swarm.process.children import dying_with_parent, end
+from swarm.process.lifecycle import lock_folder
 from swarm.text import counted, duration, is_address, is_loopback, is_wildcard
 from swarm.wire import members_pb2 as pb
 
 PRODUCT = "swarm-stages"
 LOOPBACK = "127.0.0.1"
 PROBE_S_MAX = 5.0
+FOLDER_PREFIX = "swarm-ray-"
 TOKEN_S = 900.0
 HANG_UP_S_MAX = 2.0  # beyond the time that a server has to end
 FREE_MEMORY_PERCENT = 90.0
@@ -53,6 +55,7 @@ class Host:
 
     def __init__(self) -> None:
         self._folder = Path()
+        self._lock: IO[str] | None = None  # held for as long as this process lives
         self._process: asyncio.subprocess.Process | None = None
 
     async def about(self) -> dict[str, str]:
@@ -64,7 +67,9 @@ class Host:
 
     async def start(self, flags: list[str], environment: dict[str, str]) -> dict[str, str]:
         """Start it; the facts of its ready line, or none if it ended before."""
-        self._folder = Path(tempfile.mkdtemp(prefix="swarm-ray-"))
+        remove_stale(Path(tempfile.gettempdir()))
+        self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        self._lock = lock_folder(self._folder)
         log, out = self._folder / "log", self._folder / "out"
         command = [sys.executable, "-P", "-m", "stage_server", *flags, "--data-dir", str(self._folder / "data")]
         with log.open("wb") as stderr, out.open("wb") as stdout:
@@ -95,6 +100,17 @@ class Host:
         if self._process is not None:
             await end(self._process, within_s=within_s)
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def remove_stale(root: Path) -> None:
+    """Remove the folders below `root`, with keys in them, that an actor of this user left when it was killed."""
+    # An actor holds the lock before its server makes data: what has data and no holder is left.
+    for folder in {data.parent for data in root.glob(f"{FOLDER_PREFIX}*/data")}:
+        with suppress(OSError, SwarmError):
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            with lock_folder(folder):
+                shutil.rmtree(folder)
 
 
 @dataclass(frozen=True, slots=True)

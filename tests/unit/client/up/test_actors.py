@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import socket
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
-from client.up.actors import check_versions, connected, device_for, listening_host
+from client.up.actors import check_versions, connected, device_for, listening_host, remove_stale
 from swarm.errors import IncompatibleVersion, InvalidConfig, UsageError
 from swarm.messages import PROTOCOL_VERSION
+from swarm.process.lifecycle import lock_folder
 
 OWN = {"127.0.0.1", "10.0.0.1"}
 
@@ -77,3 +79,15 @@ def test_an_address_that_is_none_is_refused() -> None:
             connected(asked, count=1, listen_host="", device="cpu"),
         ):
             pass
+
+
+def test_the_folder_of_an_actor_that_was_killed_goes_and_no_other(tmp_path: Path) -> None:
+    """A private key stayed behind."""
+    for name in ("swarm-ray-killed", "swarm-ray-alive", "swarm-up-other", "far"):
+        (tmp_path / name / "data").mkdir(parents=True)
+    (tmp_path / "swarm-ray-begun").mkdir()  # its server has not started
+    (tmp_path / "swarm-ray-link").symlink_to(tmp_path / "far")
+    with lock_folder(tmp_path / "swarm-ray-alive"):
+        remove_stale(tmp_path)
+    kept = {"swarm-ray-alive", "swarm-ray-begun", "swarm-ray-link", "swarm-up-other", "far"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
