@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -127,17 +127,27 @@ class SchedulerMetrics:
                     self._speed.labels(peer).set(speed)
                     self._route_weight.labels(job_id, str(stage), peer).set(speed / total)
                     weighed.add((str(stage), peer))
-        for stage_and_peer in self._weighed.get(job_id, set()) - weighed:
+        left = self._weighed.get(job_id, set()) - weighed
+        for stage_and_peer in left:
             self._route_weight.remove(job_id, *stage_and_peer)
         self._weighed[job_id] = weighed
+        self._drop_speeds(left)
         for (stage, direction), seconds in deadlines_s.items():
             self._deadline.labels(job_id, str(stage), direction).set(seconds)
 
     def at_work_no_more(self, job_id: str) -> None:
         """The job has no replicas: no speed and no deadline holds."""
-        if self._weighed.pop(job_id, None) is not None:
+        left = self._weighed.pop(job_id, None)
+        if left is not None:
             for gauge in (self._route_weight, self._deadline):
                 _remove_series(gauge, job_id, 0)
+            self._drop_speeds(left)
+
+    def _drop_speeds(self, left: Set[tuple[str, str]]) -> None:
+        """Of peers that have left a stage, and serve no other."""
+        serving = {peer for weighed in self._weighed.values() for _, peer in weighed}
+        for peer in {peer for _, peer in left} - serving:
+            _remove_series(self._speed, peer, 0)
 
     def job_opened(self, job_id: str, family: str, step: int = 0) -> None:
         """A job exists, at this step: its counters start at zero."""

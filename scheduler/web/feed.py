@@ -108,7 +108,7 @@ class Feed:
         job = _chosen(overview.seen, reference)
         read = None if job is None else await self._about(job)  # the only wait: all that follows is of one moment
         queue, all_jobs, pool = overview.queue(), overview.seen.all(), overview.membership.peers()
-        jobs = [overview.job(one, spec=False, queue=queue) for one in _newest(all_jobs)]
+        jobs = [overview.job(one, spec=False, queue=queue) for one in _newest(all_jobs, job)]
         peers = [overview.peer(peer) for peer in _first(pool, job)]
         who = {"role": person.role.value, "name": person.name, "project": person.project}
         state: Json = {
@@ -183,9 +183,10 @@ def _chosen(seen: SeenJobs, reference: str) -> Job | None:
     return next(running, None) or next(still_open, None) or next(iter(jobs), None)
 
 
-def _newest(jobs: Sequence[Job]) -> list[Job]:
-    """As many as the page has room for: the open ones first, the newest first."""
-    return sorted(jobs, key=lambda job: (job.record.state.is_final, -job.record.created_unix_s))[:JOBS_MAX]
+def _newest(jobs: Sequence[Job], chosen: Job | None) -> list[Job]:
+    """As many as the page has room for: the one in full, the open ones, the newest first."""
+    order = sorted(jobs, key=lambda job: (job.record.state.is_final, -job.record.created_unix_s))
+    return sorted(order, key=lambda job: job is not chosen)[:JOBS_MAX]
 
 
 def _first(pool: Sequence[Peer], job: Job | None) -> list[Peer]:

@@ -170,8 +170,8 @@ class Connection:
     def lasts(self) -> None:
         """The answer goes on: whoever gives it bounds their number and what a slow reader may hold."""
         self._deadline.cancel()
-        self._service.answered.pop(self, None)
-        self._service.lasting.add(self)
+        if self._service.answered.pop(self, self) is None:  # it may have ended meanwhile
+            self._service.lasting.add(self)
 
     def cut(self) -> None:
         """End the connection, whatever is under way on it."""

@@ -54,6 +54,16 @@ def seconds(text: str) -> int:
     return int(text.removesuffix("s"))
 
 
+def test_a_scheduler_that_may_not_write_to_a_home_keeps_the_admins_profile_elsewhere() -> None:
+    unit = (DEPLOY / "systemd" / "swarm-scheduler.service").read_text()
+    assert "ProtectHome=yes" in unit
+    folder = re.search(r"^Environment=SWARM_PROFILES=(.*)$", unit, re.MULTILINE)
+    state = re.search(r"^StateDirectory=(.*)$", unit, re.MULTILINE)
+    assert folder is not None
+    assert state is not None
+    assert folder[1].startswith(f"/var/lib/{state[1]}/")
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_flag_is_one_of_its_program(path: Path) -> None:
     for verb, words in commands(path):

@@ -9,6 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 from scheduler.api.overview import Overview
 from scheduler.api.seen_jobs import SeenJobs
 from scheduler.brain.projects import ANYBODY, Person, Quota
@@ -107,6 +109,23 @@ def test_a_job_that_ended_is_shown_from_database_and_log(tmp_path: Path) -> None
         assert list(map(int, full["curves"]["loss"])) == [1, 2, 3, 4]
         assert any("succeeded" in one["text"] for one in full["news"].values())
         assert full["timeline"] == {}
+
+    in_simulation(tmp_path, act)
+
+
+def test_the_job_in_full_is_listed_however_many_newer_ones_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind more waiting jobs than the page lists, the one that ran was not shown at all."""
+    monkeypatch.setattr("scheduler.web.feed.JOBS_MAX", 2)
+
+    async def act(rig: Rig, job: Job, feed: Feed) -> None:
+        for _ in range(3):
+            await rig.jobs.submit(job.spec, job.record.tokens, ByteTokenizer().tokenizer_files())
+        state = (await feed.look(None, "")).state
+        assert state["job"]["id"] == job.record.id
+        assert len(state["jobs"]) == 2
+        assert job.record.id in state["jobs"]
 
     in_simulation(tmp_path, act)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -169,6 +170,32 @@ async def test_an_answer_that_lasts_has_no_deadline_and_takes_nobodys_place(monk
         listening = [asyncio.to_thread(listen, port) for _ in range(3)]
         assert min(await asyncio.gather(*listening)) >= 1.0
         assert (await asyncio.to_thread(get, port, "/healthz"))[0] == 200
+
+
+async def test_who_leaves_before_his_answer_begins_to_last_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page was opened and closed while the scheduler was busy: each such connection was held for ever."""
+    gone, lasting = threading.Event(), []
+
+    async def late(request: Request) -> Response:
+        while not gone.is_set():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # until the end of the connection is heard
+        connection = connection_of(request.scope)
+        connection.lasts()
+        lasting.append(len(connection._service.lasting))
+        return Response()
+
+    def leave(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            line.sendall(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
+            time.sleep(0.2)
+        gone.set()
+
+    with serving(site_of(pages=[Route("/late", late)])) as port:
+        await asyncio.to_thread(leave, port)
+        while not lasting:
+            await asyncio.sleep(0.01)
+    assert lasting == [0]
 
 
 # HTTPS -------------------------------------------------------------------------------------------------------------

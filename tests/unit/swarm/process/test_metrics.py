@@ -235,9 +235,11 @@ def test_only_present_replicas_have_a_weight_and_only_a_job_at_work_has_deadline
     assert weights() == [("0", "p2", 1.0), ("1", "p1", 0.75)]
     metrics.speeds("j1", [{"p1": 10.0}, {}], {})
     assert weights() == [("0", "p1", 1.0)]
+    assert metrics.registry.get_sample_value("swarm_peer_speed_tokens_per_second", {"peer": "p2"}) is None
     assert metrics.registry.get_sample_value("swarm_peer_speed_tokens_per_second", {"peer": "p1"}) == 10.0
     metrics.at_work_no_more("j1")
     assert weights() == []
+    assert _samples(metrics.registry, "swarm_peer_speed_tokens_per_second") == []
     assert _samples(metrics.registry, "swarm_hop_deadline_seconds") == []
 
 
