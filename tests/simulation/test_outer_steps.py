@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -13,7 +14,7 @@ from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import ReplicaRecord
 from swarm.events import Saved
 from swarm.messages import Exchange, LoadStage, Release
-from swarm.types import JobState, PeerId
+from swarm.types import JobState, OnStall, PeerId
 from tests.simulation.engine.islands import (
     CHECKERS,
     MICROBATCHES,
@@ -75,6 +76,13 @@ def test_the_harms_are_done() -> None:
     assert max(repeated) > 9, "exchanges were repeated: three outer steps have three units each"
     merged = [len([one for one in history if isinstance(one, Merged)]) for history in histories]
     assert min(merged) < 3 * 18, "replicas died"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_islands_begin_each_checkpoint_together_however_their_clocks_and_steps_lie(seed: int) -> None:
+    """Each island counted from its own first commit, so one could begin a checkpoint that the others did not."""
+    shape = Shape(steps=12, lease=3, islands=3, every_s=Random(seed).uniform(0.1, 4.0))
+    assert faults(play(shape, seed), shape) == []
 
 
 # Single stories ------------------------------------------------------------------------------------------------------
@@ -198,6 +206,24 @@ def test_a_restarted_scheduler_that_is_to_stop_waits_until_it_knows_how_far_isla
     play_until(world, lambda one: one.over)
     assert end_of(world) == Ended("paused", "enough")
     assert [one.steps for one in world.history[told:] if isinstance(one, Kept)] == [2]
+
+
+@pytest.mark.parametrize("on_stall", ["wait", "pause", "fail"])
+@pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.PAUSED])
+def test_a_job_that_is_to_stop_does_although_a_stage_is_lost_before_islands_can_be_told(
+    state: JobState, on_stall: OnStall
+) -> None:
+    """A cancelled job stalled and trained on, if the scheduler was restarted and a stage did not return."""
+    world = World(CALM, 0)
+    play_until(world, lambda one: len(one.database[0]) == 2)
+    for peer, one in list(world.replicas.items()):
+        if (one.island, one.record.stage) == (1, 0):
+            del world.replicas[peer]
+    world.on_stall = on_stall
+    world.restart(told=[inputs.Stop(state, "enough")])
+    play_until(world, lambda one: one.over)
+    assert end_of(world).state == state.value
+    assert end_of(world).reason.startswith("enough; island 1: ")
 
 
 def test_a_checkpoint_with_different_weights_is_not_kept() -> None:

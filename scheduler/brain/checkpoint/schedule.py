@@ -63,7 +63,7 @@ class CheckpointSchedule:
         self.stop_at = 0  # the version to train up to first
         self._stages = stages
         self._steps = steps
-        self._last_s: float | None = None  # when the last one began, or when training began
+        self._last_s: float | None = None  # when the last one was due, or when training began
         self._failures = 0  # of the final state, one after the other
         self._unhealing = 0  # how many of them were not the storage's fault
         self.again_s = -math.inf  # when to save it once more
@@ -72,12 +72,12 @@ class CheckpointSchedule:
     def due(self, version: int, now_s: float) -> Decision[int]:
         """Whether to save `version`, which was just committed; a reason without a plan belongs in the log."""
         rules = self.rules
+        if version != self._course.level_from(version):
+            return Decision(None, "")  # islands differ, and so must not their clocks: all hear of a level one at once
         if self._last_s is None:
             self._last_s = now_s
         if version == self._steps or (self.stop is not None and version >= self.stop_at):
             return Decision(None, "")  # saved when nothing runs any more
-        if version != self._course.level_from(version):
-            return Decision(None, "")  # islands differ
         by_steps = self._course.is_saved(version, rules.every_steps)
         by_time = rules.every_s > 0 and now_s - self._last_s >= rules.every_s
         if not by_steps and not by_time and not self.at_once:
@@ -86,13 +86,13 @@ class CheckpointSchedule:
             self._last_s = now_s
             told, held = map(self._course.inner_steps, (version, self.open.version))
             return Decision(None, f"no checkpoint at step {told}: the one at step {held} is still being written")
+        self._last_s = now_s
         return Decision(version, f"every {rules.every_steps} steps" if by_steps else f"every {rules.every_s:g} s")
 
     def begin(self, version: int, savers: Sequence[PeerId], now_s: float) -> None:
         """Collect `version`; `savers` has one peer per stage."""
         assert self.open is None
         assert len(savers) == self._stages
-        self._last_s = now_s
         self.at_once = False
         self.open = Collection(version, now_s, {peer: stage for stage, peer in enumerate(savers)})
 

@@ -33,7 +33,7 @@ from scheduler.brain.islands.saving import JointCheckpoints
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, EnterState, Fail, Finish, Note, Output, Stopped
 from scheduler.brain.settings import BrainSettings
-from scheduler.brain.stall import stuck
+from scheduler.brain.stall import FAILED_HINT, LOST_HINT, stopped_by_loss, stuck
 from scheduler.brain.state.mode import Mode
 from scheduler.brain.validity import fault_of
 from swarm.errors import ReplicaDiverged
@@ -42,6 +42,7 @@ from swarm.job.course import OuterCourse
 from swarm.messages import Commit
 from swarm.types import Decision, Direction, Hop, JobState, PeerId, Round
 
+LOSSES = (FAILED_HINT, LOST_HINT)  # what an island hints at that has lost a stage
 ALLIES_MAX = 4  # of other islands, whom a replica may ask for the mean proposals
 
 
@@ -130,6 +131,11 @@ class IslandsBrain:
     @property
     def is_stopping(self) -> bool:
         return self._asked is not None or self._stopping is not None
+
+    @property
+    def _told_to_stop(self) -> Stopped | None:
+        """How the job is to end, whether its islands know or not."""
+        return self._stopping if self._asked is None else Stopped(self._asked.state, self._asked.reason)
 
     @property
     def saves_again_s(self) -> float:
@@ -303,6 +309,11 @@ class IslandsBrain:
                     decided.append(Note(level, f"island {island}: {message}"))
                 case Finish():
                     self._finished.add(island)
+                case Stopped(reason=told, hint=hint) | Fail(message=told, hint=hint) if self._asked and hint in LOSSES:
+                    # It lost a stage, and was not told yet that the job is to stop.
+                    lost = stopped_by_loss(f"island {island}: {told}", self.settings.on_stall, self._told_to_stop)
+                    assert lost is not None, "it was told to stop"
+                    return [*decided, *self._end(lost, told, now_s)]
                 case Fail(message=message):
                     failed = replace(output, message=f"island {island}: {message}")
                     return [*decided, *self._end(failed, message, now_s)]
@@ -399,7 +410,7 @@ class IslandsBrain:
         if all(one.saves_only for one in self._islands):
             owing = [number for number, one in enumerate(self._islands) if one.owes_parts]
             return self._tell((owing or [0])[0], happened, now_s)
-        end = stuck(self.settings.job, happened.for_s, self.waiting_for(), self.settings.on_stall, self._stopping)
+        end = stuck(self.settings.job, happened.for_s, self.waiting_for(), self.settings.on_stall, self._told_to_stop)
         return self._end(end, "nothing moved", now_s)
 
     # Outer steps -----------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from swarm.events import (
 )
 from swarm.job.course import IslandCourse, OuterCourse
 from swarm.messages import PROTOCOL_VERSION, Average, Command, Commit, Exchange, LoadStage, Release, Route, SaveStage
-from swarm.types import JobId, PeerId, Round, UnitName
+from swarm.types import JobId, OnStall, PeerId, Round, UnitName
 
 JOB, STAGES, MICROBATCHES = JobId("job"), 2, 2
 UNITS = {UnitName("stage-0"): (0,), UnitName("stage-1"): (1,), UnitName("tied"): (0, 1)}
@@ -173,6 +173,7 @@ class World:
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape, self.rng, self.history = shape, Random(seed), list[object]()
         self.epoch, self.now_s, self.over = 1, 0.0, False
+        self.on_stall: OnStall = "wait"
         self.database: dict[int, list[CommitRow]] = {timeline: [] for timeline in range(shape.islands)}
         self.courses = [
             OuterCourse(IslandCourse(shape.steps, shape.lease, shape.islands, island))
@@ -212,6 +213,7 @@ class World:
                 learning_rate=lambda step: 0.1,
                 tokens_of=lambda portion: 8 + portion,
                 recover=True,
+                on_stall=self.on_stall,
                 saving=SavingRules(self.shape.every, self.shape.every_s, optimizer=True),
             )
             for island, course in enumerate(self.courses)

@@ -32,7 +32,7 @@ class Side:
         self.connections, self.membership = Connections(get_logger("test")), Membership()
         spec = SimpleNamespace(pipeline=SimpleNamespace(split=(1, 1, 1)), islands=SimpleNamespace(count=islands))
         peers = {Q: 4} if islands > 1 else {}
-        job = SimpleNamespace(record=SimpleNamespace(id=JOB, timeline=4, peers=peers), spec=spec)
+        job = SimpleNamespace(record=SimpleNamespace(id=JOB, timeline=4, peers=peers), spec=spec, brain=None)
         registry = SimpleNamespace(get=lambda id: job if id == JOB else None)
         self.wall_s = UNIX_S
         self.passes = Passes(
