@@ -211,6 +211,11 @@ class Members:
         live = [one for one in self._tokens.values() if one.uses_left and one.expires_unix_s > self._wall_s()]
         return sorted(live, key=lambda token: -token.created_unix_s)
 
+    @property
+    def tokens_end_unix_s(self) -> float:
+        """When the last token ends that still lets somebody join."""
+        return max((one.expires_unix_s for one in self.tokens()), default=0.0)
+
     async def revoke_token(self, id: str) -> Token:
         async with self._changing:
             if (token := self._tokens.get(id)) is None:

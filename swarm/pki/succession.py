@@ -31,7 +31,7 @@ from swarm.pki.files import read_private, write_private
 from swarm.pki.names import Principal
 from swarm.text import utc
 
-TOKENS_LIVE_S = 7 * 86400.0  # that lines to join with which name the old authority still lead in
+TOKENS_LIVE_S = 7 * 86400.0  # that lines to join with which name the old authority still lead in, at least
 _VOUCHES = b"swarm: the next authority\0"  # in front of what is signed: this key signs certificates too
 _AUTHORITIES_MAX = 2
 _FILES = ("ca.key", "ca.crt")
@@ -58,11 +58,14 @@ class Times:
     leaves_unix_s: float
 
     @classmethod
-    def plan(cls, now_unix_s: float, life_s: float, ends_unix_s: float) -> Times:
-        """`life_s` is that of new certificates, and `ends_unix_s` is when the last one ends that is good now."""
+    def plan(cls, now_unix_s: float, life_s: float, ends_unix_s: float, tokens_end_unix_s: float = 0.0) -> Times:
+        """`life_s` is that of new certificates. The last one that is good now ends at `ends_unix_s`, the last token at
+        `tokens_end_unix_s`.
+        """
         signs_unix_s = max(now_unix_s + life_s, ends_unix_s)
         ended_unix_s = signs_unix_s + life_s
-        return cls(signs_unix_s, ended_unix_s, max(ended_unix_s, signs_unix_s + TOKENS_LIVE_S))
+        leaves_unix_s = max(ended_unix_s, signs_unix_s + TOKENS_LIVE_S, tokens_end_unix_s)
+        return cls(signs_unix_s, ended_unix_s, leaves_unix_s)
 
     def phase(self, now_unix_s: float) -> Phase:
         if now_unix_s < self.signs_unix_s:
@@ -88,6 +91,7 @@ class Succession:
         self._own = own
         self._next = next
         self._times = times
+        self._before = next, times
         self._wall_s = wall_s
 
     @classmethod
@@ -154,16 +158,20 @@ class Succession:
 
     # The way from one to the other -------------------------------------------------------------------------------
 
-    def rotate(self, life_s: float, ends_unix_s: float) -> None:
-        """From now on both are trusted; `save` makes it last. NotAllowed while an earlier rotation is under way."""
+    def rotate(self, life_s: float, ends_unix_s: float, tokens_end_unix_s: float = 0.0) -> None:
+        """From now on both are trusted; `save` makes it last. NotAllowed while an earlier rotation is under way.
+
+        The arguments are as those of `Times.plan`.
+        """
         now_unix_s = self._wall_s()
         if self._times is not None:
             raise NotAllowed(
                 f"the authority is being rotated already, until {utc(self._times.leaves_unix_s)}",
                 hint="see where it stands: swarm ca show",
             )
+        self._before = None, None
         self._next = Authority.new(now_unix_s, self.cluster)
-        self._times = Times.plan(now_unix_s, life_s, ends_unix_s)
+        self._times = Times.plan(now_unix_s, life_s, ends_unix_s, tokens_end_unix_s)
 
     def retire(self) -> None:
         """The old one leaves now; NotAllowed while somebody can have a good certificate of it."""
@@ -175,11 +183,13 @@ class Succession:
                 hint="wait until then; whoever must be shut out at once: swarm identity revoke NAME",
             )
         times = self._times
+        self._before = self._next, times
         self._times = Times(times.signs_unix_s, times.ended_unix_s, self._wall_s())
 
     def forget(self) -> None:
-        """Take `rotate` back: it could not be saved."""
-        self._next = self._times = None
+        """Take the last `rotate` or `retire` back: it could not be saved."""
+        if self._times is not None:  # else it was saved meanwhile
+            self._next, self._times = self._before
 
     def save(self) -> None:
         """Write down what `rotate` or `retire` did, or clean up after the old one has left; blocking. InvalidConfig.

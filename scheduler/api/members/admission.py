@@ -151,18 +151,17 @@ class Admission:
         """Whether other authorities are trusted than before, or another one signs."""
         self._turn.clear()
         phase = self._authority.phase
-        if phase is self._phase:
-            return False
-        pins = " ".join(one.pin for one in self._authority.trusted)
-        self._log.info("authority", phase=phase, trusted=pins)
-        self._trail.succeeded(scheduler_of(self._authority.cluster), phase, pins)
+        if has_turned := phase is not self._phase:
+            pins = " ".join(one.pin for one in self._authority.trusted)
+            self._log.info("authority", phase=phase, trusted=pins)
+            self._trail.succeeded(scheduler_of(self._authority.cluster), phase, pins)
         if phase is Phase.OVER:
             try:
                 await asyncio.to_thread(self._authority.save)
-            except InvalidConfig as error:  # at the next start again
+            except InvalidConfig as error:  # at the next look again
                 self._log.error("the old authority's files are still there", reason=error.message)
         self._phase = self._authority.phase
-        return True
+        return has_turned
 
     def close(self) -> None:
         if self._joins is not None:

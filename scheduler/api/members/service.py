@@ -94,21 +94,24 @@ class MemberService(members_pb2_grpc.MembersServicer):
     async def RotateAuthority(self, request: pb.AuthorityRequest, context: Context) -> pb.AuthorityView:
         async with _answering(context), self._rotating:
             # Certificates that are given out from here on come with both, so none that ends later lacks the next one.
-            self._authority.rotate(self._members.life_s, self._members.ends_unix_s)
-            try:
-                await asyncio.to_thread(self._authority.save)
-            except SwarmError:
-                self._authority.forget()
-                raise
-            self._changed()
-            return self._authority_view()
+            members = self._members
+            self._authority.rotate(members.life_s, members.ends_unix_s, members.tokens_end_unix_s)
+            return await self._saved()
 
     async def RetireAuthority(self, request: pb.AuthorityRequest, context: Context) -> pb.AuthorityView:
         async with _answering(context), self._rotating:
             self._authority.retire()
+            return await self._saved()
+
+    async def _saved(self) -> pb.AuthorityView:
+        """What is so from now on; if it cannot be saved, all is as before."""
+        try:
             await asyncio.to_thread(self._authority.save)
-            self._changed()
-            return self._authority_view()
+        except SwarmError:
+            self._authority.forget()
+            raise
+        self._changed()
+        return self._authority_view()
 
     def _authority_view(self) -> pb.AuthorityView:
         trusted, times = self._authority.trusted, self._authority.times

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +61,11 @@ def test_the_next_one_signs_when_every_certificate_has_been_renewed_or_has_ended
     assert times.ended_unix_s == times.signs_unix_s + LIFE_S
     assert times.leaves_unix_s == times.signs_unix_s + TOKENS_LIVE_S
     assert Times.plan(0.0, 2 * TOKENS_LIVE_S, 0.0).leaves_unix_s == 4 * TOKENS_LIVE_S
+
+
+def test_the_old_one_stays_as_long_as_a_token_that_names_it() -> None:
+    times = Times.plan(1000.0, LIFE_S, 0.0, 1000.0 + 30 * LIFE_S)
+    assert times == replace(Times.plan(1000.0, LIFE_S, 0.0), leaves_unix_s=1000.0 + 30 * LIFE_S)
 
 
 def test_who_signs_and_who_is_trusted_in_each_phase(tmp_path: Path) -> None:

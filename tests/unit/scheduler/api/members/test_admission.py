@@ -345,6 +345,58 @@ async def test_the_old_authority_leaves_by_itself(tmp_path: Path) -> None:
     assert [result for _, action, result, _ in audited(folder) if action == "Authority"] == ["over"]
 
 
+async def test_a_token_of_thirty_days_leads_in_until_it_ends(tmp_path: Path) -> None:
+    async with scheduler_side(tmp_path / "data") as side:
+        _, token = await side.members.create_token(Role.VIEWER, 30 * 86400.0, 1, "", "admin me", side.joins)
+        assert (await ask(side, "RotateAuthority")).leaves_unix_s == token.expires_unix_s
+
+
+def blocked(folder: Path) -> Path:
+    """A folder where the key of the authority should be written."""
+    key = folder / "pki" / "ca.key"
+    key.unlink()
+    key.mkdir()
+    return key
+
+
+async def test_a_retirement_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    async with scheduler_side(folder) as side:
+        await ask(side, "RotateAuthority")
+    come_to(folder, Phase.ENDED)
+    async with scheduler_side(folder) as side:
+        key = blocked(folder)
+        before = await ask(side, "ShowAuthority")
+        assert isinstance(await error_of(side, side.admin, "RetireAuthority", pb.AuthorityRequest()), InvalidConfig)
+        assert await ask(side, "ShowAuthority") == before
+        assert (before.phase, len(before.pins)) == ("ended", 2)
+        key.rmdir()
+        assert (await ask(side, "RetireAuthority")).phase == "alone"
+
+
+async def test_a_disk_that_does_not_take_the_end_of_a_rotation_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data"
+    async with scheduler_side(folder) as side:
+        next = (await ask(side, "RotateAuthority")).pins[1]
+    come_to(folder, Phase.ENDED)
+    async with scheduler_side(folder) as side:
+        key, authority = blocked(folder), side.admission._authority
+        monkeypatch.setattr(module, "LOOK_S", 0.01)
+        authority._wall_s = lambda: time.time() + 7200.0
+        renewing = asyncio.create_task(side.admission.renew())
+        await holds(side, next)
+        assert authority.phase is Phase.OVER
+        key.rmdir()
+        async with asyncio.timeout(20):
+            while authority.phase is not Phase.ALONE:
+                await asyncio.sleep(0.01)
+        renewing.cancel()
+    assert not (folder / "pki" / "succession.json").exists()
+    assert [result for _, action, result, _ in audited(folder) if action == "Authority"] == ["over"]
+
+
 async def test_a_rotation_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
     async with scheduler_side(tmp_path / "data") as side:
         (tmp_path / "data/pki/next.key").mkdir()
