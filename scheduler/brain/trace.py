@@ -18,10 +18,11 @@ from scheduler.brain.inputs import Happened, Input, RowDurable, RowsDurable
 from scheduler.brain.outputs import Output, Send, WriteCommit, WriteRows
 from swarm.events import Accumulated, Averaged, Committed, Forwarded
 from swarm.messages import Commit, Route
-from swarm.types import PeerId, UnitName
+from swarm.types import PeerId, Round, UnitName
 
 STEPS_KEPT = 16
 HOPS_MAX = 2048  # that are kept of a step: of a large one every second microbatch, or every fourth, ...
+AVERAGES_MAX = 4096  # that are kept of a step; of more, the first
 SCHEDULER = "scheduler"
 
 
@@ -79,7 +80,7 @@ class StepRecord:
     """What is known of one step."""
 
     ways: dict[tuple[int, int], _Way] = field(default_factory=dict)  # by timeline and index
-    averaged: list[tuple[PeerId, UnitName, float, float]] = field(default_factory=list)  # begin, end
+    averaged: dict[tuple[PeerId, UnitName, Round], tuple[float, float]] = field(default_factory=dict)  # begin, end
     decided_s: float | None = None
     durable_s: float | None = None
     told: dict[PeerId, float] = field(default_factory=dict)  # when each replica was sent the commit
@@ -137,8 +138,10 @@ class Trace:
                 if (hop := self._hop(event, happened.peer)) is not None:
                     hop.forwarded_s = now_s
             case Averaged() as event:
-                if (record := self._steps.get(event.step)) is not None:
-                    record.averaged.append((happened.peer, event.unit, now_s - event.duration_s, now_s))
+                record = self._steps.get(event.step)
+                if record is not None and len(record.averaged) < AVERAGES_MAX:
+                    key = happened.peer, event.unit, event.round
+                    record.averaged.setdefault(key, (now_s - event.duration_s, now_s))
             case Committed() as event:
                 if (record := self._steps.get(event.step)) is not None:
                     record.committed[happened.peer] = event.stage, now_s
@@ -200,7 +203,7 @@ def _spans(record: StepRecord) -> Iterable[Span]:
     for (_, index), way in record.ways.items():
         stage_of |= {hop.peer: stage for stage, hop in enumerate(way.hops)}
         yield from _of_microbatch(index, way)
-    for peer, unit, begin_s, end_s in record.averaged:
+    for (peer, unit, _), (begin_s, end_s) in record.averaged.items():
         yield Span(f"average {unit}", peer, begin_s, end_s, stage_of.get(peer, -1), beside=True)
     if record.decided_s is not None and record.durable_s is not None:
         yield Span("row", SCHEDULER, record.decided_s, record.durable_s)

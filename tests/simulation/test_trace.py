@@ -13,12 +13,15 @@ import pytest
 
 from scheduler.api.views import step_trace
 from scheduler.brain import trace
+from scheduler.brain.inputs import Happened, Tick
+from scheduler.brain.outputs import CommitRow, WriteCommit
 from scheduler.brain.trace import SCHEDULER, Span, Trace
 from scheduler.jobs.job import Job
 from swarm.data.tokenizer import ByteTokenizer
 from swarm.errors import NotAllowed, NotFound
+from swarm.events import Averaged
 from swarm.job.partition import resolve
-from swarm.types import PeerId
+from swarm.types import PeerId, Round, UnitName
 from tests.support.sim import loop as sim
 from tests.support.simulated import WALL_START_UNIX_S, Done, Rig, Tokens, small_spec, write_text
 
@@ -142,6 +145,26 @@ def test_of_a_large_step_some_microbatches_are_kept(tmp_path: Path, monkeypatch:
 
     trained(tmp_path, look)
     assert shown == {frozenset({0, 4})}, "of 6 microbatches"
+
+
+def test_what_a_member_repeats_without_end_is_kept_once_and_no_more_than_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trace, "AVERAGES_MAX", 3)
+    told = Trace()
+    row = CommitRow(0, 0, {}, 1.0, 1.0, 1.0, 1e-3, False, 8)
+    told.watching(lambda _happened, _now_s: [WriteCommit(row)])(Tick(), 1.0)
+    watched = told.watching(lambda _happened, _now_s: [])
+
+    def averaged(number: int, now_s: float) -> list[Span]:
+        event = Averaged(0, 0, UnitName("stage-0"), Round(1, number), "", (), 0.5)
+        watched(Happened(PeerId("a"), event), now_s)
+        return [one for one in told.spans(0) if one.name == "average stage-0"]
+
+    for now_s in (2.0, 3.0, 4.0):
+        (span,) = averaged(1, now_s)
+        assert (span.begin_s, span.end_s) == (1.5, 2.0)
+    assert [len(averaged(number, 5.0)) for number in (2, 3, 4, 5)] == [2, 3, 3, 3]
 
 
 def test_people_count_steps_from_one_and_times_from_the_first_span(tmp_path: Path) -> None:
