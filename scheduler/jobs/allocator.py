@@ -16,7 +16,7 @@ from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Join, ReplicaRecord
 from scheduler.brain.projects import Quota
 from scheduler.brain.stall import waiting
-from scheduler.jobs.islands import by_island, replicas_by_island, stage_at
+from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
 from scheduler.jobs.job import Job, JobRun, now_s, split_of
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
@@ -107,8 +107,7 @@ class Allocator:
 
     def _running(self, job: Job, run: JobRun) -> ActiveJob:
         here = [peer for peer in self._membership.peers() if peer.job == job.record.id]
-        places = job.record.peers
-        staying = Counter(places.get(peer.hello.peer, peer.stage) for peer in here if not peer.leaving)
+        staying = Counter(place_at(job, peer.hello.peer, peer.stage) for peer in here if not peer.leaving)
         # The job's brain hears of these peers one by one, and only after the allocation.
         loading = {peer.hello.peer: peer.stage for peer in here if peer.state is PeerState.LOADING}
 

@@ -56,6 +56,11 @@ def island_at(job: Job, peer: PeerId) -> int:
     return job.record.peers.get(peer, 0) // len(split_of(job.spec)) if island is None else island
 
 
+def place_at(job: Job, peer: PeerId, stage: int) -> int:
+    """The place of a peer that serves a stage of the job, or joins it; the record has it once the peer is admitted."""
+    return job.record.peers.get(peer, island_at(job, peer) * len(split_of(job.spec)) + stage)
+
+
 def by_island(spec: JobSpec, peers: Mapping[PeerId, int]) -> list[dict[PeerId, int]]:
     """The peers of each island, with their stages, of peers with their places."""
     stages = len(split_of(spec))

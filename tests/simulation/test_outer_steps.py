@@ -282,6 +282,24 @@ def test_whoever_joins_does_so_in_the_island_with_the_fewest_replicas() -> None:
     assert brain.where_to_join(Candidate(PeerId("late")), [0, 1], 1.0).plan is None
 
 
+def test_several_that_come_at_once_are_sent_where_each_will_be_needed() -> None:
+    world = World(CALM, 0)
+    play_until(world, lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)
+    brain = world.brain
+    coming: dict[PeerId, int] = {}
+    for number in range(4):
+        decision = brain.where_to_join(Candidate(PeerId(f"new-{number}")), [0, 1], world.now_s, coming)
+        assert decision.plan is not None
+        coming[PeerId(f"new-{number}")] = decision.plan
+    for heard, (peer, stage) in enumerate(coming.items()):
+        brain.step(inputs.Join(ReplicaRecord(peer, 1, "", stage)), world.now_s)
+        counts = [[one.present(stage) for stage in range(2)] for one in brain._islands]
+        assert sum(map(sum, counts)) == 8 + heard + 1
+        decision = brain.where_to_join(Candidate(PeerId("late")), [0, 1], world.now_s, coming)
+        assert decision.plan == 0, "those that have come since count once"
+    assert counts == [[3, 3], [3, 3]]
+
+
 def test_questions_are_answered_for_all_islands() -> None:
     world = World(CALM, 0)
     play_until(world, lambda one: len(one.database[0]) > 1 and len(one.database[1]) > 1)

@@ -183,14 +183,13 @@ class IslandsBrain:
         self, idle: Candidate, fitting: Iterable[int], now_s: float, coming: Mapping[PeerId, int] = MappingProxyType({})
     ) -> Decision[int]:
         """A stage of the island with the fewest replicas. Which island it will be is settled when the peer comes."""
-        reasons = []
-        for number in self._neediest(range(len(self.settings.split))):
-            mine = {peer: stage for peer, stage in coming.items() if self._island_of.get(peer) == number}
-            decision = self._islands[number].where_to_join(idle, fitting, now_s, mine)
-            if decision.plan is not None:
-                return decision
-            reasons.append(decision.reason)
-        return Decision(None, reasons[0])
+        sent: list[dict[PeerId, int]] = [{} for _ in self._islands]
+        for peer, stage in coming.items():  # as if all came now
+            if not any(one.is_joining(peer) or one.stage_of(peer) is not None for one in self._islands):
+                sent[self._neediest([stage], sent)[0]][peer] = stage
+        numbers = self._neediest(range(len(self.settings.split)), sent)
+        decisions = [self._islands[number].where_to_join(idle, fitting, now_s, sent[number]) for number in numbers]
+        return next((one for one in decisions if one.plan is not None), decisions[0])
 
     def situation(self, now_s: float) -> Situation:
         """All islands as one; the sentence says what each waits for."""
@@ -325,11 +324,11 @@ class IslandsBrain:
                     decided.append(output)
         return decided
 
-    def _neediest(self, stages: Iterable[int]) -> list[int]:
-        """The islands, those with the fewest replicas and joiners in these stages first."""
-        wanted = set(stages)
-        held = [sum(one.present(stage) for stage in wanted) for one in self._islands]
-        return sorted(range(len(self._islands)), key=lambda number: (held[number], number))
+    def _neediest(self, stages: Iterable[int], sent: Sequence[Mapping[PeerId, int]] = ()) -> list[int]:
+        """The islands, those with the fewest in these stages first: replicas, joiners, and peers `sent` to each."""
+        wanted, islands = set(stages), zip(self._islands, sent or [{}] * len(self._islands), strict=True)
+        held = [sum(one.present(at) + [*coming.values()].count(at) for at in wanted) for one, coming in islands]
+        return sorted(range(len(held)), key=held.__getitem__)
 
     def _tell_all(self, happened: Input, now_s: float) -> list[Output]:
         return [one for island in range(len(self._islands)) for one in self._tell(island, happened, now_s)]

@@ -10,10 +10,12 @@ from typing import Any
 
 from scheduler.brain.inputs import ReplicaRecord
 from scheduler.brain.islands.brain import IslandsBrain
+from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.islands import (
     by_island,
     island_at,
     of_job,
+    place_at,
     place_of,
     replicas_by_island,
     stage_at,
@@ -25,7 +27,7 @@ from swarm.job.islands import courses
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
 from swarm.messages import StoreHeader
-from swarm.types import JobId, PeerId
+from swarm.types import JobId, PeerId, PeerState
 from tests.support.brain import Swarm
 from tests.support.simulated import small_spec
 
@@ -69,6 +71,18 @@ def test_whoever_joins_is_on_the_timeline_of_the_island_that_it_joins() -> None:
     assert island_at(one, joiner) == 0
     one.brain._island_of[joiner] = 1
     assert (island_at(one, joiner), timeline_of(one, joiner)) == (1, 7)
+    assert [place_at(one, peer, stage) for peer, stage in ((joiner, 0), (joiner, 1), (B, 1))] == [2, 3, 3]
+    peers = [
+        SimpleNamespace(hello=SimpleNamespace(peer=peer), job="job", stage=stage, leaving="", state=PeerState.LOADING)
+        for peer, stage in ((A, 0), (C, 1), (joiner, 0), (B, 1))
+    ]
+    ports: Any = SimpleNamespace(stores=SimpleNamespace(files=None, projects=None), settle_s=0.0)
+    membership: Any = SimpleNamespace(peers=lambda: peers)
+    none: Any = None
+    run: Any = SimpleNamespace(replicas_at_start=4, brain=one.brain)
+    one.record.id, one.record.project, one.stages = "job", "", {}
+    active = Allocator(ports, none, none, membership, none)._running(one, run)
+    assert active.replicas == (1, 1), "the joiner fills the gap in stage 0 of island 1"
 
 
 def test_a_plain_job_has_one_island_whose_places_are_stages() -> None:
