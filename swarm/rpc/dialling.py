@@ -3,12 +3,14 @@
 Without relays a channel is given at once and dials on first use, as ever. With them it is given once it stands.
 
 On a slow link a ping waits behind tensors, and a ping that is late looks like a dead neighbour. But whoever is dead
-answers no handshake either. So each time that a link broke which had stood, its next ping gets longer.
+answers no handshake either. So each time that a link which had stood broke as nothing came in time, its next ping gets
+longer. It gets shorter again when a link is replaced in order, or ends after it has stood for long.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 
 import grpc
@@ -32,6 +34,9 @@ from swarm.types import PeerId
 
 PING_S, PING_FACTOR = KEEPALIVE_TIMEOUT_MS / 1000, 4.0
 HANDSHAKE_S_MAX = 3.0  # with the peer, where there is no other way
+STOOD_S = 600.0  # after which the next link may have shorter pings
+# gRPC: "recvmsg:Connection timed out (110)", "keepalive timeout", "ping timeout"; a reset says nothing like it.
+_LATE = re.compile("timed?[ _-]?out", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -42,7 +47,7 @@ class Connection:
     way: RelayAt = DIRECT
     tunnel: Tunnel | None = None
     neighbour: PeerId | str = ""  # or the address, where no peer is meant
-    stood: bool = False  # both sides have shaken hands
+    stood_at_s: float | None = None  # when both sides had shaken hands
     owed: bool = False  # when it broke, the neighbour still had to answer for tensors
 
     async def close(self) -> None:
@@ -87,18 +92,30 @@ class Dialler:
             raise NoWay(f"no relay carries to {peer}: {answer or 'there is none'}")
         raise PeerUnavailable(f"{peer} is not reached: {answer}")
 
-    def broke(self, connection: Connection) -> None:
-        """The link broke by itself; if it went through a relay, others may as well."""
-        self._paths.blame(connection.way, asyncio.get_running_loop().time())
-        if connection.stood and connection.owed and connection.way == DIRECT:
-            longer_s = PING_FACTOR * self._ping_s.get(connection.neighbour, PING_S)
-            self._ping_s[connection.neighbour] = min(PING_S_MAX, longer_s)
+    def broke(self, connection: Connection, why: str) -> None:
+        """The link broke by itself, of which gRPC says `why`; if it went through a relay, others may as well."""
+        now_s = asyncio.get_running_loop().time()
+        self._paths.blame(connection.way, now_s)
+        if connection.stood_at_s is None or connection.way != DIRECT:
+            return
+        neighbour = connection.neighbour
+        if now_s - connection.stood_at_s >= STOOD_S:
+            self._ease(neighbour)
+        if connection.owed and _LATE.search(why):
+            self._ping_s[neighbour] = min(PING_S_MAX, PING_FACTOR * self._ping_s.get(neighbour, PING_S))
 
     def ease(self, address: str, peer: PeerId | None) -> None:
         """The link is replaced while all is well: wait less for the next one, as nothing is slow for ever."""
-        shorter_s = self._ping_s.pop(peer or address, PING_S) / PING_FACTOR
+        self._ease(peer or address)
+
+    def forget(self, peer: PeerId) -> None:
+        """There will be no more links to the peer."""
+        self._ping_s.pop(peer, None)
+
+    def _ease(self, neighbour: PeerId | str) -> None:
+        shorter_s = self._ping_s.pop(neighbour, PING_S) / PING_FACTOR
         if shorter_s > PING_S:
-            self._ping_s[peer or address] = shorter_s
+            self._ping_s[neighbour] = shorter_s
 
     def _made(self, address: str, peer: PeerId | None) -> Connection:
         pings = ping_within(self._ping_s.get(peer or address, PING_S))

@@ -185,6 +185,7 @@ class GrpcPeerLinks:
         return reply, payload
 
     def cut_off(self, peer: PeerId) -> None:
+        self._dialler.forget(peer)
         for link in [link for (_, to), link in self._links.items() if to == peer]:
             link.cut()
         for link in [link for link, to in self._retired.items() if to == peer]:
@@ -238,7 +239,7 @@ class _Link:
         on_wire: Callable[[bytes], bytes] | None,
         dial: Callable[[], Awaitable[Connection]],
         token: bytes,
-        broke: Callable[[Connection], None],
+        broke: Callable[[Connection, str], None],
     ) -> None:
         self._on_wire = on_wire
         self._dial = dial
@@ -307,7 +308,7 @@ class _Link:
             method: Any = connection.channel.stream_stream(f"/{SERVICE}/{METHOD}")
             call: _Call = method(metadata=passes.metadata(self.token))
             await call.wait_for_connection()
-            connection.stood = True
+            connection.stood_at_s = asyncio.get_running_loop().time()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(call))
                 tasks.create_task(self._read(call))
@@ -317,7 +318,7 @@ class _Link:
             error = translate(failure, self._address, unavailable=PeerUnavailable)
             if connection is not None and type(error) is PeerUnavailable:
                 connection.owed = bool(self._unanswered)
-                self._broke(connection)
+                self._broke(connection, error.message)
         except* Exception as group:
             error = public_error(group)
         finally:

@@ -1,4 +1,4 @@
-"""How long a ping to a neighbour may take: longer after each link that stood and broke while answers were owed."""
+"""How long a ping to a neighbour may take: longer after each link that stood and broke as answers came late."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.pki.identity import Wallet
 from swarm.rpc import dialling as module
 from swarm.rpc.channel import PING_S_MAX, bind, new_server, ping_within
-from swarm.rpc.dialling import PING_FACTOR, PING_S, Connection, Dialler
+from swarm.rpc.dialling import PING_FACTOR, PING_S, STOOD_S, Connection, Dialler
 from swarm.rpc.peer_service import add_peer_service
 from swarm.rpc.peers import GrpcPeerLinks, PeerLinks
 from swarm.types import PeerId
@@ -39,6 +39,13 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return made
 
 
+LATE, RESET = "Stream removed (recvmsg:Connection timed out (110))", "recvmsg:Connection reset by peer (104)"
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
 async def dialled(dialler: Dialler, peer: PeerId | None = A, address: str = "127.0.0.1:9") -> Connection:
     made = await dialler.dial(address, peer)
     await made.close()
@@ -49,8 +56,8 @@ async def test_a_link_that_stood_and_broke_with_answers_owed_gets_longer_pings(p
     dialler = Dialler(Wallet())
     for stood, owed in ((False, True), (True, False), (True, True), (True, True), (True, True), (True, True)):
         made = await dialled(dialler)
-        made.stood, made.owed = stood, owed
-        dialler.broke(made)
+        made.stood_at_s, made.owed = now_s() if stood else None, owed
+        dialler.broke(made, LATE)
     await dialled(dialler)
     await dialled(dialler, B)
     await dialled(dialler, None)
@@ -62,8 +69,8 @@ async def test_pings_get_shorter_when_a_link_is_replaced_in_order(pings: list[fl
     dialler = Dialler(Wallet())
     for _ in range(2):
         made = await dialled(dialler)
-        made.stood = made.owed = True
-        dialler.broke(made)
+        made.stood_at_s, made.owed = now_s(), True
+        dialler.broke(made, LATE)
     for _ in range(3):
         dialler.ease("127.0.0.1:9", A)
         await dialled(dialler)
@@ -73,11 +80,47 @@ async def test_pings_get_shorter_when_a_link_is_replaced_in_order(pings: list[fl
 async def test_a_relay_that_breaks_says_nothing_of_the_own_address(pings: list[float]) -> None:
     dialler = Dialler(Wallet())
     made = await dialled(dialler)
-    made.stood = made.owed = True
+    made.stood_at_s, made.owed = now_s(), True
     made.way = RelayAt("r", "127.0.0.1:8")
-    dialler.broke(made)
+    dialler.broke(made, LATE)
     await dialled(dialler)
     assert pings == [PING_S, PING_S]
+
+
+@pytest.mark.parametrize(
+    ("why", "factor"),
+    [
+        (LATE, PING_FACTOR),
+        ("a:1 does not answer: ping timeout", PING_FACTOR),
+        ("Keepalive timeout. Closing transport.", PING_FACTOR),
+        (RESET, 1.0),
+        ("a:1 does not answer: Socket closed", 1.0),
+    ],
+)
+async def test_only_a_link_on_which_nothing_came_in_time_gets_longer_pings(
+    pings: list[float], why: str, factor: float
+) -> None:
+    dialler = Dialler(Wallet())
+    made = await dialled(dialler)
+    made.stood_at_s, made.owed = now_s(), True
+    dialler.broke(made, why)
+    await dialled(dialler)
+    assert pings == [PING_S, factor * PING_S]
+
+
+async def test_pings_get_shorter_after_a_link_that_stood_for_long_and_are_forgotten_with_the_peer(
+    pings: list[float],
+) -> None:
+    dialler = Dialler(Wallet())
+    for stood_s, why in ((0.0, LATE), (0.0, RESET), (STOOD_S, RESET), (0.0, LATE)):
+        made = await dialled(dialler)
+        made.stood_at_s, made.owed = now_s() - stood_s, True
+        dialler.broke(made, why)
+    await dialled(dialler)
+    dialler.forget(A)
+    await dialled(dialler)
+    longer_s = PING_FACTOR * PING_S
+    assert pings == [PING_S, longer_s, longer_s, PING_S, longer_s, PING_S]
 
 
 class Receiver:
