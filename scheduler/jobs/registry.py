@@ -21,8 +21,9 @@ from scheduler.brain.explain.facts import WAITING_STATES
 from scheduler.brain.explain.queue import Holder, Queue
 from scheduler.jobs.job import Job, Waiting, now_s
 from scheduler.jobs.ports import SchedulerPorts
-from scheduler.storage.database import JobRecord, patiently
+from scheduler.storage.database import JobRecord
 from scheduler.storage.job_log import LogLine
+from scheduler.storage.patience import patiently
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, NotAllowed, NotFound
 from swarm.types import JobId, JobState, PeerId
 

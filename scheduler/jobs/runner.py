@@ -27,7 +27,7 @@ from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.settings import brain_settings
 from scheduler.metrics import SchedulerMetrics
 from scheduler.storage.checkpoint_sink import CheckpointSink, Subject
-from scheduler.storage.database import patiently
+from scheduler.storage.patience import patiently
 from scheduler.storage.transcripts import record as record_brain
 from swarm.checkpoint.reader import Checkpoint
 from swarm.checkpoint.writer import Facts

@@ -13,7 +13,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
@@ -24,7 +24,6 @@ import alembic.command
 import alembic.config
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, ProgrammingError, SQLAlchemyError
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from scheduler.brain.outputs import CommitRow, EvaluationRow
 from scheduler.storage.data_folder import bind
@@ -406,35 +405,6 @@ class DatabaseWatch:
             self._asked_s = math.inf
             self._on_link(not self._fault)
             await asyncio.sleep(LOOK_S)
-
-
-async def patiently(
-    write: Callable[[], Awaitable[None]],
-    patience_s: float,
-    refused: Callable[[DatabaseUnavailable], None] = lambda error: None,
-) -> None:
-    """Repeat a write that the database refuses, for `patience_s`; then DatabaseUnavailable.
-
-    `refused` hears of the first refusal, the second, the fourth and so on.
-    """
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + patience_s
-
-    def before_sleep(state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome is not None else None
-        if isinstance(error, DatabaseUnavailable) and state.attempt_number & (state.attempt_number - 1) == 0:
-            refused(error)
-
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(DatabaseUnavailable),
-        wait=wait_random_exponential(multiplier=0.1, max=5.0),
-        stop=lambda _state: loop.time() >= deadline_s,  # its clock: simulated time counts
-        before_sleep=before_sleep,
-        reraise=True,
-    )
-    async for attempt in retrying:
-        with attempt:
-            await write()
 
 
 def migrate(engine: sa.Engine) -> None:

@@ -6,7 +6,8 @@ person takes it back. A stage server that is ended by a signal says so in every 
 
 from __future__ import annotations
 
-from scheduler.storage.database import Database, Drain, patiently
+from scheduler.storage.database import Database, Drain
+from scheduler.storage.patience import patiently
 from swarm.errors import DatabaseRejected, DatabaseUnavailable
 from swarm.events import Hello
 from swarm.process.logs import Logger

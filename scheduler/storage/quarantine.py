@@ -9,7 +9,8 @@ from dataclasses import asdict
 import sqlalchemy as sa
 
 from scheduler.brain.fleet.quarantine import Strike, TrustRecord
-from scheduler.storage.database import Database, patiently
+from scheduler.storage.database import Database
+from scheduler.storage.patience import patiently
 from swarm.errors import DatabaseRejected, DatabaseUnavailable, NotAllowed
 from swarm.process.logs import Logger
 from swarm.types import PeerId

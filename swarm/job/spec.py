@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from swarm.errors import InvalidConfig, UsageError
+from swarm.errors import InvalidConfig
 from swarm.job.families import FAMILIES
+from swarm.job.overrides import SEE, apply_overrides
 from swarm.job.schedule import version_of
 from swarm.job.section import Section
 from swarm.job.trust import TrustSection
@@ -379,7 +380,6 @@ class JobSpec(Section):
 
 # [outer] fragments, overlap_steps and mixing of a job that is not cut into fragments, before and after it is resolved.
 _WHOLE_MODEL_AT_ONCE = (("auto", "auto", "auto"), (1, 0, 0.0))
-_SEE = "see: swarm submit --example"
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?\s*$")
 _FACTOR = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -418,30 +418,6 @@ def read_job(path: Path) -> dict[str, Any]:
         raise InvalidConfig(
             f"job file {path} is not TOML: {error}", hint="compare with: swarm submit --example"
         ) from error
-
-
-def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Apply each KEY=VALUE to `values`, in place. UsageError for anything that is not KEY=VALUE."""
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not all(key.strip().split(".")):
-            raise UsageError(f'--set needs KEY=VALUE, got "{override}"', hint="for example: --set training.steps=100")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text  # a bare word is a string
-        put_value(values, key.strip(), value)
-    return values
-
-
-def put_value(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set the value at a dotted key, in place; InvalidConfig if the key leads through another value."""
-    *sections, name = key.split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            raise InvalidConfig(f'cannot set {key}: "{section}" is a value, not a section', hint=_SEE)
-    values[name] = value
 
 
 def parse_job(values: dict[str, Any], where: str = "job spec") -> JobSpec:
@@ -492,8 +468,8 @@ def _explain(faults: list[ErrorDetails]) -> tuple[str, str]:
         case _:
             expected = [fault["msg"].removeprefix("Input should be ") for fault in faults]
             if expected[0] == fault["msg"]:  # such as "String should match pattern ..."
-                return f"{key} = {fault['input']!r}: {expected[0][0].lower()}{expected[0][1:]}", _SEE
-            return f"{key} = {fault['input']!r}: should be {' or '.join(expected)}", _SEE
+                return f"{key} = {fault['input']!r}: {expected[0][0].lower()}{expected[0][1:]}", SEE
+            return f"{key} = {fault['input']!r}: should be {' or '.join(expected)}", SEE
 
 
 def _known_keys(section: list[str]) -> list[str]:

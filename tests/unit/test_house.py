@@ -42,6 +42,7 @@ COVERED_BY = {
     "unit/swarm/process/test_metrics.py": ("scheduler/metrics", "stage_server/metrics"),
     "unit/swarm/checkpoint/test_writer.py": ("swarm/checkpoint/reader", "swarm/checkpoint/storage"),
     "unit/swarm/job/test_trust.py": ("swarm/job/section",),
+    "unit/swarm/job/test_spec.py": ("swarm/job/overrides",),
     "unit/swarm/job/test_partition.py": ("swarm/job/families", "swarm/job/model_config"),
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
     "property/test_rpc_mapping.py": ("swarm/events", "swarm/messages", "swarm/peer_messages"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.brain.explain.facts import JoinerStanding, ReplicaStanding, Situation
@@ -28,6 +29,24 @@ class Counts:
     reroutes: Mapping[tuple[int, str], int]  # hops that were taken from one replica, by (stage, reason)
     duplicates: int  # late repeats that were ignored
     violations: int  # events that no healthy replica sends: sets, routes or digests other than expected
+
+    @classmethod
+    def of_islands(cls, of: Sequence[Counts]) -> Counts:
+        """Those of a job from those of its islands."""
+        reroutes: Counter[tuple[int, str]] = Counter()
+        for one in of:
+            reroutes.update(one.reroutes)
+        return cls(
+            min(one.committed_steps for one in of),
+            sum(one.microbatches for one in of),
+            sum(one.fed for one in of),
+            sum(one.in_flight for one in of),
+            tuple(map(sum, zip(*(one.accumulated for one in of), strict=True))),
+            tuple(map(sum, zip(*(one.replayed_by_stage for one in of), strict=True))),
+            reroutes,
+            sum(one.duplicates for one in of),
+            sum(one.violations for one in of),
+        )
 
     @property
     def replayed(self) -> int:

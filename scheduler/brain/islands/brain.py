@@ -154,22 +154,7 @@ class IslandsBrain:
 
     def counts(self) -> Counts:
         """What was counted in all islands; a step counts once all of them made it."""
-        of = [one.counts() for one in self._islands]
-        reroutes: dict[tuple[int, str], int] = {}
-        for one in of:
-            for place, count in one.reroutes.items():
-                reroutes[place] = reroutes.get(place, 0) + count
-        return Counts(
-            min(one.committed_steps for one in of),
-            sum(one.microbatches for one in of),
-            sum(one.fed for one in of),
-            sum(one.in_flight for one in of),
-            tuple(map(sum, zip(*(one.accumulated for one in of), strict=True))),
-            tuple(map(sum, zip(*(one.replayed_by_stage for one in of), strict=True))),
-            reroutes,
-            sum(one.duplicates for one in of),
-            sum(one.violations for one in of),
-        )
+        return Counts.of_islands([one.counts() for one in self._islands])
 
     def team(self) -> Team:
         of = [one.team() for one in self._islands]

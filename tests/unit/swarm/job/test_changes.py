@@ -9,8 +9,9 @@ import pytest
 from scheduler.storage.checkpoint_catalog import job_and_step
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.changes import changed_values, check_changes, check_state, check_steps
+from swarm.job.overrides import apply_overrides
 from swarm.job.partition import resolve
-from swarm.job.spec import JobSpec, apply_overrides, parse_job
+from swarm.job.spec import JobSpec, parse_job
 from tests.support.simulated import small_spec
 
 
