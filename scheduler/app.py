@@ -24,7 +24,7 @@ from scheduler.api.overview import Overview
 from scheduler.api.seen_jobs import SeenJobs
 from scheduler.assembly import assemble
 from scheduler.brain.fleet.membership import Membership
-from scheduler.brain.projects import ANYBODY
+from scheduler.brain.members.projects import ANYBODY
 from scheduler.jobs.job import Announcer, Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.series import show, tidy

@@ -18,12 +18,12 @@ from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.removal import JobRemoval
-from scheduler.jobs.restart import Restart
-from scheduler.jobs.rollback import Rollback
 from scheduler.jobs.runner import JobRunner
-from scheduler.jobs.timelines import Timelines
+from scheduler.jobs.starts.restart import Restart
+from scheduler.jobs.starts.rollback import Rollback
+from scheduler.jobs.starts.timelines import Timelines
 from scheduler.storage.drains import Drains
-from scheduler.storage.quarantine import Quarantine
+from scheduler.storage.members.quarantine import Quarantine
 from swarm.types import PeerId
 
 

@@ -46,10 +46,10 @@ from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import CONNECTION_S_MAX, PING_S_MAX, bind, new_server, ping_within
 from swarm.rpc.enrolment import Enrolment, own_name
 from swarm.rpc.guard import Caller, Guard
+from swarm.rpc.links.paths import Paths
+from swarm.rpc.links.peer_service import add_peer_service
+from swarm.rpc.links.peers import GrpcPeerLinks, Neighbour, PeerLinks
 from swarm.rpc.meter import Meter
-from swarm.rpc.paths import Paths
-from swarm.rpc.peer_service import add_peer_service
-from swarm.rpc.peers import GrpcPeerLinks, Neighbour, PeerLinks
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.text import is_loopback, is_wildcard, size
 from swarm.types import PeerId

@@ -25,7 +25,7 @@ from swarm.errors import PeerUnavailable
 from swarm.messages import Chaos
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
-from swarm.rpc.peers import Neighbour, PeerLinks
+from swarm.rpc.links.peers import Neighbour, PeerLinks
 from swarm.types import PeerId
 
 T = TypeVar("T")

@@ -101,7 +101,7 @@ class StageServerMetrics:
         self._encoded.labels(direction, codec).inc()
 
     def sent(self, address: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
-        """As swarm.rpc.peers.Traffic; `kind` is "activation", "gradient" or "state"."""
+        """As swarm.rpc.links.peers.Traffic; `kind` is "activation", "gradient" or "state"."""
         self._network.labels("sent", kind).inc(wire_bytes)
         self._uncompressed.labels("sent", kind).inc(tensor_bytes)
 

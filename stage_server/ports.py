@@ -23,7 +23,7 @@ from swarm.job.spec import JobSpec, spec_from_json
 from swarm.messages import FetchRequest, LoadStage, StoreHeader
 from swarm.model.stage import Stage
 from swarm.process.logs import Logger
-from swarm.rpc.peers import PeerLinks
+from swarm.rpc.links.peers import PeerLinks
 from swarm.types import JobId, PeerId
 
 BuildStage: TypeAlias = Callable[..., Stage]

@@ -64,7 +64,7 @@ class TakePass:
 
 @dataclass(frozen=True, slots=True)
 class UseRelays:
-    """The relays that are here now; which of them lead to whom follows from that (swarm/rpc/paths.py)."""
+    """The relays that are here now; which of them lead to whom follows from that (swarm/rpc/links/paths.py)."""
 
     relays: tuple[RelayAt, ...]
 

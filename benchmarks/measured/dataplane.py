@@ -35,9 +35,9 @@ from swarm.pki.identity import Wallet
 from swarm.pki.passes import PassKey
 from swarm.process.malloc import tune_malloc
 from swarm.rpc.channel import bind, new_server
+from swarm.rpc.links.peer_service import add_peer_service
+from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.passes import issue
-from swarm.rpc.peer_service import add_peer_service
-from swarm.rpc.peers import GrpcPeerLinks
 from swarm.types import Direction, JobId, Microbatch, PeerId
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from client.connection import dial
 from client.flags import Detach, JobName, JobNames, offers
 from client.records import Job
 from client.shell import Shell
-from client.verbs.follow import follow_to_success
+from client.verbs.watching.follow import follow_to_success
 from client.views import job_values
 from swarm.checkpoint.storage import LATEST
 from swarm.errors import SchedulerUnreachable, SwarmError

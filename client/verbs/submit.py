@@ -22,7 +22,7 @@ from client.records import Job
 from client.shell import Shell
 from client.transfer.submission import check, send
 from client.verbs.example import example_job
-from client.verbs.follow import follow_to_success
+from client.verbs.watching.follow import follow_to_success
 from client.views import job_values
 from swarm.data.shards import Corpus
 from swarm.errors import UsageError

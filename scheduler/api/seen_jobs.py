@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from scheduler.brain.explain.facts import Fact
 from scheduler.brain.fleet.membership import NO_JOB, Peer
-from scheduler.brain.projects import ANYBODY, Person, Verdict, judge, not_owner, sees
+from scheduler.brain.members.projects import ANYBODY, Person, Verdict, judge, not_owner, sees
 from scheduler.jobs.job import Job
 from scheduler.jobs.registry import JobRegistry
 from scheduler.storage.database import JobRecord

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from scheduler.brain.fleet.clones import CLONE_S, Rivals
 from scheduler.brain.fleet.membership import Membership, Transition
-from scheduler.brain.members import Member
+from scheduler.brain.members.enrolment import Member
 from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage, SwarmError
 from swarm.events import Event, Hello
 from swarm.limits import INCARNATION_AHEAD_S, PEERS_MAX, SESSIONS_AT_ONCE, SESSIONS_PER_S, Bucket

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from scheduler.brain.projects import check_bytes
+from scheduler.brain.members.projects import check_bytes
 from scheduler.storage.database import JobTokens
 from scheduler.storage.executor import run_blocking
 from scheduler.storage.stores import Stores

@@ -14,7 +14,7 @@ from scheduler.brain.fleet.membership import Membership, Peer
 from scheduler.brain.fleet.memory_split import needs
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Join, ReplicaRecord
-from scheduler.brain.projects import Quota
+from scheduler.brain.members.projects import Quota
 from scheduler.brain.stall import waiting
 from scheduler.jobs.islands import by_island, place_at, replicas_by_island, stage_at
 from scheduler.jobs.job import Job, JobRun, now_s, split_of
@@ -22,7 +22,7 @@ from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.runner import JobRunner
-from scheduler.jobs.settings import model_costs
+from scheduler.jobs.starts.settings import model_costs
 from swarm.errors import SwarmError
 from swarm.events import Hello
 from swarm.text import counted

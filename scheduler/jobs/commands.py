@@ -18,7 +18,7 @@ from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage
 from scheduler.brain.fleet.placement import stages_for
 from scheduler.brain.fleet.quarantine import TrustRecord
 from scheduler.brain.inputs import Stop
-from scheduler.brain.projects import ANYBODY, Person, check_jobs
+from scheduler.brain.members.projects import ANYBODY, Person, check_jobs
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.allocator import Allocator
 from scheduler.jobs.job import Job, JobProgress, again, split_of
@@ -26,9 +26,9 @@ from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
 from scheduler.jobs.removal import JobRemoval
-from scheduler.jobs.settings import model_costs
-from scheduler.jobs.timelines import Timelines, starting_at
-from scheduler.storage.checkpoint_catalog import Beginning, uploaded_checkpoint
+from scheduler.jobs.starts.settings import model_costs
+from scheduler.jobs.starts.timelines import Timelines, starting_at
+from scheduler.storage.checkpoints.catalog import Beginning, uploaded_checkpoint
 from scheduler.storage.database import JobRecord, JobTokens
 from scheduler.storage.drains import Drains
 from scheduler.storage.executor import run_blocking

@@ -20,7 +20,7 @@ from scheduler.brain.lineage import row_counts
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.settings import NO_REBALANCING, BrainSettings
 from scheduler.jobs.job import Job, split_of
-from scheduler.jobs.settings import brain_settings
+from scheduler.jobs.starts.settings import brain_settings
 from scheduler.storage.database import Database, JobRecord
 from swarm.checkpoint.islands import files_for
 from swarm.data.batches import Batches

@@ -16,7 +16,7 @@ from scheduler.brain.islands.rows import Rows
 from scheduler.brain.outputs import CommitRow
 from scheduler.brain.stall import Stalls
 from scheduler.jobs.driver import SAVED, Brain, JobDriver
-from scheduler.storage.checkpoint_sink import CheckpointSink
+from scheduler.storage.checkpoints.sink import CheckpointSink
 from scheduler.storage.database import JobRecord
 from swarm.checkpoint.reader import Checkpoint
 from swarm.job.course import OuterCourse

@@ -19,7 +19,7 @@ from scheduler.jobs.islands import place_of
 from scheduler.jobs.job import Job, now_s, split_of
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
-from scheduler.storage.quarantine import Quarantine
+from scheduler.storage.members.quarantine import Quarantine
 from swarm.events import Hello
 from swarm.messages import Command, Release
 from swarm.types import PeerId, PeerState

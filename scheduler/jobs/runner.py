@@ -23,10 +23,10 @@ from scheduler.jobs.job import Job, JobRun, again, now_s, success_text
 from scheduler.jobs.peers import Peers
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry
-from scheduler.jobs.rollback import Rollback
-from scheduler.jobs.settings import brain_settings
+from scheduler.jobs.starts.rollback import Rollback
+from scheduler.jobs.starts.settings import brain_settings
 from scheduler.metrics import SchedulerMetrics
-from scheduler.storage.checkpoint_sink import CheckpointSink, Subject
+from scheduler.storage.checkpoints.sink import CheckpointSink, Subject
 from scheduler.storage.patience import patiently
 from scheduler.storage.transcripts import record as record_brain
 from swarm.checkpoint.reader import Checkpoint

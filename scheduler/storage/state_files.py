@@ -18,7 +18,7 @@ from swarm.checkpoint.reader import Checkpoint
 from swarm.errors import CheckpointDamaged, InvalidModel, NotFound, Refused
 from swarm.hf.model_folder import FILES_MAX
 from swarm.messages import FetchRequest, StateFile
-from swarm.rpc.frames import CHUNK_BYTES
+from swarm.rpc.links.frames import CHUNK_BYTES
 
 _PATH = re.compile(
     r"^((model|outer|(islands/[0-9]{2}/)?optimizer)/[A-Za-z0-9][A-Za-z0-9_.-]{0,199}|manifest\.json|trainer_state\.json)$"

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler.storage.checkpoint_catalog import CheckpointCatalog
+from scheduler.storage.checkpoints.catalog import CheckpointCatalog
 from scheduler.storage.database import Database
 from scheduler.storage.job_files import JobFiles
 from scheduler.storage.job_log import JobLogs
-from scheduler.storage.projects import Projects
+from scheduler.storage.members.projects import Projects
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from scheduler.api.overview import Overview
 from scheduler.api.seen_jobs import SeenJobs
 from scheduler.brain.fleet.membership import NO_JOB, Peer
-from scheduler.brain.projects import Person
+from scheduler.brain.members.projects import Person
 from scheduler.jobs.history import evaluations, thinned
 from scheduler.jobs.job import Job
 from scheduler.storage.database import JobRecord

@@ -35,7 +35,7 @@ from swarm.events import ParameterNorm
 from swarm.messages import Average, Envoy, Member
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.stage import Stage
-from swarm.rpc.peers import PeerLinks
+from swarm.rpc.links.peers import PeerLinks
 from swarm.types import PeerId, UnitName
 
 

@@ -25,7 +25,7 @@ from swarm.errors import Refused, RoundBroken
 from swarm.messages import Envoy, Exchange
 from swarm.model.exchange import decoded, mean_proposal, proposed
 from swarm.model.stage import Stage
-from swarm.rpc.peers import PeerLinks
+from swarm.rpc.links.peers import PeerLinks
 
 
 async def run_exchange(

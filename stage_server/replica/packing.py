@@ -16,7 +16,7 @@ from swarm.errors import RetryElsewhere
 from swarm.messages import Average, Envoy, Exchange, Member
 from swarm.model import codec
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
-from swarm.rpc.peers import PeerLinks
+from swarm.rpc.links.peers import PeerLinks
 from swarm.types import Direction, EvaluationBatch, Microbatch
 
 # How long a neighbour may be out of reach before it is reported. A dead neighbour is known to the scheduler sooner.

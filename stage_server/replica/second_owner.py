@@ -26,7 +26,7 @@ from swarm.events import Rechecked
 from swarm.messages import Average, Member, Recheck
 from swarm.model.exact_sums import mean_of_parts
 from swarm.model.state import raw_bytes
-from swarm.rpc.peers import PeerLinks
+from swarm.rpc.links.peers import PeerLinks
 
 AGAIN_S = 0.2  # the verifier hears of the slice about when the others do: what comes sooner is sent again
 TIMES = 10

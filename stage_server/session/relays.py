@@ -17,9 +17,9 @@ from swarm.messages import RelayAt
 from swarm.pki.identity import Wallet
 from swarm.process.logs import Logger
 from swarm.rpc.channel import translate
+from swarm.rpc.links.paths import Paths
+from swarm.rpc.links.tunnel import SERVICE, accept, channel_to
 from swarm.rpc.mapping import parse
-from swarm.rpc.paths import Paths
-from swarm.rpc.tunnel import SERVICE, accept, channel_to
 from swarm.types import PeerId
 from swarm.wire import relay_pb2
 

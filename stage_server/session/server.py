@@ -37,7 +37,7 @@ from swarm.errors import (
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
 from swarm.process.logs import Logger
-from swarm.rpc.peers import PeerLinks
+from swarm.rpc.links.peers import PeerLinks
 from swarm.rpc.session import SchedulerLink
 from swarm.types import JobId
 

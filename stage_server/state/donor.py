@@ -22,7 +22,7 @@ from swarm.errors import CorruptFrame, Refused, RetryElsewhere, StaleMessage
 from swarm.messages import Commit
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest
-from swarm.rpc.state import state_reply
+from swarm.rpc.links.state import state_reply
 from swarm.types import UnitName
 
 CHUNK_BYTES = 8 << 20  # one tensor may be more: optimizers work on whole tensors

@@ -26,7 +26,7 @@ from swarm.messages import Follow
 from swarm.model.exchange import merge_of_deltas
 from swarm.model.stage import Stage
 from swarm.peer_messages import StateReply, StateRequest
-from swarm.rpc.peers import PeerLinks
+from swarm.rpc.links.peers import PeerLinks
 from swarm.types import Hop, PeerId
 
 PULL_S = 60.0  # of one chunk or its records, and longer for what is large

@@ -30,8 +30,8 @@ from swarm.relay.switchboard import Opening, Switchboard
 from swarm.rpc import passes
 from swarm.rpc.channel import answering
 from swarm.rpc.guard import CALLER, Caller
+from swarm.rpc.links.tunnel import CONNECTION_KEY, OPEN_S_MAX, SERVICE, TO_KEY
 from swarm.rpc.mapping import parse
-from swarm.rpc.tunnel import CONNECTION_KEY, OPEN_S_MAX, SERVICE, TO_KEY
 from swarm.types import PeerId
 from swarm.wire import relay_pb2
 

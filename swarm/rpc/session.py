@@ -24,8 +24,8 @@ from swarm.messages import Command, FetchRequest, StoreHeader
 from swarm.pki.identity import Identity
 from swarm.pki.names import scheduler_of
 from swarm.rpc.channel import MAX_MESSAGE_BYTES, answering, check_address, connect, public_error, translate, write
-from swarm.rpc.frames import CHUNK_BYTES
 from swarm.rpc.handshake import with_times
+from swarm.rpc.links.frames import CHUNK_BYTES
 from swarm.rpc.mapping import from_command, from_event, from_message, parse, to_command, to_event, to_message
 from swarm.wire import session_pb2
 

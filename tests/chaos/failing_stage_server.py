@@ -20,7 +20,7 @@ from swarm.events import Averaged, Committed, Event
 from swarm.model.stage import Stage
 from swarm.peer_messages import Boundary
 from swarm.process.lifecycle import run_cli
-from swarm.rpc.peers import GrpcPeerLinks
+from swarm.rpc.links.peers import GrpcPeerLinks
 from tests.chaos.failpoints import Failpoint, take_flags
 
 ON_THE_WAY_S = 0.03  # an event that was emitted has left the process by then

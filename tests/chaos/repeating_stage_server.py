@@ -26,8 +26,8 @@ from swarm.errors import SwarmError
 from swarm.events import Accumulated, Averaged, Committed, Event, RoundFailed, Saved, Undelivered
 from swarm.messages import AbortRound, Average, Command, Commit, Evaluate, Route, Void
 from swarm.process.lifecycle import run_cli
-from swarm.rpc.frames import kind_of
-from swarm.rpc.peers import GrpcPeerLinks
+from swarm.rpc.links.frames import kind_of
+from swarm.rpc.links.peers import GrpcPeerLinks
 
 COMMANDS = Route | Void | Average | AbortRound | Commit | Evaluate
 EVENTS = Accumulated | Averaged | Committed | RoundFailed | Saved | Undelivered

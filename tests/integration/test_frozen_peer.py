@@ -15,7 +15,7 @@ import pytest
 from swarm.errors import PeerUnavailable, SchedulerUnreachable
 from swarm.events import Event, Hello
 from swarm.peer_messages import Need
-from swarm.rpc.peers import GrpcPeerLinks
+from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import Direction, JobId, Microbatch, PeerId
 
@@ -23,7 +23,7 @@ NOTICED_S_MAX = 6.0  # pings go out every second and may take two; the rest is f
 SERVER = """
 import asyncio, sys
 from swarm.rpc.channel import bind, new_server
-from swarm.rpc.peer_service import add_peer_service
+from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.session import add_session_service
 
 class Silent:

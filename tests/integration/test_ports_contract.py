@@ -26,11 +26,11 @@ from swarm.events import Event, Heartbeat, Leaving
 from swarm.messages import Command, FetchRequest, StoreHeader, Void, Welcome
 from swarm.peer_messages import Boundary, Need, StateReply, StateRequest
 from swarm.rpc.channel import bind, new_server
-from swarm.rpc.frames import CHUNK_BYTES, payload_bytes
-from swarm.rpc.peer_service import add_peer_service
-from swarm.rpc.peers import GrpcPeerLinks, PeerLinks, TensorReceiver, Traffic
+from swarm.rpc.links.frames import CHUNK_BYTES, payload_bytes
+from swarm.rpc.links.peer_service import add_peer_service
+from swarm.rpc.links.peers import GrpcPeerLinks, PeerLinks, TensorReceiver, Traffic
+from swarm.rpc.links.state import state_reply
 from swarm.rpc.session import GrpcSchedulerLink, SchedulerLink, SessionHandler, add_session_service
-from swarm.rpc.state import state_reply
 from swarm.types import Direction, JobId, Microbatch, PeerId
 from tests.support.sim.network import SimNetwork
 

@@ -20,12 +20,12 @@ from swarm.events import Event, Heartbeat, Hello
 from swarm.messages import Command, FetchRequest, StoreHeader, Void
 from swarm.peer_messages import Boundary, StateReply, StateRequest
 from swarm.rpc.channel import answering, bind, connect, connect_sync, new_server, translate
-from swarm.rpc.frames import MESSAGE_BYTES, decode, message, split, unpack
+from swarm.rpc.links.frames import MESSAGE_BYTES, decode, message, split, unpack
+from swarm.rpc.links.peer_service import PULLS_OF_HOST_MAX, add_peer_service
+from swarm.rpc.links.peers import RECEIPTS_BYTES_MAX, GrpcPeerLinks
+from swarm.rpc.links.state import state_reply
 from swarm.rpc.mapping import to_event, to_header, to_message
-from swarm.rpc.peer_service import PULLS_OF_HOST_MAX, add_peer_service
-from swarm.rpc.peers import RECEIPTS_BYTES_MAX, GrpcPeerLinks
 from swarm.rpc.session import GrpcSchedulerLink, add_session_service
-from swarm.rpc.state import state_reply
 from swarm.types import JobId, PeerId
 from swarm.wire import frame_pb2, frame_pb2_grpc, session_pb2
 from tests.support.headers import header_of
@@ -71,7 +71,7 @@ async def listening(receiver: Receiver) -> AsyncIterator[str]:
 PROCESS = """
 import asyncio
 from swarm.rpc.channel import bind, new_server
-from swarm.rpc.peer_service import add_peer_service
+from swarm.rpc.links.peer_service import add_peer_service
 from swarm.rpc.session import add_session_service
 class Silent:
     def admit(self, header): pass
@@ -244,7 +244,7 @@ async def test_callers_that_do_not_read_what_they_pulled_are_few() -> None:
 
 async def test_callers_that_do_not_read_what_they_pulled_lose_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each unread stream held its answer for ever."""
-    monkeypatch.setattr("swarm.rpc.peer_service.PULL_CHUNK_S_MAX", 0.2)
+    monkeypatch.setattr("swarm.rpc.links.peer_service.PULL_CHUNK_S_MAX", 0.2)
     links = GrpcPeerLinks()
     async with pulled_and_not_read() as address, asyncio.timeout(30):
         while True:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from swarm.errors import CorruptFrame, Refused, StaleMessage
 from swarm.peer_messages import Boundary, Need, Slice, TensorHeader
-from swarm.rpc import frames
-from swarm.rpc.frames import (
+from swarm.rpc.links import frames
+from swarm.rpc.links.frames import (
     CHUNK_BYTES,
     MAX_FRAMES,
     MAX_OPEN_TENSORS,

@@ -27,10 +27,10 @@ from swarm.pki.passes import PassKey
 from swarm.rpc import channel
 from swarm.rpc.channel import bind, new_server
 from swarm.rpc.guard import Guard
+from swarm.rpc.links.peer_service import add_peer_service
+from swarm.rpc.links.peers import GrpcPeerLinks
+from swarm.rpc.links.state import state_reply
 from swarm.rpc.passes import issue
-from swarm.rpc.peer_service import add_peer_service
-from swarm.rpc.peers import GrpcPeerLinks
-from swarm.rpc.state import state_reply
 from swarm.types import JobId, PeerId
 from tests.support.headers import header_of
 from tests.support.members import identity_of

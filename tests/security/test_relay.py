@@ -20,10 +20,10 @@ from swarm.pki.names import Role
 from swarm.pki.passes import PassKey
 from swarm.relay.budget import Budget
 from swarm.rpc.channel import translate
+from swarm.rpc.links.paths import Paths
+from swarm.rpc.links.peers import GrpcPeerLinks
+from swarm.rpc.links.tunnel import CONNECTION_KEY, SERVICE, accept, channel_to, open_tunnel
 from swarm.rpc.passes import issue
-from swarm.rpc.paths import Paths
-from swarm.rpc.peers import GrpcPeerLinks
-from swarm.rpc.tunnel import CONNECTION_KEY, SERVICE, accept, channel_to, open_tunnel
 from swarm.types import JobId, PeerId
 from swarm.wire.relay_pb2 import ListenDown, ListenUp
 from tests.support.headers import header_of

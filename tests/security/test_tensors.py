@@ -20,8 +20,8 @@ from swarm.pki.names import Role, any_of
 from swarm.rpc import channel
 from swarm.rpc.channel import bind, connect, new_server
 from swarm.rpc.guard import Guard
-from swarm.rpc.peer_service import add_peer_service
-from swarm.rpc.peers import GrpcPeerLinks
+from swarm.rpc.links.peer_service import add_peer_service
+from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.types import JobId, PeerId
 from tests.support.headers import header_of
 from tests.support.members import identity_of

@@ -31,7 +31,7 @@ from swarm.pki.profiles import ENVIRONMENT, profile_folder
 from swarm.reference.trainer import train_local
 from swarm.rpc import passes
 from swarm.rpc.channel import connect, connect_sync, translate
-from swarm.rpc.peers import GrpcPeerLinks
+from swarm.rpc.links.peers import GrpcPeerLinks
 from swarm.rpc.session import GrpcSchedulerLink
 from swarm.types import JobId, PeerId
 from swarm.wire import jobs_pb2 as pb

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.api.drain import drain
-from scheduler.storage.checkpoint_sink import CheckpointWriter, FileWriter
+from scheduler.storage.checkpoints.sink import CheckpointWriter, FileWriter
 from scheduler.storage.database import JobRecord
 from swarm.errors import CheckpointFailed
 from swarm.types import JobState, PeerId

@@ -16,7 +16,7 @@ import pytest
 from scheduler.api.views import job_view
 from scheduler.brain.explain.reasons import AWAITS_DATABASE
 from scheduler.brain.stall import STUCK_MAX
-from scheduler.storage.checkpoint_sink import CheckpointSink
+from scheduler.storage.checkpoints.sink import CheckpointSink
 from swarm.errors import DatabaseUnavailable, NoProgress
 from swarm.events import Accumulated, Event, Saved
 from swarm.types import JobState, PeerId

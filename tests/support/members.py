@@ -14,8 +14,8 @@ from pathlib import Path
 
 from scheduler.api.members.admission import Admission
 from scheduler.storage.database import Database
-from scheduler.storage.members import Members
-from scheduler.storage.projects import Projects
+from scheduler.storage.members.book import Members
+from scheduler.storage.members.projects import Projects
 from swarm.pki import keys
 from swarm.pki.authority import LIFE_S, Authority
 from swarm.pki.identity import Identity, issue

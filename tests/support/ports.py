@@ -12,7 +12,7 @@ from stage_server.ports import ReplicaPorts, Work
 from swarm.events import Event
 from swarm.messages import PROTOCOL_VERSION, FetchRequest, StoreHeader
 from swarm.process.logs import get_logger
-from swarm.rpc.peers import PeerLinks
+from swarm.rpc.links.peers import PeerLinks
 
 
 async def _store(header: StoreHeader, payload: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from functools import cache
@@ -47,17 +48,17 @@ COVERED_BY = {
     "property/test_safetensors_header.py": ("swarm/hf/safetensors_header",),
     "property/test_rpc_mapping.py": ("swarm/events", "swarm/messages", "swarm/peer_messages"),
     "unit/swarm/rpc/test_mapping.py": ("swarm/limits",),
-    "property/test_rpc_frames.py": ("swarm/rpc/frames",),
+    "property/test_rpc_frames.py": ("swarm/rpc/links/frames",),
     "security/test_relay.py": (
         *(
             "swarm/relay/metrics",
             "swarm/relay/service",
             "stage_server/session/relays",
-            "swarm/rpc/tunnel",
+            "swarm/rpc/links/tunnel",
         ),
     ),
     "integration/test_relay_processes.py": ("swarm/relay/app", "swarm/relay/session"),
-    "integration/test_rpc_hostile.py": ("swarm/rpc/peers", "swarm/rpc/peer_service"),
+    "integration/test_rpc_hostile.py": ("swarm/rpc/links/peers", "swarm/rpc/links/peer_service"),
     "unit/swarm/model/test_stage.py": ("swarm/model/state", "swarm/model/units"),
     "integration/test_train_local.py": ("swarm/model/sample",),
     "integration/test_broker.py": ("swarm/mqtt/broker", "swarm/mqtt/presence"),
@@ -173,6 +174,12 @@ def test_a_test_of_one_module_is_where_the_module_is() -> None:
         "tests/unit/test_house",
         "tests/unit/test_references",
     ]
+
+
+def test_a_folder_of_the_source_has_at_most_sixteen_modules() -> None:
+    """More is a folder in which a newcomer has to search."""
+    sizes = Counter(path.parent for path in modules())
+    assert {str(folder.relative_to(ROOT)): size for folder, size in sizes.items() if size > 16} == {}
 
 
 def test_a_file_is_not_named_after_the_folder_that_it_is_in() -> None:

@@ -19,11 +19,11 @@ from scheduler.api.members.audit_trail import AuditTrail
 from scheduler.api.members.join import JoinEndpoint
 from scheduler.api.members.passes import Issuer
 from scheduler.api.members.service import MemberService
-from scheduler.brain.members import Member
-from scheduler.brain.projects import Person
+from scheduler.brain.members.enrolment import Member
+from scheduler.brain.members.projects import Person
 from scheduler.storage.database import Database
-from scheduler.storage.members import Members
-from scheduler.storage.projects import Projects
+from scheduler.storage.members.book import Members
+from scheduler.storage.members.projects import Projects
 from swarm.errors import InvalidConfig, SwarmError
 from swarm.messages import CutOff
 from swarm.pki.authority import LIFE_S

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from scheduler.brain.members import Member
+from scheduler.brain.members.enrolment import Member
 from swarm.errors import NotAdmitted, NotOwner, SwarmError
 from swarm.limits import Bucket
 from swarm.pki.names import PEOPLE, Principal, principal_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from scheduler.storage.members import Members
+from scheduler.storage.members.book import Members
 from swarm.errors import InvalidConfig, NotAdmitted, Refused, RetryElsewhere, SwarmError, UsageError
 from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE, JOIN_FAILURES_PER_S, Bucket
 from swarm.pki.identity import Identity

@@ -9,8 +9,8 @@ from typing import Any, cast
 import grpc.aio
 
 from scheduler.api.seen_jobs import SeenJobs
-from scheduler.brain.projects import Quota, check_removable, sees
-from scheduler.storage.members import Members
+from scheduler.brain.members.projects import Quota, check_removable, sees
+from scheduler.storage.members.book import Members
 from scheduler.storage.stores import Stores
 from swarm.rpc import channel
 from swarm.wire import members_pb2 as pb

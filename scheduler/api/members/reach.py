@@ -18,7 +18,7 @@ from swarm.events import Hello
 from swarm.pki.identity import Wallet
 from swarm.process.logs import Logger
 from swarm.rpc.channel import connect_to_peer
-from swarm.rpc.dialling import Connection, standing
+from swarm.rpc.links.dialling import Connection, standing
 from swarm.text import is_loopback
 from swarm.types import PeerId, PeerState
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import grpc.aio
 
-from scheduler.brain.members import Member, Token
-from scheduler.storage.members import Members
-from scheduler.storage.projects import Projects
+from scheduler.brain.members.enrolment import Member, Token
+from scheduler.storage.members.book import Members
+from scheduler.storage.members.projects import Projects
 from swarm.errors import NotAdmitted, SwarmError
 from swarm.pki.names import PEOPLE, check_role
 from swarm.pki.succession import Succession

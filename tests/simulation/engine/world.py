@@ -26,7 +26,7 @@ from scheduler.jobs.commands import Jobs
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.metrics import SchedulerMetrics
-from scheduler.storage.checkpoint_catalog import CheckpointCatalog
+from scheduler.storage.checkpoints.catalog import CheckpointCatalog
 from scheduler.storage.database import Database, JobTokens, _next_epoch
 from scheduler.storage.stores import Stores
 from stage_server.brain.early_inputs import EARLY_BYTES_MAX

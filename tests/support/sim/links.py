@@ -10,11 +10,11 @@ from typing import Any
 
 from swarm.errors import CorruptFrame, PeerUnavailable, SwarmError
 from swarm.peer_messages import StateReply, StateRequest, TensorHeader
-from swarm.rpc import frames
 from swarm.rpc.channel import public_error
-from swarm.rpc.peer_service import take
-from swarm.rpc.peers import StateDonor, TensorReceiver, Traffic
-from swarm.rpc.state import collect, state_chunks
+from swarm.rpc.links import frames
+from swarm.rpc.links.peer_service import take
+from swarm.rpc.links.peers import StateDonor, TensorReceiver, Traffic
+from swarm.rpc.links.state import collect, state_chunks
 from swarm.types import PeerId
 from tests.support.sim.fabric import Fabric, Flight
 from tests.support.sim.processes import Process

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 
 from swarm.errors import SchedulerUnreachable
-from swarm.rpc.peers import NoTraffic, StateDonor, TensorReceiver, Traffic
+from swarm.rpc.links.peers import NoTraffic, StateDonor, TensorReceiver, Traffic
 from swarm.rpc.session import SessionHandler
 from tests.support.sim.fabric import Fabric
 from tests.support.sim.links import SimPeerLinks

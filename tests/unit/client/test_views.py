@@ -13,10 +13,10 @@ from rich.console import Console, RenderableType
 
 from client.records import Island, Job, Peer
 from client.shell import Shell
-from client.verbs import overview
-from client.verbs.explain import explanation_table, explanation_values, microbatch_name
-from client.verbs.follow import _plain, progress_line
 from client.verbs.peers import drained_text
+from client.verbs.watching import overview
+from client.verbs.watching.explain import explanation_table, explanation_values, microbatch_name
+from client.verbs.watching.follow import _plain, progress_line
 from client.views import job_table, job_values, jobs_table, peer_values, peers_table
 from swarm.errors import UsageError
 from swarm.wire import jobs_pb2 as pb

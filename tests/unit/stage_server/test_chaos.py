@@ -15,7 +15,7 @@ from swarm.errors import CorruptFrame, PeerUnavailable
 from swarm.messages import Chaos
 from swarm.peer_messages import Boundary, TensorHeader
 from swarm.process.logs import get_logger
-from swarm.rpc import frames
+from swarm.rpc.links import frames
 from swarm.types import Direction, JobId, Microbatch, PeerId
 from tests.support.sim import loop as sim
 

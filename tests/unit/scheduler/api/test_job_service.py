@@ -13,7 +13,7 @@ from scheduler.api.seen_jobs import SeenJobs
 from scheduler.brain.explain.facts import IdlePeer
 from scheduler.brain.fleet.membership import Membership
 from scheduler.brain.fleet.quarantine import TrustRecord
-from scheduler.brain.projects import Person
+from scheduler.brain.members.projects import Person
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.events import Hello

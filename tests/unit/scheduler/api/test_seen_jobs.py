@@ -15,7 +15,7 @@ from scheduler.api.seen_jobs import SeenJobs
 from scheduler.api.views import guarded_view
 from scheduler.brain.explain.facts import Fact
 from scheduler.brain.fleet.membership import Peer
-from scheduler.brain.projects import ANYBODY, REACH, Person
+from scheduler.brain.members.projects import ANYBODY, REACH, Person
 from scheduler.jobs.job import Job
 from scheduler.jobs.ports import SchedulerPorts
 from scheduler.jobs.registry import JobRegistry

@@ -13,7 +13,7 @@ import pytest
 from scheduler.api.sessions import COMMANDS_WAITING_MAX, Connections, Sessions
 from scheduler.brain.fleet import clones
 from scheduler.brain.fleet.membership import Membership, Transition
-from scheduler.brain.members import Member
+from scheduler.brain.members.enrolment import Member
 from swarm import limits
 from swarm.errors import ClocksDiffer, IncompatibleVersion, Refused, RetryElsewhere, Revoked, StaleMessage
 from swarm.events import Event, Heartbeat, Hello

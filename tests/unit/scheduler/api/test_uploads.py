@@ -13,7 +13,7 @@ import pytest
 
 from scheduler.api import uploads
 from scheduler.api.uploads import Uploads
-from scheduler.brain.projects import Quota
+from scheduler.brain.members.projects import Quota
 from scheduler.storage.database import Database
 from scheduler.storage.stores import Stores
 from swarm.errors import InvalidData, NotAllowed, QuotaReached

@@ -14,13 +14,13 @@ import alembic.config
 import pytest
 import sqlalchemy as sa
 
+from scheduler.brain.members.projects import Person, Quota
 from scheduler.brain.outputs import CommitRow, EvaluationRow
-from scheduler.brain.projects import Person, Quota
 from scheduler.storage import database, migrations
 from scheduler.storage.data_folder import ID_FILE
 from scheduler.storage.database import Database, Drain, JobRecord, JobTokens
-from scheduler.storage.members import Members
-from scheduler.storage.projects import Projects
+from scheduler.storage.members.book import Members
+from scheduler.storage.members.projects import Projects
 from swarm.errors import DatabaseRejected, Fenced, InvalidConfig
 from swarm.pki.authority import Authority
 from swarm.pki.names import Principal, Role

@@ -13,7 +13,7 @@ import pytest
 
 from scheduler.api.overview import Overview
 from scheduler.api.seen_jobs import SeenJobs
-from scheduler.brain.projects import ANYBODY, Person, Quota
+from scheduler.brain.members.projects import ANYBODY, Person, Quota
 from scheduler.jobs.job import Job
 from scheduler.web import feed as module
 from scheduler.web.feed import Feed, Look

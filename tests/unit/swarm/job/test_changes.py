@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.storage.checkpoint_catalog import job_and_step
+from scheduler.storage.checkpoints.catalog import job_and_step
 from swarm.errors import InvalidConfig, UsageError
 from swarm.job.changes import changed_values, check_changes, check_state, check_steps
 from swarm.job.overrides import apply_overrides

@@ -15,8 +15,8 @@ import pytest
 from scheduler.api.members import admission as module
 from scheduler.api.members import audit_trail
 from scheduler.api.members.audit_trail import AUDITED
-from scheduler.brain.access import RULES
-from scheduler.storage.projects import Projects
+from scheduler.brain.members.access import RULES
+from scheduler.storage.members.projects import Projects
 from swarm.errors import (
     BadToken,
     CertificateEnded,

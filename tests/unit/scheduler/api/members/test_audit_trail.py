@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.api.members.audit_trail import DENIALS_AT_ONCE, AuditTrail
-from scheduler.brain.members import Member
+from scheduler.brain.members.enrolment import Member
 from swarm.errors import BadToken, NotOwner, QuotaReached
 from swarm.pki.names import Principal, Role
 from swarm.process.audit import Audit, verify

@@ -18,7 +18,7 @@ import pytest
 from scheduler.api.members import join as endpoints
 from scheduler.api.members.join import JoinEndpoint
 from scheduler.storage.database import Database
-from scheduler.storage.members import Members
+from scheduler.storage.members.book import Members
 from swarm.errors import BadToken, InvalidConfig, Refused, RetryElsewhere, WrongSwarm
 from swarm.limits import JOIN_BODY_BYTES_MAX, JOIN_FAILURES_AT_ONCE
 from swarm.pki.authority import Authority

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from scheduler.api.members.projects import ProjectService
-from scheduler.brain.projects import Person
+from scheduler.brain.members.projects import Person
 from scheduler.storage.database import Database
-from scheduler.storage.members import Members
-from scheduler.storage.projects import Projects
+from scheduler.storage.members.book import Members
+from scheduler.storage.members.projects import Projects
 from scheduler.storage.stores import Stores
 from swarm.errors import NotAllowed
 from swarm.pki.authority import Authority

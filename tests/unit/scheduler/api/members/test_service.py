@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from scheduler.api.members.service import MemberService
-from scheduler.storage.projects import Projects
+from scheduler.storage.members.projects import Projects
 from swarm.errors import DatabaseUnavailable, NotAdmitted, NotFound, Refused, SwarmError, UsageError
 from swarm.pki.identity import Application
 from swarm.pki.joining import join

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.brain.fleet.memory_split import check_possible, fit, needs, stage_counts
 from scheduler.brain.fleet.placement import Candidate, place
-from scheduler.jobs.settings import model_costs
+from scheduler.jobs.starts.settings import model_costs
 from swarm.errors import OutOfMemory
 from swarm.job.footprint import stage_footprint
 from swarm.job.partition import balanced_split, flops_per_token, resolve

@@ -1,0 +1,1 @@
+"""Verbs about who belongs to the swarm, and what he may do."""

@@ -1,0 +1,1 @@
+"""Verbs that only look: at jobs, at what runs, at what a step brought."""

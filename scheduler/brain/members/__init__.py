@@ -1,0 +1,1 @@
+"""Decides who belongs to the swarm, and what he may ask for."""

@@ -1,0 +1,1 @@
+"""Collects, publishes and finds the checkpoints of jobs."""

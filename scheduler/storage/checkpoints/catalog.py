@@ -1,0 +1,325 @@
+"""The checkpoints of all jobs: where they are, which one a job resumes from, what a person is shown.
+
+It reads, and removes those of a job that is no more; `sink.py` writes. Nothing here changes a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from scheduler.brain.lineage import checkpoint_counts
+from scheduler.storage.database import JobRecord
+from scheduler.storage.executor import run_blocking
+from scheduler.storage.trees import remove_tree
+from swarm.checkpoint.reader import Checkpoint, Fault, Found, fault_of, find, list_checkpoints, newest
+from swarm.checkpoint.storage import (
+    LATEST,
+    MANIFEST,
+    SCHEMES,
+    LocalStorage,
+    Storage,
+    check_absolute,
+    local_folder,
+    open_storage,
+)
+from swarm.errors import CheckpointDamaged, InvalidConfig, NotAllowed, NotFound, StorageError
+from swarm.job.changes import JOB_AND_STEP
+from swarm.job.spec import JobSpec
+from swarm.messages import StateFile
+from swarm.types import JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A checkpoint for a person; `fault` is empty if the look at it found nothing wrong."""
+
+    step: int
+    created_unix_s: float = 0.0
+    size_bytes: int = 0
+    weights_sha256: str = ""
+    loss: float = math.nan
+    optimizer: bool = False
+    fault: str = ""
+
+    @classmethod
+    def of(cls, one: Checkpoint, fault: str) -> Shown:
+        """A checkpoint whose manifest could be read."""
+        return cls(
+            one.step, one.created_unix_s, one.size_bytes, one.weights_sha256, one.loss, bool(one.optimizer), fault
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a timeline begins: at a checkpoint, or (None) where the job itself started."""
+
+    step: int
+    start: Checkpoint | None
+    skipped: str = ""  # newer checkpoints that cannot be used, for a person
+
+    @property
+    def source(self) -> str:
+        return f"from checkpoint {self.start.name}" if self.start is not None else "from the beginning"
+
+
+class CheckpointCatalog:
+    """Finds and reads checkpoints; `root` is the scheduler's data folder.
+
+    A job may name a folder below `root` or one of `others`, or a URL of a kind in `schemes`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        executor: ThreadPoolExecutor | None,
+        others: Sequence[Path] = (),
+        schemes: Set[str] = SCHEMES,
+    ) -> None:
+        self._root = root
+        self._others = tuple(others)
+        self._schemes = schemes
+        self._verifying = False
+        self.executor = executor
+
+    async def open(self, spec: JobSpec, job: JobId) -> Storage:
+        """`storage`, on a thread: what a job names may be a disk that hangs, or a store that dials."""
+        return await run_blocking(self.executor, lambda: self.storage(spec, job))
+
+    def storage(self, spec: JobSpec, job: JobId) -> Storage:
+        """Where a job's checkpoints are; InvalidConfig if the scheduler keeps none there. Not for the event loop."""
+        where = spec.checkpoint.dir
+        if not where:
+            return LocalStorage(self._root / "jobs" / job / "checkpoints", chosen=self._root)
+        folder = local_folder(where, self._schemes)
+        if folder is None:
+            return open_storage(f"{where.rstrip('/')}/{job}", self._schemes)
+        check_absolute(where)
+        allowed = self._allowed(folder)
+        return LocalStorage(allowed / job, chosen=allowed)
+
+    def _allowed(self, folder: Path) -> Path:
+        """The folder without links and `..`, if it is below one of ours; InvalidConfig."""
+        real, root = folder.resolve(), self._root.resolve()
+        if any(real.is_relative_to(other.resolve()) for other in self._others):
+            return real
+        own = any(real.is_relative_to(root / room) for room in _OWN_ROOMS)
+        if own or not real.is_relative_to(root):
+            raise InvalidConfig(
+                f'checkpoint.dir = "{folder}" is no folder in which this scheduler may keep checkpoints',
+                hint=f"leave it out, or let the scheduler be started with --checkpoint-root {real.parent}",
+            )
+        return real
+
+    def is_remote(self, where: str) -> bool:
+        """Whether a `checkpoint.dir` is a URL, perhaps of a kind that an older version took."""
+        try:
+            return local_folder(where, self._schemes) is None
+        except InvalidConfig:
+            return True
+
+    async def remove(self, where: str, job: JobId) -> int:
+        """Remove the job's checkpoints from the folder that its `checkpoint.dir` named; the bytes. A URL keeps them.
+
+        InvalidConfig if that folder is none of ours, StorageError.
+        """
+
+        def remove() -> int:
+            folder = local_folder(where, self._schemes)
+            return 0 if folder is None else remove_tree(self._allowed(folder), job)
+
+        return await run_blocking(self.executor, remove)
+
+    async def start_of(self, record: JobRecord) -> Checkpoint | None:
+        """The checkpoint that the job's present timeline starts from, if any; CheckpointDamaged if it is gone."""
+        if not record.start_name:
+            return None
+        return await run_blocking(self.executor, lambda: find(self._start(record), record.start_name))
+
+    def _start(self, record: JobRecord) -> Storage:
+        return open_storage(record.start_where, self._schemes)
+
+    async def newest(self, record: JobRecord, spec: JobSpec) -> Checkpoint | None:
+        """The newest checkpoint that belongs to the job's present timeline, by its manifest alone."""
+
+        def look() -> Checkpoint | None:
+            try:
+                found, _ = list_checkpoints(self.storage(spec, record.id), record.id)
+            except (StorageError, InvalidConfig):
+                return None
+            counting = [one for one in found if checkpoint_counts(one.timeline, one.step, record.first_steps)]
+            return counting[-1] if counting else None
+
+        return await run_blocking(self.executor, look)
+
+    async def choose(self, record: JobRecord, spec: JobSpec, which: str) -> Found:
+        """The checkpoint to resume from, after reading every byte: the "latest" that verifies, or that of a step.
+
+        If "latest" finds none, the result has no checkpoint. A step that is missing or damaged raises NotFound or
+        CheckpointDamaged; anything else InvalidConfig.
+        """
+        return await run_blocking(self.executor, lambda: self._choose(record, spec, which))
+
+    def _choose(self, record: JobRecord, spec: JobSpec, which: str) -> Found:
+        storage = self.storage(spec, record.id)
+        start: Checkpoint | Fault | None = None
+        if record.start_name:
+            try:
+                start = find(self._start(record), record.start_name)
+            except CheckpointDamaged as error:
+                start = Fault(record.start_name, record.first_steps[-1], error.message)
+        if which in ("", LATEST):
+            steps = record.first_steps
+            found = newest(storage, record.id, lambda one: checkpoint_counts(one.timeline, one.step, steps))
+            if found.checkpoint is None and isinstance(start, Checkpoint) and not fault_of(start):
+                return Found(start, found.skipped)
+            lost = (start,) if isinstance(start, Fault) and found.checkpoint is None else ()
+            return Found(found.checkpoint, found.skipped + lost)
+        wanted = _step(which)
+        present = list_checkpoints(storage, record.id)[0]
+        candidates = [one for one in present if one.step == wanted]
+        if isinstance(start, Checkpoint) and start.step == wanted:
+            candidates.insert(0, start)
+        if not candidates:
+            steps_there = ", ".join(str(step) for step in sorted({one.step for one in present})) or "none"
+            raise NotFound(
+                f"job {record.id} has no checkpoint at step {wanted}; there are: {steps_there}",
+                hint=f"list them with: swarm checkpoints {record.id}",
+            )
+        faults = []
+        for one in reversed(candidates):
+            if not (fault := fault_of(one)):
+                return Found(one, ())
+            faults.append(fault)
+        raise CheckpointDamaged(
+            f"the checkpoint at step {wanted} of job {record.id} cannot be used: {faults[0]}",
+            hint=f"take another: swarm checkpoints {record.id} --verify",
+        )
+
+    async def shown(self, record: JobRecord, spec: JobSpec, *, verify: bool) -> list[Shown]:
+        """All of a job's checkpoints, oldest first; with `verify` every byte is read. StorageError.
+
+        NotAllowed for a second verification: they would take all threads that serve files.
+        """
+
+        def look() -> list[Shown]:
+            found, faults = list_checkpoints(self.storage(spec, record.id), record.id)
+            shown = [Shown.of(one, fault_of(one, contents=verify)) for one in found]
+            return shown + [Shown(fault.step, fault=fault.reason) for fault in faults]
+
+        if not verify:
+            return await run_blocking(self.executor, look)
+        if self._verifying:
+            raise NotAllowed("checkpoints are being verified already", hint="try again when that is done")
+        self._verifying = True
+        verifying = asyncio.ensure_future(run_blocking(self.executor, look))  # goes on if the caller hangs up
+        verifying.add_done_callback(self._verified)
+        return await asyncio.shield(verifying)
+
+    def _verified(self, done: asyncio.Future[list[Shown]]) -> None:
+        self._verifying = False
+        if not done.cancelled():
+            done.exception()  # the caller may have gone
+
+    async def to_pull(self, record: JobRecord, spec: JobSpec, which: str) -> Checkpoint:
+        """The checkpoint whose model folder is to be pulled; NotFound. Its files are checked as they are read."""
+
+        def look() -> Checkpoint:
+            found, _ = list_checkpoints(self.storage(spec, record.id), record.id)
+            if which in ("", LATEST):
+                whole = [one for one in found if checkpoint_counts(one.timeline, one.step, record.first_steps)]
+            else:
+                whole = [one for one in found if one.step == _step(which)]
+            for one in reversed(whole):
+                if not fault_of(one, contents=False):
+                    return one
+            if found:
+                steps = ", ".join(str(one.step) for one in found)
+                raise NotFound(
+                    f"job {record.id} has no checkpoint {which or LATEST!r} that can be read; there are steps: {steps}",
+                    hint=f"see what is wrong with: swarm checkpoints {record.id} --verify",
+                )
+            raise NotFound(
+                f"job {record.id} has no weights to pull yet",
+                hint=f"they are saved every checkpoint.every_steps and at the end: swarm status {record.id}",
+            )
+
+        return await run_blocking(self.executor, look)
+
+
+# Folders of the data folder that a job may not name as the place of its checkpoints.
+_OWN_ROOMS = ("jobs", "shards", "lock")
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A checkpoint that came with a job: its files as blobs, each under its announced hash."""
+
+    files: Mapping[str, Path]  # by path within the checkpoint
+    where: str = "upload"
+
+    def open(self, path: str) -> tuple[BinaryIO, int]:
+        inside = path.partition("/")[2]
+        if inside not in self.files:
+            raise StorageError(f"{inside} was not sent along")
+        try:
+            return self.files[inside].open("rb"), self.files[inside].stat().st_size
+        except OSError as error:
+            raise StorageError(f"{inside}: {error.strerror or error}") from error
+
+
+def uploaded_checkpoint(files: Sequence[StateFile], place: Callable[[str], Path]) -> Checkpoint | None:
+    """The checkpoint among the files that came with a job, None if there is none; `place` finds a blob by its hash.
+
+    CheckpointDamaged if the files are not those that the manifest names.
+    """
+    if MANIFEST not in {file.path for file in files}:
+        return None
+    held = Uploaded({file.path: place(file.sha256) for file in files})
+    found = find(cast(Storage, held), "upload")
+    announced = {file.path: (file.size_bytes, file.sha256) for file in files if file.path != MANIFEST}
+    named = {
+        file.path: (file.size_bytes, file.sha256)
+        for file in found.files
+        if file.path in announced or file.path.endswith(".safetensors")
+    }
+    if named != announced:
+        odd = sorted(path for path in named.keys() | announced.keys() if named.get(path) != announced.get(path))
+        raise CheckpointDamaged(
+            f"the checkpoint that was sent along is not complete: {', '.join(odd[:5])}", hint="submit again"
+        )
+    return found
+
+
+def job_and_step(text: str) -> tuple[str, str]:
+    """The parts of "JOB:STEP"; InvalidConfig for anything else."""
+    match = JOB_AND_STEP.match(text)
+    if match is None:
+        raise InvalidConfig(
+            f'checkpoint.resume_from = "{text}" is neither a checkpoint that was sent along nor JOB:STEP',
+            hint="give a folder on your machine, or a job of this scheduler and a step, such as demo-1a2b3c:500",
+        )
+    return match.group(1), match.group(2)
+
+
+def same_model(start: JobSpec, spec: JobSpec, of: str) -> None:
+    """Raise InvalidConfig if a job cannot start from the weights of another."""
+    ours: Mapping[str, object] = {"model.family": spec.model.family, **spec.model.config}
+    theirs: Mapping[str, object] = {"model.family": start.model.family, **start.model.config}
+    for key in ("model.family", *sorted((ours.keys() | theirs.keys()) - {"model.family"})):
+        if ours.get(key) != theirs.get(key):
+            raise InvalidConfig(
+                f"{key} = {ours.get(key)!r}, but {of} trained a model with {theirs.get(key)!r}",
+                hint="use the same [model] section as that job",
+            )
+
+
+def _step(text: str) -> int:
+    if not text.isdecimal() or len(text) > 12:
+        raise InvalidConfig(f'"{text}" is no step', hint='give "latest" or a number, such as 500')
+    return int(text)

@@ -1,0 +1,1 @@
+"""Keeps who belongs to the swarm, their projects, and who computed wrong numbers."""

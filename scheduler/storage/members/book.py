@@ -1,0 +1,296 @@
+"""The book of members: who has a certificate, who may get one, and who must not be let in any more.
+
+It lives in memory, where every call is checked against it, and in the database, where each change is written first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from operator import itemgetter
+
+import sqlalchemy as sa
+
+from scheduler.brain.members.access import check_role
+from scheduler.brain.members.enrolment import Member, Token, grant_join
+from scheduler.brain.members.projects import Person
+from scheduler.storage.database import Database
+from swarm.errors import CertificateEnded, NotFound, Refused, Revoked, RoleForbids, UsageError
+from swarm.limits import MEMBERS_MAX, TOKENS_MAX
+from swarm.pki import keys
+from swarm.pki.authority import LIFE_S, Signer
+from swarm.pki.identity import Identity, issue
+from swarm.pki.names import MEMBERS, PEOPLE, Principal, Role, check_name
+from swarm.pki.tokens import JoinLine, new_line, secret_hash
+from swarm.rpc.guard import Caller
+from swarm.types import DEFAULT_PROJECT
+
+TOKEN_TTL_S_MAX = 30 * 86400.0
+TOKEN_USES_MAX = 1000
+REASON_CHARACTERS_MAX = 300
+NAMES_CHARACTERS_MAX = 80
+KEYS_MAX = 1024  # of one member, beside the newest: almost two years of one connection
+
+_METADATA = sa.MetaData()
+_MEMBERS = sa.Table(
+    "members",
+    _METADATA,
+    *(sa.Column(name, sa.Text, primary_key=True) for name in ("role", "name")),
+    *(sa.Column(name, sa.Text) for name in ("keys_json", "invited_by")),
+    sa.Column("revoked_unix_s", sa.Float),
+    *(sa.Column(name, sa.Text) for name in ("reason", "project")),
+)
+_TOKENS = sa.Table(
+    "tokens",
+    _METADATA,
+    sa.Column("id", sa.Text, primary_key=True),
+    *(sa.Column(name, sa.Text) for name in ("secret_hash", "role", "names")),
+    sa.Column("uses_left", sa.Integer),
+    sa.Column("expires_unix_s", sa.Float),
+    sa.Column("created_by", sa.Text),
+    sa.Column("created_unix_s", sa.Float),
+    *(sa.Column(name, sa.Text) for name in ("joined_json", "project")),
+)
+
+
+class Members:
+    """All certificates come from here. Every method raises a SwarmError that says what to do."""
+
+    def __init__(
+        self, authority: Signer, database: Database, wall_s: Callable[[], float], life_s: float = LIFE_S
+    ) -> None:
+        """`life_s`: how long a certificate is good for."""
+        self.authority = authority
+        self.life_s = life_s
+        self._database = database
+        self._wall_s = wall_s
+        self._members: dict[tuple[Role, str], Member] = {}
+        self._tokens: dict[str, Token] = {}
+        self._changing = asyncio.Lock()  # two joiners must not share one use
+        self.on_revoked: Callable[[Member], None] = lambda member: None
+        self.on_replaced: Callable[[Member], None] = lambda member: None  # the keys so far are good no more
+
+    async def load(self) -> None:
+        """Read what earlier starts wrote."""
+        for row in await self._database.select(sa.select(_MEMBERS)):
+            member = Member(keys=json.loads(row.pop("keys_json")), **row | {"role": Role(row["role"])})
+            self._members[member.role, member.name] = member
+        for row in await self._database.select(sa.select(_TOKENS)):
+            self._tokens[row["id"]] = Token(**row | {"role": Role(row["role"])})
+
+    # Who calls --------------------------------------------------------------------------------------------------
+
+    def check(self, caller: Caller, method: str) -> None:
+        """Raise unless the caller may call the method now: his role, his name and his key."""
+        check_role(caller.principal, method, self.authority.cluster)
+        self._check_known(caller)
+
+    def person(self, principal: Principal) -> Person:
+        """Whom projects know by this name; nobody who is not in the book belongs to one."""
+        member = self._members.get((principal.role, principal.name))
+        return Person(principal.role, principal.name, "" if member is None else member.project)
+
+    def _check_known(self, caller: Caller) -> None:
+        principal = caller.principal
+        member = self._members.get((principal.role, principal.name))
+        if member is None:  # such as after a book of yesterday was restored
+            raise CertificateEnded(f"{principal} is not in the book of members", hint="join again, with a new token")
+        if member.is_revoked:
+            raise Revoked(f"{principal} was revoked: {member.reason or 'no reason given'}", hint="ask an admin")
+        if caller.fingerprint not in member.keys or self._wall_s() >= member.ends_unix_s:
+            raise CertificateEnded(
+                f"the certificate of {principal} on this connection is good no more: it ended, or was replaced",
+                hint="dial again; if that does not help, join again with a new token",
+            )
+
+    # Certificates ------------------------------------------------------------------------------------------------
+
+    async def issue_here(self, role: Role, name: str) -> Identity:
+        """An identity for a process or person on this machine."""
+        principal = Principal(self.authority.cluster, role, name)
+        identity = issue(self.authority, principal, self._wall_s(), life_s=self.life_s)
+        key = keys.read_key(identity.key_pem).public_key()
+        async with self._changing:
+            known = self._members.get((role, name))
+            if known is None or known.is_revoked:  # then with this key alone
+                known = Member(role, name, invited_by="the scheduler")
+            await self._put(self._with_key(known, key))
+        return identity
+
+    async def issue(self, csr_pem: bytes, role: Role, name: str, by: str) -> bytes:
+        """A certificate for whom an admin vouches; an earlier one of that name is good no more.
+
+        A stage server asks by itself with the profile of the local admin, so this takes nobody in again: Revoked.
+        """
+        key = keys.requested_key(csr_pem)
+        async with self._changing:
+            known = self._members.get((role, name))
+            if known is not None and known.is_revoked:
+                raise Revoked(
+                    f"{role} {name} was revoked: {known.reason or 'no reason given'}",
+                    hint=f"to take it in again, join with a new token: swarm token create --role {role} --name {name}",
+                )
+            project = DEFAULT_PROJECT if known is None else known.project
+            return await self._certify(key, Member(role, check_name(name), invited_by=by, project=project))
+
+    async def renew(self, caller: Caller, csr_pem: bytes) -> bytes:
+        """A certificate for the caller's name and a new key; the present one stays good until it ends."""
+        key = keys.requested_key(csr_pem)
+        async with self._changing:
+            self._check_known(caller)  # again: an admin may have changed it meanwhile
+            known = self._members[caller.principal.role, caller.principal.name]
+            return await self._certify(key, known)
+
+    async def join(self, id: str, secret: str, name: str, csr_pem: bytes) -> bytes:
+        """A certificate for whoever holds a token; BadToken for anybody else."""
+        key = keys.requested_key(csr_pem)
+        async with self._changing:
+            token = self._tokens.get(id)
+            is_right = hmac.compare_digest(secret_hash(secret), token.secret_hash if token else "0" * 64)
+            fingerprint = keys.fingerprint(key).hex()
+            granted = grant_join(token if is_right else None, self._members, name, fingerprint, self._wall_s())
+            if granted.spent is not None:
+                # The use is spent before the certificate exists: if the database fails now, ask again.
+                await self._put_token(granted.spent, token)
+            return await self._certify(key, granted.member)
+
+    async def _certify(self, key: keys.PublicKey, member: Member) -> bytes:
+        now_unix_s = self._wall_s()
+        principal = Principal(self.authority.cluster, member.role, member.name)
+        certificate = self.authority.certify(key, principal, now_unix_s, life_s=self.life_s)
+        is_new = (member.role, member.name) in self._members and not member.keys
+        await self._put(self._with_key(member, key))
+        if is_new:
+            self.on_replaced(member)
+        return certificate
+
+    def _with_key(self, member: Member, key: keys.PublicKey) -> Member:
+        newest = sorted(member.keys.items(), key=itemgetter(1))[-KEYS_MAX:]
+        return replace(member, keys=dict(newest) | {keys.fingerprint(key).hex(): self._wall_s() + self.life_s})
+
+    # For admins --------------------------------------------------------------------------------------------------
+
+    async def create_token(
+        self, role: Role, ttl_s: float, uses: int, names: str, by: str, address: str, project: str = DEFAULT_PROJECT
+    ) -> tuple[JoinLine, Token]:
+        """A line that lets `uses` join at `address`, people in `project`; its secret is kept nowhere."""
+        if role not in MEMBERS:
+            raise RoleForbids(f"nobody joins as {role}")
+        if len(names) > NAMES_CHARACTERS_MAX:
+            raise UsageError(f"a pattern of names has at most {NAMES_CHARACTERS_MAX} characters")
+        if not 0.0 < ttl_s <= TOKEN_TTL_S_MAX or not 1 <= uses <= TOKEN_USES_MAX:
+            raise UsageError(f"a token lives at most 30 days and lets at most {TOKEN_USES_MAX} join")
+        if role is Role.STAGE_SERVER and project != DEFAULT_PROJECT:
+            raise UsageError("stage servers serve all projects", hint="leave --project out")
+        now_unix_s = self._wall_s()
+        async with self._changing:
+            ended = [token.id for token in self._tokens.values() if token.expires_unix_s <= now_unix_s]
+            await self._delete_tokens(ended)
+            if len(self._tokens) >= TOKENS_MAX:
+                raise Refused(f"{TOKENS_MAX} tokens wait to be used", hint="revoke some: swarm token ls")
+            line = new_line(address, self.authority.pin)
+            token = Token(
+                id=line.id,
+                secret_hash=secret_hash(line.secret),
+                role=role,
+                names=names or "*",
+                uses_left=uses,
+                expires_unix_s=now_unix_s + ttl_s,
+                created_by=by,
+                created_unix_s=now_unix_s,
+                project=project,
+            )
+            await self._put_token(token, None)
+        return line, token
+
+    def tokens(self) -> list[Token]:
+        """Those that still let somebody join, the newest first."""
+        live = [one for one in self._tokens.values() if one.uses_left and one.expires_unix_s > self._wall_s()]
+        return sorted(live, key=lambda token: -token.created_unix_s)
+
+    @property
+    def tokens_end_unix_s(self) -> float:
+        """When the last token ends that still lets somebody join."""
+        return max((one.expires_unix_s for one in self.tokens()), default=0.0)
+
+    async def revoke_token(self, id: str) -> Token:
+        async with self._changing:
+            if (token := self._tokens.get(id)) is None:
+                raise NotFound(f'there is no token "{id[:20]}"', hint="list them with: swarm token ls")
+            await self._delete_tokens([id])
+        return token
+
+    @property
+    def ends_unix_s(self) -> float:
+        """When the last certificate ends that is good now."""
+        return max((one.ends_unix_s for one in self._members.values() if not one.is_revoked), default=0.0)
+
+    def of_project(self, project: str) -> tuple[int, int]:
+        """How many people of the project can come in, and how many tokens let more of them join."""
+        now_unix_s = self._wall_s()
+        people = [one for one in self._members.values() if one.role in PEOPLE and one.project == project]
+        able = [one for one in people if not one.is_revoked and one.ends_unix_s > now_unix_s]
+        return len(able), sum(one.project == project for one in self.tokens())
+
+    def members(self) -> list[Member]:
+        return sorted(self._members.values(), key=lambda member: (member.role, member.name))
+
+    async def revoke(self, name: str, reason: str) -> Member:
+        """Take a member out: NAME, or ROLE/NAME where several roles know the name. It counts from the next call on."""
+        role, _, plain = name.rpartition("/")
+        found = [one for one in self._members.values() if one.name == plain and role in ("", one.role)]
+        if len(found) != 1:
+            several = ", ".join(f"{one.role}/{one.name}" for one in found)
+            raise NotFound(
+                f'there is no member "{name[:80]}"' if not found else f'"{name}" is the name of several: {several}',
+                hint="list them with: swarm identity ls",
+            )
+        revoked = replace(found[0], revoked_unix_s=self._wall_s(), reason=reason[:REASON_CHARACTERS_MAX])
+        self._members[revoked.role, revoked.name] = revoked  # at once, even if the database is away
+        self.on_revoked(revoked)
+        async with self._changing:
+            await self._put(revoked)
+            by = str(Principal(self.authority.cluster, revoked.role, revoked.name))
+            await self._delete_tokens([token.id for token in self._tokens.values() if token.created_by == by])
+        return revoked
+
+    # Rows --------------------------------------------------------------------------------------------------------
+
+    async def _put(self, member: Member) -> None:
+        """Write a member down, then know him."""
+        key = (member.role, member.name)
+        before = self._members.get(key)
+        if key not in self._members and len(self._members) >= MEMBERS_MAX:
+            raise Refused(f"{MEMBERS_MAX} members are in the book already")
+        table = _MEMBERS.c
+
+        def write(connection: sa.Connection) -> None:
+            row = sa.and_(table.role == member.role.value, table.name == member.name)
+            connection.execute(sa.delete(_MEMBERS).where(row))
+            values = asdict(member) | {"role": member.role.value, "keys_json": json.dumps(member.keys)}
+            del values["keys"]
+            connection.execute(sa.insert(_MEMBERS).values(values))
+
+        await self._database.write(write)
+        if self._members.get(key) is before:  # else he was revoked meanwhile
+            self._members[key] = member
+
+    async def _put_token(self, token: Token, before: Token | None) -> None:
+        def write(connection: sa.Connection) -> None:
+            if before is not None:
+                connection.execute(sa.delete(_TOKENS).where(_TOKENS.c.id == token.id))
+            connection.execute(sa.insert(_TOKENS).values(asdict(token) | {"role": token.role.value}))
+
+        await self._database.write(write)
+        self._tokens[token.id] = token
+
+    async def _delete_tokens(self, ids: list[str]) -> None:
+        if ids:
+            await self._database.write(
+                lambda connection: connection.execute(sa.delete(_TOKENS).where(_TOKENS.c.id.in_(ids)))
+            )
+        for one in ids:
+            del self._tokens[one]

@@ -1,0 +1,182 @@
+"""Tensors and state from neighbours: the gRPC side of those who are dialled.
+
+    stream ──gate──▶ frames ──▶ Assembler ──admit──▶ receive() ──▶ receipt
+    Pull   ──gate──▶ give() ──▶ chunks
+
+The ports, and the side of those who dial, are in peers.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from swarm.errors import DeadlinePassed, Refused, RetryElsewhere, SwarmError
+from swarm.peer_messages import Pass, StateRequest, TensorHeader
+from swarm.rpc import passes
+from swarm.rpc.channel import answering, public_error
+from swarm.rpc.guard import CALLER, check_caller
+from swarm.rpc.links import frames
+from swarm.rpc.links.peers import METHOD, PULL, SERVICE, NoTraffic, StateDonor, TensorReceiver, Traffic
+from swarm.rpc.links.state import state_chunks
+from swarm.rpc.mapping import from_message, parse
+from swarm.rpc.passes import Gate
+from swarm.wire import frame_pb2
+
+MAX_RECEIVING: Final = 64  # tensors of one stream that `receive` works on
+PULLS_MAX: Final = 16  # answers that this process holds at a time
+PULLS_OF_HOST_MAX: Final = 8
+PULL_CHUNK_S_MAX: Final = 30.0  # how long a caller may take to read 1 MiB of an answer
+
+_Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
+
+
+def add_peer_service(
+    server: grpc.aio.Server,
+    receiver: TensorReceiver,
+    traffic: Traffic | None = None,
+    donor: StateDonor | None = None,
+    gate: Gate | None = None,
+) -> None:
+    """Serve `receiver`, and `donor` if there is one, to neighbours that dial with `GrpcPeerLinks`.
+
+    Without a gate everybody is let in who gets this far.
+    """
+    service = _PeerService(receiver, traffic or NoTraffic(), donor, gate)
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        METHOD: grpc.stream_stream_rpc_method_handler(service.exchange),
+        PULL: grpc.unary_stream_rpc_method_handler(service.pull),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+class _PeerService:
+    def __init__(self, receiver: TensorReceiver, traffic: Traffic, donor: StateDonor | None, gate: Gate | None) -> None:
+        self._receiver = receiver
+        self._traffic = traffic
+        self._donor = donor
+        self._gate = gate
+        self._pulls: Counter[str] = Counter()  # under way, by the caller's host
+
+    async def pull(self, data: bytes, context: _Context) -> None:
+        """A part of the state, in chunks. A caller that does not read loses its place."""
+        async with answering(context), self._entered(context, pulls=True) as shown:
+            request = from_message(StateRequest, parse(frame_pb2.StateRequest, data))
+            _check_sender(shown, request)
+            if self._donor is None:
+                raise Refused("this process has no state to give")
+            host = context.peer().rpartition(":")[0]
+            if self._pulls.total() >= PULLS_MAX or self._pulls[host] >= PULLS_OF_HOST_MAX:
+                raise RetryElsewhere("as many as this process serves at a time are being served already")
+            self._pulls[host] += 1
+            try:
+                reply, payload = await self._donor.give(request)
+                for chunk in state_chunks(reply, payload):
+                    try:
+                        async with asyncio.timeout(PULL_CHUNK_S_MAX):
+                            await context.write(chunk)
+                    except TimeoutError:
+                        raise DeadlinePassed(f"the answer was not read for {PULL_CHUNK_S_MAX:g} s") from None
+            finally:
+                self._pulls[host] -= 1
+                if not self._pulls[host]:
+                    del self._pulls[host]
+            self._traffic.sent(request.sender, "state", reply.total_bytes, reply.total_bytes)
+
+    async def exchange(self, requests: AsyncIterator[bytes], context: _Context) -> None:
+        """One neighbour's stream. A frame that cannot be read ends it, since its tensor is unknown."""
+        answers = _Answers(context)
+        room = asyncio.Semaphore(MAX_RECEIVING)
+        async with answering(context), self._entered(context, pulls=False) as shown, asyncio.TaskGroup() as tasks:
+            assembler = frames.Assembler(partial(self._admit, shown))
+            async for message in requests:
+                for frame in map(frames.decode, frames.unpack(message)):
+                    try:
+                        tensor = assembler.add(frame)
+                    except Exception as error:
+                        await answers.send(frame.sequence, public_error(error))
+                        continue
+                    if tensor is not None:
+                        await room.acquire()
+                        answers.owed += 1
+                        tasks.create_task(self._take(tensor, answers, room))
+
+    @asynccontextmanager
+    async def _entered(self, context: _Context, *, pulls: bool) -> AsyncIterator[Pass | None]:
+        """Past the gate, if there is one; gives what the caller's pass says."""
+        if self._gate is None:
+            yield None
+            return
+        caller = CALLER.get()
+        name = None if caller is None else caller.principal.name
+        async with self._gate.enter(passes.shown(context.invocation_metadata()), name, pulls=pulls) as shown:
+            yield shown
+
+    def _admit(self, shown: Pass | None, header: TensorHeader) -> None:
+        _check_sender(shown, header)
+        self._receiver.admit(header)
+
+    async def _take(self, tensor: frames.Tensor, answers: _Answers, room: asyncio.Semaphore) -> None:
+        try:
+            error = await take(self._receiver, self._traffic, tensor)
+            answers.owed -= 1
+            await answers.send(tensor.sequence, error)
+        finally:
+            room.release()
+
+
+def _check_sender(shown: Pass | None, message: TensorHeader | StateRequest) -> None:
+    """Refused if a message names another sender, or another job, than certificate and pass do."""
+    check_caller(message.sender)
+    if shown is None:
+        return
+    if (message.sender, message.incarnation, message.job) != (shown.peer, shown.incarnation, shown.job):
+        raise Refused(f"{shown.peer} has no pass to speak in the name of {message.sender}")
+
+
+async def take(receiver: TensorReceiver, traffic: Traffic, tensor: frames.Tensor) -> SwarmError | None:
+    """Hand a complete tensor to the receiver; gives the error for the sender, None if all is well."""
+    header = tensor.header
+    traffic.received(header.sender, frames.kind_of(header), tensor.wire_bytes, frames.uncompressed_bytes(header))
+    try:
+        await receiver.receive(header, tensor.payload)
+    except Exception as error:
+        return public_error(error)
+    return None
+
+
+class _Answers:
+    """The receipts of one stream; gRPC allows one write at a time, and those that wait for it go together."""
+
+    def __init__(self, context: _Context) -> None:
+        self._context = context
+        self._lock = asyncio.Lock()
+        self._waiting: list[frame_pb2.Receipt] = []
+        self.owed = 0  # tensors that the receiver works on
+
+    async def send(self, sequence: int, error: SwarmError | None) -> None:
+        """Returns once the receipt was written, perhaps by another call along with its own."""
+        receipt = frame_pb2.Receipt(sequence=sequence)
+        if error is not None:
+            receipt.error_code = error.code
+            receipt.error_message = error.message
+        self._waiting.append(receipt)
+        async with self._lock:
+            if not self._waiting:
+                return
+            if self.owed:
+                await asyncio.sleep(0)  # others that came in the same message are about to be done
+            receipts, self._waiting = self._waiting, []
+            try:
+                await self._context.write(frame_pb2.Receipts(receipts=receipts).SerializeToString())
+            except Exception as error:
+                # Done or broken: the sender is gone, and nobody would read this.
+                if not (self._context.done() or isinstance(error, grpc.aio.InternalError)):
+                    raise

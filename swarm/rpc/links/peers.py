@@ -1,0 +1,420 @@
+"""Tensors from stage server to stage server: the ports, and the gRPC side of those who dial.
+
+    send() --> queue --> writer --frames--> reader --> Assembler --> receive()        one stream per neighbour,
+    send() <-- future <-- reader <--receipts-- lock <-----------------+               dialled by the sender
+
+The writer alternates between the frames of the tensors under way, so a small tensor does not wait for a large one.
+Bytes under way to one neighbour are bounded by the sender (`MAX_BYTES_IN_FLIGHT`), tensors by the receiver as well.
+A link that breaks fails what is under way and is forgotten; the next `send` dials again. One that was dialled with an
+older pass than the present one is replaced, and ends once all that is under way on it has been answered. The side of
+those who are dialled is in peer_service.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol, TypeAlias
+
+import grpc
+import grpc.aio
+
+from swarm.errors import (
+    ERROR_BY_CODE,
+    CorruptFrame,
+    PeerUnavailable,
+    SwarmError,
+    leaves,
+)
+from swarm.peer_messages import StateReply, StateRequest, TensorHeader
+from swarm.pki.identity import Wallet
+from swarm.rpc import passes
+from swarm.rpc.channel import check_address, public_error, translate, write
+from swarm.rpc.links import frames
+from swarm.rpc.links.dialling import Connection, Dialler
+from swarm.rpc.links.frames import Parts
+from swarm.rpc.links.paths import Paths
+from swarm.rpc.links.state import collect
+from swarm.rpc.mapping import parse, to_message
+from swarm.types import PeerId
+from swarm.wire import frame_pb2
+
+SERVICE: Final = "swarm.wire.Peer"
+METHOD: Final = "Exchange"
+PULL: Final = "Pull"
+MAX_BYTES_IN_FLIGHT: Final = 64 << 20  # per neighbour; a larger tensor goes alone
+RECEIPTS_BYTES_MAX: Final = 1 << 20  # of one message; honest ones have as many as tensors are received at a time
+_LEAST_CHARGE_BYTES: Final = 1 << 10  # so that tensors without payload are bounded too
+
+_Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
+
+
+class PeerLinks(Protocol):
+    """The sending side: one process's links to its neighbours."""
+
+    async def send(
+        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+    ) -> None:
+        """Deliver one tensor to the stage server at `address`; returns once its receiver accepted it.
+
+        Where processes prove who they are, `to` must answer there; None: any stage server of the swarm.
+
+        Tensors of concurrent calls may arrive in any order, and one may arrive twice. If the receiver reports
+        corruption, the tensor is sent once more. `payload` must not change until `send` returns or, if it was
+        cancelled, until the link is gone. Raises PeerUnavailable (no answer, broken connection), or what the receiver
+        raised: Refused, StaleMessage, CorruptFrame (twice in a row), RetryElsewhere, ... The deadline is the caller's
+        (`asyncio.timeout`).
+        """
+
+    async def pull(
+        self, address: str, request: StateRequest, limit_bytes: int, *, to: PeerId | None = None
+    ) -> tuple[StateReply, memoryview]:
+        """A part of a stage's state from the replica at `address`, whole and checked, of at most `limit_bytes`.
+
+        Raises PeerUnavailable, CorruptFrame, or what the replica raised: StaleMessage (it does not serve that stage),
+        RetryElsewhere (it is busy), Refused. The deadline is the caller's.
+        """
+
+    def cut_off(self, peer: PeerId) -> None:
+        """Break the links to a stage server that was revoked; what is in flight to it fails with PeerUnavailable."""
+
+    async def close(self) -> None:
+        """Break all links; what is in flight fails with PeerUnavailable."""
+
+
+class StateDonor(Protocol):
+    """The answering side of `pull`: a replica."""
+
+    async def give(self, request: StateRequest) -> tuple[StateReply, bytes | memoryview]:
+        """The part that was asked for; StaleMessage, RetryElsewhere or Refused."""
+
+
+class TensorReceiver(Protocol):
+    """The receiving side: what a stage server does with tensors that arrive."""
+
+    def admit(self, header: TensorHeader) -> None:
+        """Check a header before its payload is accepted; raise a SwarmError to refuse the tensor.
+
+        `total_bytes` is what will be delivered: compare it with what dtype, shape and codec need.
+        """
+
+    async def receive(self, header: TensorHeader, payload: memoryview) -> None:
+        """Take a complete, checked tensor; returning is the receipt, a SwarmError is sent to the sender.
+
+        May run for several tensors at once; not returning holds the sender back. `payload` is read-only and owned by
+        the receiver from here on.
+        """
+
+
+class Neighbour(TensorReceiver, StateDonor, Protocol):
+    """The two things that a stage server is to its neighbours: a receiver of tensors, and a donor of state."""
+
+
+class Traffic(Protocol):
+    """Counts bytes: `wire_bytes` as framed, `tensor_bytes` as the same tensor uncompressed (float32 or float64)."""
+
+    def sent(self, address: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None: ...
+
+    def received(self, peer: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None: ...
+
+
+class NoTraffic:
+    def sent(self, address: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
+        pass
+
+    def received(self, peer: str, kind: str, wire_bytes: int, tensor_bytes: int) -> None:
+        pass
+
+
+# The sending side ----------------------------------------------------------------------------------------------------
+
+
+class GrpcPeerLinks:
+    """PeerLinks over gRPC: one stream per address, dialled by the first `send`."""
+
+    def __init__(
+        self,
+        traffic: Traffic | None = None,
+        *,
+        max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
+        on_wire: Callable[[bytes], bytes] | None = None,
+        wallet: Wallet | None = None,
+        paths: Paths | None = None,
+    ) -> None:
+        """`on_wire` sees each outgoing frame and may change it, to prove that the receiver notices.
+
+        With an identity in `wallet`, links to other machines prove who is at either end. Its pass goes with each call.
+        `paths` lead through relays where an address does not answer.
+        """
+        self._on_wire = on_wire
+        self._wallet = wallet or Wallet()
+        self._dialler = Dialler(self._wallet, paths)
+        self._traffic = traffic or NoTraffic()
+        self._max_bytes_in_flight = max_bytes_in_flight
+        self._links: dict[tuple[str, PeerId | None], _Link] = {}
+        self._retired: dict[_Link, PeerId | None] = {}  # which end by themselves
+        self._closed = False
+
+    async def send(
+        self, address: str, header: TensorHeader, payload: bytes | memoryview, *, to: PeerId | None = None
+    ) -> None:
+        try:
+            await self._link(address, to).send(header, payload)
+        except CorruptFrame:
+            await self._link(address, to).send(header, payload)
+
+    async def pull(
+        self, address: str, request: StateRequest, limit_bytes: int, *, to: PeerId | None = None
+    ) -> tuple[StateReply, memoryview]:
+        if self._closed:
+            raise PeerUnavailable(f"{address}: the links of this process are closed")
+        # A connection of its own: a joiner asks each replica seldom, and the state must not delay tensors.
+        connection = await self._dialler.dial(address, to)
+        try:
+            method: Any = connection.channel.unary_stream(f"/{SERVICE}/{PULL}")
+            metadata = passes.metadata(self._wallet.pass_token)
+            call = method(to_message(request).SerializeToString(), metadata=metadata)
+            reply, payload = await collect(aiter(call), limit_bytes)
+        except grpc.RpcError as failure:
+            raise translate(failure, address, unavailable=PeerUnavailable) from None
+        finally:
+            await connection.close()
+        self._traffic.received(address, "state", reply.total_bytes, reply.total_bytes)
+        return reply, payload
+
+    def cut_off(self, peer: PeerId) -> None:
+        self._dialler.forget(peer)
+        for link in [link for (_, to), link in self._links.items() if to == peer]:
+            link.cut()
+        for link in [link for link, to in self._retired.items() if to == peer]:
+            link.cut()
+
+    async def close(self) -> None:
+        self._closed = True
+        for link in [*self._links.values(), *self._retired]:
+            await link.close()
+        self._links.clear()
+
+    def _link(self, address: str, to: PeerId | None) -> _Link:
+        if self._closed:
+            raise PeerUnavailable(f"{address}: the links of this process are closed")
+        if address:  # else relays lead there
+            check_address(address)
+        link, token = self._links.get((address, to)), self._wallet.pass_token
+        if link is not None and link.error is None and link.token != token:
+            self._dialler.ease(address, to)
+            self._retired[link] = to
+            link.retire(self._retired.pop)
+            link = None
+        if link is None or link.error is not None:
+            name, limit = address or f"{to} through relays", self._max_bytes_in_flight
+            dial = partial(self._dialler.dial, address, to)
+            link = _Link(name, self._traffic, limit, self._on_wire, dial, token, self._dialler.broke)
+            self._links[address, to] = link
+        return link
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """A tensor on its way; `receipt` is done when the receiver answered or the link broke."""
+
+    sequence: int
+    header: TensorHeader
+    content: Iterator[Parts]
+    charge_bytes: int
+    receipt: asyncio.Future[None]
+    wire_bytes: int = 0
+
+
+class _Link:
+    """One stream to one neighbour; once broken (`error` is set) it stays broken."""
+
+    def __init__(
+        self,
+        address: str,
+        traffic: Traffic,
+        max_bytes_in_flight: int,
+        on_wire: Callable[[bytes], bytes] | None,
+        dial: Callable[[], Awaitable[Connection]],
+        token: bytes,
+        broke: Callable[[Connection, str], None],
+    ) -> None:
+        self._on_wire = on_wire
+        self._dial = dial
+        self._broke = broke
+        self.token = token
+        self._retires = False
+        self.error: SwarmError | None = None
+        self._address = address
+        self._traffic = traffic
+        self._max_bytes = max_bytes_in_flight
+        self._free_bytes = max_bytes_in_flight
+        self._sequence = 0
+        self._admission: deque[int] = deque()  # sequences that wait for free bytes, in order
+        self._queue: deque[int] = deque()  # sequences that wait for the writer
+        self._unanswered: dict[int, _Outgoing] = {}
+        self._wake = asyncio.Event()
+        self._task = asyncio.create_task(self._serve(), name=f"link to {address}")
+
+    async def send(self, header: TensorHeader, payload: bytes | memoryview) -> None:
+        if self.error is not None:
+            raise _again(self.error)
+        sequence = self._sequence = self._sequence + 1
+        content = frames.split(sequence, header, payload)
+        charge_bytes = min(max(frames.payload_bytes(header), _LEAST_CHARGE_BYTES), self._max_bytes)
+        receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unanswered[sequence] = _Outgoing(sequence, header, content, charge_bytes, receipt)
+        self._admission.append(sequence)
+        self._admit()
+        # If cancelled after the first frame, the rest is still sent: half a tensor would stay open at the receiver.
+        await receipt
+
+    def retire(self, ended: Callable[[_Link], object]) -> None:
+        """Nothing more is sent: end when all that is under way has been answered, and say so."""
+        self._task.add_done_callback(lambda _: ended(self))
+        self._retires = True
+        self._wake.set()
+
+    def cut(self) -> None:
+        """Break now."""
+        self._break(PeerUnavailable(f"{self._address}: the link was closed"))
+        self._task.cancel()
+
+    async def close(self) -> None:
+        self.cut()
+        await asyncio.wait({self._task})
+
+    def _admit(self) -> None:
+        """Hand the writer the tensors that fit into the bytes in flight; those that were cancelled cost nothing."""
+        while self._admission:
+            outgoing = self._unanswered[self._admission[0]]
+            if outgoing.receipt.cancelled():
+                del self._unanswered[self._admission.popleft()]
+                continue
+            if outgoing.charge_bytes > self._free_bytes:
+                return
+            self._free_bytes -= outgoing.charge_bytes
+            self._queue.append(self._admission.popleft())
+            self._wake.set()
+
+    async def _serve(self) -> None:
+        """Run the stream until it breaks, then fail everything that waits for a receipt."""
+        error: SwarmError = PeerUnavailable(f"{self._address}: the link was closed")
+        connection: Connection | None = None
+        try:
+            connection = await self._dial()
+            method: Any = connection.channel.stream_stream(f"/{SERVICE}/{METHOD}")
+            call: _Call = method(metadata=passes.metadata(self.token))
+            await call.wait_for_connection()
+            connection.stood_at_s = asyncio.get_running_loop().time()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write(call))
+                tasks.create_task(self._read(call))
+        except* grpc.RpcError as group:
+            failure = next(leaves(group))
+            assert isinstance(failure, grpc.RpcError)
+            error = translate(failure, self._address, unavailable=PeerUnavailable)
+            if connection is not None and type(error) is PeerUnavailable:
+                connection.owed = bool(self._unanswered)
+                self._broke(connection, error.message)
+        except* Exception as group:
+            error = public_error(group)
+        finally:
+            self._break(error)
+            if connection is not None:
+                await connection.close()
+
+    async def _write(self, call: _Call) -> None:
+        opened: deque[_Outgoing] = deque()
+        while True:
+            batch = self._batch(opened)
+            if not batch:
+                if self._retires and not self._unanswered:
+                    raise PeerUnavailable(f"{self._address}: the link was replaced by one with a newer pass")
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            try:
+                await write(call, frames.message(batch))
+            except asyncio.InvalidStateError:
+                return  # the stream has ended; the reader learns why
+
+    def _batch(self, opened: deque[_Outgoing]) -> list[Parts]:
+        """The frames of the next message, of each tensor one in turn, until they have MESSAGE_BYTES."""
+        batch: list[Parts] = []
+        batch_bytes = 0
+        while batch_bytes < frames.MESSAGE_BYTES and len(batch) < frames.MAX_FRAMES:
+            self._open(opened)
+            if not opened:
+                break
+            outgoing = opened.popleft()
+            frame = next(outgoing.content, None)
+            if frame is None or (outgoing.wire_bytes and outgoing.sequence not in self._unanswered):
+                continue  # complete, or refused already
+            if self._on_wire is not None:
+                frame = [self._on_wire(b"".join(frame))]
+            frame_bytes = sum(map(len, frame))
+            outgoing.wire_bytes += frame_bytes
+            batch_bytes += frame_bytes
+            batch.append(frame)
+            opened.append(outgoing)
+        return batch
+
+    def _open(self, opened: deque[_Outgoing]) -> None:
+        """Begin with tensors of the queue, as many as may be open; those that were cancelled are never begun."""
+        while self._queue and len(opened) < frames.MAX_OPEN_TENSORS:
+            sequence = self._queue.popleft()
+            outgoing = self._unanswered[sequence]
+            if outgoing.receipt.cancelled():
+                self._forget(sequence)
+            else:
+                opened.append(outgoing)
+
+    async def _read(self, call: _Call) -> None:
+        async for data in call:
+            if len(data) > RECEIPTS_BYTES_MAX:
+                raise CorruptFrame(f"{self._address} answered with {len(data)} bytes at once")
+            for receipt in parse(frame_pb2.Receipts, data).receipts:
+                outgoing = self._unanswered.get(receipt.sequence)
+                if outgoing is None or not outgoing.wire_bytes:
+                    raise CorruptFrame(f"{self._address} answered tensor {receipt.sequence}, which was not sent")
+                self._forget(receipt.sequence)
+                self._settle(outgoing, receipt)
+        raise PeerUnavailable(f"{self._address} ended the stream")
+
+    def _forget(self, sequence: int) -> None:
+        self._free_bytes += self._unanswered.pop(sequence).charge_bytes
+        self._admit()
+        if self._retires:
+            self._wake.set()
+
+    def _settle(self, outgoing: _Outgoing, receipt: frame_pb2.Receipt) -> None:
+        header = outgoing.header
+        self._traffic.sent(
+            self._address, frames.kind_of(header), outgoing.wire_bytes, frames.uncompressed_bytes(header)
+        )
+        if outgoing.receipt.done():
+            return  # cancelled
+        if receipt.error_code:
+            named = ERROR_BY_CODE.get(receipt.error_code, SwarmError)
+            outgoing.receipt.set_exception(named(receipt.error_message))
+        else:
+            outgoing.receipt.set_result(None)
+
+    def _break(self, error: SwarmError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        for outgoing in self._unanswered.values():
+            if not outgoing.receipt.done():
+                outgoing.receipt.set_exception(_again(error))
+        self._unanswered.clear()
+        self._admission.clear()
+        self._queue.clear()
+
+
+def _again(error: SwarmError) -> SwarmError:
+    return type(error)(error.message, hint=error.hint)

@@ -1,0 +1,70 @@
+"""Who may become a member, as a table: a token, the book, a name, a key and the time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from scheduler.brain.members.enrolment import Grant, Member, Token, grant_join
+from swarm.errors import BadToken, Revoked, SwarmError, UsageError
+from swarm.pki.names import Role
+
+GPU = Role.STAGE_SERVER
+NOW_S = 1000.0
+TOKEN = Token("t", "hash", GPU, "gpu-*", 2, NOW_S + 60.0, "admin me", NOW_S - 60.0, project="red")
+KEY, OTHER_KEY = "aa", "bb"
+LIVES = Member(GPU, "gpu-1", {OTHER_KEY: NOW_S + 5.0}, "admin you")
+ENDED = replace(LIVES, keys={OTHER_KEY: NOW_S})
+OUT_BEFORE, OUT_SINCE = replace(LIVES, revoked_unix_s=NOW_S - 90.0), replace(LIVES, revoked_unix_s=NOW_S - 30.0)
+USED = replace(TOKEN, uses_left=0, joined_json=json.dumps({"gpu-1": KEY}))
+MINE = replace(LIVES, keys={KEY: NOW_S + 5.0})
+
+
+def asked(token: Token | None = TOKEN, known: Member | None = None, name: str = "gpu-1", key: str = KEY) -> Grant:
+    return grant_join(token, {} if known is None else {(known.role, known.name): known}, name, key, NOW_S)
+
+
+@pytest.mark.parametrize("known", [None, ENDED, OUT_BEFORE], ids=["nobody", "ended", "revoked before the token"])
+def test_a_free_name_is_given_once_with_the_tokens_role_and_project(known: Member | None) -> None:
+    given = asked(known=known)
+    assert given.member == Member(GPU, "gpu-1", invited_by="admin me", project="red")
+    assert given.spent is not None
+    assert (given.spent.uses_left, json.loads(given.spent.joined_json)) == (1, {"gpu-1": KEY})
+
+
+@pytest.mark.parametrize("known", [None, MINE], ids=["the member was not written down", "the answer was lost"])
+def test_the_same_key_may_ask_again_and_spends_nothing(known: Member | None) -> None:
+    again = asked(USED, known)
+    assert again.spent is None
+    assert again.member == known or (known is None and again.member.project == "red")
+
+
+REFUSALS: dict[str, tuple[dict[str, object], type[SwarmError], str]] = {
+    "a wrong secret": ({"token": None}, BadToken, "unknown, used or expired"),
+    "an old token": ({"token": replace(TOKEN, expires_unix_s=NOW_S)}, BadToken, "unknown, used or expired"),
+    "a used token": ({"token": replace(TOKEN, uses_left=0)}, BadToken, "unknown, used or expired"),
+    "a used token, another key": ({"token": USED, "key": OTHER_KEY}, BadToken, "unknown, used or expired"),
+    "a used token, a replaced key": ({"token": USED, "known": LIVES}, BadToken, "unknown, used or expired"),
+    "a name of others": ({"name": "cpu-1"}, BadToken, "for names like"),
+    "a name that somebody bears": ({"known": LIVES}, BadToken, "there is a stage-server gpu-1 already"),
+    "a name revoked since": ({"known": OUT_SINCE}, BadToken, "was revoked"),
+    "its own name, revoked": ({"token": USED, "known": replace(MINE, revoked_unix_s=NOW_S)}, Revoked, "was revoked"),
+    "no name": ({"name": ""}, UsageError, "is no name"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_nobody_else_joins(case: str) -> None:
+    words, error, told = REFUSALS[case]
+    with pytest.raises(error, match=told):
+        asked(**words)  # type: ignore[arg-type]
+
+
+def test_a_token_for_one_name_gives_it_to_whoever_says_none() -> None:
+    assert asked(replace(TOKEN, names="gpu-7"), name="").member.name == "gpu-7"
+
+
+def test_who_joins_anew_is_of_the_new_tokens_project() -> None:
+    assert asked(known=replace(ENDED, project="blue")).member.project == "red"

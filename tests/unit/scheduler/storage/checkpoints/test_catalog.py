@@ -1,0 +1,150 @@
+"""Where a job may keep its checkpoints: its words come from whoever may submit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from scheduler.storage.checkpoints import catalog as checkpoint_catalog
+from scheduler.storage.checkpoints.catalog import CheckpointCatalog
+from scheduler.storage.database import JobRecord, JobTokens
+from swarm.checkpoint.reader import Checkpoint, Fault
+from swarm.checkpoint.storage import LocalStorage
+from swarm.errors import InvalidConfig, NotAllowed, StorageError
+from swarm.types import JobId, JobState
+from tests.support.checkpoints import JOB, WITH_MEMORY, spec, write
+
+JOB_ID = JobId(JOB)
+TOKENS = JobTokens((), "uint16", 257, 1.0, 256)
+
+
+def where(catalog: CheckpointCatalog, folder: str) -> str:
+    return catalog.storage(spec(checkpoint__dir=folder), JOB_ID).where
+
+
+def test_a_job_says_where_its_checkpoints_go(tmp_path: Path) -> None:
+    catalog = CheckpointCatalog(tmp_path / "data", None, [tmp_path / "shared"], WITH_MEMORY)
+    assert where(catalog, "") == str(tmp_path / "data" / "jobs" / JOB / "checkpoints")
+    assert where(catalog, f"{tmp_path}/shared/x/") == f"{tmp_path}/shared/x/{JOB}"
+    assert where(catalog, f"file://{tmp_path}/shared") == f"{tmp_path}/shared/{JOB}"
+    assert where(catalog, f"{tmp_path}/data/mine") == f"{tmp_path}/data/mine/{JOB}"
+    assert where(catalog, "memory://b/c") == f"memory://b/c/{JOB}"
+    with pytest.raises(InvalidConfig, match="relative"):
+        where(catalog, "here")
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "/etc",
+        "{root}/elsewhere",
+        "{root}/data/../elsewhere",
+        "{root}/data-of-another",
+        "file://{root}/elsewhere",
+        "local:///etc",
+        "{root}/data/link",
+        "{root}/data/jobs/other-1/checkpoints",
+        "{root}/data/shards",
+    ],
+)
+def test_a_folder_that_nobody_gave_the_scheduler_is_refused(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "link").symlink_to(tmp_path)
+    with pytest.raises(InvalidConfig, match="may keep checkpoints") as caught:
+        where(CheckpointCatalog(tmp_path / "data", None), folder.format(root=tmp_path))
+    assert "--checkpoint-root" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "ftp://127.0.0.1:9/x",
+        "hf://datasets/me/x",
+        "http://127.0.0.1/x",
+        "memory://b/c",
+        "simplecache::file:///etc",
+        "simplecache::s3://bucket/x",
+        "s3://bucket/x::ftp://127.0.0.1/y",
+        "/tmp/a\0b",
+    ],
+)
+def test_a_url_that_could_dial_anywhere_is_refused_before_anything_is_dialled(tmp_path: Path, folder: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        where(CheckpointCatalog(tmp_path, None), folder)
+    assert "s3://" in caught.value.hint
+
+
+def test_a_url_with_a_password_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="password") as caught:
+        where(CheckpointCatalog(tmp_path, None), "s3://me:SECRET@bucket/x")
+    assert "SECRET" not in str(caught.value)
+
+
+def test_what_a_server_says_stays_out_of_the_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    storage = CheckpointCatalog(tmp_path, None, (), WITH_MEMORY).storage(spec(checkpoint__dir="memory://b"), JOB_ID)
+
+    def answer(*_: object, **__: object) -> None:
+        raise ValueError("220 secret-host FTP of the inner network")
+
+    monkeypatch.setattr(storage._filesystem, "ls", answer)  # type: ignore[attr-defined]
+    with pytest.raises(StorageError, match="ValueError") as caught:
+        storage.names()
+    assert "220" not in str(caught.value)
+
+
+async def test_a_place_that_hangs_does_not_hold_up_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answered = threading.Event()
+
+    def hang(*_: object) -> LocalStorage:
+        assert answered.wait(10)
+        return LocalStorage(tmp_path)
+
+    monkeypatch.setattr(checkpoint_catalog, "open_storage", hang)
+    with ThreadPoolExecutor(1) as threads:
+        opening = asyncio.create_task(CheckpointCatalog(tmp_path, threads).open(spec(checkpoint__dir="s3://b"), JOB_ID))
+        late_s = []
+        for _ in range(10):
+            began_s = time.monotonic()
+            await asyncio.sleep(0.01)
+            late_s.append(time.monotonic() - began_s)
+        assert not opening.done()
+        answered.set()
+        await opening
+    assert max(late_s) < 0.5
+
+
+async def test_checkpoints_are_verified_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write(LocalStorage(tmp_path / "jobs" / JOB / "checkpoints"), 4)
+    go_on = threading.Event()
+
+    def slow(checkpoint: Checkpoint, *, contents: bool = True) -> Fault | None:
+        assert not contents or go_on.wait(10)
+        return None
+
+    monkeypatch.setattr(checkpoint_catalog, "fault_of", slow)
+    record = JobRecord(JOB_ID, "demo", JobState.PAUSED, "", 0.0, 0.0, spec().model_dump_json(), TOKENS)
+    with ThreadPoolExecutor(2) as threads:
+        catalog = CheckpointCatalog(tmp_path, threads)
+        first = asyncio.create_task(catalog.shown(record, spec(), verify=True))
+        await asyncio.sleep(0.05)
+        with pytest.raises(NotAllowed, match="being verified"):
+            await catalog.shown(record, spec(), verify=True)
+        assert len(await catalog.shown(record, spec(), verify=False)) == 1
+        first.cancel()  # its reader hangs up, and the threads are still at work
+        await asyncio.wait({first})
+        with pytest.raises(NotAllowed, match="being verified"):
+            await catalog.shown(record, spec(), verify=True)
+        go_on.set()
+        while True:
+            try:
+                assert len(await catalog.shown(record, spec(), verify=True)) == 1
+                break
+            except NotAllowed:
+                await asyncio.sleep(0.01)

@@ -1,0 +1,329 @@
+"""Collecting a checkpoint: only what belongs comes in, all of it or nothing comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import save
+
+from scheduler.brain.outputs import PublishCheckpoint, Vouch
+from scheduler.storage.checkpoints.sink import CheckpointSink, Subject, _stage_bytes_max, _try_out
+from scheduler.storage.state_files import CheckpointFiles
+from swarm.checkpoint.reader import Checkpoint, list_checkpoints, newest
+from swarm.checkpoint.storage import LocalStorage, open_storage
+from swarm.errors import CheckpointFailed, CorruptFrame, NotFound, Refused
+from swarm.messages import FetchRequest, StoreHeader
+from swarm.types import JobId, PeerId
+from tests.support.checkpoints import JOB, TOKENIZER, WITH_MEMORY, facts, hashes, spec, tensors, write
+
+JOB_ID = JobId(JOB)
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the keeper told."""
+
+    kept_: list[Checkpoint] = field(default_factory=list)
+    failed_: list[tuple[int, CheckpointFailed]] = field(default_factory=list)
+    stored_: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    signs: int = 0  # of life
+
+    def stored(self, header: StoreHeader, sha256: str) -> None:
+        self.stored_.append((header.path, sha256))
+
+    def kept(self, checkpoint: Checkpoint, duration_s: float) -> None:
+        assert duration_s >= 0
+        self.kept_.append(checkpoint)
+
+    def failed(self, version: int, error: CheckpointFailed) -> None:
+        self.failed_.append((version, error))
+
+    def note(self, level: str, text: str) -> None:
+        self.notes.append(text)
+
+    def at_work(self) -> None:
+        self.signs += 1
+
+
+def header(stage: int, path: str, payload: bytes, *, version: int = 4, timeline: int = 0) -> StoreHeader:
+    return StoreHeader(JOB_ID, PeerId("p"), 1, timeline, version, stage, len(payload), path)
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def keeper(
+    root: Path, heard: Heard, tasks: asyncio.TaskGroup, executor: ThreadPoolExecutor | None = None
+) -> CheckpointSink:
+    return CheckpointSink(LocalStorage(root), Subject(JOB_ID, spec(), 0, TOKENIZER), facts, heard, tasks, executor)
+
+
+async def put_all(made: CheckpointSink, version: int) -> PublishCheckpoint:
+    made.begin(version)
+    for stage in (0, 1):
+        payload = save(tensors(version, stage))
+        path = f"model/model-{stage + 1:05d}-of-00002.safetensors"
+        stored = await made.put(header(stage, path, payload, version=version), chunks(payload[:7], payload[7:]))
+        assert stored == hashlib.sha256(payload).hexdigest()
+    return PublishCheckpoint(version, {stage: hashes(tensors(version, stage)) for stage in (0, 1)})
+
+
+async def test_stages_come_in_and_a_checkpoint_comes_out(tmp_path: Path) -> None:
+    heard = Heard()
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, heard, tasks)
+        for version in (2, 4, 6, 8):
+            made.publish(await put_all(made, version))
+            await made.close()
+    assert [one.step for one in heard.kept_] == [2, 4, 6, 8]
+    assert [one.step for one in list_checkpoints(LocalStorage(tmp_path), JOB_ID)[0]] == [4, 6, 8]
+    assert heard.notes == ["removed step-00000002"]
+
+
+async def test_only_files_that_are_vouched_for_are_published(tmp_path: Path) -> None:
+    """A member could store a file again after others had said that the first one was right."""
+    heard = Heard()
+    path, payload = "model/model-00001-of-00002.safetensors", save(tensors(4, 0))
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, heard, tasks)
+        for replaced in (False, True):
+            move = await put_all(made, 4)
+            made.vouch(Vouch(4, dict(heard.stored_)))
+            if replaced:
+                false = save(tensors(5, 0))
+                await made.put(header(0, path, false), chunks(false))
+            made.publish(move)
+            with pytest.raises(Refused, match="has all its files"):
+                await made.put(header(0, path, payload), chunks(payload))
+            while len(heard.kept_) + len(heard.failed_) < 1 + replaced:
+                await asyncio.sleep(0.01)
+            if replaced:
+                made.drop()
+    assert len(heard.kept_) == 1
+    assert [(version, error.reason) for version, error in heard.failed_] == [(4, "peer")]
+    assert "in the place of those that others have hashed" in heard.failed_[0][1].message
+
+
+async def test_an_island_writes_its_own_files_and_the_first_one_what_all_share(tmp_path: Path) -> None:
+    """Places count through all islands: 2 and 3 are the stages of the second."""
+    plain = spec()
+    islands, averaging = plain.islands, plain.averaging
+    two = plain.model_copy(
+        update={
+            "islands": islands.model_copy(update={"count": 2}),
+            "averaging": averaging.model_copy(update={"mode": "diloco"}),
+        }
+    )
+    weights, own, shared = (
+        "model/model-00001-of-00002.safetensors",
+        "optimizer/embed.safetensors",
+        "outer/embed.safetensors",
+    )
+    async with asyncio.TaskGroup() as tasks:
+        made = CheckpointSink(LocalStorage(tmp_path), Subject(JOB_ID, two, 0, TOKENIZER), facts, Heard(), tasks, None)
+        made.begin(4)
+        for place, path in ((0, weights), (0, own), (0, shared), (2, f"islands/01/{own}")):
+            await made.put(header(place, path, b"abc"), chunks(b"abc"))
+        wrong = [(2, weights), (2, own), (2, shared), (0, f"islands/01/{own}"), (3, f"islands/01/{own}")]
+        for place, path in (*wrong, (4, f"islands/02/{own}"), (-1, own), (2, f"islands/01/{shared}")):
+            with pytest.raises(Refused, match="writes no file"):
+                await made.put(header(place, path, b"abc"), chunks(b"abc"))
+        made.drop()
+        await made.close()
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        made.begin(4)
+        with pytest.raises(Refused, match="writes no file"):
+            await made.put(header(0, shared, b"abc"), chunks(b"abc"))
+        made.drop()
+        await made.close()
+
+
+async def test_only_what_belongs_comes_in(tmp_path: Path) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        good = "model/model-00001-of-00002.safetensors"
+        with pytest.raises(Refused, match="collects no state of version 4"):
+            await made.put(header(0, good, b"x"), chunks(b"x"))
+        made.begin(4)
+        for stage, path in (
+            (1, good),
+            (0, "model/model-00001-of-00003.safetensors"),
+            (0, "../../etc/passwd"),
+            (0, "manifest.json"),
+            (0, ""),
+            (0, "optimizer/layer-0002.safetensors"),
+            (0, "optimizer/layer-0000.safetensors\n"),
+            (0, "optimizer/layer-٠٠٠٠.safetensors"),
+            (1, "optimizer/embed.safetensors"),
+            (0, "optimizer/head.safetensors"),
+            (7, good),
+        ):
+            with pytest.raises(Refused, match="writes no file"):
+                await made.put(header(stage, path, b"x"), chunks(b"x"))
+        for version, timeline in ((5, 0), (4, 1)):
+            with pytest.raises(Refused):
+                await made.put(header(0, good, b"x", version=version, timeline=timeline), chunks(b"x"))
+        with pytest.raises(CorruptFrame, match="announced with 9 bytes and has 3"):
+            await made.put(header(0, good, b"x" * 9), chunks(b"abc"))
+        await made.put(header(1, "optimizer/head.safetensors", b"abc"), chunks(b"abc"))
+        made.drop()
+        with pytest.raises(Refused):
+            await made.put(header(0, good, b"x"), chunks(b"x"))
+        await made.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_hashes_that_are_not_those_of_the_files_make_no_checkpoint(tmp_path: Path) -> None:
+    heard = Heard()
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, heard, tasks)
+        move = await put_all(made, 4)
+        made.publish(PublishCheckpoint(4, {stage: hashes(tensors(9, stage)) for stage in (0, 1)}))
+        await made.close()
+        assert move.version == 4
+    assert heard.kept_ == []
+    assert "does not read back" in heard.failed_[0][1].message
+    assert newest(LocalStorage(tmp_path), JOB_ID).checkpoint is None
+
+
+async def test_a_folder_that_cannot_be_written_is_an_error_with_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path / "file" / "x", Heard(), tasks)
+        made.begin(4)
+        with pytest.raises(CheckpointFailed, match="Not a directory"):
+            await made.put(header(0, "model/model-00001-of-00002.safetensors", b"x"), chunks(b"x"))
+        await made.close()
+
+
+async def test_reading_back_gives_signs_of_life_from_its_thread(tmp_path: Path) -> None:
+    heard = Heard()
+    with ThreadPoolExecutor(1) as executor:
+        async with asyncio.TaskGroup() as tasks:
+            made = keeper(tmp_path, heard, tasks, executor)
+            made.publish(await put_all(made, 4))
+            await made.close()
+    (kept,) = heard.kept_
+    assert heard.signs >= len(kept.files)
+
+
+async def test_a_job_that_could_not_save_learns_it_before_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    async with asyncio.TaskGroup() as tasks:
+        await keeper(tmp_path / "new" / "x", Heard(), tasks).prepare(at_start=True)
+        assert list((tmp_path / "new" / "x").iterdir()) == []
+        with pytest.raises(CheckpointFailed, match="Not a directory") as caught:
+            await keeper(tmp_path / "file" / "x", Heard(), tasks).prepare(at_start=True)
+        assert "writable" in caught.value.hint
+        heard = Heard()
+        await keeper(tmp_path / "file" / "x", heard, tasks).prepare(at_start=False)
+        assert "Not a directory" in heard.notes[0]
+
+
+def test_a_url_that_takes_files_is_left_as_it_was() -> None:
+    storage = open_storage("memory://tried-out/x", WITH_MEMORY)
+    _try_out(storage)
+    assert storage.names() == []
+
+
+async def test_what_was_given_up_while_it_came_in_is_refused_and_removed(tmp_path: Path) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"a"
+        made.drop()
+        yield b"b"
+
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        made.begin(4)
+        with pytest.raises(Refused, match="given up"):
+            await made.put(header(0, "model/model-00001-of-00002.safetensors", b"ab"), slow())
+        await made.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_parts_of_a_checkpoint_are_served(tmp_path: Path) -> None:
+    made = write(LocalStorage(tmp_path), 4)
+    files = CheckpointFiles(made)
+    assert [file.path for file in files.listed][-1] == "optimizer/layer-0001.safetensors"
+    path = files.listed[0].path
+    whole = b"".join(made.chunks(path))
+
+    async def read(path: str, start: int, stop: int) -> bytes:
+        return b"".join([part async for part in files.read(FetchRequest(JOB_ID, 0, path, start, stop), None)])
+
+    assert await read(path, 3, 50) == whole[3:50]
+    with pytest.raises(Refused):
+        await read(path, 3, len(whole) + 1)
+    for other in ("manifest.json", "../x", "model/config.json"):
+        with pytest.raises(NotFound):
+            await read(other, 0, 1)
+
+
+@pytest.mark.parametrize("is_threaded", [False, True])
+async def test_a_version_that_is_dropped_as_its_first_file_comes_stops_nothing(
+    tmp_path: Path, is_threaded: bool
+) -> None:
+    heard = Heard()
+    path = "model/model-00001-of-00002.safetensors"
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, heard, tasks, ThreadPoolExecutor(1) if is_threaded else None)
+        made.begin(4)
+        put = asyncio.create_task(made.put(header(0, path, b"xyz"), chunks(b"xyz")))
+        await asyncio.sleep(0)  # it has asked for a writer, and that has not had its turn
+        made.drop()
+        async with asyncio.timeout(10.0):
+            await asyncio.gather(put, return_exceptions=True)
+            made.publish(await put_all(made, 4))
+            await made.close()
+    assert [one.step for one in heard.kept_] == [4]
+
+
+async def test_a_stage_stores_no_more_than_it_can_weigh(tmp_path: Path) -> None:
+    """One peer announced a tebibyte, and filled the disk."""
+    good = "model/model-00001-of-00002.safetensors"
+    announced = replace(header(0, good, b"x"), total_bytes=1 << 40)
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        made.begin(4)
+        with pytest.raises(Refused, match="it can have"):
+            await made.put(announced, chunks(b"x"))
+        most = _stage_bytes_max(spec(), 0)
+        await made.put(header(0, good, b"x"), chunks(b"x"))
+        with pytest.raises(Refused, match="it can have"):  # all its files together
+            await made.put(replace(header(0, "optimizer/embed.safetensors", b""), total_bytes=most), chunks())
+        await made.put(header(0, good, b"xy"), chunks(b"xy"))  # again: in the place of the first
+        made.drop()
+        await made.close()
+
+
+async def test_one_file_is_stored_by_one_at_a_time(tmp_path: Path) -> None:
+    """Two at once wrote through each other."""
+    good, go_on = "model/model-00001-of-00002.safetensors", asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"a"
+        await go_on.wait()
+        yield b"b"
+
+    async with asyncio.TaskGroup() as tasks:
+        made = keeper(tmp_path, Heard(), tasks)
+        made.begin(4)
+        first = asyncio.create_task(made.put(header(0, good, b"ab"), slow()))
+        await asyncio.sleep(0.01)
+        with pytest.raises(Refused, match="is being stored already"):
+            await made.put(header(0, good, b"xy"), chunks(b"xy"))
+        go_on.set()
+        assert await first == hashlib.sha256(b"ab").hexdigest()
+        await made.put(header(0, good, b"xy"), chunks(b"xy"))
+        made.drop()
+        await made.close()
