@@ -74,6 +74,7 @@ class Job:
     project: str = ""
     owner: str = ""
     islands: tuple[Island, ...] = ()  # of a job at work that has some
+    priority: int = 0
 
     @property
     def has_ended(self) -> bool:

@@ -34,7 +34,7 @@ _STATE_STYLE = {
 
 def job_values(view: Job, *, spec: bool = False) -> dict[str, Any]:
     stepped = view.step > 0
-    always = ("id", "name", "state", "reason", "step", "steps", "skipped_steps", "tokens")
+    always = ("id", "name", "state", "reason", "priority", "step", "steps", "skipped_steps", "tokens")
     numbers = ("tokens_per_s", "eta_s", "unigram_entropy")
     once_stepped = ("loss", "learning_rate", "grad_norm")
     if_known = ("checkpoint_step", "weights_sha256", "error_code", "hint")
@@ -111,7 +111,7 @@ def _whose(view: Job) -> str:
 def jobs_table(views: Sequence[Job]) -> RenderableType:
     now_unix_s = time.time()
     rows = []
-    several = any(map(_has_project, views))
+    several, unequal = any(map(_has_project, views)), any(view.priority for view in views)
     for view in views:
         running = view.state == JobState.RUNNING
         rows.append(
@@ -119,6 +119,7 @@ def jobs_table(views: Sequence[Job]) -> RenderableType:
                 Text(view.id),
                 *((Text(view.project), Text(view.owner or "-")) if several else ()),
                 state(view.state),
+                *((Text(str(view.priority)),) if unequal else ()),
                 Text(f"{view.step}/{view.steps}"),
                 Text(number(view.loss) if view.step else "-"),
                 Text(f"{view.tokens_per_s:.0f}" if running and view.step else "-"),
@@ -128,8 +129,9 @@ def jobs_table(views: Sequence[Job]) -> RenderableType:
             )
         )
     whose = ("PROJECT", "OWNER") if several else ()
-    columns = ("ID", *whose, "STATE", "STEP", "LOSS", "TOKENS/S", "ETA", "AGE", "REASON")
-    return FittedTable(columns, rows, dropped_first=("AGE", "TOKENS/S", "LOSS", "ETA", "STEP", *reversed(whose)))
+    rank = ("PRIORITY",) if unequal else ()
+    columns = ("ID", *whose, "STATE", *rank, "STEP", "LOSS", "TOKENS/S", "ETA", "AGE", "REASON")
+    return FittedTable(columns, rows, dropped_first=("AGE", "TOKENS/S", "LOSS", "ETA", "STEP", *rank, *reversed(whose)))
 
 
 def job_table(view: Job) -> RenderableType:
@@ -145,6 +147,8 @@ def job_table(view: Job) -> RenderableType:
     ]
     if view.hint:
         rows.append(("hint", Text(view.hint)))
+    if view.priority:
+        rows.append(("priority", Text(str(view.priority))))
     if view.step:
         rows += [
             ("loss", Text(f"{number(view.loss)} nats (unigram entropy of the data: {number(view.unigram_entropy)})")),

@@ -108,7 +108,9 @@ optimizer    = true             # false: weights only, a third of the size, but 
 resume_from  = ""               # start from a checkpoint: a folder, or "JOB:STEP"
 
 [limits]
+priority      = 0               # -100 to 100: jobs with a higher one get idle stage servers first; none is taken away
 min_replicas  = 1               # stage servers per stage before the job starts
+max_replicas  = 0               # stage servers per stage that the job takes at most, as a mean of its stages; 0 = all
 no_progress_s = 300.0           # 10 to 86400: no step committed for so long: as on_stall
 max_runtime_s = 0.0             # 0 = no limit; then it is paused, with all saved
 on_stall      = "wait"          # wait, pause or fail, where it cannot go on, such as without a stage; wait: for peers

@@ -42,6 +42,10 @@ def submit(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the job file.")
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the job, instead of the file's.", show_default=False)] = "",
+    priority: Annotated[
+        int | None,
+        typer.Option(min=-100, max=100, help="Instead of the file's limits.priority.", show_default=False),
+    ] = None,
     resume_from: Annotated[
         str,
         typer.Option(
@@ -65,6 +69,8 @@ def submit(
     if file is None:
         raise UsageError("missing argument FILE", hint="write one with: swarm submit --example > job.toml")
     overrides = [*(set_ or ()), *([f'name="{name}"'] if name else [])]
+    if priority is not None:
+        overrides.append(f"limits.priority={priority}")
     if resume_from:
         overrides.append(f"checkpoint.resume_from={json.dumps(resume_from)}")
     with _job_file(file) as path:

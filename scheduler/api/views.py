@@ -76,6 +76,7 @@ def job_view(job: Job, *, spec: bool = True) -> pb.JobView:
         project=record.project,
         owner=record.owner,
         islands=_islands(job),
+        priority=job.spec.limits.priority,
     )
 
 

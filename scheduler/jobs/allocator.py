@@ -48,7 +48,7 @@ class Allocator:
         self._unused: Mapping[PeerId, Mapping[JobId, str]] = {}  # why no running job took an idle peer
 
     async def run(self) -> None:
-        """Start waiting jobs, oldest first, whenever there are peers for one; forever."""
+        """Start waiting jobs, those of the highest priority first, whenever there are peers for one; forever."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._look_again_s()):
@@ -79,14 +79,18 @@ class Allocator:
     def _waiting(self, job: Job, peers: int) -> PendingJob:
         """The job as the brain sees it, if `peers` peers are available to it; its stages are those of all islands."""
         assert job.waiting is not None
-        islands = job.spec.islands.count
+        islands, limits = job.spec.islands.count, job.spec.limits
+        here = (known.hello.peer for known in self._membership.peers())
         return PendingJob(
             job.record.id,
             needs(model_costs(job.spec), split_of(job.spec), peers // islands) * islands,
-            job.spec.limits.min_replicas,
+            limits.min_replicas,
             now_s() - job.waiting.since_s,
             looks=_looks(job),
             room=self._room(job.record.project),
+            peers_max=_peers_max(job),
+            priority=limits.priority,
+            unfit=frozenset(peer for peer in here if self._unfit(job, peer)),
         )
 
     def peers_of(self, project: str) -> int:
@@ -104,6 +108,14 @@ class Allocator:
         """How many more the project may have; None: any number."""
         quota = self._projects.all().get(project, Quota()).peers
         return max(0, quota - self.peers_of(project)) if quota else None
+
+    def _left(self, job: Job, peers: int) -> int | None:
+        """How many more a job that has `peers` may take, beside those on their way to it; None: any number."""
+        if (peers_max := _peers_max(job)) is None:
+            return None
+        moving = self._peers.reservations.now(now_s())
+        coming = sum(one.job == job.record.id and self._is_idle(peer) for peer, one in moving.items())
+        return max(0, peers_max - peers - coming)
 
     def _running(self, job: Job, run: JobRun) -> ActiveJob:
         here = [peer for peer in self._membership.peers() if peer.job == job.record.id]
@@ -126,6 +138,7 @@ class Allocator:
             run.replicas_at_start,
             where,
             job.record.project,
+            self._left(job, len(here)),
         )
 
     def _hand_out_idle(self) -> None:
@@ -133,9 +146,8 @@ class Allocator:
         idle = _candidates(self._membership.idle_peers())
         if not idle:
             return
-        known = self._membership.peers()
         projects = {job.record.project for job in self._registry.at_work()}
-        present = _candidates(one for one in known if one.state is not PeerState.GONE and not one.leaving)
+        present = self._present()
         handed = allocate(
             idle,
             present,
@@ -154,6 +166,11 @@ class Allocator:
             self._registry.say(job, "info", f"{join.peer} is to join: {join.reason}")
             job.run.driver.tell(Join(_replica(peer.hello, join.stage)))
 
+    def _present(self) -> list[Candidate]:
+        """All peers that are here and stay, idle or busy."""
+        known = self._membership.peers()
+        return _candidates(one for one in known if one.state is not PeerState.GONE and not one.leaving)
+
     def _unfit(self, job: Job, peer: PeerId) -> str:
         known = self._membership.get(peer)
         return job.unfit.why(peer, known.hello.incarnation) if known is not None else ""
@@ -161,18 +178,19 @@ class Allocator:
     async def _try_to_start(self, job: Job) -> None:
         if job.waiting is None:
             return  # it was cancelled or paused while another job's state was being written
-        if _looks(job) or now_s() < job.waiting.tries_again_s:
+        if _looks(job) or _pauses(job):
             return
         known = self._membership.idle_peers()
         stages = len(split_of(job.spec))  # one that is pinned to a stage serves it in the first island
         fit = (one for one in known if job.spec.islands.count == 1 or one.hello.pinned_stage < stages)
         idle = {one.hello.peer: one for one in fit if not self._unfit(job, one.hello.peer)}
-        older = takewhile(lambda one: one is not job, self._registry.waiting())
+        before = takewhile(lambda one: one is not job, self._registry.waiting())
         decision = start_with(
             self._waiting(job, len(idle)),
-            [self._waiting(one, len(idle)) for one in older if _looks(one)],  # others have had their turn
+            [self._waiting(one, len(idle)) for one in before if _looks(one) or not _pauses(one)],
             _candidates(idle.values()),
             self._peers.reservations.now(now_s()),
+            self._present(),
         )
         if decision.plan is None:
             stalled = job.record.state is JobState.STALLED
@@ -204,6 +222,17 @@ class Allocator:
 def _looks(job: Job) -> bool:
     """Whether a stalled job is still looking for its checkpoint."""
     return job.record.state is JobState.STALLED and job.waiting is not None and not job.waiting.goes_on
+
+
+def _pauses(job: Job) -> bool:
+    """Whether a job that stalled several times waits a while before it tries again."""
+    return job.waiting is not None and now_s() < job.waiting.tries_again_s
+
+
+def _peers_max(job: Job) -> int | None:
+    """How many stage servers the job takes at most; None: any number."""
+    replicas_max = job.spec.limits.max_replicas
+    return replicas_max * len(split_of(job.spec)) * job.spec.islands.count if replicas_max else None
 
 
 def _candidates(peers: Iterable[Peer]) -> list[Candidate]:

@@ -13,7 +13,7 @@ A stalled job lost a stage, or stood still: it goes back to a checkpoint and loa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -112,12 +112,12 @@ class JobRegistry:
         return any(job.awaits_database for job in self._jobs.values())
 
     def waiting(self) -> list[Job]:
-        """Jobs that wait for peers, oldest first."""
-        return [job for job in reversed(self.all()) if job.waiting is not None]
+        """Jobs that wait for peers, in the order in which they get some."""
+        return _in_turn(job for job in reversed(self.all()) if job.waiting is not None)
 
     def at_work(self) -> list[Job]:
-        """Running jobs, oldest first."""
-        return [job for job in reversed(self.all()) if job.record.state is JobState.RUNNING]
+        """Running jobs, in the order in which they get peers."""
+        return _in_turn(job for job in reversed(self.all()) if job.record.state is JobState.RUNNING)
 
     def queue(self, is_seen: Callable[[Job], bool]) -> Queue:
         """Who waits for stage servers, and who has them; how far that one is, only of jobs that are seen."""
@@ -128,7 +128,9 @@ class JobRegistry:
 
         held = [job for job in self.all() if job.record.state in _HOLDS and job.record.peers]
         holders = map(holder, sorted(held, key=lambda job: -len(job.record.peers)))
-        return Queue(tuple(job.record.id for job in self.waiting()), tuple(holders))
+        waiting = self.waiting()
+        priorities = {job.record.id: job.spec.limits.priority for job in waiting}
+        return Queue(tuple(priorities), tuple(holders), priorities)
 
     async def enter(self, job: Job, state: JobState, reason: str, **changes: Any) -> None:
         before = job.record.state
@@ -194,3 +196,8 @@ class JobRegistry:
 def may_enter(before: JobState, after: JobState) -> bool:
     """Whether a job in one state may enter the other."""
     return after in TRANSITIONS[before] or (after is before and not before.is_final)
+
+
+def _in_turn(oldest_first: Iterable[Job]) -> list[Job]:
+    """The highest priority first; of equal ones the oldest."""
+    return sorted(oldest_first, key=lambda job: -job.spec.limits.priority)

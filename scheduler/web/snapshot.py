@@ -60,6 +60,8 @@ def _job(view: pb.JobView) -> Json:
         "since_unix_s": view.since_unix_s,
         "created_unix_s": view.created_unix_s,
     }
+    if view.priority:
+        numbers["priority"] = view.priority
     if view.step:
         numbers |= {"loss": view.loss}
     if view.step and view.state == JobState.RUNNING:

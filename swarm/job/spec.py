@@ -220,7 +220,9 @@ class CheckpointSection(Section):
 class LimitsSection(Section):
     """When to start, when to give up."""
 
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
     min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    max_replicas: Annotated[int, Field(ge=0, le=1000)] = 0  # times the stages: what the job takes at most; 0 = all
     no_progress_s: Annotated[float, Field(ge=10, le=86400)] = 300.0
     max_runtime_s: Annotated[float, Field(ge=0)] = 0.0
     on_stall: OnStall = "wait"  # a stage lost its last replica, or no_progress_s passed without a step
@@ -261,6 +263,9 @@ class JobSpec(Section):
                 "model.compile = true fuses operations, which rounds otherwise on each kind of machine: "
                 "with training.reproducible = true set it to false"
             )
+        least, most = self.limits.min_replicas, self.limits.max_replicas
+        if 0 < most < least:
+            raise ValueError(f"limits.max_replicas = {most} is less than limits.min_replicas = {least}: raise it")
         compresses = self.averaging.compression != "none"
         self.trust.check(reproducible=self.training.reproducible, compresses_slices=compresses)
         self._check_islands()

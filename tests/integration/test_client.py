@@ -329,6 +329,17 @@ def test_set_and_name_change_the_job(swarm: Any, fake: FakeJobs) -> None:
     assert (spec.training.steps, spec.name) == (7, "other")
 
 
+def test_a_priority_is_a_flag_of_submit(swarm: Any, fake: FakeJobs) -> None:
+    swarm("submit", "-d", "job.toml", "--priority", "-5")
+    assert spec_from_json(fake.submitted[0].spec_json).limits.priority == -5
+    code, _, err = swarm("submit", "-d", "job.toml", "--priority", "101")
+    assert code == 2
+    assert "less than or equal to 100" in err
+    code, _, err = swarm("submit", "-d", "job.toml", "--set", "limits.max_replicas=1", "--set", "limits.min_replicas=2")
+    assert code == 3
+    assert "limits.max_replicas = 1 is less than limits.min_replicas = 2\nhint: raise it" in err
+
+
 def test_a_job_file_may_come_from_stdin(swarm: Any, fake: FakeJobs, monkeypatch: pytest.MonkeyPatch) -> None:
     for flags in (("-d",), ("--dry-run", "-o", "json")):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(JOB.encode())))

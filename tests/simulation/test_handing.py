@@ -146,3 +146,48 @@ def test_a_replica_that_is_lost_between_its_stages_is_waited_for_no_longer(tmp_p
 
     train(task, 6, 7, lose_the_mover)
     assert moved
+
+
+def test_the_job_of_higher_priority_starts_first_although_it_came_later(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=4)
+    others: list[Job] = []
+
+    async def two_wait(run: Run) -> None:
+        await run.until_step(1)
+        others.append(await submit_another(run, pipeline__stages=1))
+        others.append(await submit_another(run, pipeline__stages=1, limits__priority=5))
+        low, high = others
+        queue = run.rig.jobs.registry.queue(lambda _: True)
+        assert queue.waiting == (high.record.id, low.record.id)
+        assert queue.text(high.record.id).startswith("number 1 of 2 that wait, priority 5; ")
+        assert not run.job.record.state.is_final, "nothing is taken from a job at work"
+        await run.rig.finished(run.job)
+        await run.rig.finished(high)
+        assert low.record.state is JobState.PLACING
+        await run.rig.finished(low)
+
+    train(task, 2, 2, two_wait)
+    assert [job.record.state for job in others] == [JobState.SUCCEEDED] * 2
+
+
+def test_two_jobs_that_take_no_more_than_their_share_run_side_by_side(tmp_path: Path) -> None:
+    task = Task.make(tmp_path, training__steps=10, limits__max_replicas=1)
+    others: list[Job] = []
+
+    async def beside(run: Run) -> None:
+        await run.until_step(1)
+        assert sorted(map(len, run.job.stages.values())) == [1, 1], "two of the four are left"
+        root = run.rig.tokens.root
+        spec = small_spec(root / "text.txt", training__steps=2, pipeline__stages=1, limits__max_replicas=1)
+        spec = resolve(spec, vocabulary_size=ByteTokenizer.vocabulary_size, stages_if_auto=1)
+        others.append(await run.rig.jobs.submit(spec, run.rig.tokens.of_job(), {}))
+        run.rig.slowness = dict.fromkeys(run.rig.servers, 20.0)
+        await run.rig.finished(others[0])
+        assert run.job.record.state is JobState.RUNNING
+        (old,) = run.job.stages[0]
+        run.rig.kill(old)  # one of the idle ones takes its place
+        await run.rig.finished(run.job)
+        assert sum(map(len, run.job.stages.values())) <= 2
+
+    run = train(task, 4, 2, beside)
+    assert (others[0].record.state, run.job.record.state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import isfinite, nan
 
 from scheduler.brain.explain.facts import Fact
@@ -25,10 +26,11 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """All jobs that wait for stage servers, the oldest first, and those that have some, those with most first."""
+    """All jobs that wait for stage servers, who is next first, and those that have some, those with most first."""
 
     waiting: tuple[JobId, ...]
     holders: tuple[Holder, ...]
+    priorities: Mapping[JobId, int] = field(default_factory=dict)  # of those that wait
 
     def text(self, job: JobId) -> str:
         """In a few words; empty if nobody is before the job and nobody has anything."""
@@ -42,7 +44,7 @@ class Queue:
     def facts(self, job: JobId) -> list[Fact]:
         """In full."""
         before = self.waiting[: self.waiting.index(job)]
-        named = f": {', '.join(before[-SHOWN:])} before it" if before else ""
+        named = f": {', '.join(map(self._named, before[-SHOWN:]))} before it" if before else ""
         numbers = {"place": len(before) + 1.0, "waiting": float(len(self.waiting))}
         facts = [Fact("queue", f"{self._place(job)}{named}", numbers)]
         for one in self.holders[:SHOWN]:
@@ -57,6 +59,13 @@ class Queue:
             facts.append(Fact("in use", f"by {counted(more, 'job')} more"))
         return facts
 
+    def _named(self, job: JobId) -> str:
+        priority = self.priorities.get(job, 0)
+        return f"{job} (priority {priority})" if priority else job
+
     def _place(self, job: JobId) -> str:
         number = self.waiting.index(job) + 1
-        return f"number {number} of {len(self.waiting)} that wait"
+        place = f"number {number} of {len(self.waiting)} that wait"
+        # Said only where it matters: where those that wait differ in it.
+        differ = len(set(self.priorities.values())) > 1
+        return f"{place}, priority {self.priorities[job]}" if differ else place

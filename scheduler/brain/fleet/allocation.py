@@ -1,10 +1,14 @@
 """Which job gets which idle peer.
 
     idle peers ──▶ 1. a replica on its way to another stage of its job: reserved for that job
-                   2. waiting jobs, oldest first: whatever each can start with
+                   2. waiting jobs, one after the other: whatever each can start with
                    3. running jobs that NEED one: a stage has fewer than `min_replicas` replicas that stay
                    4. running jobs that have fewer replicas than they started with
                    5. running jobs that would be faster with one more
+
+Within a step the jobs of the highest priority come first, of equal ones the oldest. A waiting job also keeps the peers
+that it would start with from waiting jobs of lower priority, which might otherwise take each peer as it comes. Nothing
+is taken from a job at work.
 
 A waiting job that could not start even with every idle peer does not reserve any against steps 3 and 4. Otherwise a
 replica that wants to leave, or a stage that is down to its last replica, would wait for as long as the job does. But a
@@ -36,6 +40,8 @@ from swarm.types import DEFAULT_PROJECT, Decision, JobId, PeerId
 PATIENCE_S = 600.0
 LOOKS_S_MAX = 60.0
 _NO_ROOM = "its project has as many stage servers as its quota allows"
+_FULL = "it has as many stage servers as its limits.max_replicas allows"
+KEEPERS_SHOWN = 3
 UNFIT_MAX = 256  # peers that one job has expelled; of more, the oldest are forgotten
 
 
@@ -58,6 +64,9 @@ class PendingJob:
     waited_s: float
     looks: bool = False  # it is stalled, and still looking for its checkpoint
     room: int | None = None  # peers that its project may still have; None: any number
+    peers_max: int | None = None  # that the job takes; None: any number
+    priority: int = 0
+    unfit: frozenset[PeerId] = frozenset()  # it has expelled them
 
     def plan(self, peers: Sequence[Candidate]) -> Decision[dict[PeerId, int]]:
         """Which peer would serve which stage, if the job started with these."""
@@ -66,14 +75,17 @@ class PendingJob:
             return Decision(
                 None, f"its project may have {counted(self.room, 'stage server')} more, and the job needs {needed}"
             )
-        if self.room is not None and self.room < len(peers):
-            peers = self._within(peers, self.room)
+        peers = [one for one in peers if one.peer not in self.unfit]
+        bounds = [bound for bound in (self.room, self.peers_max) if bound is not None]
+        if bounds and min(bounds) < len(peers):
+            peers = self._within(peers, min(bounds))
         return place(peers, len(self.needs), self.min_replicas, self.needs)
 
     def least(self, peers: Sequence[Candidate]) -> frozenset[PeerId]:
         """The peers that bring the job nearest to a start, and no more than it needs to start."""
         if self.room is not None and self.room < len(self.needs) * self.min_replicas:
             return frozenset()
+        peers = [one for one in peers if one.peer not in self.unfit]
         return least(peers, len(self.needs), self.min_replicas, self.needs)
 
     def _within(self, peers: Sequence[Candidate], room: int) -> list[Candidate]:
@@ -98,6 +110,7 @@ class ActiveJob:
     at_start: int
     where_to_join: Callable[[Candidate, Collection[int], Mapping[PeerId, int]], Decision[int]]
     project: str = DEFAULT_PROJECT
+    room: int | None = None  # peers that it may take beside those that it has and awaits; None: any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +185,28 @@ class UnfitPeers:
 
 
 def start_with(
-    job: PendingJob, older: Iterable[PendingJob], idle: Sequence[Candidate], reserved: Mapping[PeerId, Reservation]
+    job: PendingJob,
+    before: Iterable[PendingJob],
+    idle: Sequence[Candidate],
+    reserved: Mapping[PeerId, Reservation],
+    present: Sequence[Candidate] = (),
 ) -> Decision[dict[PeerId, int]]:
-    """Which peer serves which stage of the job, if it can start now; `older` are the jobs that come before it."""
-    free = [one for one in idle if one.peer not in reserved]
-    for other in older:
-        taken = _about_to_start(other, free)
-        free = [one for one in free if one.peer not in taken]
-    return job.plan(free)
+    """Which peer serves which stage of the job, if it can start now.
+
+    `before` are the waiting jobs that come before it, the first first; `present` as in `allocate`.
+    """
+    free, keepers = [one for one in idle if one.peer not in reserved], []
+    for other in before:
+        kept = _about_to_start(other, free)
+        if not kept and other.priority > job.priority and other.plan(present).plan is not None:
+            kept = other.least(free)
+        if kept:
+            keepers.append(other.job)
+            free = [one for one in free if one.peer not in kept]
+    decision = job.plan(free)
+    if decision.plan is None and keepers:
+        return Decision(None, f"{decision.reason}; others are kept for {', '.join(keepers[:KEEPERS_SHOWN])}")
+    return decision
 
 
 def allocate(
@@ -193,7 +220,8 @@ def allocate(
     """Which idle peers join which running jobs, after the waiting jobs have started with what they could.
 
     `rooms` says how many more a project may have, if that is limited; a replica that moves has its place already.
-    `present` are all peers that are here and stay, idle or busy. Jobs are in order of age, the oldest first.
+    `present` are all peers that are here and stay, idle or busy. Jobs are in the order in which they come: those of
+    the highest priority first, of equal ones the oldest.
     """
     deciding = _Deciding(running, reserved, rooms or {})
     moving = [one for one in idle if one.peer in reserved]
@@ -222,6 +250,7 @@ class _Deciding:
         self, running: Sequence[ActiveJob], reserved: Mapping[PeerId, Reservation], rooms: Mapping[str, int]
     ) -> None:
         self._rooms = dict(rooms)
+        self._left = {job.job: job.room for job in running if job.room is not None}
         self._running = running
         self._counts = {job.job: list(job.replicas) for job in running}
         for coming in reserved.values():
@@ -239,7 +268,7 @@ class _Deciding:
                 return
 
     def offer(self, one: Candidate, urgency: Urgency, kept: _Kept | None) -> None:
-        """The peer joins the oldest job of this urgency that takes it, unless it is reserved for another."""
+        """The peer joins the first job of this urgency that takes it, unless it is reserved for another."""
         if one.peer in self.joins:
             return
         for job in self._running:
@@ -251,10 +280,14 @@ class _Deciding:
                 self._refuse(one, job, f"it is kept for {kept.job}, which waits for peers")
             elif self._rooms.get(job.project) == 0:
                 self._refuse(one, job, _NO_ROOM)
+            elif urgency is not Urgency.NEEDED and self._left.get(job.job, 1) <= 0:
+                self._refuse(one, job, _FULL)
             elif self._joins(one, job, stages):
                 counts[self.joins[one.peer].stage] += 1
                 if job.project in self._rooms:
                     self._rooms[job.project] -= 1
+                if job.job in self._left:
+                    self._left[job.job] -= 1
                 return
 
     def _joins(self, one: Candidate, job: ActiveJob, stages: Collection[int]) -> bool:

@@ -142,7 +142,8 @@ function showJobs() {
     say(loss, figure(job.loss, 4));
     say(speed, figure(job.tokens_per_s));
     say(left, job.eta_s === undefined ? "" : span(job.eta_s));
-    say(reason, (job.place ? `No. ${job.place} in the queue: ` : "") + (job.reason || ""));
+    const rank = job.priority ? `, priority ${job.priority}` : "";
+    say(reason, (job.place ? `No. ${job.place} in the queue${rank}: ` : "") + (job.reason || ""));
   });
 }
 

@@ -131,6 +131,17 @@ def test_a_narrow_terminal_keeps_id_state_step_and_reason_of_jobs() -> None:
     assert printed(jobs_table(jobs), 240)[0].split()[-2:] == ["AGE", "REASON"]
 
 
+def test_priorities_have_a_column_only_where_somebody_gave_one() -> None:
+    plain, high = view(), view(priority=7)
+    assert "PRIORITY" not in printed(jobs_table([plain, plain]), 240)[0]
+    header, first, second = printed(jobs_table([plain, high]), 240)
+    at = header.index("PRIORITY")
+    assert (first[at:].split()[0], second[at:].split()[0]) == ("0", "7")
+    assert (job_values(high)["priority"], job_values(plain)["priority"]) == (7, 0)
+    assert not any(line.startswith("priority") for line in printed(job_table(plain), 80))
+    assert ["priority", "7"] in [line.split() for line in printed(job_table(high), 80)]
+
+
 def test_an_explanation_names_a_topic_once_and_is_json_with_its_numbers() -> None:
     facts = [
         pb.Fact(topic="stage 0", text="2 replicas do 5 microbatches/s", numbers={"replicas": 2.0, "rate": math.inf}),

@@ -75,6 +75,11 @@ def test_jobs_that_wait_have_their_place() -> None:
     assert {name: job["place"] for name, job in jobs.items()} == {"x-1": 3, "x-2": 2}
 
 
+def test_only_a_priority_that_somebody_gave_is_shown() -> None:
+    jobs = jobs_values([view(id="x-1"), view(id="x-2", priority=-3)], [])
+    assert [job.get("priority") for job in jobs.values()] == [None, -3]
+
+
 REPLICAS = (
     ReplicaStanding(A, 0, 0.01234567, 3, 7),
     ReplicaStanding(B, 0, 0.0, 0, 0, suspect=True),

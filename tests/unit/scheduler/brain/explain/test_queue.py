@@ -38,3 +38,11 @@ def test_a_large_pool_is_told_in_few_lines() -> None:
     facts = Queue((B,), holders).facts(B)
     assert [fact.topic for fact in facts] == ["queue"] + ["in use"] * (SHOWN + 1)
     assert facts[-1].text == "by 3 jobs more"
+
+
+def test_priorities_are_told_where_those_that_wait_differ_in_them() -> None:
+    alike = Queue((A, B), (), {A: 3, B: 3})
+    assert alike.text(B) == "number 2 of 2 that wait"
+    unequal = Queue((C, A, B), (), {C: 7, A: 0, B: 0})
+    assert unequal.text(B) == "number 3 of 3 that wait, priority 0"
+    assert told(unequal, B)["queue"] == "number 3 of 3 that wait, priority 0: c-3 (priority 7), a-1 before it"

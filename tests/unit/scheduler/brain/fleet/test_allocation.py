@@ -268,3 +268,50 @@ def test_running_jobs_get_no_more_than_their_project_may_have_and_moves_are_free
     }
     moves = {PeerId("y"): Reservation(A, 1, 9.0)}
     assert given(allocate(idle, idle, [], [red], moves, {"red": 0})) == {"y": (A, 0)}
+
+
+# Priorities and bounds -----------------------------------------------------------------------------------------------
+
+
+def test_a_waiting_job_keeps_what_it_would_start_with_from_those_of_lower_priority() -> None:
+    """Peers come one by one, and a small job took each before a large one of higher priority could start."""
+    idle, present = peers("x", "y"), [*peers("x", "y"), *busy(2)]
+    large = replace(waiting(C, 3), priority=5)
+    decision = start_with(waiting(B, 2), [large], idle, {}, present)
+    assert decision.plan is None
+    assert decision.reason.endswith(f"(0 idle, 2 needed); others are kept for {C}")
+    more = [*idle, *peers("z", "v")]
+    assert start_with(waiting(B, 1), [large], more, {}, [*more, *busy(2)]).plan == {"z": 0}
+    for other in (waiting(C, 3), replace(large, priority=0)):
+        assert start_with(waiting(B, 2), [other], idle, {}, present).plan == {"x": 0, "y": 1}, "as high as it"
+
+
+def test_nothing_is_kept_from_lower_priorities_for_a_job_that_nobody_here_could_serve() -> None:
+    idle, present = peers("x", "y"), [*peers("x", "y"), *busy(2)]
+    five = replace(waiting(C, 5), priority=5)
+    expelled = replace(waiting(C, 4), priority=5, unfit=frozenset({PeerId("x")}))
+    over_quota = replace(waiting(C, 3), priority=5, room=2)
+    for other in (five, expelled, over_quota):
+        assert start_with(waiting(B, 2), [other], idle, {}, present).plan == {"x": 0, "y": 1}
+    assert start_with(waiting(B, 2), [replace(expelled, unfit=frozenset())], idle, {}, present).plan is None
+
+
+def test_a_job_starts_with_no_more_peers_than_it_takes() -> None:
+    idle = peers("w", "x", "y", "z")
+    assert start_with(replace(waiting(), peers_max=2), [], idle, {}).plan == {"w": 0, "x": 1}
+    assert set(start_with(replace(waiting(), peers_max=3), [], idle, {}).plan or {}) == {"w", "x", "y"}
+    assert set(start_with(replace(waiting(), peers_max=3, room=2), [], idle, {}).plan or {}) == {"w", "x"}
+
+
+def test_a_running_job_that_has_as_many_as_it_takes_leaves_the_others_to_the_next() -> None:
+    idle = peers("x", "y", "z")
+    full, one_more = replace(running(A), room=0), replace(running(A), room=1)
+    handed = allocate(idle, idle, [], [full], {})
+    assert handed.joins == ()
+    assert set(handed.unused) == {"x", "y", "z"}
+    assert handed.unused["x"] == {A: "it has as many stage servers as its limits.max_replicas allows"}
+    assert given(allocate(idle, idle, [], [one_more, running(C)], {})) == {"x": (A, 0), "y": (C, 0), "z": (C, 0)}
+    empty = replace(running(A, 0, 2), room=0)
+    assert given(allocate(idle[:1], idle, [], [empty], {})) == {"x": (A, 0)}, "a stage that nobody serves comes first"
+    moves = {PeerId("x"): Reservation(A, 1, 9.0)}
+    assert given(allocate(idle[:1], idle, [], [full], moves)) == {"x": (A, 0)}, "it has its place already"
