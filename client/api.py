@@ -88,7 +88,7 @@ class Client:
     def submit(self, job: str | Path | Mapping[str, Any], *, changes: Mapping[str, Any] | None = None) -> Job:
         """Check a job, tokenise and upload its data, and start it.
 
-        `job` is the path of a job file, or what stands in one as nested values. `changes` sets values by their dotted
+        `job` is the path of a job file, or the content of one as nested values. `changes` sets values by their dotted
         keys, as `--set` does: {"training.steps": 100}. InvalidConfig names the key that is wrong.
         """
         spec, corpus = check(_spec(job, changes or {}))
@@ -142,7 +142,7 @@ class Client:
         return self._scheduler.checkpoints(_id(job), verify=verify)
 
     def history(self, job: str | Job, *, every: int = 0) -> list[Step]:
-        """Loss, gradient norm and so on of the committed steps, oldest first; with `every`, each so-many-th only."""
+        """Loss, gradient norm and so on of the committed steps, oldest first; with `every` = N only every N-th."""
         return list(self._scheduler.history(_id(job), every))
 
     def pull(
@@ -154,7 +154,7 @@ class Client:
         return download(self._shell, self._scheduler, seen, Path(folder), step=which, dtype=dtype, force=force)
 
     def logs(self, job: str | Job, *, follow: bool = False, level: str = "info") -> Iterator[LogLine]:
-        """What the processes of a job logged, oldest first; with `follow` until it has ended."""
+        """The log lines of a job's processes, oldest first; with `follow` until the job has ended."""
         request = pb.LogsRequest(job=_id(job), follow=follow, level=level, stage=-1)
         for entry in self._scheduler.logs(request):
             yield record(LogLine, entry)

@@ -1,4 +1,4 @@
-"""How a swarm looks at a moment: its jobs, the replicas of one of them stage by stage, its loss, and why it is so."""
+"""The board of `swarm top`: all jobs, and one of them in full, with its replicas by stage, its loss and its reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CURVE_COLUMNS = 60
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """What is shown; `focus` is the job whose stages are."""
+    """The content of the board; `focus` is the job whose stages are shown."""
 
     address: str
     now_unix_s: float

@@ -1,4 +1,4 @@
-"""The `swarm` command: its verbs, and what becomes of their errors. A verb's own flags stand in its module."""
+"""The `swarm` command: registers its verbs and prints their errors. Each verb's own flags stand in its module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shell offers behind TAB: jobs, stage servers and steps. Nothing, if no scheduler answers."""
+"""Completion behind TAB: jobs, stage servers and steps; nothing if no scheduler answers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def peers(values: dict[str, Any], incomplete: str) -> list[str]:
 
 
 def jobs_and_peers(values: dict[str, Any], incomplete: str) -> list[str]:
-    """What `swarm explain` takes."""
+    """Jobs and stage servers, as `swarm explain` takes both."""
     return jobs(values, incomplete) + peers(values, incomplete)
 
 
 def steps(values: dict[str, Any], incomplete: str) -> list[str]:
-    """Steps of which the job that was named has a checkpoint."""
+    """The steps at which the named job has a checkpoint."""
     job = values.get("job")
     if not isinstance(job, str):
         return []

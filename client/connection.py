@@ -42,7 +42,7 @@ Reply = TypeVar("Reply", bound=Message)
 
 
 def printed(reply: Reply) -> Reply:
-    """The reply with each text in it as it may be shown: whoever named a job or a stage server chose its words."""
+    """The reply with every text made safe to show: other people chose the names of jobs and stage servers."""
     for field, value in reply.ListFields():
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             continue
@@ -58,12 +58,12 @@ def printed(reply: Reply) -> Reply:
 
 
 def dial(shell: Shell, timeout_s: float = 0.0) -> Scheduler:
-    """A connection to the scheduler of the shared flags; a call has `timeout_s`, or what the flags say."""
+    """A connection to the scheduler of the shared flags; a call has `timeout_s`, by default that of the flags."""
     return Scheduler(shell.scheduler, timeout_s or shell.timeout_s, identity_for(shell), lambda: identity_for(shell))
 
 
 def identity_for(shell: Shell) -> Identity | None:
-    """What this person proves himself with to the scheduler of the flags; None with --insecure.
+    """The identity that this person shows to the scheduler of the flags; None with --insecure.
 
     A certificate that is getting old is renewed on the way. Raises SchedulerUnreachable, NotAdmitted, CertificateEnded.
     """
@@ -202,7 +202,7 @@ class Scheduler:
         return record(Job, self._call(self._stub.Submit, request, timeout_s=timeout_s))
 
     def jobs(self, *, all: bool, state: str, limit: int) -> tuple[list[Job], list[str]]:
-        """Jobs, the newest first, and what is wrong with the scheduler."""
+        """Jobs, the newest first, and the scheduler's troubles."""
         reply: pb.JobList = self._call(self._stub.List, pb.ListRequest(all=all, state=state, limit=limit))
         return [record(Job, view) for view in reply.jobs], list(reply.troubles)
 
@@ -246,7 +246,7 @@ class Scheduler:
         return record(Job, self._call(self._stub.Pause, pb.JobRequest(job=job)))
 
     def resume(self, job: str, which: str, spec_json: str) -> Job:
-        """Continue a job from a checkpoint, which the scheduler reads as a whole first."""
+        """Continue a job from a checkpoint. The scheduler first reads all of the checkpoint."""
         request = pb.ResumeRequest(job=job, spec_json=spec_json, **{"from": which})
         return record(Job, self._call(self._stub.Resume, request, timeout_s=max(self.timeout_s, READING_S_MAX)))
 
@@ -256,7 +256,7 @@ class Scheduler:
         return cast(pb.RemovedView, self._call(self._stub.Remove, pb.JobRequest(job=job), timeout_s=timeout_s))
 
     def collect(self, *, dry_run: bool) -> list[pb.Waste]:
-        """Remove, or only name, what nobody needs."""
+        """Remove jobs and files that are no longer needed, or only name them."""
         timeout_s = max(self.timeout_s, READING_S_MAX)
         request = pb.CollectRequest(dry_run=dry_run)
         reply: pb.CollectReply = self._call(self._stub.Collect, request, timeout_s=timeout_s)
@@ -270,7 +270,7 @@ class Scheduler:
         return [record(Checkpoint, view) for view in reply.checkpoints]
 
     def history(self, job: str, every: int = 0, after: int = 0) -> Iterator[Step]:
-        """The committed steps of a job that count, oldest first; with `every`, each so-many-th and the last.
+        """The committed steps of a job that count, oldest first; with `every` = N only every N-th and the last.
 
         With `after`, only those behind that step.
         """

@@ -16,7 +16,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def offers(kind: str) -> Callable[[typer.Context, str], list[str]]:
-    """What the shell completes: one of the functions of client/completion.py, which is loaded by TAB only."""
+    """A completion by one of the functions of client/completion.py. That module is loaded by TAB only."""
 
     def offer(context: typer.Context, incomplete: str) -> list[str]:
         above = context.parent.params if context.parent is not None else {}

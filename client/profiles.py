@@ -1,4 +1,4 @@
-"""Connections by name, in a file of the user's: what `--profile NAME` stands for.
+"""Connections by name, in a file of the user's, for `--profile NAME`.
 
     # ~/.config/swarm/config.toml; SWARM_CONFIG or --config names another one
     [profile.default]                     # used without --profile

@@ -1,6 +1,6 @@
-"""What a client is told, as values: jobs, their stages and steps, stage servers, checkpoints, log lines, explanations.
+"""The scheduler's answers as values: jobs, stages, steps, stage servers, checkpoints, log lines, explanations.
 
-The fields are those of the messages in protos/swarm/wire/jobs.proto, which are translated by name. Times are seconds
+The fields are those of the messages in protos/swarm/wire/jobs.proto, translated by name. Times are seconds
 since 1970, losses nats per token; NaN and 0 stand where there is no measurement yet.
 """
 
@@ -21,7 +21,7 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a job: its decoder layers, who serves it, and how many microbatches it has committed."""
+    """A stage of a job: its decoder layers, its replicas, and how many microbatches it has committed."""
 
     stage: int = 0
     layers: int = 0
@@ -31,7 +31,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Island:
-    """An island of a job at work: who serves it, the steps and exchanges that all of them made, what it waits for."""
+    """An island of a job at work: its replicas, the steps and exchanges that all of them made, and the reason why it
+    waits."""
 
     island: int = 0
     peers: tuple[str, ...] = ()
@@ -89,7 +90,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A stage server at a moment; `pace_s` is what a microbatch takes it, `stage` is of the job that it serves."""
+    """A stage server at a moment; `pace_s` is its time per microbatch, `stage` is of the job that it serves."""
 
     id: str = ""
     state: str = ""
@@ -112,7 +113,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint of a job; `fault` says what is wrong with it, as far as was looked."""
+    """A checkpoint of a job; `fault` names the first fault found, and is empty if none was found."""
 
     step: int = 0
     created_unix_s: float = 0.0

@@ -49,7 +49,7 @@ class TensorBoard:
 
 
 def scalars(step: Step, tokens: int) -> dict[str, float]:
-    """What is known of a step, by tag; what is not finite is left out."""
+    """The measurements of a step by tag; values that are not finite are left out."""
     values = {
         "train/loss": step.loss,
         "train/gradient_norm": math.nan if step.skipped else step.grad_norm,

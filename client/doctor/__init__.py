@@ -1,1 +1,1 @@
-"""What could keep a swarm from working, seen from one machine."""
+"""Finds, from one machine, what keeps a swarm from working."""

@@ -1,4 +1,4 @@
-"""What somebody who helps wants to see, in one ZIP file. Secrets stay out: no keys, no certificates, no passwords."""
+"""One ZIP file with the facts that a helper needs. It holds no secrets: no keys, no certificates, no passwords."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HIDDEN = "(hidden)"
 
 
 def shown(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables without what nobody else may know."""
+    """The variables without secrets."""
     return {name: HIDDEN if _SECRET.search(name) else without_passwords(value) for name, value in environment.items()}
 
 

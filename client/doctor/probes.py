@@ -1,4 +1,4 @@
-"""Looks at this machine, at the scheduler and at the ways between, and hands what it saw to the rules."""
+"""Measures this machine, the scheduler and the network between them; `rules` judges the measurements."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ print(json.dumps({"version": torch.__version__, "cuda": cuda, "mps": torch.backe
 
 
 def machine() -> Iterator[Finding]:
-    """What needs no scheduler."""
+    """Findings about this machine, without a scheduler."""
     python = ".".join(map(str, sys.version_info[:3]))
     yield rules.ok("version", f"swarm {product()}, protocol {PROTOCOL_VERSION}, Python {python}")
     free = psutil.virtual_memory()
@@ -117,7 +117,7 @@ def network(scheduler: Scheduler, identity: Identity | None, port: int) -> Itera
 
 
 def swarm(scheduler: Scheduler) -> Iterator[Finding]:
-    """What the scheduler stands on, its stage servers and its jobs."""
+    """Findings about the scheduler's storage and broker, its stage servers and its jobs."""
     jobs, troubles = scheduler.jobs(all=False, state="", limit=1000)
     for trouble in troubles:
         yield rules.failed("scheduler", trouble, "see the log of the scheduler, and of what it names")
@@ -166,7 +166,7 @@ def _dial_back(scheduler: Scheduler, port: int) -> Finding:
 
 @contextmanager
 def _answering(port: int, word: bytes) -> Iterator[tuple[bool, str]]:
-    """Say the word to whoever connects; gives whether that could be, and if not why."""
+    """Say the word to each caller; gives whether the port could be listened at, and why not."""
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -213,7 +213,7 @@ def _listen_fault(port: int) -> str:
 
 
 def _torch() -> dict[str, Any] | None:
-    """What torch says of itself; None if it is not installed or does not load."""
+    """Torch's version and devices; None if it is not installed or does not load."""
     try:
         command = [sys.executable, "-P", "-c", _TORCH]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_S_MAX, check=True)

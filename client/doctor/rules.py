@@ -1,4 +1,4 @@
-"""What a measurement means, and what to do about it. Nothing here looks at anything."""
+"""Judges measurements: each becomes a finding, with a remedy if it is bad. Nothing here measures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one look showed. A warning or a failure says with `hint` what to do."""
+    """The result of one measurement. `hint` gives the remedy for a warning or a failure."""
 
     check: str
     verdict: Verdict
@@ -79,7 +79,8 @@ def memory(available_bytes: int, total_bytes: int) -> Finding:
 
 
 def device(torch: Mapping[str, Any] | None, gpus: Sequence[str], bfloat16: bool) -> Finding:
-    """`torch`: its version and what it sees, None if it is not installed; `gpus`: what the NVIDIA driver names."""
+    """`torch`: its version and devices, None if it is not installed; `gpus`: the devices that the NVIDIA driver
+    names."""
     if torch is None:
         hint = 'install it with: pip install "swarm-stages[model]"; scheduler and client do without'
         return warning("device", "torch is not installed: this machine can serve no stage", hint)
@@ -99,7 +100,7 @@ def device(torch: Mapping[str, Any] | None, gpus: Sequence[str], bfloat16: bool)
 
 
 def port(number: int, owner: str, fault: str) -> Finding:
-    """`fault` says why nobody could listen there; empty: it is free."""
+    """`fault` says why the port cannot be listened at; empty: it is free."""
     if not fault:
         return ok("ports", f"port {number} is free for {owner}")
     hint = "if that is no process of this swarm, choose another one: --listen HOST:PORT, --http-port PORT"
@@ -158,7 +159,7 @@ def dial_back(caller: str, number: int, fault: str) -> Finding:
 
 
 def peers(views: Sequence[Peer]) -> list[Finding]:
-    """Who is there, and whom the scheduler cannot dial or hear."""
+    """The stage servers that are here, and those that the scheduler cannot dial or hear."""
     if not views:
         return [warning("stage servers", "there are none", "start one: swarm stage-server --scheduler HOST:PORT")]
     usable = [one for one in views if one.state in (PeerState.IDLE, PeerState.SERVING)]

@@ -1,1 +1,1 @@
-"""What travels between a client and the scheduler as bytes: jobs with their data, and models."""
+"""Uploads and downloads: jobs with their data to the scheduler, models back."""

@@ -48,7 +48,7 @@ def download(
 ) -> Pulled:
     """Fetch the model of a job's checkpoint into `folder`; with `force` it may exist.
 
-    NotAllowed if it does, CorruptFrame if what arrives is not what was sent, InvalidConfig, InvalidModel.
+    NotAllowed if it exists without `force`, CorruptFrame if bytes changed on the way, InvalidConfig, InvalidModel.
     """
     _check_target(folder, force)
     final = job.weights_sha256 if step in (LATEST, str(job.steps)) else ""

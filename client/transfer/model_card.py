@@ -1,4 +1,4 @@
-"""The README.md of a model: what it is, what it was trained from, on and by, for whoever finds the folder."""
+"""The README.md of a model folder: the model, its origin, its data and its training."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from swarm.wire import jobs_pb2 as pb
 
 
 def check(spec: JobSpec) -> tuple[JobSpec, Corpus]:
-    """The spec with what its model says, and its data, after every check that needs no scheduler: InvalidConfig."""
+    """The spec, completed from its model, and its data, after every check that needs no scheduler: InvalidConfig."""
     check_for_swarm(spec)
     spec = ground(spec)
     check_weights(spec)
@@ -66,8 +66,7 @@ def send(shell: Shell, scheduler: Scheduler, spec: JobSpec, corpus: Corpus) -> J
 
 
 def look_ahead(scheduler: Scheduler, spec: JobSpec, start: Checkpoint | None) -> None:
-    """Raise what the scheduler would say once all is tokenised and sent, as far as that can be known: InvalidConfig,
-    NotFound."""
+    """Raise early the errors that the scheduler would raise after tokenising and upload: InvalidConfig, NotFound."""
     check_absolute(spec.checkpoint.dir)
     named = JOB_AND_STEP.match(spec.checkpoint.resume_from) if start is None else None
     if named is not None:
@@ -75,7 +74,7 @@ def look_ahead(scheduler: Scheduler, spec: JobSpec, start: Checkpoint | None) ->
 
 
 def slow_text(dtype: str, peers: Sequence[Peer]) -> str:
-    """What somebody should know who chose this dtype for these stage servers; empty if nothing."""
+    """A warning if these stage servers are slow at this dtype; else empty."""
     usable = [peer for peer in peers if peer.state in (PeerState.IDLE, PeerState.SERVING)]
     slow = sum(peer.slow_bfloat16 for peer in usable)
     if not slow:

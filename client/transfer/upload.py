@@ -1,4 +1,4 @@
-"""What a submission sends ahead, by its hash: token shards, weights, a checkpoint to start from, tokenizer files."""
+"""Uploads ahead of a submission, by hash: token shards, weights, a checkpoint to start from, tokenizer files."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
                         ▲          │
                         └──────────┘  is ready, has ended with its last lines, or died with its node
 
-If the actor ends the kernel ends the child, and Ray ends the actors of a program that is gone. Ray comes with an extra,
-and is loaded by who asks for it.
+If the actor ends, the kernel ends the child. If this program ends, Ray ends the actors. Ray comes with an extra, and is
+loaded on first use.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Host:
         self._process: asyncio.subprocess.Process | None = None
 
     async def about(self) -> dict[str, str]:
-        """Where this is, and what is installed here."""
+        """The node of this actor, and the versions installed there."""
         import ray  # noqa: PLC0415  # an extra
 
         node = ray.util.get_node_ip_address()
@@ -133,7 +133,7 @@ class Cluster:
         return self.ray.remote(Host).options(**options).remote()
 
     def room(self) -> str:
-        """What the cluster lacks for all servers, in words; "" if nothing."""
+        """The resources that the cluster lacks for all servers, in words; "" if none."""
         what = "GPU" if self.device == "cuda" else "CPU"
         there = int(self.ray.cluster_resources().get(what, 0))
         if there >= self.count:
@@ -146,7 +146,7 @@ def connected(address: str, *, count: int, listen_host: str, device: str) -> Ite
     """The Ray cluster at `address`: auto, local, HOST:PORT or ray://HOST:PORT.
 
     `listen_host` is where the scheduler listens, "" for an address that the nodes reach. Call it from the main thread:
-    Ray takes SIGTERM, so whoever wants it takes it back afterwards.
+    Ray replaces the handler of SIGTERM, so set your own again afterwards.
 
     Raises ModuleNotFoundError without Ray, InvalidConfig if no cluster answers, IncompatibleVersion if it has another
     Python or Ray, UsageError if flags do not fit it.
@@ -205,7 +205,7 @@ def device_for(asked: str, count: int, gpus: int) -> str:
 
 
 def _probe(address: str) -> None:
-    """Ray itself takes two minutes to say that nobody answers."""
+    """Check that a cluster answers: Ray itself takes two minutes to find out."""
     place = address.removeprefix("ray://")
     if place in ("auto", "local"):
         return
@@ -275,7 +275,7 @@ class Crew:
             await self._end()
 
     async def beside(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """What `work` gives, unless a server is given up before: then its error."""
+        """The result of `work`; if a server is given up before, its error is raised."""
         doing = asyncio.ensure_future(work)
         try:
             await asyncio.wait({doing, *self._keepers}, return_when=asyncio.FIRST_COMPLETED)
@@ -353,7 +353,7 @@ class Crew:
         ]
 
     async def _environment(self) -> dict[str, str]:
-        """What is not for everybody's eyes goes here, not into flags."""
+        """The child's environment. Secrets go here, since other users can read flags."""
         if self._shell.insecure:
             return {"SWARM_INSECURE": "1"}
         return {} if self._cluster.is_local else {"SWARM_JOIN": await asyncio.to_thread(self._token)}

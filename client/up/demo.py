@@ -54,7 +54,7 @@ compression = "bfloat16"
 
 
 def demo_job(stages: int) -> tuple[str, str]:
-    """The job file for this number of stages, with at least one layer for each, and what it is about."""
+    """The job file for this number of stages, with at least one layer for each, and a description of the job."""
     layers = max(LAYERS, stages)
     source = f"{sysconfig.get_paths()['stdlib']}/[a-p]*.py"
     text = _JOB.format(

@@ -48,7 +48,7 @@ class Programs:
 
 @dataclass(slots=True)
 class Child:
-    """A process, where it logs, and what it said when it was ready."""
+    """A process, its log file, and its ready line."""
 
     name: str
     command: Sequence[str]

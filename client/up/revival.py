@@ -1,4 +1,4 @@
-"""When a stage server that has ended is started again: later each time it ends early, and not all at once."""
+"""When an ended stage server is started again: later after each early end, and never all at once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Revival:
         self._booked_s = float("-inf")  # when starts at STARTS_PER_S would be over
 
     def served(self) -> None:
-        """A server was ready: what ends from now on is worth another start."""
+        """A server was ready, so servers that end from now on are started again."""
         self._has_served = True
 
     def ended(self, name: str, lived_s: float, now_s: float) -> float | None:
-        """In how many seconds `name` is to be started again; None: not at all, as none has ever served."""
+        """Seconds until `name` is started again; None if it never is, because no server has ever been ready."""
         ends = self._ends[name] = 1 if lived_s >= STEADY_S else self._ends.get(name, 0) + 1
         if not self._has_served and ends >= ENDS_MAX:
             return None

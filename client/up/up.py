@@ -66,7 +66,7 @@ def up(
         typer.Option(
             min=1,
             max=ISLANDS_IN_SWARM_MAX,
-            help="Start as many for each of ISLANDS islands; a --job without any is trained in so many.",
+            help="Start as many for each of ISLANDS islands; a --job without islands is trained in this number.",
         ),
     ] = 1,
     device: Annotated[str, typer.Option(envvar="SWARM_DEVICE", help="auto, cpu, cuda:N or mps.")] = "auto",
@@ -157,7 +157,7 @@ class UpOptions:
 
     @property
     def shape(self) -> str:
-        """What is started, for a person."""
+        """The shape of the swarm, for a person."""
         islands = f" x {self.islands} islands" if self.islands > 1 else ""
         return f"{self.stages} stages x {self.replicas} replicas{islands}"
 
@@ -165,8 +165,8 @@ class UpOptions:
 async def up_and_wait(shell: Shell, options: UpOptions, programs: Programs | None = None) -> int:
     """Run a swarm until Ctrl-C, or until its job or demo ends; returns the exit code.
 
-    The first SIGINT, SIGTERM or SIGHUP stops everything in order, a second one kills it. Whatever happens, no process
-    is left when this returns.
+    The first SIGINT, SIGTERM or SIGHUP stops everything in order, a second one kills it. No process is left when this
+    returns.
     """
     fleet = Fleet(shell)
     work = asyncio.ensure_future(_up(shell, options, programs or Programs(), fleet))
@@ -238,7 +238,7 @@ async def _up(shell: Shell, options: UpOptions, programs: Programs, fleet: Fleet
 
 
 def _asked_for(options: UpOptions, spec: JobSpec) -> list[str]:
-    """What the flags say of a job's shape where its file does not."""
+    """The shape that the flags give to a job whose file leaves it open."""
     asked = []
     if spec.pipeline.stages == "auto" and spec.pipeline.split == "auto":
         asked.append(f"pipeline.stages={min(options.stages, spec.layers)}")
@@ -249,7 +249,7 @@ def _asked_for(options: UpOptions, spec: JobSpec) -> list[str]:
 
 
 def _checkpoint_roots(spec: JobSpec | None) -> list[Path]:
-    """The folder of the job that is submitted here: whoever starts its scheduler wants it to write there."""
+    """The checkpoint folder of the job that is submitted here, which its scheduler may therefore write to."""
     if spec is None or not spec.checkpoint.dir:
         return []
     folder = local_folder(spec.checkpoint.dir)

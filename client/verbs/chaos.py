@@ -87,7 +87,7 @@ def is_well(report: pb.ChaosReport) -> bool:
 
 
 def chaos_values(report: pb.ChaosReport) -> dict[str, Any]:
-    """A report as JSON values. What did not happen is null; without a job, so is all that concerns one."""
+    """A report as JSON values. An event that did not happen is null; without a job, all its numbers are null."""
     moments = ("suspect_s", "rerouted_s", "gone_s", "recovered_s")
     counts = (
         *("microbatches_fed", "microbatches_committed", "microbatches_in_flight"),

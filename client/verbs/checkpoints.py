@@ -1,4 +1,4 @@
-"""`swarm checkpoints`: what checkpoints a job has, and whether they are sound."""
+"""`swarm checkpoints`: lists the checkpoints of a job, and whether they are sound."""
 
 from __future__ import annotations
 

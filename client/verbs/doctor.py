@@ -1,4 +1,4 @@
-"""`swarm doctor`: what could keep a swarm from working, seen from this machine, and what to do about it."""
+"""`swarm doctor`: finds, from this machine, what keeps a swarm from working, and names the remedy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def finding_values(finding: Finding) -> dict[str, Any]:
 
 
 def _all(shell: Shell, port: int, broker: str, job: Path | None, swarm: dict[str, Any]) -> Iterator[Finding]:
-    """Each finding as it is made; `swarm` is filled with what the scheduler says of jobs and stage servers."""
+    """Each finding as it is made; `swarm` is filled with the scheduler's answers about jobs and stage servers."""
     yield from probes.machine()
     if job is not None:
         yield from probes.guarded("job file", _job(job))

@@ -25,8 +25,8 @@ _WORDS = {
 
 
 def rm(context: typer.Context, jobs: JobNames) -> int:
-    """Remove jobs that have ended: weights, checkpoints, logs, and the uploads that no other job names. Nothing brings
-    them back. A job from which another one may still start is kept; checkpoints at a URL stay there."""
+    """Remove jobs that have ended: weights, checkpoints, logs, and the uploads that no other job names. This cannot be
+    undone. A job from which another job may still start is kept; checkpoints at a URL stay there."""
     shell: Shell = context.obj
     with dial(shell) as scheduler:
         found, errors = each(shell, jobs, scheduler.get)
@@ -47,9 +47,9 @@ def gc(
     context: typer.Context,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
 ) -> None:
-    """Remove what no job needs and nobody touched for an hour: uploads that no job names, folders of jobs that are not
-    listed, and jobs beyond `swarm scheduler --keep-jobs`. All but the folders also goes by itself, uploads after a
-    day."""
+    """Remove files that no job needs and that were not touched for an hour: uploads that no job names, folders of jobs
+    that are not listed, and jobs beyond `swarm scheduler --keep-jobs`. All but the folders are also removed by
+    themselves, uploads after a day."""
     shell: Shell = context.obj
     with dial(shell) as scheduler:
         waste = scheduler.collect(dry_run=True)

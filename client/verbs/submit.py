@@ -82,7 +82,7 @@ def submit(
 
 @contextmanager
 def _job_file(file: Path) -> Iterator[Path]:
-    """The job file that was named; for "-" a file with what stdin holds."""
+    """The named job file; for "-" a file with the content of stdin."""
     if str(file) != "-":
         yield file
         return

@@ -1,1 +1,1 @@
-"""Verbs about who belongs to the swarm, and what he may do."""
+"""Verbs about members of the swarm and their rights."""

@@ -1,4 +1,4 @@
-"""`swarm audit`: what was asked of a scheduler on this machine, and whether its log was changed since."""
+"""`swarm audit`: shows the audit log of a scheduler on this machine, and whether the log was changed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _show(shell: Shell, file: Path, actor: str, last: int) -> int:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The line as values; empty if it is none, which --verify tells."""
+    """The line as values; empty if it is not JSON, a fault that --verify reports."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):

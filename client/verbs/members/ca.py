@@ -1,4 +1,4 @@
-"""swarm ca: the authority that signs the swarm's certificates, and how another one takes its place."""
+"""`swarm ca`: shows the authority that signs the swarm's certificates, or replaces it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def ca(
 ) -> int:
     """Show the authority that signs certificates, or put another one in its place while jobs run.
 
-    After rotate nobody has to do anything: members learn of the next authority when they renew their certificates, it
-    signs once all have, and the old one leaves when nothing of it is good any more. For a stolen key of the authority
-    this is too slow: such a swarm is set up anew."""
+    After rotate the rest happens by itself. Members learn of the next authority when they renew their certificates. It
+    signs once all members know it, and the old one is dropped when its last certificate has ended. For a stolen key of
+    the authority this is too slow: such a swarm must be set up anew."""
     shell: Shell = context.obj
     check_proved(shell)
     with dial(shell) as scheduler:

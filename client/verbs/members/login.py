@@ -1,4 +1,4 @@
-"""`swarm login`, `swarm token`, `swarm identity`: who belongs to the swarm."""
+"""`swarm login`, `swarm token`, `swarm identity`: join a swarm, invite and revoke members."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from swarm.wire import members_pb2 as pb
 def login(
     context: typer.Context,
     join: Annotated[
-        str, typer.Option(metavar="LINE", envvar="SWARM_JOIN", help="What swarm token create printed.")
+        str, typer.Option(metavar="LINE", envvar="SWARM_JOIN", help="The line that swarm token create printed.")
     ] = "",
     join_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The same, from a file.", show_default=False)
@@ -112,7 +112,7 @@ def identity(
             show_default=False,
         ),
     ] = "",
-    reason: Annotated[str, typer.Option(help="revoke: told to whoever is refused.")] = "",
+    reason: Annotated[str, typer.Option(help="revoke: the reason that a refused member is told.")] = "",
 ) -> int:
     """List the members of the swarm, show who you are, take a member out at once, or give a stage server stages again
     that was quarantined for wrong numbers."""

@@ -1,4 +1,4 @@
-"""`swarm project`: whose jobs people see, and how much they may have together."""
+"""`swarm project`: manages projects, whose people see each other's jobs and share a quota."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Verbs that only look: at jobs, at what runs, at what a step brought."""
+"""Verbs that only look: at jobs, stage servers, steps and logs."""

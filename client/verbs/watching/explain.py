@@ -1,4 +1,4 @@
-"""`swarm explain`: why a job waits, why a stage server gets little work, what became of a microbatch."""
+"""`swarm explain`: tells why a job waits, why a stage server gets little work, and the story of a microbatch."""
 
 from __future__ import annotations
 

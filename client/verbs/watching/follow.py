@@ -61,7 +61,7 @@ def progress_line(view: Job) -> str:
 
 
 def news(view: Job, reason_before: str) -> str:
-    """The line that tells why a running job is now in another situation than before; empty if it is not.
+    """What has changed about a running job, as one line; empty if nothing.
 
     Of other states the reason stands in the progress line.
     """

@@ -1,4 +1,4 @@
-"""`swarm history`: what each step of a job brought, as a table, CSV or JSON."""
+"""`swarm history`: the steps of a job with their losses and speeds, as a table, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def history(
     job: JobName,
     every: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Only each so-many-th step, and the last.", show_default="all, of a table about 30 in all"
-        ),
+        typer.Option(min=1, help="Only every N-th step, and the last.", show_default="all, of a table about 30 in all"),
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> None:

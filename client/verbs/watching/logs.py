@@ -1,4 +1,4 @@
-"""`swarm logs`: what the processes of a job said."""
+"""`swarm logs`: shows the log lines of a job's processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`swarm ls`, `swarm status` and `swarm version`: what runs there."""
+"""`swarm ls`, `swarm status` and `swarm version`: list jobs, show one, name the running versions."""
 
 from __future__ import annotations
 

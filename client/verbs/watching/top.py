@@ -1,4 +1,4 @@
-"""`swarm top`: what the swarm does, live."""
+"""`swarm top`: shows the swarm live."""
 
 from __future__ import annotations
 

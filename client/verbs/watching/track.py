@@ -57,7 +57,7 @@ def _write(scheduler: Scheduler, job: Job, board: TensorBoard, *, follow: bool, 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What tells a written step from one that was made anew, and the tokens of all steps up to it."""
+    """The facts that tell a written step from one made anew, and the tokens of all steps up to it."""
 
     step: int
     committed_unix_s: float
@@ -69,7 +69,7 @@ class _Row:
 
 
 class _Written:
-    """What is written of a job, which may go back to a checkpoint and take steps anew."""
+    """The steps written so far. The job may go back to a checkpoint and make steps anew."""
 
     def __init__(self, scheduler: Scheduler, board: TensorBoard) -> None:
         self.count = 0
@@ -91,7 +91,7 @@ class _Written:
         self._board.flush()
 
     def _gone_back(self, steps: list[Step]) -> Iterator[Step]:
-        """Go back, as the job did, to where its steps agree with what is written; gives those behind."""
+        """Go back, as the job did, to the last step that agrees with the written ones; gives the steps after it."""
         pairs = zip(self._rows, steps, strict=False)
         agreed = sum(1 for _ in takewhile(lambda pair: pair[0].is_of(pair[1]), pairs))
         del self._rows[agreed:]
