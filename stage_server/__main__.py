@@ -98,7 +98,7 @@ def stage_server(
     log_level: lifecycle.LogLevel = "info",
     log_format: lifecycle.LogFormatName = "auto",
 ) -> None:
-    """Serve a stage of whatever job the scheduler gives: compute microbatches, average gradients, hold weights."""
+    """Serve a stage of the job that the scheduler assigns: compute microbatches, average gradients, hold weights."""
     # Read by cuBLAS when it is first used; with it, equal products give equal bits on one GPU.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if (

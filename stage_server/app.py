@@ -262,7 +262,7 @@ class Denials:
 
 
 def may_exchange(caller: Caller, method: str) -> None:
-    """Only stage servers have business with a stage server; which of them, its route and its round say."""
+    """Only stage servers may exchange tensors with a stage server; its routes and rounds say which of them."""
     if caller.principal.role is not Role.STAGE_SERVER:
         raise RoleForbids(f"{caller.principal} is no stage server and may not call {method.rpartition('/')[2]}")
 

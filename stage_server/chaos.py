@@ -1,4 +1,4 @@
-"""Faults on purpose: what `swarm chaos` does to a stage server that was started with --allow-chaos.
+"""Faults on purpose: carries out `swarm chaos` on a stage server that was started with --allow-chaos.
 
     Chaos ──▶ Harm ──┬─ kill, freeze: signals to this process
                      ├─ HarmedDevice: computing takes longer
@@ -101,7 +101,7 @@ class Harm:
         return self._cut is not None and self._cut[0] in (ANYBODY, peer)
 
     def garble(self, frame: bytes) -> bytes:
-        """A frame as it leaves: its last byte, which the checksum covers, may be another."""
+        """The frame to send; its last byte, which the checksum covers, may be changed."""
         if not self._one_in or self._rng.randrange(self._one_in):
             return frame
         self._garbled += 1
@@ -164,7 +164,7 @@ class HarmedLinks:
 
 
 class HarmedReceiver:
-    """A receiver to which nothing may come through; otherwise `inner`."""
+    """The receiver `inner`, without the messages that a partition cuts off."""
 
     def __init__(self, inner: Neighbour, harm: Harm) -> None:
         self._inner = inner

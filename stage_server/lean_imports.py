@@ -1,9 +1,8 @@
 """Imports without what a stage never uses: every stage server that starts in another's place pays for them.
 
-A decoder layer's module of Transformers also brings generation, the sharding of tensors over devices and, through
-one decorator each, the compiler; none of it is called to compute a stage.
-Within `lean_imports` those are empty stand-ins; afterwards they are forgotten, so that whoever imports one by its name
-gets the real one.
+A decoder layer's module of Transformers also brings generation, the sharding of tensors over devices and, through one
+decorator each, the compiler; none of it is called to compute a stage. Within `lean_imports` those are empty stand-ins.
+Afterwards they are forgotten, so a later import by name gets the real one.
 
 Transformers also reads the source of all its models to learn which name lives in which module. A stage server imports
 by module, so that catalogue stays empty in its process: there is no `from transformers import ...` afterwards.

@@ -1,4 +1,4 @@
-"""Keeps an eye on how much memory this process holds beside what it offers (`--max-memory`)."""
+"""Watches how much memory this process holds beyond the memory that it offers (`--max-memory`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The Prometheus series of a stage server: what it does with its device and its links.
+"""The Prometheus series of a stage server: the use of its device and its links.
 
-One series says who this is and what it serves, `swarm_stage_server_info`; the others are joined with it by `instance`.
-So they need neither a label for the peer nor for the job, and none is left behind when it serves another one.
+One series, `swarm_stage_server_info`, names the stage server and its stage; the others are joined with it by
+`instance`. So they need no label for the peer or the job, and none is left behind when another job is served.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROUND_OUTCOMES = ("averaged", "failed", "aborted")
 
 
 class StageServerMetrics:
-    """What a stage server does with its device and its links."""
+    """Counts the use of a stage server's device and its links."""
 
     def __init__(self, version: str, protocol: int) -> None:
         self.process = ProcessMetrics(version, protocol)
@@ -58,7 +58,7 @@ class StageServerMetrics:
                 self._uncompressed.labels(direction, kind)
 
     def identify(self, peer: str, place: Callable[[], tuple[str, int] | None]) -> None:
-        """Who this is; `place` gives the job and the stage that are served now, None if nothing is."""
+        """Name the peer; `place` gives the job and the stage that are served now, None if there are none."""
         self.registry.register(_Identity(peer, place))
 
     def computed(self, stage: int, direction: str, seconds: float) -> None:

@@ -19,7 +19,7 @@ THREADS_PER_CORE_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class MemoryShare:
-    """How much memory this server offers: so many bytes, or a share of what is free when it starts."""
+    """The memory that this server offers: in bytes, or as a share of the free memory at its start."""
 
     size_bytes: int | None
     ratio: float
@@ -44,7 +44,7 @@ class MemoryShare:
         return cls(size_bytes, 1.0)
 
     def of(self, free_bytes: int) -> int:
-        """What is offered where so much is free."""
+        """The bytes that are offered where `free_bytes` are free."""
         return int(self.ratio * free_bytes) if self.size_bytes is None else self.size_bytes
 
 
@@ -76,12 +76,12 @@ class StageServerOptions:
 
     @property
     def is_alone(self) -> bool:
-        """Whether only this machine can reach it: tensors then travel in plaintext, which is faster."""
+        """Whether only this machine can reach it. Tensors then travel in plaintext, because that is faster."""
         hosts = [address.rpartition(":")[0] for address in (self.listen or "127.0.0.1:0", self.announce) if address]
         return not self.via_relay and all(map(is_loopback, hosts))
 
     def address(self, port: int) -> str:
-        """Where others dial this server, which listens at this port; empty: through relays alone."""
+        """The address at which others dial this server, given its own port; empty: through relays alone."""
         host = (self.listen or "127.0.0.1:0").rpartition(":")[0]
         if self.via_relay and not self.announce and (is_loopback(host) or is_wildcard(host)):
             return ""

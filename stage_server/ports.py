@@ -1,4 +1,4 @@
-"""What the parts of a replica work through: the device, the neighbours, the scheduler, the log.
+"""Ports of a replica: the device, the neighbours, the scheduler, the log.
 
 One set is made per job. Nothing in it refers back to the replica, so that a job's state is freed as soon as the job
 ends, without a run of the garbage collector.
@@ -51,7 +51,7 @@ class StoreCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaId:
-    """Who takes part: this peer, on behalf of which job and stage."""
+    """The identity of a replica: this peer, its job and its stage."""
 
     job: JobId
     peer: PeerId
@@ -61,7 +61,7 @@ class ReplicaId:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The stage of a job that this stage server was given, and as whom it serves it."""
+    """The stage of a job that this stage server was given, and its identity there."""
 
     command: LoadStage
     spec: JobSpec  # as its island trains it
@@ -71,7 +71,7 @@ class Assignment:
 
     @classmethod
     def of(cls, command: LoadStage, me: ReplicaId) -> Assignment:
-        """What a command assigns; InvalidConfig."""
+        """The assignment in a command; InvalidConfig."""
         spec = spec_from_json(command.spec_json)
         return cls(command, island_spec(spec), me, course_of(spec, command.timeline), spec.islands.count)
 
@@ -92,7 +92,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What a replica may keep beside its stage."""
+    """The memory that a replica may use beside its stage."""
 
     hold_bytes: int = 1 << 30  # outputs, until their step commits
     offered_bytes: int = 8 << 30  # all that this stage server offers
@@ -102,7 +102,7 @@ class MemoryBudget:
         return cls(max(offered_bytes // HOLD_SHARE, HOLD_BYTES_MIN), offered_bytes)
 
     def log_bytes(self, assignment: Assignment) -> int:
-        """How much the log of past commits may take: a share of what the stage is not expected to need."""
+        """Bytes for the log of past commits: a share of the memory that the stage is not expected to need."""
         command = assignment.command
         needed = stage_footprint(
             assignment.spec, command.split[command.stage], command.stage, assignment.stages
@@ -112,10 +112,10 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True)
 class HubPolicy:
-    """Which models of the hub this stage server loads for jobs, and whether as its owner.
+    """The hub models that this stage server may load for jobs, and whether it does so with its owner's rights.
 
-    Whoever submits a job names the model, and whoever may ask for the weights gets them. So the owner says what is
-    downloaded to this machine, and with which rights.
+    The submitter of a job names the model, and all who may ask for the job's weights get them. So the owner of this
+    machine decides which models are downloaded to it, and with which rights.
     """
 
     allowed: tuple[str, ...] = ()  # patterns of ids, such as "meta-llama/*"
@@ -134,7 +134,7 @@ class HubPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPorts:
-    """What one job's replica works through."""
+    """The ports of one job's replica."""
 
     device: Device
     links: PeerLinks

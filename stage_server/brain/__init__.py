@@ -1,1 +1,1 @@
-"""Decides, and does nothing: what is ready to compute, what is held, what a joiner still lacks."""
+"""The deciding half of a stage server: which work is ready, which outputs are held, which state a joiner lacks."""

@@ -1,4 +1,4 @@
-"""What one replica knows of each microbatch of a stage, and what follows from it.
+"""Cells: the state of each microbatch at one replica of a stage, and the actions that follow from it.
 
       previous hop ── x ──▶ ┌──────┐ ── y ──▶ next hop          stage 0: x is the tokens, which come with the Route
                             │ cell │                            last stage: g comes from the loss, with the targets
@@ -119,7 +119,7 @@ Action: TypeAlias = Compute | Emit | Ask | Forget | DropOutput | ForgetSums | Se
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What became of a boundary tensor: keep it only if `accepted`; `reason` says why not.
+    """The verdict on a boundary tensor: keep it only if `accepted`; `reason` says why not.
 
     Not accepted with `duplicate`: acknowledge it as if it were accepted. Otherwise refuse it (StaleMessage).
     """
@@ -164,7 +164,8 @@ class Cell:
 class CellTable:
     """All cells of one replica of `stage`; every method gives the actions to carry out, in order.
 
-    `version` is what the replica holds (commits applied); with `staleness` 1 it holds the version before it as well.
+    `version` is that of the replica's weights (commits applied); with `staleness` 1 it holds the version before it as
+    well.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class CellTable:
         return tuple(action for step in sorted(self._sealed) for action in self.unseal(step))
 
     def commit(self, step: int, version: int) -> tuple[Action, ...]:
-        """Close all cells of the step; the replica holds `version` for whatever is computed from now on."""
+        """Close all cells of the step; from now on the replica computes with `version`."""
         if version <= self.version:
             self.duplicates += 1
             return ()
@@ -320,7 +321,7 @@ class CellTable:
     # The device --------------------------------------------------------------------------------------------------
 
     def begin(self, work: Compute) -> Compute | None:
-        """What to run now for an order; None if it was withdrawn."""
+        """The computation to run now for an order; None if the order was withdrawn."""
         cell = self._ordered(work)
         if cell is None or cell.begun:
             return None
@@ -418,7 +419,7 @@ class CellTable:
         return to.attempt >= self._neighbour(cell.route, BACKWARD if side is FORWARD else FORWARD).attempt
 
     def receiver(self, microbatch: Microbatch, side: Direction) -> PeerId | None:
-        """Who the newest known route sends an output to: FORWARD y, BACKWARD dx; None if nobody or not known."""
+        """The peer to which the newest known route sends an output: FORWARD y, BACKWARD dx; None if there is none."""
         cell = self._cells.get(microbatch.step, {}).get(microbatch.index)
         against = BACKWARD if side is FORWARD else FORWARD
         if cell is None or cell.route is None or self._is_end(against):

@@ -1,11 +1,11 @@
-"""Microbatches that this replica computes again to compare, and the outputs that it lends to those who do.
+"""Checks: microbatches that this replica computes again for comparison, and outputs that it lends to other checkers.
 
     Check ──▶ wanted ──x and g are here, weights held──▶ ready ──computed──▶ Checked to the scheduler
                  ▲
-                 └── the hops before and behind send what they hold; what does not come is asked for
+                 └── the hops before and behind send what they hold; an input that does not come is asked for
 
 A check stands beside the cells (cell.py): it adds nothing to a sum and sends nothing on. A newer check of a microbatch
-replaces the older one. A route that names this replica ends the check: what comes from now on is for the cell.
+replaces the older one. A route that names this replica ends the check: later inputs are for the cell.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class CheckTable:
         return [Wanted(entry.command, direction, of) for direction, of in entry.lacks.items()]
 
     def overdue(self) -> list[Wanted]:
-        """Inputs that lacked at the last look already: whoever has them is to be asked."""
+        """Inputs that were missing at the last look already, and must now be asked for."""
         found = []
         for microbatch, entry in self._entries.items():
             found += self.lacking(microbatch) if entry.is_old else []
@@ -103,7 +103,8 @@ class CheckTable:
     # Lending -----------------------------------------------------------------------------------------------------
 
     def lend(self, command: Check) -> Direction | None:
-        """Note who may ask for our output of a microbatch: FORWARD y, BACKWARD dx; None if we stand beside no check."""
+        """Let a checker ask for our output of a microbatch: FORWARD y, BACKWARD dx; None if we are no neighbour of its
+        hop."""
         if abs(command.stage - self.stage) != 1:
             return None
         output = Direction.FORWARD if command.stage > self.stage else Direction.BACKWARD

@@ -1,4 +1,4 @@
-"""What a replica remembers of past commits, within a bound of bytes: per step the averaged gradient and the Commit.
+"""A replica's log of past commits, bounded in bytes: per step the averaged gradient and the Commit.
 
       record of step   4   5   6   7        takes a state from version 4 to 5, ..., 7 to 8
                        └ reach              a state of version 4 or newer can be brought up to date

@@ -1,4 +1,4 @@
-"""What a replica took and made for each microbatch, by hash: its word, which others can compare with theirs.
+"""Hashes of a replica's inputs and outputs for each microbatch, which others can compare with their own.
 
 The hashes are over the bytes that travel, so both ends of a link name a tensor alike. They go to the scheduler with the
 report that the gradient was added (`Accumulated.digests`): x, y, g, dx, and "" where the stage has none.
@@ -33,7 +33,7 @@ class Commitments:
         return len(self._known)
 
     def digest(self, payload: bytes | memoryview | None) -> str:
-        """The hash of a payload; "" if there is none, or nobody wants it."""
+        """The hash of a payload; "" if there is none, or the job does not ask for hashes."""
         return digest_of(payload) if self.is_on and payload is not None else ""
 
     def took(self, microbatch: Microbatch, direction: Direction, digest: str) -> None:

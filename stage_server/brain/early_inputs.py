@@ -1,12 +1,12 @@
-"""What came before the scheduler said who sends it, each kept under the name that its sender claims.
+"""Inputs that came before their route: each is kept under the name that its sender claims.
 
     tensor ──▶ put ──▶ held under (subject, claim) ── a route names the claim ──▶ take
                 └──▶ no room: to be sent again               └── else ──▶ drop
 
 A sender cannot prove who it is. So an input counts only once a route names its peer, incarnation and attempt exactly,
-and inputs of different claims stand beside each other: a false one neither replaces nor hides the true one. Whoever
-floods this store is dropped first: peers that no route has named before those that one has, and of them what is
-farthest ahead. An input that was dropped is asked for again (R5 of cell.py). Slices of averaging are kept the same way.
+and inputs of different claims stand beside each other: a false one neither replaces nor hides the true one. If there is
+no room, inputs of peers that no route has named go first, then those that are farthest ahead. An input that was dropped
+is asked for again (R5 of cell.py). Slices of averaging are kept the same way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Held = TypeVar("_Held")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who a message says it comes from: a peer, its incarnation, and the attempt of its hop."""
+    """The sender that a message claims: a peer, its incarnation, and the attempt of its hop."""
 
     peer: PeerId
     incarnation: int
@@ -69,7 +69,8 @@ class EarlyInputs(Generic[_Subject, _Held]):
         return len(self._held)
 
     def put(self, subject: _Subject, claim: Claim, held: _Held, size_bytes: int, *, is_known: bool) -> bool:
-        """Keep an input, or drop others for it; False if there is no room. What is here already stays as it is.
+        """Keep an input, or drop others for it; False if there is no room. An input that is here already stays as it
+        is.
 
         `is_known`: a route has named this peer and incarnation before.
         """

@@ -1,4 +1,4 @@
-"""What one replica knows of each evaluation batch: forward only, with weights that are pinned by a version.
+"""Evaluation batches at one replica: forward only, with weights that are pinned by a version.
 
     Evaluate ──┐
                ├─▶ both here, weights held ──▶ Compute ──▶ Emit to the next hop, or on the last stage Report
@@ -59,8 +59,8 @@ EvaluationAction: TypeAlias = ComputeEvaluation | EmitEvaluation | ReportEvaluat
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of an input: it counts if `accepted`; refuse it if there is a `refusal`; with `early`, keep it until
-    its command is here and let it arrive again then; else it is a repetition."""
+    """The verdict on an input. It counts if `accepted`. It must be refused if there is a `refusal`. If `early`, keep it
+    until its command comes, and let it arrive again then. Otherwise it is a repetition."""
 
     accepted: bool
     refusal: str = ""
@@ -117,12 +117,12 @@ class EvaluationTable:
         return version >= self._version - self._staleness
 
     def wants(self, batch: EvaluationBatch) -> bool:
-        """Whether this replica is to compute the microbatch and has not done so."""
+        """Whether this replica must compute the microbatch and has not."""
         entry = self._entries.get(batch)
         return entry is not None and not entry.is_over
 
     def arrived(self, batch: EvaluationBatch, claim: Claim) -> Taken:
-        """An activation came; `claim` is who its header says the sender is."""
+        """An activation came; `claim` is the sender that its header names."""
         if self._stage == 0:
             return Taken(False, "the first stage takes no evaluation input from a peer")
         if batch.timeline == self._timeline and batch.version < self._version - self._staleness:

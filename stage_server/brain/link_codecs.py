@@ -1,4 +1,4 @@
-"""Which codec the boundary tensors on each link travel in, if the job says `pipeline.compression = "auto"`.
+"""The codec of the boundary tensors on each link, if the job says `pipeline.compression = "auto"`.
 
 A link keeps pace if a tensor takes at most half as long to travel as to compute: then transfers hide behind computing,
 with room for both directions. Each link gets the most precise codec that keeps pace, and the quickest if none does.
@@ -45,7 +45,7 @@ def allowed(setting: str) -> tuple[str, ...]:
 def choose(
     current: str, elements: int, bytes_per_s: float, compute_s: float, codecs: Sequence[str] = PRECISE_FIRST
 ) -> str:
-    """The one of `codecs`, most precise first, for a tensor of so many elements on a link that now uses `current`."""
+    """The one of `codecs`, most precise first, for a tensor of `elements` on a link that now uses `current`."""
     if elements * PLAIN_BYTES < LEAST_BYTES:
         return codecs[0]
     seconds = {codec: seconds_of(codec, elements, bytes_per_s) for codec in codecs}
@@ -58,7 +58,7 @@ def choose(
 
 
 def seconds_of(codec: str, elements: int, bytes_per_s: float) -> float:
-    """What a tensor takes in this codec: to encode, to travel and to decode."""
+    """Seconds that a tensor takes in this codec: to encode, to travel and to decode."""
     return elements * (WIRE_BYTES[codec] / bytes_per_s + PLAIN_BYTES * COST_S[codec])
 
 
@@ -118,7 +118,7 @@ class LinkCodecs:
         return Start(now_s, self._links.setdefault(to, _Link()).delivered_bytes)
 
     def delivered(self, to: PeerId, start: Start, size_bytes: int, now_s: float) -> None:
-        """A tensor of so many bytes on the wire, which began at `start`, was acknowledged."""
+        """A tensor of `size_bytes` on the wire, sent from `start` on, was acknowledged."""
         link = self._links[to]
         link.delivered_bytes += size_bytes
         if now_s > start.at_s:

@@ -1,4 +1,4 @@
-"""Who may deliver an input of a microbatch, or ask for its outputs: the neighbours that its newest route names.
+"""The neighbours that may deliver an input of a microbatch or ask for its outputs: its newest route names them.
 
     tensor, question ──▶ judge ──▶ NAMED   by the newest route, at exactly its attempt: the cell may have it
                                ──▶ EARLY   perhaps by a route that is under way to us: it waits outside the cell
@@ -21,7 +21,7 @@ EARLY_ASKERS_MAX = 8  # of one output, whose route is not here yet
 
 
 class Standing(Enum):
-    """What a claim is worth."""
+    """The standing of a claim."""
 
     NAMED = auto()
     EARLY = auto()
@@ -30,7 +30,7 @@ class Standing(Enum):
 
 @dataclass(slots=True)
 class _Known:
-    """What the newest route of a microbatch says."""
+    """The newest route of a microbatch, as far as it concerns this stage."""
 
     newest: int  # greatest attempt of its hops
     hops: dict[Direction, Hop]  # FORWARD: the hop before ours, which x comes from; BACKWARD: the one behind
@@ -45,7 +45,7 @@ class Neighbours:
         self._known: dict[Microbatch, _Known] = {}
 
     def learn(self, route: Route) -> list[tuple[Direction, Hop]]:
-        """Note a route, unless a newer one is known; gives the questions that came before it: which output, of whom."""
+        """Note a route unless a newer one is known; gives earlier questions that it answers, with their askers."""
         newest = max(hop.attempt for hop in route.hops)
         before = self._known.get(route.microbatch)
         if before is not None and newest <= before.newest:
@@ -67,7 +67,7 @@ class Neighbours:
         ]
 
     def forget(self, step: int) -> None:
-        """The step is committed: nobody has a place in it or in those before any more."""
+        """The step is committed: no peer has a place in it or in earlier steps any more."""
         for microbatch in [one for one in self._known if one.step <= step]:
             del self._known[microbatch]
 
@@ -77,7 +77,7 @@ class Neighbours:
         return {} if known is None else {side: Claim.of(hop) for side, hop in known.hops.items()}
 
     def judge(self, microbatch: Microbatch, direction: Direction, claim: Claim) -> Standing:
-        """What an input is worth that came under a claim: FORWARD x, BACKWARD g."""
+        """The standing of an input that came under a claim: FORWARD x, BACKWARD g."""
         known = self._known.get(microbatch)
         if known is None:
             return Standing.EARLY
@@ -87,7 +87,7 @@ class Neighbours:
         return Standing.EARLY if claim.attempt > known.newest else Standing.FALSE
 
     def asks(self, microbatch: Microbatch, output: Direction, asker: Hop) -> Standing:
-        """What a question for an output is worth: FORWARD y, BACKWARD dx. An early one is remembered, within bounds.
+        """The standing of a question for an output: FORWARD y, BACKWARD dx. An early one is remembered, within bounds.
 
         Without any route nothing is remembered: with the first one, outputs go to the neighbours by themselves.
         """
@@ -105,5 +105,5 @@ class Neighbours:
 
 
 def _towards(output: Direction) -> Direction:
-    """The side on which the stage lies that an output goes to."""
+    """The side of the stage that receives an output: y goes to the sender of g, dx to the sender of x."""
     return Direction.BACKWARD if output is Direction.FORWARD else Direction.FORWARD

@@ -1,4 +1,4 @@
-"""Who may dial whom: what a pass says, held against what the one who was dialled serves.
+"""Which stage servers may dial this one: compares the caller's pass with the place that is served here.
 
                           0     1     2     3      stages; embedding and head of stages 0 and 3 may be tied
     Exchange   from 1 to  ✓     ✓     ✓            neighbours, replicas of one stage
@@ -24,7 +24,7 @@ GRACE_S = 60.0  # that a stream goes on after its pass has ended; one that begin
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a stage server serves."""
+    """The place that a stage server serves."""
 
     job: JobId
     timeline: int
@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known apart from the pass, of the one that shows it and of the moment."""
+    """Facts beside the pass: about its holder, and the time."""
 
     cluster: str  # ours
     now_unix_s: float  # by the scheduler's clock
@@ -45,9 +45,10 @@ class Known:
 
 
 def check(shown: Pass, at: Place | None, known: Known, *, pulls: bool) -> None:
-    """NoPass or Revoked if the holder may not dial this place; StaleMessage if only what is served here is another.
+    """NoPass or Revoked if the holder may not dial this place; StaleMessage if it may, but another place is served
+    here.
 
-    The last happens to honest ones: whom they mean has moved on, or is not as far yet.
+    The last happens to honest callers: the stage server that they mean has moved on, or is not as far yet.
     """
     if shown.cluster != known.cluster:
         raise NoPass(f"the pass is of swarm {shown.cluster}")

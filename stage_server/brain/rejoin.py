@@ -1,4 +1,4 @@
-"""What a joiner of a stage still lacks, and which donor it asks for it: snapshot and log.
+"""Snapshot and log: the state that a joiner of a stage still lacks, and the donor that it asks for each part.
 
       chunk 0   donor a ── v 7 ──▶ ─ replay 7 ─ replay 8 ─▶ v 9 ┐
       chunk 1   donor b ── v 8 ────────────────── replay 8 ─▶ v 9 ├─▶ digest of version 9 ─▶ admitted
@@ -253,7 +253,7 @@ class Rejoin:
     # What follows ---------------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[Order]:
-        """What follows from all that happened, now that it is `now_s`."""
+        """The orders that follow from all that happened until `now_s`."""
         if self._over:
             return []
         orders = self._judge()

@@ -1,1 +1,1 @@
-"""Carries it out: computes microbatches, averages gradients, applies commits."""
+"""Carries out the decisions: computes microbatches, averages gradients, applies commits."""

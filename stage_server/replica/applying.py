@@ -1,4 +1,4 @@
-"""What a commit does to a stage: an optimizer step, or behind the steps of an island an outer one."""
+"""Applies a commit to a stage: an optimizer step, or an outer step of an island."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
     a: mean 0 = (a0 + b0) / tokens    b: mean 1 = (a1 + b1) / tokens
     a -> b: mean 0      b -> a: mean 1                       all-gather
 
-The owner adds the parts in order of peer id and sends out the resulting bytes. So the result does not depend on who
-answered first, and all members hold the same bytes. Nothing here decides: members and slices come with the command,
+The owner adds the parts in order of peer id and sends out the resulting bytes. So the result does not depend on the
+order of arrival, and all members hold the same bytes. Nothing here decides: members and slices come with the command,
 and the scheduler aborts a round that a member reports as failed.
 
 Only reading the sums needs the compute thread, where sums are forgotten too. The rest happens beside it, on the CPU: a
@@ -85,7 +85,7 @@ async def run_round(
         return await device.aside(came.values) if lossy else came.values()
 
     async def encoded(values: Tensor, owner: Member, tokens: int) -> Coded:
-        """What goes out; `tokens` turns an error of a mean into one of a sum."""
+        """The coded values to send; `tokens` turns an error of a mean into one of a sum."""
 
         def encode() -> Coded:
             made = coded(values, codec_name)
@@ -153,7 +153,7 @@ def _key(command: Average, sender: Member, owner: Member, *, averaged: bool) -> 
 
 
 async def send_slice(links: PeerLinks, to: Member | Envoy, letter: Letter, deadline_s: float, what: str) -> None:
-    """Send a slice until the deadline; RoundBroken, which names the receiver."""
+    """Send a slice until the deadline; raises RoundBroken, naming the receiver."""
     try:
         async with asyncio.timeout_at(deadline_s):
             await deliver(links, to, letter)

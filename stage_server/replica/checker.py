@@ -1,4 +1,4 @@
-"""Computes microbatches again for comparison, as `brain/checks.py` says, and tells what came out, by hash."""
+"""Computes microbatches again for comparison, as `brain/checks.py` decides, and reports the results by hash."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Early: TypeAlias = EarlyInputs[tuple[Microbatch, str], tuple[Boundary, memoryvie
 
 
 class Checker:
-    """The checking side of one replica; `ready` wakes whoever takes checks."""
+    """The checking side of one replica; `ready` wakes the compute loop."""
 
     def __init__(
         self, assignment: Assignment, stage: Stage, deliveries: Deliveries, ports: ReplicaPorts, ready: asyncio.Event
@@ -71,7 +71,7 @@ class Checker:
         self._recounts[command.step] = _Recounting(command, set(command.indexes))
 
     def take(self, command: Check, ids: Ids, early: Early) -> None:
-        """Take a check on, with what came before it."""
+        """Take a check on, with the inputs that came before it."""
         microbatch = command.microbatch
         if not self.table.take(command):
             return
@@ -114,7 +114,7 @@ class Checker:
                 del self._recounts[step]
 
     def drop(self, microbatch: Microbatch) -> None:
-        """A route names this replica: what comes from now on is for the cell."""
+        """A route names this replica: later inputs are for the cell."""
         self._clear(self.table.drop(lambda one: one == microbatch))
 
     def ready(self, holds: Callable[[int], bool]) -> Check | None:

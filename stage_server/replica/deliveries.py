@@ -30,7 +30,7 @@ _Key: TypeAlias = tuple[Hashable, PeerId, int]
 
 
 class Deliveries:
-    """What one replica is sending."""
+    """The tensors and questions that one replica is sending."""
 
     def __init__(self, ports: ReplicaPorts, codecs: LinkCodecs) -> None:
         self._ports = ports

@@ -34,7 +34,7 @@ class Ids:
 
 
 class Evaluator:
-    """The evaluation side of one replica; `ready` wakes whoever takes orders."""
+    """The evaluation side of one replica; `ready` wakes the compute loop."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""An outer round of one unit: the envoys of all islands tell each other what they propose, and make one mean of it.
+"""An outer round of one unit: the envoys of all islands exchange their proposals and compute one mean of them.
 
     envoy of island 0    P0 ──▶ envoy of island 1        each sends all that it proposes to all others: in two islands
     envoy of island 1    P1 ──▶ envoy of island 0        that is half of what a reduce-scatter in float32 would send

@@ -1,8 +1,8 @@
-"""What compression leaves out of the gradients that a replica sends: it is added to those of a later step.
+"""Error feedback: the part of a replica's gradients that compression leaves out is added at a later step.
 
     part + left  ──encode──▶ what the owner gets        left for the next step = (part + left) - what the owner gets
 
-This is error feedback: what rounding takes away at one step comes at the next one, so that errors do not add up. A step
+What rounding takes away at one step is sent with the next one, so errors do not add up. A step
 that is averaged again begins with the same leftovers, and only its commit uses them up. A step that is skipped, or
 averaged without this replica, leaves them alone. They are lost with the replica.
 
@@ -39,7 +39,7 @@ def coded(values: Tensor, codec_name: str) -> Coded:
 
 @dataclass(slots=True)
 class _Left:
-    """What one applied step has left out of a unit."""
+    """The part of a unit that one applied step has left out."""
 
     tensor: Tensor  # 1-D float32
     lent_to: int | None = None  # an open step, whose commit uses it up
@@ -53,7 +53,7 @@ class Leftovers:
         self._left: dict[UnitName, list[_Left]] = {}
 
     def lend(self, unit: UnitName, step: int) -> tuple[Tensor, ...]:
-        """What is to be added to the step's part; asked again, the same and what has come since."""
+        """The leftovers to add to the step's part; when asked again, the same ones and those that came since."""
         lent = []
         for one in self._left.get(unit, ()):
             if one.lent_to in (None, step):
@@ -72,7 +72,7 @@ class Leftovers:
 
 
 def together(part: Tensor, left: tuple[Tensor, ...]) -> Tensor:
-    """A part with what was left out before, in memory of its own."""
+    """A part with the leftovers added, in memory of its own."""
     total = part.to(torch.float32, copy=True)
     for tensor in left:
         total.add_(tensor)

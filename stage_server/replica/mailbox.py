@@ -1,12 +1,12 @@
-"""Slices of averaging that arrived, and the members' waits for them.
+"""Slices of averaging that arrived, and the rounds that wait for them.
 
     slice ──▶ of a round that was announced ──due from this member?──▶ kept for the round
          └──▶ of a round to come ──room?──▶ early: under the name that its sender claims, until the round is announced
 
-A round (`Average`, or `Exchange` between islands) names its members by peer and incarnation, and who owns what. So it
-also names every slice that is due, from whom and of which size; nothing else enters it. A slice that comes again is
-ignored. One that comes again with other contents is refused: one of the two is false, and its sender reports that the
-round has failed.
+A round (`Average`, or `Exchange` between islands) names its members by peer and incarnation, and the owner of each
+slice. So it also fixes every slice that is due, its sender and its size; nothing else enters the round. A slice that
+comes again is ignored. One that comes again with other contents is refused: one of the two is false, and its sender
+reports that the round has failed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SliceKey:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A slice as it was sent: uncompressed in memory of its own, else in the buffer in which it came."""
+    """A slice as it was sent: in memory of its own if uncompressed, else in the received buffer."""
 
     dtype: str
     elements: int
@@ -68,14 +68,14 @@ class Arrived:
 
 @dataclass(slots=True)
 class _Announced:
-    """The newest round of a unit in one step: which slices are due, with their elements."""
+    """The newest round of a unit in one step: the slices that are due, with their elements."""
 
     round: Round
     due: dict[SliceKey, int] = field(default_factory=dict)
 
 
 class Mailbox:
-    """The slices of one replica, which holds `version`; others may be `steps_ahead_max` steps further."""
+    """The slices of one replica at `version`; others may be `steps_ahead_max` steps further."""
 
     def __init__(self, me: PeerId, version: int, steps_ahead_max: int) -> None:
         self.early = EarlyInputs[SliceKey, tuple[Slice, memoryview]](lambda _: 0)
@@ -124,9 +124,9 @@ class Mailbox:
         return await self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
 
     def begin(self, command: Average | Exchange, proposal_bytes: int = 0) -> None:
-        """A round is announced: take in what came before it from its members, forget all else of older rounds.
+        """A round is announced: take in the slices that its members sent early, forget those of older rounds.
 
-        `proposal_bytes`: what each island sends of the unit in an outer round.
+        `proposal_bytes`: the bytes of the unit that each island sends in an outer round.
         """
         step, unit = command.step, command.unit
         members: tuple[Member | Envoy, ...]

@@ -1,4 +1,4 @@
-"""What leaves this stage server for its neighbours: tensors with the header that names them, retried within bounds."""
+"""Tensors for neighbours: encoded, with a header that names them, and sent with bounded retries."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class Packed:
 
     @property
     def description(self) -> tuple[str, tuple[int, ...], str, int]:
-        """What a header says of it: dtype, shape, codec, total_bytes."""
+        """Its description in a header: dtype, shape, codec, total_bytes."""
         return self.dtype, self.shape, self.codec, self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """What goes to a neighbour: the header and the bytes that it describes."""
+    """A message to a neighbour: the header and the bytes that it describes."""
 
     header: TensorHeader
     payload: bytes | memoryview
 
 
 def pack(tensor: Tensor, codec_name: str) -> Packed:
-    """Encode a tensor for the wire; to be called where computing is allowed."""
+    """Encode a tensor for the wire; call it on the compute thread."""
     payload, dtype, shape = codec.encode(tensor, codec_name)
     return Packed(payload, dtype, shape, codec_name)
 
@@ -90,7 +90,7 @@ def round_slice(me: ReplicaId, command: Average, owner: Member, coded: Coded, *,
 
 
 def proposal(me: ReplicaId, command: Exchange, to: Envoy, sent: Tensor) -> Letter:
-    """What an island proposes for a unit, for the envoy of another one."""
+    """An island's proposal for a unit, to the envoy of another island."""
     of_round = (to.timeline, command.step, command.unit, command.round)
     content = (codec.PROPOSAL_DTYPE, sent.numel(), sent.numel())
     return Letter(Slice(me.job, *of_round, False, 0, me.peer, me.incarnation, *content), codec.readable(sent))

@@ -1,7 +1,7 @@
 """One job's stage on this server: commands and tensors in, events and tensors out.
 
 The rules are in `cell.py` (what is ready, what goes where) and `work_queue.py` (what comes first). This module carries
-out what they say: it keeps the tensors, calls the device, and packs and sends what is finished.
+them out: it keeps the tensors, calls the device, and packs and sends the results.
 
     Route, tensors ─▶ CellTable ─▶ Compute ─▶ WorkQueue ─▶ device ─▶ CellTable ─▶ Emit ─▶ neighbours
                                                                              └─▶ Report ─▶ scheduler
@@ -70,7 +70,7 @@ Stepping: TypeAlias = (
 
 @dataclass(slots=True)
 class _Batch:
-    """What a cell was given beside boundary tensors: token ids (stage 0) and targets (last stage), int64 [B, T]."""
+    """A cell's inputs beside boundary tensors: token ids (stage 0) and targets (last stage), int64 [B, T]."""
 
     tokens: Tensor | None
     targets: Tensor | None
@@ -124,9 +124,10 @@ class Replica:
     # Sessions ----------------------------------------------------------------------------------------------------
 
     def attach(self) -> tuple[events.Event, ...]:
-        """A new session begins: give up what was begun for the old one; gives what the scheduler may have missed.
+        """A new session begins: give up work begun for the old one; gives the events that the scheduler may have
+        missed.
 
-        `Hello`, which tells what the cells hold, must be made right after this.
+        Right after this, make the `Hello`, as it tells what the cells hold.
         """
         self._saving.stop()  # the files may have gone to a scheduler that was killed
         self._rounds.abort_all()
@@ -186,7 +187,7 @@ class Replica:
             self._carry_out(self.cells.need(route.microbatch, output, asker))
 
     def _take_early(self, route: messages.Route) -> None:
-        """Let the inputs count that came before this route from those whom it names; forget the others."""
+        """Count the early inputs from the neighbours that this route names; forget the others."""
         microbatch, newest = route.microbatch, max(hop.attempt for hop in route.hops)
         for direction, claim in self._neighbours.named(microbatch).items():
             early = self.early.take((microbatch, direction), claim)
@@ -428,7 +429,7 @@ class Replica:
         self._carry_out(self.cells.computed_backward(work, finite, done.seconds, waited_s))
 
     def _codec_for(self, microbatch: Microbatch, side: Direction) -> str:
-        """What an output is encoded with: of its link to whom the route now sends it."""
+        """The codec for an output, chosen for the link to the next receiver on its route."""
         to, elements = self.cells.receiver(microbatch, side), math.prod(self._stage.boundary_shape())
         name, change = self._codecs.codec_to(to, side, elements)
         if change is not None:
@@ -446,7 +447,7 @@ class Replica:
             self._carry_out(self.cells.evicted(old, side))
 
     async def _repair_forever(self) -> None:
-        """Ask for what was lost between two neighbours: what is lacking twice in a row."""
+        """Ask neighbours again for inputs that were lost on the way: those missing twice in a row."""
         before: set[tuple[Microbatch, Direction]] = set()
         while True:
             await asyncio.sleep(REPAIR_S)

@@ -1,4 +1,4 @@
-"""What a replica told the scheduler of itself; a new session hears it again."""
+"""A replica's reports of itself to the scheduler, repeated in each new session."""
 
 from __future__ import annotations
 

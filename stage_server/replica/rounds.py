@@ -70,7 +70,7 @@ class RoundRunner:
             under_way.task = self._ports.work.start(self._take_part(command))
 
     def take(self, command: Average | Exchange) -> bool:
-        """Note a round, which begins with `sealed`; False if it is not newer than the one that is known."""
+        """Note a round, to begin with `sealed`; False if it is not newer than the known one."""
         key = (command.step, command.unit)
         known = self._rounds.get(key)
         if known is not None and command.round <= known.command.round:
@@ -146,7 +146,7 @@ class RoundRunner:
         return {unit: self._means[step, unit, round_] for step, unit, round_ in keys}
 
     def close(self, commit: Commit) -> None:
-        """The step is committed: forget its rounds and those before, but for what they left out."""
+        """The step is committed: forget its rounds and earlier ones, but keep their leftovers."""
         step, means = commit.step, {} if commit.skip else self.means(commit) or {}
         self._leftovers.committed(step, {unit: mean.left for unit, mean in means.items() if mean.left is not None})
         self.mailbox.close(step)

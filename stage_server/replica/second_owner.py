@@ -1,10 +1,10 @@
-"""A slice of a round that is reduced once more, by another member than its owner, to compare.
+"""Reduces a slice of a round once more, at another member than its owner, for comparison.
 
     every member ──its part of the slice, once more──▶ verifier: reduces them, and looks at the mean that it was given
     the owner ────what it took in the round───────────▶ the scheduler
 
-Both say by hash (`Rechecked`) what they took from whom, what comes out, and what all members hold. The parts lie in the
-sums until the commit, and what the owner took lies in its mailbox.
+Both report by hash (`Rechecked`) the parts by sender, their mean, and the mean that all members hold. The parts lie in
+the sums until the commit; those that the owner took lie in its mailbox.
 """
 
 from __future__ import annotations

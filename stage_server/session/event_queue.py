@@ -1,7 +1,7 @@
 """Events on their way to the scheduler, in order; log lines are left out when the link is slow.
 
 Other events answer commands, so the scheduler's own work bounds their number. Beyond LINES_WAITING_MAX new log lines
-are left out, and one line says how many.
+are left out, and one line gives their number.
 """
 
 from __future__ import annotations

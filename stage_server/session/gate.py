@@ -1,7 +1,7 @@
-"""The gate before tensors and state: lets in who shows a pass of our scheduler, and sends away who was revoked.
+"""The gate before tensors and state: admits callers with a pass of our scheduler, and ends the calls of revoked ones.
 
-It judges by the scheduler's clock: the session says what that shows, and from there on the time is counted here. So
-clocks of machines need not agree.
+It judges by the scheduler's clock: the session begins with that time, and from there on it is counted here. So clocks
+of machines need not agree.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PassGate:
         place: Callable[[], Place | None],
         refused: Callable[[str, SwarmError], None] = lambda *_: None,
     ) -> None:
-        """`place` says what is served now. `refused` hears who was turned away, and why."""
+        """`place` gives the stage that is served now. `refused` is told each refused caller and the reason."""
         self._wallet = wallet
         self._place = place
         self._refused = refused
@@ -52,7 +52,7 @@ class PassGate:
     # What the scheduler says ------------------------------------------------------------------------------------
 
     def welcomed(self, welcome: Welcome) -> None:
-        """A session began: whose passes are good from now on, and who was revoked."""
+        """A session began: take its key for passes, its clock and its list of revoked stage servers."""
         self._key = welcome.pass_key
         self._ahead_s = welcome.unix_s - asyncio.get_running_loop().time()
         for one in welcome.cut_off:
@@ -73,7 +73,7 @@ class PassGate:
 
     @property
     def inside(self) -> list[Pass]:
-        """The passes with which calls are being answered."""
+        """The passes of the calls that are being answered."""
         return list(self._inside.values())
 
     # Who comes --------------------------------------------------------------------------------------------------
@@ -109,7 +109,8 @@ class PassGate:
         return asyncio.get_running_loop().time() + self._ahead_s
 
     def _turned_away(self, who: str, error: SwarmError) -> SwarmError:
-        """What the caller is told, who may be anybody; honest ones that come late are not counted."""
+        """The error for a refused caller. It tells no details to strangers; honest callers that come late are not
+        counted."""
         if not isinstance(error, StaleMessage):
             self._refused(who, error)
         return type(error)(REFUSAL)

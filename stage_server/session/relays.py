@@ -1,4 +1,4 @@
-"""A stage server and its relays: which there are, and, if others cannot dial it, listening at two of them.
+"""The relays of a stage server: keeps their list, and listens at two of them if others cannot dial it.
 
 scheduler ──UseRelays──▶ paths ──two for this peer──▶ Listen at each ──Open──▶ Accept ──▶ the own port
 """

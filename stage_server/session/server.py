@@ -52,10 +52,10 @@ REFUSED_TOLD_S = 10.0  # between lines of the log about messages that were refus
 
 
 class Passes(Protocol):
-    """Who may dial whom, as far as the scheduler says so on the session."""
+    """The session's news about passes: which are good, and which stage servers are revoked."""
 
     def welcomed(self, welcome: messages.Welcome) -> None:
-        """A session began: whose passes are good from now on, and who was revoked."""
+        """A session began: take its key for passes and its list of revoked stage servers."""
 
     def take(self, token: bytes) -> None:
         """Show this pass from now on."""
@@ -76,7 +76,7 @@ class Relays(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerPorts:
-    """What a stage server works through."""
+    """The ports of a stage server."""
 
     device: Device
     links: PeerLinks
@@ -92,7 +92,7 @@ class ServerPorts:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How patient a stage server is, what its replicas may keep, and how it builds stages."""
+    """A stage server's time limits, the memory of its replicas, and how it builds stages."""
 
     connect_retry_s_max: float = 60.0
     orphan_timeout_s: float = ORPHAN_TIMEOUT_S
@@ -134,7 +134,7 @@ class StageServer:
 
     @property
     def place(self) -> Place | None:
-        """What this stage server serves; None: nothing."""
+        """The place that this stage server serves; None if it serves none."""
         return None if self._load_stage is None else place_of(self._load_stage)
 
     @property
@@ -163,7 +163,8 @@ class StageServer:
             await self._detached.wait()
 
     async def serve(self) -> None:
-        """Stay attached to a scheduler, whatever happens to it; returns only by cancellation or IncompatibleVersion."""
+        """Stay attached to a scheduler, through all its restarts; returns only by cancellation or
+        IncompatibleVersion."""
         try:
             while True:
                 await self._one_session()
@@ -260,7 +261,7 @@ class StageServer:
             await link.close()
 
     async def _find(self) -> str:
-        """Where the scheduler is. What is in the way ends the process only at its start: later it may pass."""
+        """Find the scheduler's address. An error ends the process only at its start, since later it may pass."""
         try:
             return await self._ports.find_scheduler()
         except (SchedulerUnreachable, Revoked):
@@ -470,7 +471,7 @@ class StageServer:
 
     @contextmanager
     def _tight_lipped(self, message: TensorHeader | StateRequest) -> Iterator[None]:
-        """Tell a caller, who may be anybody, that it is refused and of which kind that is; the log has the details."""
+        """Tell a refused caller only the kind of the error, as it may be a stranger; the log has the details."""
         try:
             yield
         except SwarmError as error:

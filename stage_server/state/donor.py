@@ -1,6 +1,6 @@
-"""What a replica gives to joiners of its stage: chunks of its state, and records of past commits.
+"""Serves joiners of the replica's stage: chunks of its state, and records of past commits.
 
-A chunk is copied between two computations and names its own version, so nothing is frozen and nobody waits. Callers
+A chunk is copied between two computations and names its own version, so nothing is frozen or held up. Callers
 are turned away while SERVED_MAX are being served.
 """
 
@@ -33,7 +33,7 @@ _FACTS = Struct("<dd?")  # learning rate, scale, skip
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a commit did: the averaged gradient by parameter name (nothing if the step was skipped)."""
+    """The averaged gradient of a commit by parameter name (empty if the step was skipped)."""
 
     learning_rate: float
     scale: float
@@ -131,7 +131,7 @@ class Donor:
             self._served[part] -= 1
 
     def _is_shared(self, request: StateRequest) -> bool:
-        """Whether the request is for what all islands hold alike: what was merged in outer steps."""
+        """Whether the request is for an outer step, whose merge is the same in all islands."""
         job, timeline, stage = self._serves
         islands, steps = self._assignment.islands, range(request.start, request.stop)
         same_job = (request.job, request.timeline // islands, request.stage) == (job, timeline // islands, stage)

@@ -64,7 +64,7 @@ class JoinClient:
             self._news.set()
 
     def attach(self) -> tuple[Loaded | Failed, ...]:
-        """A new session begins; gives what the scheduler has not answered, and so may not have heard."""
+        """A new session begins; gives the reports that were not answered."""
         waits = self._follow is None or self._follow.answered < self._reports
         return tuple(event for event in (self.loaded if waits else None, self._failed) if event is not None)
 
@@ -184,7 +184,7 @@ class JoinClient:
             self._began_s = None
 
     async def _ask(self, ask: rejoin.Ask) -> None:
-        """One question to one donor, and what its answer leads to."""
+        """Ask one donor, and carry out the orders that follow from its answer."""
         assert self._rejoin is not None
         records = isinstance(ask, rejoin.AskRecords)
         start, stop = (ask.start, ask.stop) if isinstance(ask, rejoin.AskRecords) else (0, 0)
@@ -251,7 +251,7 @@ def pull_s_max(size_bytes: int) -> float:
 async def missed_record(
     commit_step: int, assignment: Assignment, donors: Sequence[Hop], stage: Stage, links: PeerLinks
 ) -> Record:
-    """What the commit of a step did, from the logs of donors: for a replica that was no member of its rounds.
+    """The record of a step's commit, from the logs of donors, for a replica that was no member of its rounds.
 
     Donors that have not committed it yet are asked again. PeerUnavailable if none has begun to give a chunk after
     FOLLOW_S_MAX; how long the transfer takes depends on the link and has a limit of its own.

@@ -31,7 +31,7 @@ SIGN_OF_LIFE = 1 / 3
 
 
 async def build_stage(assignment: Assignment, ports: ReplicaPorts) -> tuple[Stage, Loaded]:
-    """Build the stage on the device; gives it and what to report. Raises OutOfMemory, InvalidModel."""
+    """Build the stage on the device; gives it and its report. Raises OutOfMemory, InvalidModel."""
     command, spec, device, log = assignment.command, assignment.spec, ports.device, ports.log
     initial = await load_initial(command, spec, ports)
     stage, probe = await build_and_probe(assignment, ports, initial)
@@ -109,7 +109,8 @@ async def _from_hub(command: LoadStage, spec: JobSpec, ports: ReplicaPorts) -> I
 
 
 async def _announced(work: Awaitable[T], sign_of_life: str, every_s: float, log: Logger) -> T:
-    """The result of `work`; meanwhile a line every so often. Who is cancelled here hears no more of it."""
+    """The result of `work`, with a log line every `every_s` meanwhile. On cancellation the outcome of `work` is
+    dropped."""
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=every_s))[0]:

@@ -1,4 +1,4 @@
-"""Handing a stage's state to the scheduler while training goes on, or saying by hash what another one hands over.
+"""Sends a stage's state to the scheduler while training goes on, or hashes the state that another replica sends.
 
     SaveStage ─▶ copy on the compute thread ─▶ one file after the other is built and sent beside it ─▶ Saved
     HashStage ─▶ the same copy              ─▶ one file after the other is built and hashed         ─▶ Hashed
@@ -86,7 +86,7 @@ async def hand_over(
     log: Logger,
     island: int = 0,
 ) -> Saved:
-    """Send every file of the stage; gives what to tell the scheduler: the weights' hashes, or why it went wrong."""
+    """Send every file of the stage; gives the report: the weights' hashes, or the reason of the failure."""
     loop = asyncio.get_running_loop()
     started_s = loop.time()
     parameters: tuple[ParameterHash, ...] = ()
@@ -113,7 +113,7 @@ async def hand_over(
 async def hashed(
     command: HashStage, captured: Awaitable[InitialState], spec: JobSpec, me: ReplicaId, device: Device
 ) -> Hashed:
-    """What `hand_over` would send, by hash: file by file, and each of the weights; or why it cannot be said."""
+    """Hashes of each file that `hand_over` would send, and of each weight; or the reason of the failure."""
     parameters: tuple[ParameterHash, ...] = ()
     found: list[StateFile] = []
     fault = ""
