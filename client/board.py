@@ -107,26 +107,32 @@ def _focus(board: Board, job: Job) -> list[RenderableType]:
 
 
 def _replicas(board: Board, job: Job) -> RenderableType:
-    """A row for each replica, in order of stages; a stage without any has one too."""
+    """A row for each replica, in order of islands and stages; a stage without any has one too."""
     by_id = {peer.id: peer for peer in board.peers}
+    islands = [(str(one.island), set(one.peers)) for one in job.islands]
     rows = []
-    for stage in job.stages:
-        layers = counted(stage.layers, "layer")
-        for at, name in enumerate(stage.peers or ("-",)):
-            peer = by_id.get(name, Peer(id=name))
-            rows.append(
-                (
-                    Text(str(stage.stage) if at == 0 else ""),
-                    Text(layers if at == 0 else ""),
-                    Text(name),
-                    state(peer.state or "nobody serves it"),
-                    Text(f"{peer.pace_s * 1000:.0f} ms" if peer.pace_s else "-"),
-                    Text(str(peer.outstanding)),
-                    Text(peer.device or "-"),
-                    Text(size(peer.memory_bytes) if peer.memory_bytes else "-"),
-                    Text(duration(board.now_unix_s - peer.since_unix_s) if peer.since_unix_s else "-"),
-                    Text(peer.reason),
+    for name_of_island, members in islands or [("", set())]:
+        for stage in job.stages:
+            layers = counted(stage.layers, "layer")
+            names = [name for name in stage.peers if name in members or not islands]
+            for at, name in enumerate(names or ("-",)):
+                peer = by_id.get(name, Peer(id=name))
+                is_first = at == 0
+                rows.append(
+                    (
+                        *((Text(name_of_island if is_first and stage is job.stages[0] else ""),) if islands else ()),
+                        Text(str(stage.stage) if is_first else ""),
+                        Text(layers if is_first else ""),
+                        Text(name),
+                        state(peer.state or "nobody serves it"),
+                        Text(f"{peer.pace_s * 1000:.0f} ms" if peer.pace_s else "-"),
+                        Text(str(peer.outstanding)),
+                        Text(peer.device or "-"),
+                        Text(size(peer.memory_bytes) if peer.memory_bytes else "-"),
+                        Text(duration(board.now_unix_s - peer.since_unix_s) if peer.since_unix_s else "-"),
+                        Text(peer.reason),
+                    )
                 )
-            )
     columns = ("STAGE", "LAYERS", "PEER", "STATE", "PACE", "WORK", "DEVICE", "MEMORY", "SINCE", "REASON")
+    columns = (*(("ISLAND",) if islands else ()), *columns)
     return FittedTable(columns, rows, dropped_first=("MEMORY", "SINCE", "DEVICE", "LAYERS", "WORK", "PACE"))

@@ -78,6 +78,10 @@ class SchedulerMetrics:
         self._route_weight = gauge("route_weight", share, ("job_id", "stage", "peer"))
         self._speed = gauge("peer_speed_tokens_per_second", "Measured speed in the stage that it serves", ("peer",))
         self._routed = counter("route_decisions", "Times a peer was picked for a hop", ("stage", "peer"))
+        of_island = ("job_id", "island")
+        self._island_step = gauge("island_step", "Steps that all stage servers of an island made", of_island)
+        self._island_outer_steps = gauge("island_outer_steps", "Exchanges with other islands", of_island)
+        self._island_peers = gauge("island_peers", "Stage servers of an island", of_island)
         self._rebalances = counter("rebalances", "Replicas moved to another stage")
         released = "Decision to release by the old stage"
         self._rebalance_duration = histogram("rebalance_duration", released, LONG_SECONDS_BUCKETS)
@@ -136,7 +140,8 @@ class SchedulerMetrics:
             self._deadline.labels(job_id, str(stage), direction).set(seconds)
 
     def at_work_no_more(self, job_id: str) -> None:
-        """The job has no replicas: no speed and no deadline holds."""
+        """The job has no replicas: no speed and no deadline holds, and none serves an island."""
+        _remove_series(self._island_peers, job_id, 0)
         left = self._weighed.pop(job_id, None)
         if left is not None:
             for gauge in (self._route_weight, self._deadline):
@@ -247,6 +252,13 @@ class SchedulerMetrics:
         for (stage, reason), total in reroutes.items():
             self._raise_to(self._reroutes, (job_id, str(stage), reason if reason in REASONS else OTHER), total)
         self._raise_to(self._duplicates, (job_id,), duplicates)
+
+    def islands(self, job_id: str, made: Sequence[tuple[int, int, int]]) -> None:
+        """Of each island of a job at work its steps, its outer steps and how many stage servers it has."""
+        gauges = (self._island_step, self._island_outer_steps, self._island_peers)
+        for island, values in enumerate(made):
+            for gauge, value in zip(gauges, values, strict=True):
+                gauge.labels(job_id, str(island)).set(value)
 
     def rebalanced(self, job_id: str, duration_s: float) -> None:
         """A replica was released by its old stage, `duration_s` after that was decided."""

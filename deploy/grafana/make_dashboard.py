@@ -89,6 +89,15 @@ ROWS: dict[str, list[tuple[str, str, dict[str, str]]]] = {
         ("Queue", "short", {"stage {{stage}} {{direction}}": "sum by (stage, direction) (swarm_queue_depth)"}),
         ("Averaging round, p95", "s", {"stage {{stage}}": _p(0.95, "swarm_averaging_duration_seconds", "stage")}),
         (
+            "Islands: steps, exchanges, stage servers",
+            "short",
+            {
+                "{{job_id}} island {{island}} step": f"swarm_island_step{{{JOB}}}",
+                "{{job_id}} island {{island}} exchanges": f"swarm_island_outer_steps{{{JOB}}}",
+                "{{job_id}} island {{island}} stage servers": f"swarm_island_peers{{{JOB}}}",
+            },
+        ),
+        (
             "Averaging rounds per second",
             "short",
             {"stage {{stage}} {{outcome}}": _rate("swarm_averaging_rounds_total", "stage, outcome")},

@@ -89,6 +89,10 @@ def _show_speeds(job: Job, metrics: SchedulerMetrics) -> None:
         for direction in Direction
     }
     metrics.speeds(job.record.id, stages, deadlines_s)
+    situation = job.situation() if spec.has_outer_steps else None
+    if situation is not None:
+        made = [(one.steps, one.exchanges, sum(map(len, one.peers))) for one in situation.islands]
+        metrics.islands(job.record.id, made)
 
 
 async def tidy(registry: JobRegistry, membership: Membership, ports: SchedulerPorts) -> None:

@@ -130,8 +130,6 @@ class Feed:
         values["curves"] = read.curves.values()
         values["news"] = news_values(read.news)
         values["reroutes"] = {} if job.brain is None else reroutes_values(job.brain.counts().reroutes)
-        if job.spec.has_outer_steps:
-            values["islands"] = job.spec.islands.count
         return values
 
     async def _about(self, job: Job) -> _Read:

@@ -6,10 +6,11 @@ A value that is not known is left out, so a change can say with null that it is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import Any, TypeAlias
 
-from scheduler.brain.explain.facts import Fact, ReplicaStanding, Situation
+from scheduler.brain.explain.facts import Fact, IslandStanding, ReplicaStanding, Situation
 from scheduler.brain.explain.step_times import StepTimes
 from scheduler.storage.job_log import LogLine
 from swarm.text import size
@@ -80,12 +81,34 @@ def job_values(
         "in_flight": view.microbatches_in_flight,
         "replayed": view.microbatches_replayed,
     }
-    return {
+    values: Json = {
         "id": view.id,
         "ledger": counted,
-        "stages": {str(stage.stage): _stage(stage, situation, peers) for stage in view.stages},
         "facts": [{"topic": fact.topic, "text": fact.text[:TEXT_MAX]} for fact in facts],
+    }
+    if situation is not None and situation.islands:
+        return values | {"islands": {str(one.number): _island(view, one, peers) for one in situation.islands}}
+    return values | {
+        "stages": {str(stage.stage): _stage(stage, situation, peers) for stage in view.stages},
         "timeline": {} if situation is None else {str(one.step): _times(one) for one in situation.steps},
+    }
+
+
+def _island(view: pb.JobView, island: IslandStanding, peers: Mapping[str, pb.PeerView]) -> Json:
+    """As a job of its own; the times of its steps end with their number, from 1, or 0 for an outer step.
+
+    All of an outer step is shown as averaging.
+    """
+    steps = () if island.own is None else island.own.steps
+    return {
+        "step": island.steps,
+        "exchanges": island.exchanges,
+        "waits_for": island.waiting_for[:TEXT_MAX],
+        "stages": {str(stage.stage): _stage(stage, island.own, peers) for stage in view.stages},
+        "timeline": {
+            str(one.step): [*_times(one if number else replace(one, averaged_s=one.agreed_s)), number]
+            for one, number in zip(steps, island.numbers, strict=True)
+        },
     }
 
 
@@ -144,6 +167,7 @@ def peers_values(views: Iterable[pb.PeerView]) -> Json:
         numbers: dict[str, float] = {"since_unix_s": round(view.since_unix_s)}
         if view.job and view.stage >= 0:
             numbers["stage"] = view.stage
+            numbers |= {"island": int(view.island)} if view.island else {}
         if view.job:
             numbers["load"] = view.outstanding
             if view.pace_s:

@@ -21,32 +21,6 @@ from tests.support.simulated import Tokens, small_spec, write_text
 pytestmark = pytest.mark.timeout(300)
 TAB, ENTER = "\ue004", "\ue007"
 
-# Whatever has text, with the contrast between it and what is behind it (WCAG 2, relative luminance).
-CONTRASTS = """
-const channel = (value) => (value /= 255) <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-const rgba = (text) => text.match(/[\\d.]+/g).map(Number);
-const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-function behind(node) {
-  for (let at = node; at; at = at.parentElement) {
-    const colour = rgba(getComputedStyle(at).backgroundColor);
-    if (colour.length < 4 || colour[3] > 0) return colour;
-  }
-  return [255, 255, 255];
-}
-const found = [];
-const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-while (walker.nextNode()) {
-  const node = walker.currentNode.parentElement;
-  const is_seen = node.getClientRects().length && !node.closest(".hidden, script, noscript");
-  if (!walker.currentNode.textContent.trim() || !is_seen) continue;
-  const style = getComputedStyle(node);
-  const ink = rgba(node.closest("svg") ? style.fill : style.color);
-  const [high, low] = [luminance(ink), luminance(behind(node))].sort((a, b) => b - a);
-  found.push([(high + 0.05) / (low + 0.05), walker.currentNode.textContent.trim().slice(0, 40)]);
-}
-return found;
-"""
-
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -144,7 +118,7 @@ def test_the_page_has_headings_landmarks_and_tables_that_say_what_they_are(brows
 def test_texts_stand_out_from_what_is_behind_them(browser: Browser, dark: bool) -> None:
     browser.look(dark=dark)
     until("the stages are drawn", lambda: browser.run("return document.querySelectorAll('.replica').length") > 0)
-    contrasts = browser.run(CONTRASTS)
+    contrasts = browser.contrasts()
     assert len(contrasts) > 60
     assert [found for found in contrasts if found[0] < 4.5] == []
 

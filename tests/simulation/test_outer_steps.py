@@ -309,6 +309,12 @@ def test_questions_are_answered_for_all_islands() -> None:
     assert [(one.number, one.steps, one.exchanges) for one in situation.islands] == [
         (number, brain.courses[number].inner_steps(one.agreed), 0) for number, one in enumerate(brain._islands)
     ]
+    for one, course in zip(situation.islands, brain.courses, strict=True):
+        assert one.own is not None
+        assert {replica.peer for replica in one.own.replicas} == {peer for pool in one.peers for peer in pool}
+        steps = [times.step for times in one.own.steps]
+        assert one.numbers == tuple(0 if course.is_outer(step) else course.inner_steps(step) + 1 for step in steps)
+        assert one.numbers[:2] == (1, 2)
     assert situation.island_of(PeerId("i1-s0-0")) == 1
     assert situation.island_of(PeerId("idle")) is None
     assert brain.team().replicas == 8

@@ -17,6 +17,33 @@ CALL_S_MAX = 30.0
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars")
 
 
+# Whatever has text, with the contrast between it and what is behind it (WCAG 2, relative luminance).
+CONTRASTS = """
+const channel = (value) => (value /= 255) <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+const rgba = (text) => text.match(/[\\d.]+/g).map(Number);
+const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+function behind(node) {
+  for (let at = node; at; at = at.parentElement) {
+    const colour = rgba(getComputedStyle(at).backgroundColor);
+    if (colour.length < 4 || colour[3] > 0) return colour;
+  }
+  return [255, 255, 255];
+}
+const found = [];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const node = walker.currentNode.parentElement;
+  const is_seen = node.getClientRects().length && !node.closest(".hidden, script, noscript");
+  if (!walker.currentNode.textContent.trim() || !is_seen) continue;
+  const style = getComputedStyle(node);
+  const ink = rgba(node.closest("svg") ? style.fill : style.color);
+  const [high, low] = [luminance(ink), luminance(behind(node))].sort((a, b) => b - a);
+  found.push([(high + 0.05) / (low + 0.05), walker.currentNode.textContent.trim().slice(0, 40)]);
+}
+return found;
+"""
+
+
 class Browser:
     """One window; use as a context manager. The test fails if Chromium or its driver is missing."""
 
@@ -74,6 +101,10 @@ class Browser:
             "actions": [{"type": kind, "value": key} for kind in ("keyDown", "keyUp")],
         }
         self._call("POST", f"{self._session}/actions", {"actions": [typed]})
+
+    def contrasts(self) -> list[tuple[float, str]]:
+        """Of each text that is seen its contrast, and how it begins."""
+        return [(float(ratio), str(text)) for ratio, text in self.run(CONTRASTS)]
 
     def complaints(self) -> list[str]:
         """What the browser had to say about the page since it was last asked."""

@@ -13,11 +13,12 @@ from client.records import Job, raise_unless_succeeded
 from client.shell import Shell
 from client.views import evaluation_text, job_values, number
 from swarm.errors import INTERRUPTED, SchedulerUnreachable
-from swarm.text import duration
+from swarm.text import counted, duration
 from swarm.types import JobState
 
 # Without a terminal: a line per state, and one per this many seconds.
 PLAIN_LINE_S = 5.0
+ISLANDS_SHOWN = 8
 
 
 def follow(shell: Shell, scheduler: Scheduler, job: str) -> Job:
@@ -57,7 +58,14 @@ def progress_line(view: Job) -> str:
         text += f"  {view.tokens_per_s:.0f} tokens/s"
     if view.step and not view.has_ended:
         text += f"  ETA {duration(view.eta_s)}"
-    return text
+    return text + (f"  {_islands(view)}" if view.islands and not view.has_ended else "")
+
+
+def _islands(view: Job) -> str:
+    """How far the islands are, and how often all of them have exchanged."""
+    steps = " ".join(str(one.step) for one in view.islands[:ISLANDS_SHOWN])
+    more = " ..." if len(view.islands) > ISLANDS_SHOWN else ""
+    return f"islands at {steps}{more}, {counted(min(one.exchanges for one in view.islands), 'exchange')}"
 
 
 def news(view: Job, reason_before: str) -> str:

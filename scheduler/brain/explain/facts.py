@@ -78,6 +78,8 @@ class IslandStanding:
     exchanges: int  # and outer steps
     peers: tuple[tuple[PeerId, ...], ...]
     waiting_for: str
+    own: Situation | None = None  # as its own brain sees it
+    numbers: tuple[int, ...] = ()  # of each of its newest steps, from 1; 0: an outer step
 
 
 @dataclass(frozen=True, slots=True)

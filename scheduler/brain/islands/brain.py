@@ -29,6 +29,7 @@ from scheduler.brain.explain.situation import Counts
 from scheduler.brain.fleet.placement import Candidate
 from scheduler.brain.inputs import Input
 from scheduler.brain.islands.exchange import Delegation, Exchanging
+from scheduler.brain.islands.rows import numbers
 from scheduler.brain.islands.saving import JointCheckpoints
 from scheduler.brain.job import JobBrain
 from scheduler.brain.outputs import CommitRow, EnterState, Fail, Finish, Note, Output, Stopped
@@ -195,6 +196,8 @@ class IslandsBrain:
                     one.agreed - course.inner_steps(one.agreed),
                     one.peers,
                     self._waiting_for(one),
+                    of[number],
+                    numbers(of[number].steps, course),
                 )
                 for number, (one, course) in enumerate(zip(self._islands, self.courses, strict=True))
             ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from scheduler.brain.explain.step_times import StepTimes
 from scheduler.brain.outputs import CommitRow
 from swarm.job.course import Course
 
@@ -53,3 +54,8 @@ def together(rows: Sequence[CommitRow], timeline: int, step: int) -> CommitRow:
         skip=skipped,
         tokens=tokens,
     )
+
+
+def numbers(steps: Sequence[StepTimes], course: Course) -> tuple[int, ...]:
+    """What each step of an island is for people: its number, from 1; 0: an outer step."""
+    return tuple(0 if course.is_outer(one.step) else course.inner_steps(one.step) + 1 for one in steps)

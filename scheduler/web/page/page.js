@@ -175,18 +175,39 @@ function showJob() {
     });
 }
 
+/** The islands of a job by number; a job without any is one, which has no number. */
+const islands = () => (state.job.islands ? entries(state.job.islands) : [["", state.job]]);
+
 function showStages() {
-  const most = Math.max(4, ...entries(state.job.stages).flatMap(([, stage]) => entries(stage.replicas).map(([, one]) => one.load || 0)));
+  const all = islands().flatMap(([, island]) => entries(island.stages));
+  const most = Math.max(4, ...all.flatMap(([, stage]) => entries(stage.replicas).map(([, one]) => one.load || 0)));
   const build = (number) => {
-    const title = make("h4", {id: `stage-${number}`});
+    const stages = make("div", {class: "stages"});
+    if (number === "") return make("div", {}, stages);
+    const title = make("h4", {id: `island-${number}`});
+    return make("section", {class: "island", "aria-labelledby": title.id}, title, make("p"), stages);
+  };
+  keep($("stages"), islands(), build, (node, island, number) => {
+    if (number !== "") {
+      say(node.children[0], `Island ${number}`);
+      say(node.children[1], `step ${island.step}, ${count(island.exchanges, "exchange")}; ${island.waits_for}`);
+    }
+    showIsland(node.lastElementChild, island, number, most);
+  });
+}
+
+function showIsland(place, island, island_number, most) {
+  const build = (number) => {
+    const title = make(island_number === "" ? "h4" : "h5", {id: `stage-${island_number}-${number}`});
     return make("section", {class: "stage", "aria-labelledby": title.id}, title, make("p"), make("ul", {class: "replicas"}));
   };
-  keep($("stages"), entries(state.job.stages), build, (node, stage, number) => {
+  keep(place, entries(island.stages), build, (node, stage, number) => {
     const [title, about, list] = node.children;
     const replicas = entries(stage.replicas);
     say(title, `Stage ${number}`);
     const does = stage.microbatches_per_s === undefined ? "" : `, ${figure(stage.microbatches_per_s)} microbatches/s`;
-    say(about, `${count(stage.layers, "layer")}, ${count(replicas.length, "replica")}${does}${stage.limits ? "; it limits the job" : ""}`);
+    const limits = stage.limits ? `; it limits the ${island_number === "" ? "job" : "island"}` : "";
+    say(about, `${count(stage.layers, "layer")}, ${count(replicas.length, "replica")}${does}${limits}`);
     node.classList.toggle("limits", Boolean(stage.limits));
     keep(list, replicas, replica, (item, one, id) => {
       const [head, facts, why, load] = item.children;
@@ -301,18 +322,25 @@ function showCurves() {
 
 // Steps ---------------------------------------------------------------------------------------------------------------
 
+/** The newest steps of every island: [key, times, name, whether it is the first of its island]. */
+function newestSteps() {
+  const each = Math.max(3, Math.floor(2 * STEPS_SHOWN / (islands().length + 1)));
+  return islands().flatMap(([island, {timeline}]) => entries(timeline).slice(-each).reverse().map(([step, times], index) => {
+    const number = times.length > 5 ? times[5] : Number(step) + 1;
+    return [`${island}.${step}`, times, number ? String(number) : "outer", island, index === 0];
+  }));
+}
+
 function showTimeline() {
   const job = state.job && state.jobs[state.job.id];
-  const all = job ? entries(state.job.timeline) : [];
-  $("steps-section").hidden = all.length === 0;
-  if (!all.length) return;
-  const about = state.job.islands ? ` of the first of ${state.job.islands} islands` : "";
-  say($("steps-title"), `Steps${about}`);
-  const shown = all.slice(-STEPS_SHOWN).reverse(), place = $("timeline"), width = place.clientWidth;
+  const shown = job ? newestSteps() : [];
+  $("steps-section").hidden = shown.length === 0;
+  if (!shown.length) return;
+  const place = $("timeline"), width = place.clientWidth, several = Boolean(state.job.islands);
   const open = shown.some(([, times]) => times[3] === null) && job.state === "running";
   const now = open ? told.clock_s + since() : Math.max(...shown.flatMap(([, times]) => times.slice(0, 4).filter((time) => time !== null)));
   const first = Math.min(...shown.map(([, times]) => times[0]));
-  const left = 46, line = 19, height = shown.length * line + 22;
+  const left = 46, line = 19, height = (shown.length + (several ? islands().length : 0)) * line + 22;
   const x = (at) => left + (at - first) / Math.max(0.001, now - first) * (width - left - 4);
   const svg = draw("svg", {viewBox: `0 0 ${width} ${height}`, height});
   for (const tick of ticks(first - now, 0, Math.max(2, width / 120))) {
@@ -320,17 +348,24 @@ function showTimeline() {
     svg.append(draw("line", {class: "grid", x1: at, x2: at, y1: 0, y2: height - 20}));
     svg.append(draw("text", {class: "axis", x: at, y: height - 5, "text-anchor": tick === 0 ? "end" : "middle"}, tick === 0 ? (open ? "now" : "end") : `${figure(tick)} s`));
   }
-  shown.forEach(([step, times], index) => {
-    const [began, full, averaged, agreed] = times.slice(0, 4).map((time) => time ?? now);
-    svg.append(draw("text", {class: "axis", x: left - 8, y: index * line + 14, "text-anchor": "end"}, String(Number(step) + 1)));
-    for (const [kind, from, to] of [["feeding", began, full], ["averaging", full, averaged], ["committing", averaged, agreed]]) {
-      if (to > from) svg.append(draw("rect", {class: kind, x: x(from), y: index * line + 3, width: Math.max(1, x(to) - x(from)), height: line - 6, rx: 2}));
+  let top = 0;
+  for (const [, times, name, island, is_first] of shown) {
+    if (several && is_first) {
+      svg.append(draw("text", {class: "axis", x: 0, y: top + 14}, `Island ${island}`));
+      top += line;
     }
-  });
+    const [began, full, averaged, agreed] = times.slice(0, 4).map((time) => time ?? now);
+    svg.append(draw("text", {class: "axis", x: left - 8, y: top + 14, "text-anchor": "end"}, name));
+    for (const [kind, from, to] of [["feeding", began, full], ["averaging", full, averaged], ["committing", averaged, agreed]]) {
+      if (to > from) svg.append(draw("rect", {class: kind, x: x(from), y: top + 3, width: Math.max(1, x(to) - x(from)), height: line - 6, rx: 2}));
+    }
+    top += line;
+  }
   place.replaceChildren(svg);
-  keep($("steps").tBodies[0], shown, () => row([["", "n"], ["", "n"], ["", "n"], ["", ""]], ""), (node, times, step) => {
+  const items = shown.map(([key, times, name, island]) => [key, [times, several ? `${name} of island ${island}` : name]]);
+  keep($("steps").tBodies[0], items, () => row([["", "n"], ["", "n"], ["", "n"], ["", ""]], ""), (node, [times, name]) => {
     const [began, full, averaged, agreed, repeats] = times;
-    say(node.cells[0], String(Number(step) + 1));
+    say(node.cells[0], name);
     const took = (from, to) => (from === null ? "" : to === null ? "under way" : figure(to - from));
     [took(began, full), took(full, averaged), took(averaged, agreed)].forEach((text, index) => say(node.cells[index + 1], text));
     say(node.cells[4], repeats ? count(repeats, "time") : "");
@@ -356,7 +391,8 @@ function showPool() {
   keep($("pool").tBodies[0], peers, build, (node, one) => {
     const [, name, serves, device, memory, speed, work, link, since_, why] = node.cells;
     badge(name.firstElementChild, one.state);
-    say(serves, one.job ? `stage ${one.stage} of ${one.job}` : "");
+    const island = one.island === undefined ? "" : ` in island ${one.island}`;
+    say(serves, one.job ? `stage ${one.stage}${island} of ${one.job}` : "");
     say(device, one.state === "relay" ? "" : one.device || "");
     say(memory, one.memory || "");
     say(speed, pace(one.pace_s));
@@ -388,7 +424,7 @@ function show(changes) {
   showJobs();
   showJob();
   if (state.job && changes.job) {
-    if (changes.job.stages) showStages();
+    if (changes.job.stages || changes.job.islands) showStages();
     if (changes.job.news || changes.job.facts || changes.job.reroutes) showNews();
     if (changes.job.curves) showCurves();
   }

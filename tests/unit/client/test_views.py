@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,6 +55,12 @@ def test_islands_are_shown_with_what_they_wait_for_and_of_a_stage_server_the_one
         "island": 1, "peers": ["c"], "step": 5, "exchanges": 1, "waits_for": "waits",
     }  # fmt: skip
     assert job_values(view())["islands"] == []
+    at_work = view(islands=islands)
+    assert progress_line(at_work).endswith("  islands at 4 5, 1 exchange")
+    assert "islands" not in progress_line(view())
+    assert "islands" not in progress_line(replace(at_work, state="succeeded"))
+    many = view(islands=tuple(Island(n, (), 4, 2, "") for n in range(9)))
+    assert progress_line(many).endswith("  islands at 4 4 4 4 4 4 4 4 ..., 2 exchanges")
     console = Console(width=200)
     with console.capture() as capture:
         console.print(peers_table([Peer("c", job="j", stage=1, island="1"), Peer("d", job="k", stage=1)]))

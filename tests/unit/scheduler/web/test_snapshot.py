@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import nan
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.brain.explain.facts import Fact, JoinerStanding, ReplicaStanding, Situation
+from scheduler.brain.explain.facts import Fact, IslandStanding, JoinerStanding, ReplicaStanding, Situation
 from scheduler.brain.explain.step_times import StepTimes
 from scheduler.brain.state.leaves import Leave
 from scheduler.storage.job_log import LogLine
@@ -126,6 +127,28 @@ def test_a_job_that_is_not_at_work_shows_who_served_it() -> None:
 def test_a_step_under_way_has_no_times_yet_for_what_is_to_come() -> None:
     timeline = job_values(view(), SITUATION, [], PEERS)["timeline"]
     assert timeline == {"3": [1.0, 2.0, 2.5, 3.0, 1.0], "4": [2.0, None, None, None, 0.0]}
+
+
+def test_each_island_has_its_stages_and_its_steps() -> None:
+    """The page showed all replicas of a stage in one column, and the steps of the first island as those of the job."""
+    a, b, c = REPLICAS
+    steps = (StepTimes(3, 1.0), StepTimes(4, 2.0, 2.0, 2.0, 2.5))
+    first = replace(SITUATION, replicas=(a, c), joiners=(), steps=steps)
+    second = replace(SITUATION, replicas=(b,), steps=())
+    standings = (
+        IslandStanding(0, 3, 1, ((A,), (C,)), "waits for the other islands", first, (3, 0)),
+        IslandStanding(1, 2, 0, ((B,), ()), "step 2: nobody serves stage 1", second),
+    )
+    values = job_values(view(), replace(SITUATION, islands=standings), [], PEERS)
+    assert not {"stages", "timeline"} & set(values)
+    one, other = values["islands"]["0"], values["islands"]["1"]
+    assert (one["step"], one["exchanges"], one["waits_for"]) == (3, 1, "waits for the other islands")
+    assert [set(stage["replicas"]) for stage in one["stages"].values()] == [{"a"}, {"c"}]
+    assert [set(stage["replicas"]) for stage in other["stages"].values()] == [{"b"}, {"d"}]
+    assert one["timeline"] == {"3": [1.0, None, None, None, 0.0, 3], "4": [2.0, 2.0, 2.5, 2.5, 0.0, 0]}
+    assert other["timeline"] == {}
+    serving = pb.PeerView(id="a", state="serving", job="demo-1", stage=1, island="0")
+    assert (peers_values([serving])["a"]["island"], "island" in peers_values([PEERS[A]])["a"]) == (0, False)
 
 
 def test_the_pool_says_what_each_serves_and_how_it_is_reached() -> None:

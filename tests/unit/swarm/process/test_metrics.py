@@ -55,6 +55,9 @@ SCHEDULER = {
     "swarm_reroutes_total": {"job_id", "stage", "reason"},
     "swarm_duplicates_discarded_total": {"job_id"},
     "swarm_rebalances_total": {"job_id"},
+    "swarm_island_step": {"job_id", "island"},
+    "swarm_island_outer_steps": {"job_id", "island"},
+    "swarm_island_peers": {"job_id", "island"},
     "swarm_rebalance_duration_seconds": set(),
     "swarm_route_decisions_total": {"stage", "peer"},
     "swarm_peers": {"job_id", "stage", "state"},
@@ -123,6 +126,7 @@ def _with_a_job() -> SchedulerMetrics:
     metrics.peers({("j1", 0, "serving"): 2, ("", None, "idle"): 1}, {"j1": 2})
     metrics.in_flight("j1", 3)
     metrics.speeds("j1", [{}, {"p1": 100.0}], {(1, "forward"): 2.0})
+    metrics.islands("j1", [(4, 2, 1), (5, 1, 3)])
     metrics.stored("commit", 0.002)
     _speak(metrics.process)
     return metrics
@@ -239,6 +243,8 @@ def test_only_present_replicas_have_a_weight_and_only_a_job_at_work_has_deadline
     assert metrics.registry.get_sample_value("swarm_peer_speed_tokens_per_second", {"peer": "p1"}) == 10.0
     metrics.at_work_no_more("j1")
     assert weights() == []
+    assert _samples(metrics.registry, "swarm_island_peers") == [], "nobody serves an island"
+    assert [value for _, value in _samples(metrics.registry, "swarm_island_step")] == [4.0, 5.0]
     assert _samples(metrics.registry, "swarm_peer_speed_tokens_per_second") == []
     assert _samples(metrics.registry, "swarm_hop_deadline_seconds") == []
 
