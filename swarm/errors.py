@@ -70,7 +70,7 @@ class SchedulerUnreachable(SwarmError):
 
 
 class NotAdmitted(SwarmError):
-    """Who asks has not proved who he is."""
+    """The caller has not proved its identity."""
 
     code = "E0500"
     exit_code = 5
@@ -89,13 +89,13 @@ class WrongSwarm(NotAdmitted):
 
 
 class RoleForbids(NotAdmitted):
-    """Who asks is known, and his role does not allow it."""
+    """The caller is known, and its role does not allow the call."""
 
     code = "E0503"
 
 
 class Revoked(NotAdmitted):
-    """Who asks was a member, and is none any more."""
+    """The caller was a member, and is none any more."""
 
     code = "E0504"
 
@@ -107,25 +107,25 @@ class CertificateEnded(NotAdmitted):
 
 
 class ClocksDiffer(NotAdmitted):
-    """A certificate is not good yet, or no more, by the clock of the machine that looks at it."""
+    """By the checking machine's clock, a certificate is not good yet, or no longer."""
 
     code = "E0506"
 
 
 class AnotherAnswers(NotAdmitted):
-    """Who answers at the address is of the swarm, and not the one who was meant."""
+    """A member of the swarm answers at the address, but not the one that was meant."""
 
     code = "E0507"
 
 
 class NoPass(NotAdmitted):
-    """A stage server has no pass for the job and stage of the one that it dials, or one that is good no more."""
+    """A stage server has no pass for the job and stage of the one that it dials, or its pass has ended."""
 
     code = "E0508"
 
 
 class NotOwner(NotAdmitted):
-    """Who asks may see the job, and somebody else submitted it."""
+    """The caller may see the job, but another person submitted it."""
 
     code = "E0509"
 
@@ -282,7 +282,7 @@ class RoundBroken(SwarmError):
 
 
 class DatabaseUnavailable(SwarmError):
-    """The database did not take a write, of which nothing was committed, or could not be read."""
+    """The database could not be read, or refused a write, of which then nothing was committed."""
 
     code = "E1400"
 

@@ -1,7 +1,7 @@
-"""What stage servers tell the scheduler, as values: events.
+"""Events: the messages of stage servers to the scheduler, as values.
 
-Each class mirrors the protobuf message of the same name in protos/swarm/wire/session.proto, field for field. What the
-scheduler answers is in `swarm.messages`.
+Each class mirrors the protobuf message of the same name in protos/swarm/wire/session.proto, field for field. The
+scheduler's commands are in `swarm.messages`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ReportedCell:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first event of a session: who dials, what it runs on, and what it still holds from before."""
+    """The first event of a session: the peer, its device, and the state that it still holds from before."""
 
     peer: PeerId
     incarnation: int
@@ -165,7 +165,8 @@ class Averaged:
 
 @dataclass(frozen=True, slots=True)
 class Rechecked:
-    """A slice of a round by hash: what this member took, what comes out, and what all hold; or `fault` says why not."""
+    """Hashes of a slice of a round: the parts that this member took, their mean, and the mean that all hold; or
+    `fault`."""
 
     timeline: int
     step: int

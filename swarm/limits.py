@@ -1,7 +1,7 @@
-"""How much others may send, hold and ask for: one table, applied where bytes enter.
+"""Limits on the messages, memory and requests of others: one table, applied where bytes enter.
 
-Whoever reaches a port can send what he likes, by intent or by accident. Nothing here is a rule of training: a limit is
-far above what an honest job needs and far below what would stop a process. docs/security.md lists them.
+A caller that reaches a port can send anything, by intent or by accident. Nothing here is a rule of training: a limit is
+far above the needs of an honest job and far below a load that would stop a process. docs/security.md lists them.
 """
 
 from __future__ import annotations

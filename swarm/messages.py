@@ -1,11 +1,11 @@
-"""What the scheduler tells stage servers, as values: commands. What they report is in `swarm.events`.
+"""Commands: the messages of the scheduler to stage servers, as values. Their reports are in `swarm.events`.
 
 Each class mirrors the protobuf message of the same name in protos/swarm/wire/session.proto, field for field
-(`swarm.rpc.mapping` translates, a test holds the two equal). The deciding modules see only these. What stage servers
-say to each other is in `swarm.peer_messages`.
+(`swarm.rpc.mapping` translates, a test holds the two equal). The deciding modules see only these. Messages between
+stage servers are in `swarm.peer_messages`.
 
 Commands flow from the scheduler to a stage server, events flow back. A command is fenced by the scheduler's `epoch`
-(on the envelope); whatever carries training content also carries `timeline`.
+(on the envelope); every message with training content also carries `timeline`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class RelayAt:
 class Welcome:
     """The first command of a session: the peer is known under this id and must send something every `heartbeat_s`.
 
-    With a `pass_key` (Ed25519) it lets in only those who show a pass that this key signed; `unix_s` is the clock by
-    which passes end. `cut_off` names those who were revoked while passes of theirs may still be good. `relays` as
-    in UseRelays.
+    With a `pass_key` (Ed25519) it lets in only callers with a pass that this key signed; `unix_s` is the clock by which
+    passes end. `cut_off` names revoked stage servers whose passes may still be good. `relays` as in UseRelays.
     """
 
     peer: PeerId
@@ -57,14 +56,14 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class TakePass:
-    """What a stage server shows those whom it dials from now on; it comes before the stage that it is for."""
+    """The pass that a stage server shows from now on when it dials; it comes before the stage that it is for."""
 
     token: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class UseRelays:
-    """The relays that are here now; which of them lead to whom follows from that (swarm/rpc/links/paths.py)."""
+    """The relays that are here now; from them follows which two lead to each peer (swarm/rpc/links/paths.py)."""
 
     relays: tuple[RelayAt, ...]
 
@@ -169,7 +168,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Recount:
-    """Add up the gradients of these microbatches, which Checks of the same number bring, beside the sums of the step.
+    """Add up the gradients of these microbatches beside the sums of the step; Checks of the same number bring them.
 
     `Recounted` names elements [start, stop) of the unit.
     """
@@ -220,7 +219,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Envoy:
-    """A replica that takes part in an outer round for its island, which lives on `timeline`.
+    """A replica that takes part in an outer round for its island, on the island's `timeline`.
 
     Its island's proposal counts by `tokens`; with none the envoy only receives.
     """
@@ -234,7 +233,7 @@ class Envoy:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Propose how far the island has moved `unit`, and make the mean of what all `envoys` propose, in their order.
+    """Propose how far the island has moved `unit`, and compute the mean of all envoys' proposals, in order of `envoys`.
 
     Answered as `Average` is. `step` is an outer step, the next one to be committed.
     """
@@ -275,7 +274,7 @@ class AbortRound:
 
 @dataclass(frozen=True, slots=True)
 class UnitRound:
-    """Which round of a unit a commit makes effective."""
+    """The round of a unit that a commit makes effective."""
 
     unit: UnitName
     round: Round
@@ -311,7 +310,7 @@ class SaveStage:
 
 @dataclass(frozen=True, slots=True)
 class HashStage:
-    """Say by hash what SaveStage would hand over (`Hashed`): a second opinion on what another replica does."""
+    """Hash the files that SaveStage would send, and report `Hashed`: a second opinion on another replica's files."""
 
     job: JobId
     timeline: int

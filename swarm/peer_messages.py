@@ -1,4 +1,4 @@
-"""What stage servers say to each other, as values; each class mirrors the message of its name in frame.proto."""
+"""Messages between stage servers, as values; each class mirrors the message of its name in frame.proto."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ TensorHeader: TypeAlias = Boundary | EvaluationBoundary | Slice | Need
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What the scheduler says of a stage server to those whom it dials: which stage of which job it serves."""
+    """The scheduler's statement of a stage server's job and stage, which it shows to the stage servers that it
+    dials."""
 
     cluster: str
     job: JobId
@@ -112,7 +113,8 @@ class StateRequest:
 
 @dataclass(frozen=True, slots=True)
 class StateReply:
-    """What follows: state of `version`, or records up to `version`; the replica's log begins at `reach`."""
+    """The kind of bytes that follow: state of `version`, or records up to `version`; the replica's log begins at
+    `reach`."""
 
     version: int
     reach: int

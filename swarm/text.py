@@ -58,7 +58,7 @@ def is_wildcard(host: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, in one line."""
+    """The text of a library's error, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -68,7 +68,7 @@ def printable(text: str) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """The text with what stands before the @ of each URL left out: mqtt://…@host."""
+    """The text without the user and password of each URL: mqtt://…@host."""
     return _CREDENTIALS.sub(r"\1…@", text) if "@" in text else text
 
 

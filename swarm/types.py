@@ -1,4 +1,4 @@
-"""The nouns of the protocol: who, what and in which order.
+"""The nouns of the protocol: ids, states, microbatches and attempts.
 
 ARCHITECTURE.md ("Words") says what each word means; one word has one meaning in every module. Standard library only:
 the deciding modules of the scheduler and of the stage server are built on this file.
@@ -75,14 +75,14 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Plan]):
-    """What was decided and why; `plan` is None if nothing can or should be done."""
+    """A decision and its reason; `plan` is None if nothing can or should be done."""
 
     plan: Plan | None
     reason: str
 
 
 class Direction(StrEnum):
-    """Which of a cell's two computations, or of its two inputs, is meant."""
+    """One of a cell's two computations, or of its two inputs."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

@@ -1,11 +1,11 @@
-"""Where a checkpoint keeps what belongs to one of several islands: the state of its optimizer.
+"""Where a checkpoint keeps the state of each island's optimizer.
 
     model/, outer/              what all islands share
     optimizer/                  of island 0, where a job with one island has its own
     islands/01/optimizer/       of island 1, and so on
 
-Each island loads what it had. In a job with more islands those that are new take what others had, in turn; in one with
-fewer the rest is left out.
+Each island loads its own state. In a job with more islands the new ones take the states of the others, in turn. In a
+job with fewer islands the rest is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checkpoint is, and reading one: it is complete or absent, and any number of stages can go on from it.
+"""Reads checkpoints. A checkpoint is complete or absent, and any number of stages can go on from it.
 
     latest                      name of the newest one, for other programs; ours read the manifests
     step-00000500/
@@ -8,7 +8,7 @@
       islands/01/optimizer/     of a job with islands, those of the others (swarm/checkpoint/islands.py)
       outer/                    "<parameter>@momentum" of outer steps; model/ has the outer weights then
       trainer_state.json        step, timeline, schedule, data position, seeds, totals, loss
-      manifest.json             last: what belongs to it, with size and sha256 of every file
+      manifest.json             last: size and sha256 of every file that belongs to it
 
 Nothing is keyed by stage. A step whose name is taken by another attempt (an earlier timeline's, or one that broke off)
 is written beside it as step-00000500.1: a good checkpoint is never touched while it is the newest. Checkpoints are
@@ -149,7 +149,7 @@ class Found:
     skipped: tuple[Fault, ...]
 
     def skipped_text(self) -> str:
-        """Which checkpoints were skipped and why, for a person; empty if none."""
+        """The skipped checkpoints with their faults, for a person; empty if none."""
         return "; ".join(f"{fault.name} was skipped: {fault.reason}" for fault in self.skipped)
 
 
@@ -174,7 +174,7 @@ def list_checkpoints(storage: Storage, job: JobId | None = None) -> tuple[list[C
 
 
 def fault_of(checkpoint: Checkpoint, *, contents: bool = True, progress: Callable[[], None] = lambda: None) -> str:
-    """What is wrong with a checkpoint's files; empty if nothing.
+    """The fault in a checkpoint's files; empty if there is none.
 
     Sizes, headers of safetensors files, the index and the step are always compared; with `contents` also the sha256 of
     every file and of the weights as a whole. `progress` is called after every few megabytes.
@@ -214,7 +214,7 @@ def find(storage: Storage, name: str) -> Checkpoint:
 def open_folder(path: Path) -> Checkpoint:
     """The checkpoint in a folder on this machine: a step-… folder, or the newest that verifies in a folder of them.
 
-    NotFound if there is none, CheckpointDamaged if what is there cannot be used.
+    NotFound if there is none, CheckpointDamaged if it cannot be used.
     """
     path = path.absolute()
     if (path / MANIFEST).exists():

@@ -43,11 +43,11 @@ class Sink(Protocol):
         """Close it; its content is durable (local) or complete (URL)."""
 
     def abort(self) -> None:
-        """Close it; nobody will read it."""
+        """Close it, unread."""
 
 
 class Draft(Protocol):
-    """A folder that is being written; nobody sees it before `publish`."""
+    """A folder that is being written; readers do not see it before `publish`."""
 
     def create(self, path: str) -> Sink:
         """Begin a file; one that is there already is replaced."""
@@ -85,8 +85,8 @@ class Storage(Protocol):
 def local_folder(where: str, schemes: Set[str] = SCHEMES) -> Path | None:
     """The folder that `where` names, None for a URL of a kind in `schemes`; InvalidConfig for anything else.
 
-    A checkpoint.dir comes from whoever may submit, and fsspec would dial a host, chain file systems, or take a password
-    from it. Nothing is touched or dialled here.
+    Any submitter chooses a checkpoint.dir, and fsspec would dial a host, chain file systems, or take a password from
+    it. Nothing is touched or dialled here.
     """
     scheme, mark, rest = where.partition("://")
     hint = f"use a folder, or a URL of {', '.join(f'{name}://' for name in sorted(schemes))}"
@@ -107,7 +107,7 @@ def local_folder(where: str, schemes: Set[str] = SCHEMES) -> Path | None:
 
 
 def check_absolute(where: str) -> None:
-    """InvalidConfig for a checkpoint.dir that is a folder of nobody knows where."""
+    """InvalidConfig for a checkpoint.dir that is a relative path."""
     folder = local_folder(where)
     if where and folder is not None and not folder.is_absolute():
         raise InvalidConfig(
@@ -438,7 +438,7 @@ def _remote(what: str) -> Iterator[None]:
 
 
 def _told(what: str, error: Exception) -> str:
-    """What kind of error it is; what the server said, which may be anybody's, is for our own log only."""
+    """The kind of the error. Its text goes to our own log only, because a stranger's server may have written it."""
     _log.warning("storage failed", what=what, error=repr(error)[:1000])
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)

@@ -26,7 +26,7 @@ from swarm.types import JobId
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the manifest and the trainer state record besides the files; times are seconds since the epoch."""
+    """The facts that the manifest and the trainer state record besides the files; times are seconds since the epoch."""
 
     job: str
     timeline: int

@@ -122,7 +122,7 @@ def split_samples(tokens: int, sequence_length: int, validation_ratio: float) ->
 
 
 class Batches:
-    """Which tokens are microbatch m of portion q: a pure function of the data, the seed and (q, m).
+    """The tokens of microbatch m of portion q: a pure function of the data, the seed and (q, m).
 
     A portion is the data of one step; `Course` (swarm/job/course.py) says which step trains which.
 

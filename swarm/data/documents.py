@@ -61,7 +61,7 @@ class Source:
 
 
 def find_sources(section: DataSection) -> list[Source]:
-    """What `section.source` names, in order of path; nothing is read yet, empty files are left out.
+    """The sources that `section.source` names, in order of path; nothing is read yet, empty files are left out.
 
     It names a glob, several globs separated by commas ("**" descends into folders), or a data set on the hub
     ("hf:owner/name", "hf:owner/name@revision"). With format "auto" the suffix decides: .jsonl and .ndjson (also .gz and

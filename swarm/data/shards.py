@@ -37,7 +37,7 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class TokenManifest:
-    """What `tokenise` made.
+    """The result of `tokenise`.
 
     `unigram_entropy` (nats) is the loss of a model that knows how often each token occurs and nothing else.
     """
@@ -55,7 +55,7 @@ class TokenManifest:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """What a job trains on, before it is read: sources, and what turns their texts into ids."""
+    """A job's data before it is read: the sources, and the tokenizer for their texts."""
 
     sources: tuple[Source, ...]
     tokenizer: Tokenizer

@@ -38,12 +38,12 @@ class Tokenizer(Protocol):
 
     @property
     def start(self) -> Ids:
-        """What every text begins with."""
+        """The ids that every text begins with."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]: ...
 
     def tokenizer_files(self) -> dict[str, bytes]:
-        """What belongs into the model's folder, by file name."""
+        """The tokenizer's files for the model's folder, by name."""
 
 
 def load_tokenizer(spec: JobSpec, *, ids_given: bool = False) -> Tokenizer:
@@ -112,7 +112,7 @@ class NoTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer.json with what its configuration files say of special tokens; truncation and padding are off.
+    """A tokenizer.json with the special tokens of its configuration files; truncation and padding are off.
 
     Every text begins with what the tokenizer's own template puts in front (Llama: <|begin_of_text|>) and is closed by
     the eos_token. Without an eos_token there must be a pad_token, and only `packing = false` works. Special tokens that
@@ -170,7 +170,7 @@ class HuggingFaceTokenizer:
         return int(found)
 
     def _start(self) -> Ids:
-        """What the template puts in front of a text; the end of text replaces what it puts behind."""
+        """The ids that the template puts in front of a text; those behind a text are replaced by the end of text."""
         plain = self._tokenizer.encode("a", add_special_tokens=False).ids
         whole = self._tokenizer.encode("a", add_special_tokens=True).ids
         fits = (at for at in range(len(whole) - len(plain) + 1) if whole[at : at + len(plain)] == plain)

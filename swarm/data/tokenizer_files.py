@@ -1,4 +1,4 @@
-"""Which files of a model's folder are its tokenizer's. Standard library only: the scheduler asks this too."""
+"""The tokenizer's files in a model's folder. Standard library only: the scheduler asks this too."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 
 
 class _OneLine(logging.Filter):
-    """The library has two lines for each try; one in all says what a person needs to know."""
+    """Shorten the library's two log lines per attempt to a single one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,8 +42,8 @@ logging.getLogger("huggingface_hub.utils._http").addFilter(_OneLine())
 def fetch(repository: str, revision: str, name: str, *, with_token: bool = True) -> Path:
     """The file `name` of a model repository, downloaded if the cache lacks it.
 
-    `with_token`: ask as the user of this machine (HF_TOKEN, login), else as nobody. NotFound if there is no such file,
-    NotCached without a network; InvalidModel with the cause otherwise: no such repository or revision, no access.
+    `with_token`: ask as the user of this machine (HF_TOKEN, login), else anonymously. NotFound if there is no such
+    file, NotCached without a network; InvalidModel with the cause otherwise: no such repository or revision, no access.
     """
     token = None if with_token else False
     with _translated(repository, revision, name):

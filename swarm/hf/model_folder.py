@@ -29,7 +29,7 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def weights_sha256(parameters: Iterable[ParameterHash]) -> str:
-    """One sha256 over all parameters of a model, the same whatever the cut and the files.
+    """One sha256 over all parameters of a model, the same for every cut and every set of files.
 
     It covers a line "name dtype shape sha256" per parameter, in order of name. A parameter that is named twice (tied
     weights in two stages) counts once; ReplicaDiverged if the two differ.
@@ -97,7 +97,7 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def check_out_dir(out_dir: Path) -> None:
-    """NotAllowed if a model in `out_dir` would mix with what is there, InvalidConfig if it cannot be written."""
+    """NotAllowed if a model in `out_dir` would mix with other files there, InvalidConfig if it cannot be written."""
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
         raise NotAllowed(f"{out_dir} exists already", hint="choose another --out, or remove it")
     try:

@@ -122,7 +122,7 @@ def weight_files(spec: JobSpec) -> tuple[WeightFile, ...]:
 def check_weights(spec: JobSpec) -> None:
     """InvalidModel if the weights of a local model are plainly not those of its config.json: other layers or widths.
 
-    Whoever loads them compares every tensor; this says so before anything is sent.
+    Stage servers compare every tensor when they load; this finds the fault before anything is sent.
     """
     files = weight_files(spec)
     if not files:
@@ -150,7 +150,7 @@ def check_weights(spec: JobSpec) -> None:
 def hub_files(spec: JobSpec, wanted: frozenset[str], *, with_token: bool = True) -> tuple[WeightFile, ...]:
     """The hub's weights that hold one of the tensors `wanted`, downloaded if needed, which may take long.
 
-    Without `with_token` the hub is asked as nobody: HF_TOKEN and logins of this machine are not used.
+    Without `with_token` the hub is asked anonymously: HF_TOKEN and logins of this machine are not used.
     """
     from swarm.hf import hub  # noqa: PLC0415 - slow to import, and few commands need it
 

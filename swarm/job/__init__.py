@@ -1,1 +1,1 @@
-"""What a job file means; no torch."""
+"""The job file and everything that follows from it alone; no torch."""

@@ -1,4 +1,4 @@
-"""What may change when a job resumes: how it is trained, never what is trained.
+"""The keys that may change when a job resumes: those of how it is trained, never of what is trained.
 
 The step says which data was seen (`Course`), and microbatch (t, m) is a function of seed, batch and sequence length:
 all of them mean something else to weights that have seen them. Pure functions of values.
@@ -99,7 +99,7 @@ def _narrow(key: str, was: Any, wanted: Any) -> tuple[str, Any, Any]:
 
 
 def changed_values(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A resolved job's values, ready for `--set`: what follows from an overridden value is "auto" again."""
+    """A resolved job's values, ready for `--set`: values that follow from an overridden one are "auto" again."""
     keys = {override.partition("=")[0].strip() for override in overrides}
     pipeline = values["pipeline"]
     if "pipeline.stages" in keys and "pipeline.split" not in keys:

@@ -1,7 +1,7 @@
-"""What each step of a job trains: which portion of the data, at which place in the schedule of the learning rate.
+"""The course of a job: the portion of the data and the place in the learning-rate schedule of each step.
 
-A step is a position in a sequence of commits, and says neither by itself. Whoever needs to know asks the course: the
-scheduler, stage servers and the one-process reference alike. Pure values; standard library only.
+A step is a position in a sequence of commits, and says neither by itself. The scheduler, stage servers and the
+one-process reference all ask the course. Pure values; standard library only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from swarm.job.schedule import evaluation_due
 
 @dataclass(frozen=True, slots=True)
 class InnerStep:
-    """What one step trains. Its portion also seeds its dropout, so equal portions drop alike whoever trains them."""
+    """The portion and rate step of one step. The portion also seeds dropout, so equal portions drop alike on every
+    island."""
 
     portion: int  # global_batch_sequences samples of the data order: portion q begins with sample q * that number
     rate_step: int  # its place in the schedule of the learning rate
@@ -24,7 +25,7 @@ class Course:
     """The steps of a job: each trains the portion behind that of the step before."""
 
     def at(self, step: int) -> InnerStep:
-        """What step `step` (from 0) trains."""
+        """The portion and rate step of step `step` (from 0)."""
         return InnerStep(portion=step, rate_step=step)
 
     def is_outer(self, step: int) -> bool:
@@ -36,11 +37,11 @@ class Course:
         return version
 
     def version_after(self, inner_steps: int) -> int:
-        """The version that a job which goes on after so many inner steps begins with; inverse of `inner_steps`."""
+        """The version at which a job goes on after `inner_steps` of its steps; inverse of `inner_steps`."""
         return inner_steps
 
     def level_from(self, version: int) -> int:
-        """The first version from `version` on that holds nothing but what all islands share, and can be saved."""
+        """The first version from `version` on that is the same in all islands, and so can be saved."""
         return version
 
     def is_saved(self, version: int, every_steps: int) -> bool:
@@ -70,7 +71,7 @@ class IslandCourse:
     island: int
 
     def at(self, step: int) -> InnerStep:
-        """What inner step `step` (from 0) of the island trains."""
+        """The portion and rate step of the island's inner step `step` (from 0)."""
         before = step - step % self.lease  # portions that each island had from earlier leases
         leased = min(self.lease, self.steps - before)
         return InnerStep(before * self.islands + self.island * leased + step - before, rate_step=step)
@@ -92,7 +93,7 @@ class OuterCourse(Course):
         return self.inner.steps + -(-self.inner.steps // self.inner.lease)
 
     def at(self, step: int) -> InnerStep:
-        """What a step that is no outer one trains."""
+        """The portion and rate step of a step that is no outer one."""
         assert not self.is_outer(step), f"step {step} trains nothing"
         return self.inner.at(self.inner_steps(step))
 
@@ -118,7 +119,7 @@ class OuterCourse(Course):
         return min(self.steps, -(-version // period) * period)
 
     def is_saved(self, version: int, every_steps: int) -> bool:
-        """What was due since the last outer step waits for the next one."""
+        """Whether the version is saved: saves due since the last outer step wait for the next one."""
         if version == 0 or not self.is_outer(version - 1) or not every_steps:
             return False
         return any((inner + 1) % every_steps == 0 for inner in self.span(version - 1))

@@ -19,7 +19,7 @@ DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a job file may say of a family, what a layer costs, and the library's names for its parts."""
+    """A family: the keys that a job file may give, the cost of a layer, and the library's names for its parts."""
 
     # Of the Hugging Face config, those that shape the model: type and default (None: derived, or absent). Dropout is 0
     # here, whatever the library's default; a pretrained config.json that does not name its dropout has the library's.

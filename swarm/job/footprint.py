@@ -15,12 +15,11 @@ The log grows with what is left: a stage server lets it take a share of the memo
 (LOG_SHARE in stage_server/ports.py), since more records only save a joiner some transfers. All but graphs and
 boundaries are counted per parameter. Graphs were measured: what autograd saves in one decoder layer is, per token,
 about 5 D + a (q + 2 kv) + m I elements of 4 bytes (D width, q and kv widths of the attention, I width of the MLP; a and
-m per family), with eager attention 2 x heads x T more, with dropout in attention 4 x heads x T. With bfloat16
-autocast it is up to 0.8 of that, and every graph keeps its own copy of the cast weights; with bfloat16_parameters it is
-up to 0.73, without copies.
-tests/unit/swarm/job/test_footprint.py compares the estimate with measured graphs. MARGIN covers what allocators waste.
-For a process that kept four graphs of six layers (D 384) and then took a step, the estimate was 1.44 times the measured
-peak in float32 and 1.21 times in bfloat16.
+m per family), with eager attention 2 x heads x T more, with dropout in attention 4 x heads x T. With bfloat16 autocast
+it is up to 0.8 of that, and every graph keeps its own copy of the cast weights; with bfloat16_parameters it is up to
+0.73, without copies. tests/unit/swarm/job/test_footprint.py compares the estimate with measured graphs. MARGIN covers
+the waste of allocators. For a process that kept four graphs of six layers (D 384) and then took a step, the estimate
+was 1.44 times the measured peak in float32 and 1.21 times in bfloat16.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ HIDDEN_DROPOUT = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one stage, by what they are for."""
+    """Bytes of one stage, by purpose."""
 
     weights: int
     optimizer: int
@@ -61,7 +60,7 @@ class Footprint:
 
 
 def stage_footprint(spec: JobSpec, layers: int, stage: int, stages: int, *, replicas: int = 1) -> Footprint:
-    """What one of `replicas` replicas needs for stage number `stage` of `stages`, with `layers` decoder layers.
+    """The memory of one of `replicas` replicas of stage number `stage` of `stages`, with `layers` decoder layers.
 
     `spec` needs a filled model.config and a microbatch size; its own split is ignored.
     """
@@ -109,7 +108,7 @@ def stage_parameters(spec: JobSpec, layers: int, *, first: bool, last: bool) -> 
 
 
 def graph_bytes(spec: JobSpec, layers: int, *, last: bool) -> int:
-    """What autograd keeps of one microbatch between forward and backward."""
+    """Bytes that autograd keeps of one microbatch between forward and backward."""
     config, widths = spec.model.config, layer_widths(spec)
     width: int = config["hidden_size"]
     vocabulary: int = config["vocab_size"]

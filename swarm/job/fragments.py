@@ -1,4 +1,4 @@
-"""Which fragment of the model a parameter belongs to: what is in one fragment is proposed and merged together.
+"""The fragment of the model that a parameter belongs to; the parameters of a fragment are proposed and merged together.
 
     fragment of layer l: l mod P          P fragments; with one fragment all is in it
     embedding: fragment 0                 norm and head: fragment P - 1
@@ -18,7 +18,7 @@ LAYERS_PER_FRAGMENT = 3  # of "auto", as in the paper
 
 
 class Part(Enum):
-    """What of a model is in no decoder layer."""
+    """The parts of a model outside its decoder layers."""
 
     EMBEDDING = "embedding"  # with learned positions; a tied weight too
     HEAD = "head"  # with the norm before it

@@ -1,4 +1,5 @@
-"""What [islands] and [outer] of a job file mean: the part of the job that one island trains, and when islands exchange.
+"""The sections [islands] and [outer] of a job file: the part of the job that one island trains, and when islands
+exchange.
 
 An island is a complete pipeline that trains by itself. Every island makes `training.steps` inner steps, each on its own
 share of the global batch, so a job has as many tokens with one island as with several.
@@ -73,7 +74,7 @@ def outer_plan(spec: JobSpec) -> OuterPlan:
 
 
 def course_of(spec: JobSpec, timeline: int) -> Course:
-    """What each step of the island on `timeline` is, of a resolved spec."""
+    """The course of the island on `timeline`, from a resolved spec."""
     if not spec.has_outer_steps:
         return PLAIN
     return OuterCourse(courses(spec)[island_of(spec, timeline)])
@@ -96,7 +97,7 @@ def job_timeline(spec: JobSpec, timeline: int) -> int:
 
 
 def check_for_swarm(spec: JobSpec) -> None:
-    """InvalidConfig, with what can be done, if a scheduler cannot train a job with outer steps as it is."""
+    """InvalidConfig, with a way out, if a scheduler cannot train a job with outer steps as it is."""
     if not spec.has_outer_steps:
         return
     if spec.averaging.mode != "diloco":

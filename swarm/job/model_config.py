@@ -1,7 +1,7 @@
 """A job's model.config: filled, checked, and written under the family's own names.
 
-Job files use common names (hidden_size); the family's own (n_embd) are understood too. What a job file leaves out has
-the family's default, or follows from its data and tokenizer. No torch.
+Job files use common names (hidden_size); the family's own (n_embd) are understood too. Keys that a job file leaves out
+have the family's default, or follow from its data and tokenizer. No torch.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def hugging_face_config(spec: JobSpec) -> dict[str, Any]:
 def check_sizes(config: dict[str, Any]) -> None:
     """InvalidConfig if a number in a model's config could make the library build something of an absurd size.
 
-    A config.json decides the whole architecture, so fields that we do not know reach the library. Whoever submits a job
-    chooses it: a million labels are a million names in every stage server.
+    A config.json decides the whole architecture, so fields that we do not know reach the library. Its author may be
+    anybody: a million labels are a million names in every stage server.
     """
     for key, value in config.items():
         most = _SIZES_MAX.get(key, NUMBER_MAX)

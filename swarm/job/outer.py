@@ -34,7 +34,7 @@ class OuterUpdate:
 
 @dataclass(frozen=True, slots=True)
 class MergeRule:
-    """The three numbers by which an island takes over new outer weights, named as in `swarm.model.outer.merged`."""
+    """The three numbers with which an island merges new outer weights, named as in `swarm.model.outer.merged`."""
 
     k: float
     s: float

@@ -26,7 +26,7 @@ def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[st
 
 
 def put_value(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set the value at a dotted key, in place; InvalidConfig if the key leads through another value."""
+    """Set the value at a dotted key, in place; InvalidConfig if a part of the key is not a table."""
     *sections, name = key.split(".")
     for section in sections:
         values = values.setdefault(section, {})

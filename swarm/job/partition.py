@@ -120,7 +120,7 @@ def flops_per_token(spec: JobSpec) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class LayerWidths:
-    """Sizes of one decoder layer: elements of its matrices, and the widths of what it computes per token."""
+    """Sizes of one decoder layer: elements of its matrices, and the widths of its results per token."""
 
     matrices: int
     queries: int
@@ -152,11 +152,12 @@ def auto_microbatch(global_batch_sequences: int, sequence_length: int) -> int:
 
 
 def auto_overlap(spec: JobSpec, stages: int, replicas: int) -> int:
-    """How many microbatches of a step are to use weights one step old; `spec` needs a microbatch size.
+    """How many microbatches of a step should use weights one step old; `spec` needs a microbatch size.
 
     Between two steps each of `replicas` pipelines idles for stages - 1 microbatches while it fills and drains, and for
-    about one more while gradients are averaged and committed. So many late microbatches keep it busy; more than half
-    of a step costs more loss than it gains time (docs/convergence.md). None for an optimizer that does not look ahead.
+    about one more while gradients are averaged and committed. The same number of late microbatches keeps it busy; more
+    than half of a step costs more loss than it gains time (docs/convergence.md). None for an optimizer that does not
+    look ahead.
     """
     training = spec.training
     if training.optimizer not in LOOKS_AHEAD or (training.optimizer == "adamw" and not training.lookahead):
@@ -165,7 +166,7 @@ def auto_overlap(spec: JobSpec, stages: int, replicas: int) -> int:
 
 
 def shape_text(spec: JobSpec) -> str:
-    """What was chosen for a resolved job, and why, in one line for people."""
+    """The chosen shape of a resolved job and its reason, in one line for people."""
     split, microbatches = spec.pipeline.split, spec.training.microbatches
     assert split != "auto", "resolve the spec first"
     stages = f"{counted(len(split), 'stage')} of {' + '.join(map(str, split))} layers"

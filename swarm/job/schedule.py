@@ -1,4 +1,4 @@
-"""Which weights a microbatch uses, the learning rate along its schedule, and the factor that clips its gradient.
+"""The weights that a microbatch uses, the learning rate along its schedule, and the factor that clips its gradient.
 
 Pure functions, shared by the scheduler and the one-process reference, so that both get the same bits on one machine.
 """
@@ -15,7 +15,7 @@ NOT_FINITE_HINT = "look for NaN in the weights that the job starts from, or lowe
 
 
 class ScheduleSettings(Protocol):
-    """What a job file's [training] says of the learning rate; a brain reads it without the library that checks it."""
+    """The learning-rate keys of a job file's [training], as values that a brain reads without the checking library."""
 
     @property
     def learning_rate(self) -> float: ...

@@ -1,4 +1,4 @@
-"""What all sections of a job file have in common."""
+"""The common base of all sections of a job file."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ _FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, lis
 
 
 class ModelSection(Section):
-    """Which model: one from a local folder or the hub (`id`), or one from scratch, given by its Hugging Face config.
+    """The model: from a local folder or the hub (`id`), or from scratch, given by its Hugging Face config.
 
-    `swarm.hf.pretrained.ground` fills `family`, `config` and `revision` from what `id` names.
+    `swarm.hf.pretrained.ground` fills `family`, `config` and `revision` from the model that `id` names.
     """
 
     id: str = ""  # local folder or hub id; empty = from scratch
@@ -63,7 +63,7 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """Which text, and how it becomes sequences."""
+    """The text, and how it becomes sequences."""
 
     source: Annotated[str, Field(min_length=1)]
     format: Literal["auto", "text", "jsonl", "parquet", "bin", "hf"] = "auto"
@@ -194,7 +194,7 @@ class AveragingSection(Section):
 
 
 class OuterSection(Section):
-    """What islands exchange, and when; "auto" depends on averaging.mode (swarm/job/islands.py)."""
+    """The exchange between islands; "auto" depends on averaging.mode (swarm/job/islands.py)."""
 
     every_steps: Auto | Annotated[int, Field(ge=1, le=10**6)] = "auto"  # inner steps between two exchanges
     learning_rate: Auto | Annotated[float, Field(gt=0, le=10)] = "auto"
@@ -206,7 +206,7 @@ class OuterSection(Section):
 
 
 class CheckpointSection(Section):
-    """What is kept so that training can go on later, and where."""
+    """Checkpoints: when they are written, and where they are kept."""
 
     dir: str = ""  # a folder or URL that the scheduler can write; empty = the scheduler's data folder
     every_steps: Annotated[int, Field(ge=0, le=10**9)] = 500  # 0 = not by steps
@@ -369,7 +369,7 @@ class JobSpec(Section):
 
     @property
     def sync_steps(self) -> int:
-        """The first steps, which do without overlap; only once the spec is resolved."""
+        """The number of first steps without overlap; only once the spec is resolved."""
         assert self.pipeline.sync_steps != "auto", "resolve the spec first"
         return self.pipeline.sync_steps
 
@@ -407,7 +407,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """What stands in a job file, unchecked; InvalidConfig if it is missing or not TOML."""
+    """The content of a job file, unchecked; InvalidConfig if it is missing or not TOML."""
     try:
         # utf-8-sig: editors on Windows put a byte-order mark in front.
         text = path.read_text(encoding="utf-8-sig")

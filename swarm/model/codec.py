@@ -1,4 +1,4 @@
-"""Tensors to bytes and back: what travels between stage servers, and in which precision.
+"""Tensors to bytes and back, for the way between stage servers, in the precision of a codec.
 
 A codec names what a tensor looks like on the wire: as it is, cast to a shorter float, or as int8 or fp4 in blocks. One
 table holds them; fp4 is for what islands propose only. Slices of gradients travel as they are, or as bfloat16 or int8,
@@ -13,11 +13,12 @@ is reported as not finite instead of being clipped silently.
     fp4 payload of n values:   ceil(n / 2) bytes, low half first | ceil(n / 256) float32
 
 fp4 is a sign and three bits of exponent (E3M0): 0, or plus or minus 2^(e - 7) times the scale of the block, e = 1 .. 7.
-The nearest of these is taken, of two the one farther from zero, so what is below 2^-7 of the scale becomes 0, and every
-error is at most the larger of a third of the value and 2^-7 of the scale. What is not finite is treated as in int8.
+The nearest of these is taken, of two the one farther from zero. So a value below 2^-7 of the scale becomes 0, and every
+error is at most the larger of a third of the value and 2^-7 of the scale. Values that are not finite are treated as in
+int8.
 
-Whatever is decoded lies in fresh memory of torch's own alignment, never in the received buffer: matrix kernels may
-round differently on memory that is aligned differently, and bits must not depend on how bytes arrived.
+Decoded tensors lie in fresh memory of torch's own alignment, never in the received buffer: matrix kernels may round
+differently on memory that is aligned differently, and bits must not depend on how bytes arrived.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def encode_there(tensor: Tensor, codec: str) -> Tensor:
 
 
 def dtype_of(codec: str) -> str:
-    """What a header calls the payload's elements."""
+    """The name of the payload's elements in a header."""
     return _known(codec).dtype
 
 
@@ -246,7 +247,7 @@ def sized_slice(payload: Payload, dtype: str, elements: int) -> memoryview:
 
 
 def slice_dtypes(codec: str) -> tuple[str, ...]:
-    """What the headers of slices may say in a job with this averaging.compression."""
+    """The dtypes that headers of slices may name in a job with this averaging.compression."""
     return tuple(SLICE_DTYPES) if codec == "none" else (codec,)
 
 
@@ -297,7 +298,8 @@ def _tensor_of(payload: memoryview, dtype: str, shape: Shape) -> Tensor:
 
 
 def _landing(shape: Shape) -> Tensor:
-    """Memory for a boundary tensor; pinned if this process uses a GPU, which can then fetch it in the background."""
+    """Memory for a boundary tensor; pinned if this process uses a GPU, so that the GPU can fetch it in the
+    background."""
     uses_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch gives it no types
     return torch.empty(shape, dtype=torch.float32, pin_memory=uses_gpu)
 

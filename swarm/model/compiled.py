@@ -1,7 +1,7 @@
 """Compiled decoder layers (`model.compile`): torch.compile around each, done before a stage takes work.
 
 Compiling takes minutes, and no microbatch may wait for it: its deadline would pass, and its seconds would stand for the
-replica's pace. So a stage first computes zeros, forward and backward, for which nobody waits. The function that comes
+replica's pace. So a stage first computes zeros, forward and backward, before it takes work. The function that comes
 of it serves all layers of a kind and both versions of the weights; evaluation, without a graph, has one of its own.
 """
 

@@ -38,7 +38,7 @@ def contribution_limit(contributions: int) -> int:
 def in_range(gradients: Sequence[Tensor], bits: int | None, limit: int) -> Tensor:
     """Whether every element of all is finite and, on a grid, at most `limit` multiples of 2^-bits in magnitude.
 
-    A 0-dim bool tensor on the gradients' device; nobody waits for it here.
+    A 0-dim bool tensor on the gradients' device; the host does not wait for it here.
     """
     # A NaN anywhere makes both ends NaN. Rounding is monotone, so the largest element decides for all.
     ends = [end for gradient in gradients if gradient.numel() for end in torch.aminmax(gradient)]
@@ -70,7 +70,7 @@ def mean_of_parts(parts: Sequence[Tensor], tokens: int, bits: int | None) -> Ten
     """The averaged gradient as float32: the members' parts added in the given order, divided by `tokens`.
 
     Parts are 1-D sums of equal length, in order of peer id. Applied to slices it gives the slices of the result. With
-    `bits` the order does not matter; without, a common order is what makes all members agree.
+    `bits` the order does not matter; without, all members agree because they share one order.
     """
     total = parts[0].to(torch.float64, copy=True)
     for part in parts[1:]:

@@ -1,5 +1,5 @@
-"""What islands send each other of a unit, and what all of them make of it: the mathematics of swarm.model.outer on
-flat tensors.
+"""Proposals of islands for a unit, and the mean that all islands compute of them: the mathematics of swarm.model.outer
+on flat tensors.
 
     at each envoy   anchor - w ──coded, parameter by parameter──▶ bytes ──▶ envoys of the other islands
                     bytes of all islands ──decoded──▶ P ──compose──▶ D, the same bits everywhere ──▶ merge
@@ -31,7 +31,7 @@ def proposal_bytes(stage: Stage, unit: UnitName, codec_name: str) -> int:
 
 
 def proposed(stage: Stage, unit: UnitName, codec_name: str) -> Tensor:
-    """What the stage's island proposes for a unit, coded: uint8, 1-D on the CPU, in memory of its own."""
+    """The proposal of the stage's island for a unit, coded: uint8, 1-D on the CPU, in memory of its own."""
     names = [name for name, _, _ in stage.parameters_of(unit)]
     behind = stage.behind(names)
     return torch.cat([codec.encode_there(behind[name], codec_name) for name in names])

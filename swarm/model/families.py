@@ -1,4 +1,4 @@
-"""Model families: which Hugging Face classes a stage is made of.
+"""Model families: the Hugging Face classes that a stage is made of.
 
 A stage uses the library's own layer classes, cut by hand: no tracing, no code from a hub. The classes are looked up by
 the names in swarm.job.families, where a family is one row.
@@ -65,7 +65,7 @@ EMBEDDING_SITE = -1  # where a layer's index stands in a draw's seed
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What determines the dropout of one forward: equal draws give equal masks, in any cut and after any rollback."""
+    """The seed of one forward's dropout: equal draws give equal masks, in any cut and after any rollback."""
 
     seed: int
     portion: int
@@ -242,8 +242,8 @@ def _fill(module: StageModule, spec: JobSpec, weights: Mapping[str, Tensor]) -> 
 def initialise(module: StageModule, spec: JobSpec) -> None:
     """Fill the parameters as Transformers does: matrices normal with initializer_range, norms neutral, biases zero.
 
-    Each parameter has its own generator, seeded by (training.seed, its name): the weights are the same whatever the
-    cut. A tied head is a parameter of its own that starts as the embedding.
+    Each parameter has its own generator, seeded by (training.seed, its name): the weights are the same in every cut. A
+    tied head is a parameter of its own that starts as the embedding.
     """
     family = FAMILIES[spec.model.family]
     padding = spec.model.config.get("pad_token_id")
@@ -273,7 +273,8 @@ def _embedding(family: Family, classes: Classes, config: Any) -> nn.Embedding:
 
 
 def _attention_kind(config: Any, index: int) -> str:
-    """What a layer attends to: everything before, or a window. Families that list no kinds have one for all layers."""
+    """The kind of a layer's attention: everything before, or a window. Families that list no kinds have one for all
+    layers."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return str(kinds[index])
@@ -298,7 +299,7 @@ def _described(spec: JobSpec) -> Iterator[None]:
 
 
 def _config(classes: Classes, family: Family, spec: JobSpec) -> Any:
-    """The library's config, if it reads the fields by which the job was cut as the job does; else InvalidConfig."""
+    """The library's config; InvalidConfig unless it agrees with the job on the fields by which the job was cut."""
     check_sizes(spec.model.config)
     config = classes.config(**hugging_face_config(spec))
     config._attn_implementation = family.attention

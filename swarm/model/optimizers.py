@@ -1,8 +1,8 @@
-"""The optimizers: which state each keeps for a parameter, and how parameters take one step.
+"""The optimizers: the state that each keeps for a parameter, and how parameters take one step.
 
-One tensor at a time, never grouped or fused: what happens to a parameter must not depend on its neighbours, because
-they depend on the cut into stages. AdamW, SGD, NAdamW and Muon are torch's own functional forms and give the bits of
-the classes in torch.optim; torch has no LAMB.
+One tensor at a time, never grouped or fused: a parameter's step must not depend on its neighbours, because they depend
+on the cut into stages. AdamW, SGD, NAdamW and Muon are torch's own functional forms and give the bits of the classes in
+torch.optim; torch has no LAMB.
 
     optimizer   state of a parameter p
     adamw       first moment, second moment, updates
@@ -281,7 +281,7 @@ def _muon(parameter: Tensor, gradient: Tensor, state: State, training: TrainingS
 
 
 def rule_of(optimizer: str, name: str, parameter: Tensor) -> Rule:
-    """How a parameter is stepped: Muon is for matrices of decoder layers alone, which have a number in their names."""
+    """The rule for a parameter: Muon steps only matrices of decoder layers, which have a number in their names."""
     if optimizer == "muon" and not (parameter.ndim == 2 and _OF_A_LAYER.search(name)):
         return OPTIMIZERS["adamw"]
     return OPTIMIZERS[optimizer]

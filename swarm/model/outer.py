@@ -5,9 +5,9 @@
     advance        B += D;  m = a m + d D + e B;  anchor -= x m + y D;  B *= z
     merged         w = k w + (1 - k) anchor' + s (anchor' - anchor) + o P
 
-Every product and every sum is rounded once, in the order written, and a term whose factor is 0 is left out: what is not
-finite in it has no effect. So all who compute a form get the same bits, and its numbers alone say which algorithm it is
-(`swarm.job.outer`): DiLoCo, Streaming DiLoCo and delayed Nesterov are all of this form.
+Every product and every sum is rounded once, in the order written. A term whose factor is 0 is left out, so its values
+that are not finite have no effect. So every machine gets the same bits of a form, and its numbers alone say which
+algorithm it is (`swarm.job.outer`): DiLoCo, Streaming DiLoCo and delayed Nesterov are all of this form.
 
 Source: DiLoCo (arXiv 2311.08105), algorithm 1; Streaming DiLoCo (arXiv 2501.18512), algorithm 2; delayed Nesterov, Liu
 et al. (arXiv 2401.09135), algorithm 3.
@@ -28,7 +28,7 @@ from swarm.model.digests import digest_of
 
 @dataclass(frozen=True, slots=True)
 class OuterState:
-    """What all islands hold alike of one parameter: float32 on the CPU, in the parameter's shape."""
+    """The outer state of one parameter, the same in all islands: float32 on the CPU, in the parameter's shape."""
 
     anchor: Tensor  # the outer weights
     momentum: Tensor  # m
@@ -62,7 +62,7 @@ class OuterWeights:
         self._digest = ""
 
     def tensors(self, name: str) -> list[Tensor]:
-        """What is held of a parameter, not copies; whoever writes into them calls `changed`."""
+        """The tensors held for a parameter, not copies; call `changed` after writing into them."""
         state = self._states[name]
         return [state.anchor, state.momentum, *([] if state.buffer is None else [state.buffer])]
 
@@ -75,7 +75,7 @@ class OuterWeights:
         self.changed()
 
     def momentum(self, name: str) -> Tensor:
-        """What `restore` takes, not a copy."""
+        """The momentum, as `restore` takes it; not a copy."""
         return self._states[name].momentum
 
     def digest(self) -> str:
@@ -86,11 +86,11 @@ class OuterWeights:
         return self._digest
 
     def behind(self, name: str, weights: Tensor) -> Tensor:
-        """How far these weights are behind the anchor: what their island proposes, before it is coded."""
+        """How far these weights are behind the anchor: their island's proposal before it is coded."""
         return self._states[name].anchor - weights.detach().cpu()
 
     def proposal(self, name: str, weights: Tensor, codec: str) -> Tensor:
-        """What an island with these weights proposes: P."""
+        """The proposal P of an island with these weights."""
         return proposal(self._states[name].anchor, weights.detach().cpu(), codec)
 
     def merge(self, name: str, weights: Tensor, merge: Merge) -> Tensor:
@@ -110,7 +110,8 @@ def proposal(anchor: Tensor, weights: Tensor, codec: str) -> Tensor:
 
 
 def compose(proposals: Iterable[Tensor], shares: Sequence[float]) -> Tensor:
-    """The mean proposal D; both are in order of islands, which fixes its bits. Proposals are taken one at a time."""
+    """The mean proposal D. Both arguments are in order of islands, and this fixes its bits. Proposals are taken one at
+    a time."""
     total: Tensor | None = None
     for share, one in zip(shares, proposals, strict=True):
         if total is None:

@@ -1,4 +1,4 @@
-"""Do two devices step alike? A digest of what the job's optimizer makes of a fixed input, to the bit.
+"""Do two devices step alike? A digest of the job's optimizer's result for a fixed input, to the bit.
 
 Replicas of a stage get the same averaged gradient, byte for byte, and each runs the optimizer on it. If one device
 rounds a square root otherwise, or flushes small numbers to zero, the replicas drift apart without any error. So each

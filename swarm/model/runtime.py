@@ -1,4 +1,4 @@
-"""What differs between devices: which ones exist, how torch computes on them, how much memory they have.
+"""The differences between devices: which ones exist, how torch computes on them, how much memory they have.
 
 Everything else in the product treats cpu, cuda:N and mps alike. Several processes may share one GPU: nothing here asks
 for a device as a whole, and a process can be held to its share of the memory.
@@ -24,7 +24,7 @@ from swarm.process.malloc import trim_malloc
 def choose_device(name: str) -> torch.device:
     """The device called "auto", "cpu", "cuda", "cuda:N" or "mps"; InvalidConfig if absent.
 
-    "auto" is a CUDA GPU if there is one, and never MPS, on which this version has not been tested.
+    "auto" is a CUDA GPU if there is one, and never MPS: this version has not been tested on it.
     """
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -94,7 +94,7 @@ class SentAhead:
 
 
 def send_ahead(tensor: Tensor, device: torch.device) -> SentAhead:
-    """Begin to copy a tensor to a GPU, from any thread; nobody waits. Do not write to `tensor` afterwards.
+    """Begin to copy a tensor to a GPU, from any thread, without waiting. Do not write to `tensor` afterwards.
 
     A GPU copies on a stream of its own, beside what it computes; in the background only if the memory is pinned. If the
     GPU is full, or the device is not a GPU, the tensor stays where it is.
@@ -110,7 +110,7 @@ def send_ahead(tensor: Tensor, device: torch.device) -> SentAhead:
 
 
 def received(sent: SentAhead) -> Tensor:
-    """The tensor, for what this thread computes from now on: the device waits for the copy, the host does not."""
+    """The tensor, ready for this thread's next computations: the device waits for the copy, the host does not."""
     if sent.copied is not None:
         computations = torch.cuda.current_stream(sent.tensor.device)
         computations.wait_event(sent.copied)
@@ -119,14 +119,14 @@ def received(sent: SentAhead) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device, for which the host does not wait; do not write to `tensor` afterwards."""
+    """The tensor on the device; the host does not wait for the copy. Do not write to `tensor` afterwards."""
     if device.type == "cuda" and tensor.device != device:
         tensor = received(send_ahead(tensor, device))
     return tensor.to(device, non_blocking=device.type not in ("cpu", "mps"))
 
 
 def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors on the CPU; the host waits once for all. They share memory with what lies there already."""
+    """The tensors on the CPU; the host waits once for all. Those that lie there already are not copied."""
     # torch takes pinned memory for a copy that does not block.
     there = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
     for device in {tensor.device for tensor in tensors if tensor.device.type != "cpu"}:

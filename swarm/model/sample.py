@@ -1,6 +1,6 @@
 """Text from a trained model folder: `python -m swarm.model.sample DIR --prompt TEXT`.
 
-Uses nothing of this package but its errors: what Transformers loads here, it loads anywhere.
+Uses nothing of this package but its errors: a folder that loads here loads with Transformers anywhere.
 """
 
 from __future__ import annotations

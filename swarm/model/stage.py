@@ -1,6 +1,6 @@
 """One stage of the model: forward, backward, exact sums, optimizer.
 
-What happens to a microbatch and to a step here:
+The life of a microbatch and of a step here:
 
     forward ──▶ graph kept ──▶ backward ──▶ gradients checked ──▶ added to the step's sums, once
                                                                         │
@@ -11,7 +11,7 @@ What happens to a microbatch and to a step here:
 This module only knows how to compute; when is decided elsewhere. The same class serves a stage server and the
 one-process reference, and the result must not depend on the number of stages. Therefore:
 
-- every tensor that a layer sees has the same shape, dtype and contiguity whatever the cut;
+- every tensor that a layer sees has the same shape, dtype and contiguity in every cut;
 - autocast keeps no cache of cast weights, which would live as long as the stage's forward;
 - gradients are summed, and the optimizer runs, per parameter tensor; flat buffers are only storage;
 - the two uses of a tied embedding are two parameters with two sums, even if one stage holds both.
@@ -63,9 +63,9 @@ class Stage:
     """Stage `stage` of the job's model on one device. Not thread-safe: one compute thread calls it.
 
     `spec` must be resolved; the cut is `spec.pipeline.split`. Without `initial` it starts at version 0 with weights
-    drawn from training.seed. With `step_on` "cpu" the optimizer runs and keeps its state on the CPU, which gives the
-    bits of a replica that lives there. Raises InvalidConfig if the model's config is impossible, InvalidModel if
-    `initial` does not fit it.
+    drawn from training.seed. With `step_on` "cpu" the optimizer runs and keeps its state on the CPU, with the bits of a
+    replica that lives there. Raises InvalidConfig if the model's config is impossible, InvalidModel if `initial` does
+    not fit it.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class Stage:
         tokens: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> tuple[Tensor | None, float]:
-        """Compute and keep what backward needs: (y [B, T, D], 0.0), or on the last stage (None, loss).
+        """Compute, and keep the graph for backward: (y [B, T, D], 0.0), or on the last stage (None, loss).
 
-        `version` names the weights; StaleMessage if they are not held. `portion` is what the course says of the step:
-        with the microbatch's index it seeds dropout. The first stage takes `tokens` [B, T], the others `x` [B, T, D]
-        float32, which this stage then owns; the last one takes `targets` [B, T] too (-100 = does not count) and gives
-        the sum of the token losses in nats. A second forward of a microbatch replaces the first.
+        `version` names the weights; StaleMessage if they are not held. `portion` is that of the step's course: with the
+        microbatch's index it seeds dropout. The first stage takes `tokens` [B, T], the others `x` [B, T, D] float32,
+        which this stage then owns; the last one takes `targets` [B, T] too (-100 = does not count) and gives the sum of
+        the token losses in nats. A second forward of a microbatch replaces the first.
         """
         self.weights.of(version)
         if self._first:
@@ -250,7 +250,7 @@ class Stage:
         return self.part_of(self._sums.get(step, {}), unit)
 
     def part_of(self, sums: Sums, unit: UnitName) -> Tensor:
-        """What `part` gives, of other sums."""
+        """As `part`, of other sums."""
         uses = [use for use in self._places if use.unit == unit]
         held = [sums[use] for use in uses if use in sums]
         if not held:
@@ -356,7 +356,7 @@ class Stage:
         scale: float,
         skip: bool,
     ) -> None:
-        """Commit `step` for some parameters, which are of version `step`; `gradients` are the averages.
+        """Commit `step` for some parameters, all of version `step`; `gradients` are the averages.
 
         The same computation, tensor by tensor, as `apply` makes for all at once, so the result has the same bits.
         """
@@ -369,7 +369,7 @@ class Stage:
 
     @torch.no_grad()
     def replay_merge(self, step: int, names: Iterable[str], merge: Merge) -> None:
-        """Commit an outer step for some parameters, which are of version `step`: the same bits as `merge`."""
+        """Commit an outer step for some parameters, all of version `step`: the same bits as `merge`."""
         assert self._outer is not None, "the job has no outer steps"
         for name in names:
             parameter = self.weights.to_step(name, step)
@@ -411,7 +411,7 @@ class Stage:
 
     @torch.no_grad()
     def capture(self, *, optimizer: bool) -> InitialState:
-        """A copy on the CPU of what a checkpoint needs: the newest weights; with `optimizer` its state, the weights of
+        """A copy on the CPU for a checkpoint: the newest weights; with `optimizer` its state, the weights of
         one version before (staleness 1), and the momentum of outer steps: these are the outer weights then.
 
         The tied weight is the first stage's only. Takes 4 bytes for each parameter, with `optimizer` as much again for

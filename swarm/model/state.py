@@ -10,7 +10,7 @@ tensors lie, and a stage reads only the byte ranges that it needs:
     outer/...                           parameter@momentum             of islands, in files of the same names
 
 `parameter@previous` is the weight of one version before. `StateReading` knows which bytes are needed and what they
-mean, but not who reads them (a file, Session.Fetch).
+mean, but not where they come from (a file, Session.Fetch).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class StateReading:
         self.total_bytes = sum(file.size_bytes for file in read)
 
     def spans(self) -> Iterator[Span]:
-        """What to read next; the bytes of a span must be fed before the next one is asked for."""
+        """The spans to read; the bytes of each must be fed before the next one is asked for."""
         yield from self._read_weights()
         for folder, files, into in (
             (OPTIMIZER_FOLDER, self._optimizer_files, self._states),
@@ -207,7 +207,7 @@ class StateReading:
 
 
 def read_initial(spec: JobSpec, stage: int) -> InitialState | None:
-    """What a stage of a new job starts from, by the spec alone: a local folder, the hub, or None (random)."""
+    """The starting state of a stage of a new job, by the spec alone: a local folder, the hub, or None (random)."""
     if not spec.model.id or spec.model.init == "random":
         return None
     return read_files(spec, stage, weight_files(spec) or hub_files(spec, wanted_names(spec, stage)))
@@ -240,8 +240,8 @@ def files_of(
 ) -> Iterator[tuple[str, bytes]]:
     """Path and bytes of every file that this stage writes, one after the other: they are made when they are asked for.
 
-    Files without a tensor (an optimizer without state, staleness 0) are left out. What islands share, the first one
-    writes.
+    Files without a tensor (an optimizer without state, staleness 0) are left out. The first island writes the files
+    that all islands share.
     """
     assert spec.pipeline.split != "auto", "resolve the spec first"
     if not island:

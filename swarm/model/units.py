@@ -1,4 +1,4 @@
-"""Units: which parameters of a stage are averaged together, and how they lie in flat sums and means.
+"""Units: parameters of a stage that are averaged together, and their places in flat sums and means.
 
 A stage's own parameters are one unit. The embedding and the head of a model that ties them are another, whose members
 are the replicas of the first and the last stage; a stage that holds both uses the weight in two places.
@@ -39,7 +39,7 @@ def tied_name(spec: JobSpec) -> str | None:
 
 
 def places_of(parameters: Mapping[str, Tensor], own: UnitName, tied: str | None) -> dict[UnitUse, UnitLayout]:
-    """Which of a stage's parameters lie where in which unit."""
+    """The place of each of a stage's parameters in its unit."""
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     roles = {tied: "embedding", HEAD: "head"} if tied is not None else {}
     places = {UnitUse(own, "own"): _layout({name: shape for name, shape in shapes.items() if name not in roles})}

@@ -1,4 +1,5 @@
-"""The weights of a stage: one module per version that may still be computed with, and what the optimizer steps.
+"""The weights of a stage: one module per version that may still be computed with, and the weights that the optimizer
+steps.
 
     model.dtype             a module holds      the optimizer steps
     float32, bfloat16       float32             the module of the oldest version, after the newest was copied there
@@ -31,7 +32,7 @@ class Buffer:
 
 
 class Weights:
-    """What stage `stage` computes with and steps; without `initial` drawn from training.seed, at version 0.
+    """The weights of stage `stage`; without `initial` drawn from training.seed, at version 0.
 
     Buffers of equal version hold equal weights; the first of them is used.
     """
@@ -116,7 +117,7 @@ def _starts(initial: InitialState | None) -> tuple[tuple[int, Mapping[str, Tenso
 
 
 def _lower(module: StageModule) -> dict[str, Tensor]:
-    """Turn the parameters into bfloat16; gives what they were. Buffers, such as rotary tables, stay float32."""
+    """Turn the parameters into bfloat16; gives the float32 ones. Buffers, such as rotary tables, stay float32."""
     # Not `detach`, which would count changes of the masters as changes of what graphs have seen.
     whole = {name: parameter.data for name, parameter in module.named_parameters()}
     for parameter in module.parameters():

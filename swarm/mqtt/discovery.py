@@ -23,7 +23,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a scheduler says of itself: dial `address` (host:port); `epoch` counts its starts."""
+    """A scheduler's announcement of itself: dial `address` (host:port); `epoch` counts its starts."""
 
     address: str
     epoch: int

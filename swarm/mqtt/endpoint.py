@@ -39,7 +39,7 @@ class Tls:
     key: str = ""
 
     def context(self) -> ssl.SSLContext:
-        """Read the files, which may have been renewed since; InvalidConfig if one cannot be used."""
+        """Read the files anew, as they may have been renewed; InvalidConfig if one cannot be used."""
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
             context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -1,6 +1,6 @@
 """A scheduler's hold on its swarm's name at the broker.
 
-    claim ─▶ nobody is announced, or the one who is does not answer ─▶ hold: announce, again whenever it is lost
+    claim ─▶ no scheduler is announced, or it does not answer ─▶ hold: announce, again whenever it is lost
          └─▶ a living scheduler answers: NotAllowed
 
 An announcement is retained, so it may be of a scheduler that is dead. Clearing it asks: a living scheduler notices, and

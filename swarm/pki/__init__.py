@@ -1,1 +1,1 @@
-"""Who is who: names, certificates, join tokens. No other package touches `cryptography`."""
+"""Identities: names, certificates, join tokens. No other package touches `cryptography`."""

@@ -29,7 +29,7 @@ _FILES = ("ca.key", "ca.crt")
 
 
 class Signer(Protocol):
-    """Signs certificates: an authority, or two of which one follows the other."""
+    """Signs certificates: an authority, or two in succession."""
 
     @property
     def cluster(self) -> str:
@@ -37,7 +37,7 @@ class Signer(Protocol):
 
     @property
     def pin(self) -> str:
-        """What a join token that is made now names the authority by."""
+        """The pin that names the authority in a join token made now."""
 
     @property
     def pem(self) -> bytes:
@@ -117,7 +117,7 @@ class Authority:
 
     @cached_property
     def pin(self) -> str:
-        """What a join token names this authority by."""
+        """The pin that names this authority in join tokens."""
         return _pin(self.key.public_key())
 
     @cached_property
@@ -153,7 +153,8 @@ class Authority:
 
 
 def pin_of(certificate: x509.Certificate) -> str:
-    """What join tokens name the authority with this certificate by; InvalidConfig if its key is none of ours."""
+    """The pin that names the authority with this certificate in join tokens; InvalidConfig if its key is none of
+    ours."""
     return _pin(keys.public_key(certificate))
 
 

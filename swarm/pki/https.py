@@ -20,14 +20,15 @@ class Https:
     """The TLS of one listener. It asks for a certificate and takes callers without one: probes have none."""
 
     def __init__(self, wallet: Wallet, file: Path) -> None:
-        """`file` is where key and certificate stand for OpenSSL, which reads them from files only."""
+        """`file` holds key and certificate for OpenSSL, which reads them from files only."""
         self._wallet = wallet
         self._file = file
         self._shown: Identity | None = None
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # proves nothing, so every handshake fails
 
     def context(self) -> ssl.SSLContext:
-        """What the next handshake uses; the older certificate if the new one cannot be written just now."""
+        """The TLS context of the next handshake, with the older certificate if the new one cannot be written just
+        now."""
         identity = self._wallet.identity
         if identity is not None and identity is not self._shown:
             with suppress(InvalidConfig):
@@ -40,7 +41,7 @@ class Https:
         return self._context
 
     def admits(self, certificate: Mapping[str, Any] | None) -> bool:
-        """Whether the caller may read metrics; `certificate` is what ssl's getpeercert gives."""
+        """Whether the caller may read metrics; `certificate` as ssl's getpeercert gives it."""
         names = [value for _, value in (certificate or {}).get("subjectAltName", ())]
         try:
             return principal_of(names).role in _SCRAPERS

@@ -1,8 +1,8 @@
-"""What a process proves itself with: its key, its certificate, and the authority that it trusts.
+"""The identity of a process: its key, its certificate, and the authority that it trusts.
 
     FOLDER/key.pem   FOLDER/cert.pem   FOLDER/ca.pem      written in this order, so a certificate never lacks its key
 
-An `Identity` is immutable. Whoever renews it makes another one; `Wallet` is where a process keeps the present one.
+An `Identity` is immutable. A renewal makes another one; a process keeps the present one in its `Wallet`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Identity:
 
     @classmethod
     def load(cls, folder: Path) -> Identity | None:
-        """What `save` wrote; None if there is nothing, or a start of it only. InvalidConfig if it cannot be used.
+        """The identity that `save` wrote; None if there is none, or only a part of it. InvalidConfig if it cannot be
+        used.
 
         Somebody may be renewing it just now, so two files that do not belong together are looked at again; blocking.
         """

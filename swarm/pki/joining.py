@@ -3,8 +3,8 @@
     GET  /v1/ca      over TLS that proves nothing yet  -> the authorities, of which the line names one by its key
     POST /v1/join    over TLS that this one vouches for: the secret, a request -> certificate, whom to trust, where
 
-Of the first answer only that authority is trusted, and the next one if it has vouched for it, so whoever stands in
-between learns no secret. The second answer is the scheduler's own word.
+Of the first answer only that authority is trusted, and the next one if it has vouched for it. So a man in the middle
+learns no secret. The second answer comes from the scheduler itself.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Joined:
 
 
 def join(line: JoinLine, name: str, application: Application, wall_s: Callable[[], float] = time.time) -> Joined:
-    """Become a member; blocking. `name` may be empty where the token says who joins.
+    """Become a member; blocking. `name` may be empty if the token fixes it.
 
     The same application may be handed in again if the answer was lost. Raises SchedulerUnreachable, WrongSwarm,
-    ClocksDiffer, or what the scheduler raised (BadToken, Refused).
+    ClocksDiffer, or the scheduler's error (BadToken, Refused).
     """
     unproved = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unproved.check_hostname = False
@@ -98,7 +98,7 @@ def _call(
     body: dict[str, str] | None = None,
     server_name: str = "",
 ) -> tuple[dict[str, Any], float | None]:
-    """The answer, and when it was given by the clock of whoever gave it."""
+    """The answer, and its time by the answering machine's clock."""
     connection = _Connection(address, context, server_name)
     try:
         payload = None if body is None else json.dumps(body)

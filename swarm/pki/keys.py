@@ -1,4 +1,4 @@
-"""Private keys and what is made of them. All keys are ECDSA P-256, which every TLS library speaks."""
+"""Private keys, requests and certificates. All keys are ECDSA P-256, which every TLS library speaks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def request_pem(key: Key, name: str) -> bytes:
 
 
 def requested_key(pem: bytes) -> PublicKey:
-    """The public key of a request, whose sender has proved that he holds the private one; Refused otherwise."""
+    """The public key of a request; Refused unless its sender has proved to hold the private key."""
     if len(pem) > PEM_BYTES_MAX:
         raise Refused(f"a request for a certificate has at most {PEM_BYTES_MAX} bytes")
     try:

@@ -1,10 +1,10 @@
 """The names in certificates.
 
-    spiffe://CLUSTER/stage-server/gpu-3          who somebody is
+    spiffe://CLUSTER/stage-server/gpu-3          the name of a member
     gpu-3.stage-server.CLUSTER.swarm             the same as a host name, which a dialler demands of the other side
 
-CLUSTER is made of the CA's key, so no two swarms share a name. A name says nothing of addresses: whoever answers at an
-address must prove that he is the one who was meant.
+CLUSTER is made of the CA's key, so no two swarms share a name. A name says nothing of addresses: the process that
+answers at an address must prove to have the expected name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _URI = re.compile(
 
 
 class Role(StrEnum):
-    """What the holder of a certificate may do; the scheduler's table says it call by call."""
+    """The role in a certificate; the scheduler's table of access lists the calls that each role may make."""
 
     SCHEDULER = "scheduler"
     STAGE_SERVER = "stage-server"
@@ -41,7 +41,7 @@ MEMBERS = (Role.STAGE_SERVER, Role.RELAY, *PEOPLE, Role.METRICS)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Principal:
-    """Who holds a certificate."""
+    """The holder of a certificate."""
 
     cluster: str
     role: Role
@@ -69,7 +69,7 @@ def any_of(cluster: str, role: Role) -> str:
 
 
 def principal_of(names: Iterable[str]) -> Principal:
-    """Who a certificate with these alternative names is for; NotAdmitted if they are not ours."""
+    """The holder of a certificate with these alternative names; NotAdmitted if they are not ours."""
     for one in names:
         if (found := _URI.fullmatch(one)) is not None and found["role"] in list(Role):
             return Principal(found["cluster"], Role(found["role"]), found["name"])

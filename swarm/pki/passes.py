@@ -1,9 +1,9 @@
-"""The key with which a scheduler signs what stage servers show each other, and how they check it.
+"""Signs passes and checks them: the scheduler signs the passes that stage servers show each other.
 
     signature (64 bytes) | statement
 
-Ed25519: to check one takes a fraction of a millisecond, and no certificate has to travel. What a statement says is none
-of this module's business (swarm/rpc/passes.py).
+Ed25519: to check one takes a fraction of a millisecond, and no certificate has to travel. The content of a statement is
+defined in swarm/rpc/passes.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STATEMENT_BYTES_MAX = 2 << 10
 
 @dataclass(frozen=True, slots=True)
 class PassKey:
-    """Signs; `public` is what others check with."""
+    """Signs; `public` is the key for checking."""
 
     key: Ed25519PrivateKey
     public: bytes

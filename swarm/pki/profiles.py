@@ -1,4 +1,4 @@
-"""Where a person's identities lie: one folder for each scheduler that he talks to.
+"""A person's identities: one folder for each scheduler that the person talks to.
 
     ~/.config/swarm/profiles/127.0.0.1-7950/{key,cert,ca}.pem        SWARM_PROFILES names another place
 

@@ -1,13 +1,13 @@
 """How one authority of a swarm follows the other while everybody goes on working.
 
-    rotate            all who are let in have both      all whom the old one signed for have ended
+    rotate            all members have both             all certificates of the old one have ended
       |  SHOWN          |  SIGNS                          |  ENDED             | leaves
       |  the old signs  |  the next one signs             |  the same          |  the next one alone
       |  both are trusted, and renewals give out both ---------------------->  |
 
-The next one signs only when nobody can have a good certificate without trusting it, and the old one leaves only when
-nobody can have a good one of it. What phase it is follows from three times on disk and the clock, so a restart in the
-midst changes nothing. The swarm's name stays: a later authority bears it in its subject.
+The next one signs only when every holder of a good certificate trusts it. The old one leaves only when all of its
+certificates have ended. The phase follows from three times on disk and the clock, so a restart in between changes
+nothing. The swarm's name stays: a later authority bears it in its subject.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TIMES_FILE = "succession.json"
 
 
 class Phase(StrEnum):
-    """What the two authorities do."""
+    """The phase of a succession."""
 
     ALONE = "alone"  # there is one
     SHOWN = "shown"  # the old one signs, the next one is trusted as well
@@ -96,7 +96,7 @@ class Succession:
 
     @classmethod
     def open(cls, folder: Path, wall_s: Callable[[], float] = time.time) -> Succession:
-        """What is kept in the folder, or a new authority; InvalidConfig if its files cannot be used."""
+        """The succession kept in the folder, or a new authority; InvalidConfig if its files cannot be used."""
         if not (folder / _TIMES_FILE).exists():
             return cls(folder, Authority.open(folder, wall_s()), wall_s=wall_s)
         next = Authority.read(folder, *_NEXT_FILES)

@@ -1,6 +1,6 @@
 """The line that lets somebody join: HOST:PORT#swm1-PIN-ID-SECRETcc.
 
-PIN names the authority by its key, so whoever stands in between is noticed before the secret is sent. ID finds the
+PIN names the authority by its key, so a man in the middle is noticed before the secret is sent. ID finds the
 token, SECRET opens it, and the two characters at the end tell a line that was cut or mistyped from a false one.
 """
 
@@ -29,7 +29,8 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class JoinLine:
-    """Where to join, whom to trust there, and the proof that one was invited."""
+    """The parts of a join line: the address, the pin of the authority to trust there, and the secret that proves the
+    invitation."""
 
     address: str
     pin: str
@@ -69,7 +70,7 @@ def read_line(text: str, path: Path | None = None) -> JoinLine | None:
 
 
 def secret_hash(secret: str) -> str:
-    """What the scheduler keeps of a secret. It is random, so it needs no salt and no slow hash."""
+    """The hash that the scheduler keeps of a secret. A secret is random, so it needs no salt and no slow hash."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

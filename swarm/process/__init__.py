@@ -1,1 +1,1 @@
-"""What every process of ours does: start, log, serve metrics, end."""
+"""Common to every process of ours: start, log, serve metrics, end."""

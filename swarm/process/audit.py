@@ -1,10 +1,10 @@
-"""What people and machines asked of the scheduler, and were refused: one JSON object per line.
+"""The audit log: calls by people and machines, and refusals, as one JSON object per line.
 
     audit-000001.jsonl  audit-000002.jsonl  audit.jsonl          the older ones are full, the last is written to
 
 Each line holds a hash over itself and the line before it, so a line that is changed, taken out or put in breaks the
 chain. The chain goes on from file to file: the first line of each says how the one before it ended, and which is the
-oldest that is kept. Whoever can write the files could make the whole chain anew; keep a copy of its newest hash
+oldest that is kept. A person who can write the files could make the whole chain anew; keep a copy of its newest hash
 elsewhere.
 """
 

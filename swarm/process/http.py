@@ -1,8 +1,8 @@
 """One small HTTP endpoint for every process: /metrics, /healthz, /readyz; anything else is 404.
 
 It runs on a thread of its own, so a scrape does not disturb the event loop. Health and readiness are asked of the loop,
-because a loop that is stuck is what an orchestrator wants to find out. With a `Door` it speaks HTTPS: metrics are for
-whom the door admits, health and readiness are for everybody.
+so an orchestrator notices a stuck loop. With a `Door` it speaks HTTPS: metrics are for callers that the door admits,
+health and readiness are for everybody.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Handshakes:
 
 
 class Door(Protocol):
-    """The TLS of an endpoint, and who may read more than health."""
+    """The TLS of an endpoint, and the check of callers that ask for more than health."""
 
     def context(self) -> ssl.SSLContext:
-        """What the next handshake uses."""
+        """The TLS context of the next handshake."""
 
     def admits(self, certificate: Mapping[str, Any] | None) -> bool:
         """Whether the holder of this certificate (as getpeercert gives it; None or {}: there is none) may."""

@@ -195,8 +195,8 @@ def log_format_of(text: str) -> LogFormat:
 
 @dataclass(slots=True)
 class Farewell:
-    """What a process does at the first signal instead of ending: `begin` is given what ends it, and says whether there
-    is anything to do first."""
+    """Work at the first signal, before the process ends: `begin` is given the function that ends it, and returns
+    whether there is such work."""
 
     begin: Callable[[Callable[[], object]], bool] = lambda end: False
 

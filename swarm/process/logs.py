@@ -51,7 +51,7 @@ def configure(
 
     `forward` receives every line of INFO and above that is bound with `job_id`, whatever `level` is, on the thread that
     logged; it must not wait and must not log. `facts` stand in every line that does not say otherwise, but are not
-    forwarded: whoever hears knows who speaks. Raises UsageError if `level` is unknown.
+    forwarded, as the receiver knows them. Raises UsageError if `level` is unknown.
     """
     if level not in LEVELS:
         raise UsageError(f'log level "{level}" is unknown', hint=f"one of: {', '.join(LEVELS)}")

@@ -1,4 +1,4 @@
-"""What the Prometheus series of both servers share: the process itself, and the buckets of durations.
+"""Prometheus series that both servers share: those of the process itself, and the buckets of durations.
 
 Base units, `_total` on counters, timestamps instead of ages. Each class of metrics owns one registry, so tests and
 several processes in one interpreter do not meet. All methods may be called from any thread.
@@ -26,7 +26,7 @@ LONG_SECONDS_BUCKETS = (*SECONDS_BUCKETS, 300.0, 900.0, 3600.0)
 
 
 class ProcessMetrics:
-    """What every process shows: its build, its link to the broker, `process_*` and `python_*`."""
+    """The series of every process: its build, its link to the broker, `process_*` and `python_*`."""
 
     def __init__(self, version: str, protocol: int) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the number of series for nothing that we use

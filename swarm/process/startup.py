@@ -17,9 +17,9 @@ PRIVATE_UMASK = 0o077  # texts, weights and logs are for their owner alone: fold
 def quiet_start() -> Iterator[None]:
     """Around the imports of a `__main__`: Ctrl-C ends the process at once with 130, without the traceback of an import.
 
-    gRPC's own messages on stderr are switched off unless GRPC_VERBOSITY asks for them: our errors already say what
-    they say about a busy port. This must happen before gRPC is loaded. A closed stream (`>&-`) is replaced by the null
-    device. Whatever the process writes is for its owner alone.
+    gRPC's own messages on stderr are switched off unless GRPC_VERBOSITY asks for them: our own errors already report a
+    busy port. This must happen before gRPC is loaded. A closed stream (`>&-`) is replaced by the null device. Files
+    that the process writes are for its owner alone.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:

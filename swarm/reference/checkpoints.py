@@ -113,7 +113,7 @@ class LocalCheckpoints:
 
 
 def islands_from(checkpoint: Checkpoint, spec: JobSpec, device: torch.device) -> list[list[Stage]]:
-    """The stages of each island of a resolved spec as the checkpoint has them, whatever number of stages wrote it.
+    """The stages of each island of a resolved spec as the checkpoint has them, for any number of stages that wrote it.
 
     InvalidConfig if the job cannot go on from it, InvalidModel if it is of another model.
     """

@@ -1,4 +1,4 @@
-"""The outer steps of a job whose islands all live in this process: what they propose, and what a merge makes of it.
+"""The outer steps of a job whose islands all live in this process: their proposals, and the merges.
 
     inner step at every island ──▶ captured? proposals, held ──▶ due? one outer version, merged at every island
 
@@ -38,10 +38,10 @@ class OuterSteps:
         self.is_level = True  # all islands hold the outer weights
 
     def after(self, step: int, tokens: Sequence[int]) -> list[int]:
-        """Every island has made inner step `step`, with so many tokens: capture and merge what is due.
+        """Every island has made inner step `step`, with these tokens: capture and merge the fragments that are due.
 
-        Gives the fragments whose mean proposal was not finite: the weights of all islands become the outer weights,
-        which stay, so what they had learned of it since the last merge is dropped.
+        Gives the fragments whose mean proposal was not finite. Their outer weights stay, and the weights of all islands
+        become the outer weights, so training of these fragments since the last merge is dropped.
         """
         self.is_level = False
         for counted in self._tokens:

@@ -155,7 +155,7 @@ def build_stages(spec: JobSpec, device: torch.device) -> list[Stage]:
 
 
 def _together(step: int, reports: Sequence[StepReport]) -> StepReport:
-    """What the islands' reports of one inner step come to, as that of step `step` of the job."""
+    """The islands' reports of one inner step, combined to that of step `step` of the job."""
     if len(reports) == 1:
         return replace(reports[0], step=step)
     tokens = sum(one.tokens for one in reports)
@@ -171,7 +171,7 @@ def _together(step: int, reports: Sequence[StepReport]) -> StepReport:
 
 
 def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, inner: InnerStep) -> StepReport:
-    """Compute, average and apply the next step, which trains what `inner` says, on all stages."""
+    """Compute, average and apply the next step on all stages; `inner` gives its portion and rate step."""
     training = spec.training
     step = stages[0].version
     loss, finite = 0.0, True
@@ -202,7 +202,7 @@ def train_step(stages: Sequence[Stage], spec: JobSpec, batches: Batches, inner: 
 
 
 def evaluate(stages: Sequence[Stage], spec: JobSpec, batches: Batches, version: int) -> EvaluationReport:
-    """The validation loss of the stages' newest weights, which people call version `version` of the job."""
+    """The validation loss of the stages' newest weights, reported as version `version` of the job."""
     loss = 0.0
     for index in range(batches.evaluation_microbatches):
         tokens, targets = (torch.from_numpy(array) for array in batches.evaluation(index))
@@ -215,7 +215,7 @@ def evaluate(stages: Sequence[Stage], spec: JobSpec, batches: Batches, version: 
 
 
 def sha256_of(stages: Sequence[Stage]) -> str:
-    """The hash that names the weights of these stages, whatever their number."""
+    """The hash that names the weights of these stages, the same for any number of stages."""
     return model_folder.weights_sha256(
         parameter for stage in stages for parameter in parameter_hashes(stage.capture(optimizer=False))
     )

@@ -1,4 +1,4 @@
-"""How much a relay carries: so many bits a second for all together, and so many bytes for one job."""
+"""A relay's budget: bits a second for all together, and bytes for each job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FACTOR = {"kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9}
 
 
 class Budget:
-    """What is left since the relay's start; 0 is no limit. Time is an argument."""
+    """The rest of the budget since the relay's start; 0 is no limit. Time is an argument."""
 
     def __init__(self, bits_per_s: float = 0.0, job_bytes_max: int = 0) -> None:
         self._bytes_per_s = bits_per_s / 8

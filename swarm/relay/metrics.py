@@ -1,4 +1,4 @@
-"""The Prometheus series of a relay. Which job and whom, the scheduler is told: labels are of closed sets."""
+"""The Prometheus series of a relay. Labels are of closed sets; jobs and peers are reported to the scheduler only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DIRECTIONS = ("to_listener", "from_listener")
 
 
 class RelayMetrics:
-    """What a relay carries."""
+    """Counts the links and bytes of a relay."""
 
     def __init__(self, version: str, protocol: int) -> None:
         self.process = ProcessMetrics(version, protocol)

@@ -42,21 +42,21 @@ _Used: TypeAlias = tuple[str, PeerId, PeerId]
 
 
 def may_relay(caller: Caller, method: str) -> None:
-    """Only stage servers have business with a relay; which of them, passes say."""
+    """Only stage servers may call a relay; their passes say which."""
     if caller.principal.role is not Role.STAGE_SERVER:
         raise RoleForbids(f"{caller.principal} is no stage server and may not call {method.rpartition('/')[2]}")
 
 
 @dataclass(eq=False, slots=True)
 class _Line:
-    """To one that listens: what it is to accept; None ends it."""
+    """The line to a listening stage server: the openings that it should accept; None ends the line."""
 
     openings: asyncio.Queue[Opening | None] = field(default_factory=asyncio.Queue)
 
 
 @dataclass(eq=False, slots=True)
 class _Link:
-    """Between two callers; `accepted` has what the second one sends, and where he is answered."""
+    """A link between two callers; `accepted` has the second one's messages, and the context to answer it."""
 
     opening: Opening
     ends_s: float

@@ -1,4 +1,4 @@
-"""A relay and its scheduler: whose passes are good and who was revoked comes down, what was carried goes up."""
+"""A relay's session with its scheduler: the key for passes and revocations come down, the carried bytes go up."""
 
 from __future__ import annotations
 

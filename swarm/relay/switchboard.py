@@ -1,10 +1,11 @@
-"""Who listens at a relay, and who may be put through to whom: decisions without I/O; time is an argument.
+"""Decides which stage servers a relay connects: those that listen there, called by others of the same job. No I/O; time
+is an argument.
 
     Listen(pass of H) ──▶ H listens for the job of its pass
     Connect(to=H, pass of N) ──same job──▶ Open(connection) ──▶ Accept(connection) by H, once, within OPEN_S_MAX
 
-A pass is the scheduler's word for which stage of which job its holder serves. A relay lets nobody tunnel without one,
-and nobody to those who serve another job.
+A pass is the scheduler's statement of the job and stage that its holder serves. A relay connects no caller without a
+pass, and none to stage servers of another job.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Opening:
 
 
 class Switchboard(Generic[T]):
-    """One relay's; `T` is the line to one that listens, of which nothing is asked here."""
+    """The switchboard of one relay. `T` is the line to a listening stage server, which is only passed on here."""
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
@@ -76,9 +77,9 @@ class Switchboard(Generic[T]):
     # Who is put through -----------------------------------------------------------------------------------------
 
     def connect(self, caller: PeerId, shown: Pass, to: PeerId, now_unix_s: float) -> tuple[Opening, T]:
-        """A new link that waits for `to`, and the line on which it hears of that.
+        """A new link that waits for `to`, and the line that announces it to `to`.
 
-        NoPass, Revoked; PeerUnavailable if nobody of that name listens for the job; RetryElsewhere if too many do.
+        NoPass, Revoked; PeerUnavailable if `to` does not listen for the job; RetryElsewhere if it has too many links.
         """
         self._check(shown, caller, now_unix_s)
         listening = self._listening.get(to)

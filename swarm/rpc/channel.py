@@ -84,7 +84,7 @@ def server_options() -> Options:
 def check_address(address: str) -> str:
     """The address, if it is HOST:PORT; Refused otherwise.
 
-    gRPC would take it for a target, of which it knows many kinds: files (unix:), name servers (dns://), xds:.
+    gRPC would take other text for one of its many targets: files (unix:), name servers (dns://), xds:.
     """
     if not is_address(address):
         raise errors.Refused(
@@ -96,7 +96,8 @@ def check_address(address: str) -> str:
 def connect(
     address: str, identity: Identity | None = None, server_name: str = "", more: Options | None = None
 ) -> grpc.aio.Channel:
-    """A channel to `host:port`; dials on first use and fails fast while nobody listens. Refused for anything else.
+    """A channel to `host:port`; dials on first use and fails fast while nothing listens there. Refused for anything
+    else.
 
     With an identity both sides prove who they are, and the other one must be `server_name`. `more` options take the
     place of those of all clients. A channel keeps the certificate that it was made with, so it must not outlive it.
@@ -109,7 +110,7 @@ def connect(
 
 
 def connect_to_peer(address: str, peer: PeerId | None, wallet: Wallet, more: Options | None = None) -> grpc.aio.Channel:
-    """A channel to a stage server; plaintext where both are on one machine, or where nobody has an identity.
+    """A channel to a stage server; plaintext if both are on one machine, or if there is no identity.
 
     `peer` must answer there; None: any stage server of the swarm.
     """
@@ -147,10 +148,10 @@ def _changed(options: Options, more: Options | None) -> Options:
 
 
 async def write(call: grpc.aio.StreamStreamCall[bytes, bytes], message: bytes) -> None:
-    """Write to a stream whose reader is to learn why it ended; asyncio.InvalidStateError once it has.
+    """Write to a stream without hiding why it ended; asyncio.InvalidStateError once it has ended.
 
-    A `call.write` that comes after the other side has ended the call puts "Internal error from Core" in the place of
-    what that side said. So the message is handed to the layer below it.
+    A `call.write` that comes after the other side has ended the call replaces that side's error by "Internal error from
+    Core". So the message is handed to the layer below it.
     """
     if call.done():
         raise asyncio.InvalidStateError("the call has ended")
@@ -259,7 +260,7 @@ def translate(
 
 
 def _as(kind: type[errors.SwarmError], error: errors.SwarmError) -> errors.SwarmError:
-    """The error in a class that says what the caller can do: to dial again may help, elsewhere or later."""
+    """The error in a class that tells the caller to dial again, elsewhere or later."""
     found = kind(error.message, hint=error.hint)
     found.code = error.code if error.code != errors.SwarmError.code else found.code
     return found
@@ -279,7 +280,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.Swarm
 
 
 def told(context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str, str]:
-    """(code, text) of the error with which `abort` ended the call."""
+    """(code, text) of the error by which `abort` ended the call."""
     metadata = dict(context.trailing_metadata() or ())
     return _text(metadata.get(_CODE_KEY, "")) or context.code().name, context.details()
 
@@ -294,7 +295,7 @@ async def answering(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterato
     """Wrap a servicer's method body: an exception becomes a status, and no traceback leaves the process.
 
     A SwarmError (also the first in an exception group) is sent to the caller. Anything else is our own fault: it is
-    logged with its traceback and answered as INTERNAL, without details. A caller that is gone is nobody's fault.
+    logged with its traceback and answered as INTERNAL, without details. A caller that is gone is no fault.
     """
     try:
         try:
@@ -316,7 +317,7 @@ def _is_over(error: BaseException) -> bool:
 
 
 def public_error(error: Exception) -> errors.SwarmError:
-    """What a peer may learn of an exception: a SwarmError as it is, else a plain one; its traceback is logged."""
+    """The error that a peer may see: a SwarmError as it is, else a plain one; its traceback is logged."""
     found = next((leaf for leaf in errors.leaves(error) if isinstance(leaf, errors.SwarmError)), None)
     if found is not None:
         return found

@@ -1,7 +1,7 @@
 """How a stage server or a relay comes by its certificate, and keeps it young.
 
 --join LINE       a token that an admin gave out         kept in DATA/pki: afterwards no flag is needed
-this machine      the local admin of a scheduler here    his profile vouches, and nobody types anything
+this machine      the local admin of a scheduler here    the admin's profile vouches: no flag is needed
 DATA/pki          what was got before                    renewed while the process lives
 """
 
@@ -68,8 +68,8 @@ class Enrolment:
     async def join(self, line: JoinLine) -> None:
         """Join with a token, unless this was done before. BadToken, WrongSwarm, SchedulerUnreachable.
 
-        Whoever was revoked has a certificate that looks good still, and comes back with a newer token. The line may
-        name an authority that has left since.
+        A revoked member still has a certificate that looks good, and comes back with a newer token. The line may name
+        an authority that has left since.
         """
         held = self._wallet.identity
         if held is not None and self._wall_s() >= held.ends_unix_s:
@@ -101,9 +101,10 @@ class Enrolment:
         self._log.info("joined", peer=self._name, scheduler=joined.scheduler, cluster=joined.identity.cluster)
 
     async def admit(self, scheduler: str) -> None:
-        """Have a certificate that the scheduler at this address will take.
+        """Get a certificate that the scheduler at this address accepts.
 
-        NotAdmitted if nobody vouches for this process, SchedulerUnreachable if the scheduler does not answer.
+        NotAdmitted if no profile or token vouches for this process, SchedulerUnreachable if the scheduler does not
+        answer.
         """
         self._scheduler = scheduler
         held, admin = self._wallet.identity, self._profile(scheduler)
@@ -168,7 +169,7 @@ class Enrolment:
                 self._log.warning("certificate not renewed yet", reason=error.message)
 
     async def _profile_that_comes(self, scheduler: str) -> Identity | None:
-        """The profile of a scheduler that is just starting here; SchedulerUnreachable if nobody listens."""
+        """The profile of a scheduler that is just starting here; SchedulerUnreachable if none listens."""
         host, _, port = scheduler.rpartition(":")
         try:
             async with asyncio.timeout(CALL_S_MAX):

@@ -1,7 +1,7 @@
-"""Who calls, and whether he may: asked before a call reaches its service.
+"""The guard before every service: identifies the caller and checks that it may make the call.
 
-TLS has proved by then that the caller holds the key of a certificate that our authority signed. What is left is the
-name in it, and what a holder of that name may do.
+TLS has proved by then that the caller holds the key of a certificate that our authority signed. Left to check are the
+name in the certificate and the rights of that name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call, and with which key."""
+    """The caller, with its key."""
 
     principal: Principal
     fingerprint: str  # sha256 of the public key, hex
@@ -52,7 +52,7 @@ class Witness(Protocol):
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Lets through the calls that `may` allows. `refused` hears of the others: method, who, why."""
+    """Lets through the calls that `may` allows. `refused` hears of the others: method, caller, reason."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return handler if handler is None else self._guarded(handler, handler_call_details.method)
 
     def _guarded(self, handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
-        """The same handler behind the check; which of four it has depends on what streams."""
+        """The same handler behind the check, for each of the four combinations of streams."""
         name = f"{kind(handler.request_streaming)}_{kind(handler.response_streaming)}"
         behaviour = getattr(handler, name)
 
@@ -122,7 +122,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def caller_of(context: _Context) -> Caller:
-    """Who proved himself on this connection; NotAdmitted if nobody did."""
+    """The caller that this connection's certificate names; NotAdmitted without a certificate."""
     proved = context.auth_context()
     pem = next(iter(proved.get("x509_pem_cert", ())), b"")
     if not pem:
@@ -131,14 +131,14 @@ def caller_of(context: _Context) -> Caller:
 
 
 def caller_with(certificate_der: bytes | None) -> Caller:
-    """Who proved over HTTPS to hold this certificate; NotAdmitted if there is none."""
+    """The caller with this certificate over HTTPS; NotAdmitted if there is none."""
     if certificate_der is None:
         raise NotAdmitted("no certificate was shown", hint="join first: swarm login --join LINE")
     return _caller(ssl.DER_cert_to_PEM_cert(certificate_der).encode())
 
 
 def check_caller(name: str) -> None:
-    """Refused if the caller proved to be somebody else; over plaintext nobody proves anything."""
+    """Refused if the caller proved to be another; over plaintext nothing is proved."""
     caller = CALLER.get()
     if caller is not None and caller.principal.name != name:
         raise Refused(f"{caller.principal} called itself {name}", hint="a member goes by the name in its certificate")

@@ -1,7 +1,7 @@
-"""Why a connection came to nothing: what gRPC says of a handshake that failed, in words for people.
+"""Explains failed connections: turns gRPC's text about a TLS handshake into an error for people.
 
-gRPC knows one status for all of it (UNAVAILABLE), and tells in its text what TLS said. It does not tell who answered
-instead, nor by which clock: the certificate that is shown at the address does (`with_times`).
+gRPC has one status for all such failures (UNAVAILABLE), and quotes TLS in its text. It tells neither the name of the
+answering machine nor its clock: the certificate shown at the address does (`with_times`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _CLOSED = "Socket closed"
 
 
 def explained(details: str, address: str, now_unix_s: float) -> SwarmError | None:
-    """The error behind what gRPC says of a connection that was never made; None if just nobody answered."""
+    """The error behind gRPC's text about a connection that was never made; None if there was just no answer."""
     for said, kind, message, hint in _TABLE:
         if said in details:
             return kind(f"what answers at {address} {message.format(now=utc(now_unix_s))}", hint=hint)
@@ -76,7 +76,7 @@ def explained(details: str, address: str, now_unix_s: float) -> SwarmError | Non
 
 
 def with_times(error: Error, address: str, look: Callable[..., str] = ssl.get_server_certificate) -> Error:
-    """The same error; if clocks differ, with what the certificate says that is shown at the address. It blocks."""
+    """The same error; if clocks differ, with the time in the certificate shown at the address. It blocks."""
     if error.code == ClocksDiffer.code:
         host, _, port = address.rpartition(":")
         try:

@@ -204,7 +204,7 @@ _SIZES: Mapping[str, int] = {"spec_json": SPEC_BYTES_MAX, "tokens": TOKENS_BYTES
 
 
 def _checker(where: str, name: str, kind: type[Any]) -> Convert:
-    """The check for one scalar field, chosen by its type and name; it gives what it was given."""
+    """The check for one scalar field, chosen by its type and name; it returns its argument."""
     if kind is int:
         return _integer(where, -1 if name == "pinned_stage" else 0)
     if kind is float:

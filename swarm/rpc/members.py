@@ -1,4 +1,4 @@
-"""What a member asks of the Members service for itself: a newer certificate, or one for somebody whom it vouches for.
+"""A member's own calls of the Members service: for a newer certificate, or for one that it vouches for.
 
 All calls block; a process with an event loop makes them on a thread.
 """

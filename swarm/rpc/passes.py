@@ -1,9 +1,9 @@
-"""Passes on the wire: what the scheduler says of a stage server, which it shows to those whom it dials.
+"""Passes on the wire: signed statements of the scheduler about a stage server, shown to the peers that it dials.
 
 scheduler ──TakePass──▶ dialler ──metadata of Exchange and Pull──▶ gate of the one that is dialled
 
-A pass is looked at once per call. Streams go on when it is renewed: a dialler begins a new one, and ends the older when
-all that is under way on it has been answered.
+A pass is looked at once per call. A renewal breaks no stream: the dialler begins a new one, and ends the older one when
+all tensors under way on it are answered.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ METADATA_KEY: Final = "swarm-pass-bin"
 
 
 class Gate(Protocol):
-    """Who may send tensors here, or pull: asked once for each call."""
+    """Decides which callers may send tensors or pull: asked once for each call."""
 
     def enter(self, token: bytes, name: str | None, *, pulls: bool) -> AbstractAsyncContextManager[Pass]:
-        """Be inside while the call is answered; gives what the pass says.
+        """Be inside while the call is answered; gives the content of the pass.
 
         `name` is that of the caller's certificate; None: plaintext. Raises NoPass, Revoked or StaleMessage, also in the
         midst of the call if the caller may not stay.
@@ -38,7 +38,7 @@ def issue(key: PassKey, given: Pass) -> bytes:
 
 
 def read(token: bytes, public: bytes) -> Pass:
-    """What the pass says; NoPass unless the scheduler with this key has said it."""
+    """The content of the pass; NoPass unless the scheduler with this key has signed it."""
     statement = signed_by(public, token)
     try:
         return from_message(Pass, parse(frame_pb2.Pass, statement))
@@ -47,7 +47,7 @@ def read(token: bytes, public: bytes) -> Pass:
 
 
 def metadata(token: bytes) -> tuple[tuple[str, bytes], ...]:
-    """What goes with a call."""
+    """The metadata of a call, with the pass."""
     return ((METADATA_KEY, token),) if token else ()
 
 

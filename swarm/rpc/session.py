@@ -1,7 +1,7 @@
 """The session between a stage server and the scheduler: the ports, and their gRPC side.
 
 The stage server dials. Events flow up and commands flow down one stream, each direction in order. A broken stream loses
-whatever was under way in both directions. The stage server then attaches again and reports what it holds
+all messages under way in both directions. The stage server then attaches again and reports what it holds
 (`Hello.cells`).
 """
 
@@ -53,13 +53,13 @@ class SchedulerLink(Protocol):
         """Open a session: sends `events` as they come, gives (epoch, command) as they arrive.
 
         Ends when the scheduler ends the session. Raises SchedulerUnreachable if it does not answer or the connection
-        breaks, or what the scheduler raised (StaleMessage, IncompatibleVersion, Refused, ...). When `events` ends, the
-        scheduler is told that the peer hung up, and the iterator goes on until the scheduler is done. Whatever ends the
+        breaks, or the scheduler's error (StaleMessage, IncompatibleVersion, Refused, ...). When `events` ends, the
+        scheduler is told that the peer hung up, and the iterator goes on until the scheduler is done. The end of the
         session cancels the wait for the next event; close the iterator (`aclosing`) when leaving it early.
         """
 
     async def store(self, header: StoreHeader, payload: bytes | memoryview) -> str:
-        """Hand one stage's weights to the scheduler; gives the sha256 of what it stored."""
+        """Hand one stage's weights to the scheduler; gives the sha256 of the stored bytes."""
 
     def fetch(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
         """Exactly the bytes [start, stop) of a file that the job starts from, in chunks.

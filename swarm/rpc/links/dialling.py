@@ -2,9 +2,9 @@
 
 Without relays a channel is given at once and dials on first use, as ever. With them it is given once it stands.
 
-On a slow link a ping waits behind tensors, and a ping that is late looks like a dead neighbour. But whoever is dead
-answers no handshake either. So each time that a link which had stood broke as nothing came in time, its next ping gets
-longer. It gets shorter again when a link is replaced in order, or ends after it has stood for long.
+On a slow link a ping waits behind tensors, and a ping that is late looks like a dead neighbour. But a dead neighbour
+answers no handshake either. So each time that an established link breaks because nothing came in time, its next ping
+gets longer. It gets shorter again when a link is replaced in order, or ends after it has stood for long.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LATE = re.compile("timed?[ _-]?out", re.IGNORECASE)
 
 @dataclass(slots=True)
 class Connection:
-    """A channel to a stage server, and what it goes through."""
+    """A channel to a stage server, and the way that it takes."""
 
     channel: grpc.aio.Channel
     way: RelayAt = DIRECT
@@ -93,7 +93,8 @@ class Dialler:
         raise PeerUnavailable(f"{peer} is not reached: {answer}")
 
     def broke(self, connection: Connection, why: str) -> None:
-        """The link broke by itself, of which gRPC says `why`; if it went through a relay, others may as well."""
+        """The link broke by itself; `why` is gRPC's text. If it went through a relay, other links there may break as
+        well."""
         now_s = asyncio.get_running_loop().time()
         self._paths.blame(connection.way, now_s)
         if connection.stood_at_s is None or connection.way != DIRECT:

@@ -196,7 +196,7 @@ class Assembler:
         """Take the next frame; gives the tensor that it completes.
 
         Raises CorruptFrame (checksum, gap, overlap, excess, disorder), Refused (a header that breaks a rule, too many
-        open tensors) or what `admit` raised; the tensor of that sequence number is then dropped.
+        open tensors) or the error of `admit`; the tensor of that sequence number is then dropped.
         """
         try:
             return self._add(frame)
@@ -290,7 +290,7 @@ def payload_bytes(header: TensorHeader) -> int:
 
 
 def kind_of(header: TensorHeader) -> str:
-    """What a tensor is counted as: "activation", "gradient" or "state"."""
+    """The kind under which a tensor is counted: "activation", "gradient" or "state"."""
     match header:
         case Boundary(direction=Direction.FORWARD) | EvaluationBoundary():
             return "activation"
@@ -346,7 +346,7 @@ def _checksum(sequence: int, offset: int, header: bytes | memoryview, payload: m
 
 
 def _check(header: TensorHeader) -> None:
-    """Whether a header can be true at all; what dtype and codec need is the receiver's to know."""
+    """Whether a header can be true at all; the receiver checks the bytes that dtype and codec need."""
     match header:
         case Boundary(shape=shape) | EvaluationBoundary(shape=shape):
             if len(shape) > MAX_DIMENSIONS:

@@ -1,9 +1,9 @@
-"""Which way leads to a stage server: its own address, or one of two relays.
+"""The ways to a stage server: its own address, or one of two relays.
 
-    relays, as the scheduler names them ──hash of (peer, relay)──▶ two for each peer, the same for all who ask
+    relays, as the scheduler names them ──hash of (peer, relay)──▶ two for each peer, the same in every process
     direct ──no handshake in DIRECT_S──▶ a relay ──it carries──▶ that relay for KEPT_S, then direct again
 
-Whoever listens at relays and whoever dials him compute the same two, so nobody has to be told who listens where. The
+A listening stage server and its dialler compute the same two relays, so no message has to name them. The
 hash spreads the replicas of a stage over the relays. Time is an argument.
 """
 
@@ -25,7 +25,7 @@ DIRECT = RelayAt("", "")
 
 
 class Paths:
-    """What one process knows of the ways to others."""
+    """One process's knowledge of the ways to others."""
 
     def __init__(self, relays: Sequence[RelayAt] = ()) -> None:
         self._relays = tuple(relays)

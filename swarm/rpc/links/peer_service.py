@@ -1,9 +1,9 @@
-"""Tensors and state from neighbours: the gRPC side of those who are dialled.
+"""Tensors and state from neighbours: the gRPC side of the dialled stage server.
 
     stream ──gate──▶ frames ──▶ Assembler ──admit──▶ receive() ──▶ receipt
     Pull   ──gate──▶ give() ──▶ chunks
 
-The ports, and the side of those who dial, are in peers.py.
+The ports, and the dialling side, are in peers.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def add_peer_service(
 ) -> None:
     """Serve `receiver`, and `donor` if there is one, to neighbours that dial with `GrpcPeerLinks`.
 
-    Without a gate everybody is let in who gets this far.
+    Without a gate every caller that gets this far is let in.
     """
     service = _PeerService(receiver, traffic or NoTraffic(), donor, gate)
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
@@ -110,7 +110,7 @@ class _PeerService:
 
     @asynccontextmanager
     async def _entered(self, context: _Context, *, pulls: bool) -> AsyncIterator[Pass | None]:
-        """Past the gate, if there is one; gives what the caller's pass says."""
+        """Pass the gate, if there is one; gives the content of the caller's pass."""
         if self._gate is None:
             yield None
             return

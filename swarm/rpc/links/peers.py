@@ -1,13 +1,13 @@
-"""Tensors from stage server to stage server: the ports, and the gRPC side of those who dial.
+"""Tensors from stage server to stage server: the ports, and the gRPC side of the dialling stage server.
 
     send() --> queue --> writer --frames--> reader --> Assembler --> receive()        one stream per neighbour,
     send() <-- future <-- reader <--receipts-- lock <-----------------+               dialled by the sender
 
 The writer alternates between the frames of the tensors under way, so a small tensor does not wait for a large one.
-Bytes under way to one neighbour are bounded by the sender (`MAX_BYTES_IN_FLIGHT`), tensors by the receiver as well.
-A link that breaks fails what is under way and is forgotten; the next `send` dials again. One that was dialled with an
-older pass than the present one is replaced, and ends once all that is under way on it has been answered. The side of
-those who are dialled is in peer_service.py.
+Bytes under way to one neighbour are bounded by the sender (`MAX_BYTES_IN_FLIGHT`), tensors by the receiver as well. A
+link that breaks fails the tensors under way on it and is forgotten; the next `send` dials again. A link that was
+dialled with an older pass is replaced, and ends once all tensors under way on it are answered. The dialled side is in
+peer_service.py.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class PeerLinks(Protocol):
 
         Tensors of concurrent calls may arrive in any order, and one may arrive twice. If the receiver reports
         corruption, the tensor is sent once more. `payload` must not change until `send` returns or, if it was
-        cancelled, until the link is gone. Raises PeerUnavailable (no answer, broken connection), or what the receiver
-        raised: Refused, StaleMessage, CorruptFrame (twice in a row), RetryElsewhere, ... The deadline is the caller's
+        cancelled, until the link is gone. Raises PeerUnavailable (no answer, broken connection), or the receiver's
+        error: Refused, StaleMessage, CorruptFrame (twice in a row), RetryElsewhere, ... The deadline is the caller's
         (`asyncio.timeout`).
         """
 
@@ -74,15 +74,15 @@ class PeerLinks(Protocol):
     ) -> tuple[StateReply, memoryview]:
         """A part of a stage's state from the replica at `address`, whole and checked, of at most `limit_bytes`.
 
-        Raises PeerUnavailable, CorruptFrame, or what the replica raised: StaleMessage (it does not serve that stage),
+        Raises PeerUnavailable, CorruptFrame, or the replica's error: StaleMessage (it does not serve that stage),
         RetryElsewhere (it is busy), Refused. The deadline is the caller's.
         """
 
     def cut_off(self, peer: PeerId) -> None:
-        """Break the links to a stage server that was revoked; what is in flight to it fails with PeerUnavailable."""
+        """Break the links to a stage server that was revoked; tensors in flight to it fail with PeerUnavailable."""
 
     async def close(self) -> None:
-        """Break all links; what is in flight fails with PeerUnavailable."""
+        """Break all links; tensors in flight fail with PeerUnavailable."""
 
 
 class StateDonor(Protocol):
@@ -93,12 +93,12 @@ class StateDonor(Protocol):
 
 
 class TensorReceiver(Protocol):
-    """The receiving side: what a stage server does with tensors that arrive."""
+    """The receiving side: takes the tensors that arrive at a stage server."""
 
     def admit(self, header: TensorHeader) -> None:
         """Check a header before its payload is accepted; raise a SwarmError to refuse the tensor.
 
-        `total_bytes` is what will be delivered: compare it with what dtype, shape and codec need.
+        `total_bytes` will be delivered: compare it with the bytes that dtype, shape and codec need.
         """
 
     async def receive(self, header: TensorHeader, payload: memoryview) -> None:

@@ -18,7 +18,7 @@ def state_reply(version: int, reach: int, payload: bytes | memoryview) -> StateR
 
 
 def state_chunks(reply: StateReply, payload: bytes | memoryview) -> Iterator[bytes]:
-    """A part of a stage's state as it travels; the first message says what follows."""
+    """A part of a stage's state as it travels; the first message describes the others."""
     view = memoryview(payload)
     yield frame_pb2.StateChunk(header=to_message(reply), payload=bytes(view[:CHUNK_BYTES])).SerializeToString()
     for start in range(CHUNK_BYTES, view.nbytes, CHUNK_BYTES):

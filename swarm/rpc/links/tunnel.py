@@ -40,7 +40,7 @@ _END: Final = relay_pb2.Bytes(end=True).SerializeToString()
 
 
 def channel_to(relay: RelayAt, wallet: Wallet) -> grpc.aio.Channel:
-    """A channel to a relay, which has to prove its name."""
+    """A channel to a relay; the relay has to prove its name."""
     identity = wallet.identity
     assert identity is not None, "relays are for those who have certificates"
     name = Principal(identity.cluster, Role.RELAY, relay.name).dns
