@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -180,8 +181,10 @@ class HuggingFaceTokenizer:
 def _from_hub(repository: str, revision: str | None, where: str) -> Path:
     """The folder in the local cache with the tokenizer files of a repository."""
     hub = load_extra("huggingface_hub", where)
+    answers = import_module("swarm.hf.hub").check_answers  # slow to import
     if repository.startswith((".", "/", "~")) or repository.count("/") > 1:
         raise InvalidConfig(f"{where}: there is no such folder", hint="it is relative to where you are")
+    answers(repository, revision or "", "tokenizer.json", where)
     try:
         return Path(hub.snapshot_download(repository, revision=revision, allow_patterns=list(TOKENIZER_FILES)))
     except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:

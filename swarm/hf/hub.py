@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub import errors
+from huggingface_hub import constants, errors, utils
 
 from swarm.errors import InvalidModel, NotCached, NotFound
 from swarm.text import first_line
+
+ANSWER_S_MAX = 3.0  # what a hub takes at most to connect, and then to begin to answer
 
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 
@@ -48,6 +50,29 @@ def fetch(repository: str, revision: str, name: str, *, with_token: bool = True)
     token = None if with_token else False
     with _translated(repository, revision, name):
         return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision, token=token))
+
+
+def check_answers(repository: str, revision: str, name: str, where: str) -> None:
+    """NotCached, within seconds, if the cache lacks the file `name` and nothing answers for the hub.
+
+    The library itself tries for half a minute, which suits who downloads for hours, not a person who has just typed a
+    command. Any answer will do, a refusal too. As the library does it, so through the proxy that the environment names.
+    """
+    if constants.HF_HUB_OFFLINE:
+        return  # it says so itself, at once
+    try:
+        if isinstance(huggingface_hub.try_to_load_from_cache(repository, name, revision=revision or None), str):
+            return
+    except errors.HFValidationError:
+        return  # no id at all, which is said by who asks for it
+    endpoint = constants.ENDPOINT
+    try:
+        utils.get_session().head(endpoint, timeout=ANSWER_S_MAX)
+    except Exception as error:  # those of its HTTP client, which has changed before
+        raise NotCached(
+            f"{where} is not in the local cache, and the hub at {endpoint} does not answer: {first_line(error)}",
+            hint="check the network, HTTPS_PROXY and HF_ENDPOINT, and try again; or give a local folder as model.id",
+        ) from error
 
 
 def commit_of(path: Path) -> str:

@@ -182,6 +182,7 @@ def _hub_config(spec: JobSpec) -> tuple[str, bytes]:
     from swarm.hf import hub  # noqa: PLC0415 - slow to import, and few commands need it
 
     model = spec.model
+    hub.check_answers(model.id, model.revision, "config.json", f'model.id = "{model.id}"')
     try:
         path = hub.fetch(model.id, model.revision, "config.json")
     except NotFound as error:

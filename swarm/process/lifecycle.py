@@ -12,7 +12,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias, cast
@@ -32,6 +32,10 @@ Insecure: TypeAlias = Annotated[
     bool, typer.Option("--insecure", help="Speak plaintext with anybody; for tests and private networks.")
 ]
 LogLevel: TypeAlias = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+# Their values may hold a password, so they may be in a file: flags are shown to every user of the machine, and
+# variables to every child.
+SECRET_FLAGS = ("db", "broker")
+SECRET_CHARACTERS_MAX = 4096
 # Which extra of the distribution brings a package that not everybody needs.
 EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "safetensors"), "model"),
@@ -44,7 +48,13 @@ LogFormatName: TypeAlias = Annotated[str, typer.Option(help="auto, json or text.
 def run_cli(app: typer.Typer, name: str) -> NoReturn:
     """Run a command; wrong flags and our errors are one line and a hint, never a traceback."""
     try:
-        app(auto_envvar_prefix="SWARM", prog_name=name, standalone_mode=False)
+        flags = {str(one.name) for one in typer.main.get_command(app).params}
+        app(
+            auto_envvar_prefix="SWARM",
+            prog_name=name,
+            standalone_mode=False,
+            default_map=secrets_in_files(os.environ, flags),
+        )
     except typer.TyperException as error:
         print_error(usage_error(error, name))
         sys.exit(UsageError.exit_code)
@@ -60,6 +70,31 @@ def run_cli(app: typer.Typer, name: str) -> NoReturn:
         print_error(lacking)
         sys.exit(lacking.exit_code)
     sys.exit(0)
+
+
+def secrets_in_files(environment: Mapping[str, str], flags: Collection[str]) -> dict[str, str]:
+    """The values of those `flags` that may hold a password, from the files that SWARM_<FLAG>_FILE name.
+
+    A flag on the command line wins over them. InvalidConfig if a file cannot be read or SWARM_<FLAG> is set as well.
+    """
+    found = {}
+    for flag in SECRET_FLAGS:
+        name = f"SWARM_{flag.upper()}"
+        path = environment.get(f"{name}_FILE", "")
+        if not path or flag not in flags:
+            continue
+        if environment.get(name):
+            raise InvalidConfig(f"{name} and {name}_FILE are both set", hint="unset one of them")
+        try:
+            with open(path, encoding="utf-8") as file:
+                value = file.read(SECRET_CHARACTERS_MAX + 1).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            told = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise InvalidConfig(f"{name}_FILE = {path} cannot be read: {told}", hint="correct the path") from None
+        if not value or len(value) > SECRET_CHARACTERS_MAX or "\n" in value:
+            raise InvalidConfig(f"{name}_FILE = {path} is not one line of text", hint=f"write what --{flag} takes")
+        found[flag] = value
+    return found
 
 
 def missing_package(error: ModuleNotFoundError) -> InvalidConfig | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
@@ -16,8 +18,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stage_server.ports import HubPolicy
-from swarm.data.tokenizer import ByteTokenizer
-from swarm.errors import InvalidModel
+from swarm.data.tokenizer import ByteTokenizer, load_tokenizer
+from swarm.errors import InvalidModel, NotCached
+from swarm.hf import hub
 from swarm.hf.pretrained import ground, hub_files, weight_files
 from swarm.job.partition import resolve
 from swarm.job.spec import JobSpec
@@ -226,3 +229,29 @@ def test_the_owners_token_goes_to_the_hub_only_if_the_owner_says_so(
         server.shutdown()
     assert asked
     assert set(asked) == {"Bearer hf_canary" if with_token else ""}
+
+
+def test_a_hub_that_does_not_answer_is_said_at_once_to_who_submits(
+    offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library tried for 24 s before anybody was told."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "ANSWER_S_MAX", 0.5)
+
+    def start(**changes: object) -> None:
+        if "model__id" in changes:
+            changes |= {"model__config": {}}
+        load_tokenizer(ground(small_spec(tmp_path, **changes)))
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes calls and says nothing
+        port = silent.getsockname()[1]
+        for address in (f"http://127.0.0.1:{port}", "http://127.0.0.1:9"):
+            monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+            for name in ({"model__id": "acme/tiny"}, {"model__tokenizer": "acme/tiny"}):
+                began_s = time.monotonic()
+                with pytest.raises(NotCached, match=f"local cache, and the hub at {address} does not") as caught:
+                    start(**name)
+                assert time.monotonic() - began_s < 5.0
+                assert "local folder" in caught.value.hint
+        publish(offline, "acme/tiny")
+        hub.check_answers("acme/tiny", "main", "config.json", "")  # who has it asks nobody

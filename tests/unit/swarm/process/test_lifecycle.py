@@ -15,7 +15,14 @@ import scheduler.app
 import stage_server.app
 from stage_server.options import MemoryShare, StageServerOptions
 from swarm.errors import InvalidConfig, NotAllowed, UsageError
-from swarm.process.lifecycle import Farewell, check_announce, lock_first, lock_folder, missing_package
+from swarm.process.lifecycle import (
+    Farewell,
+    check_announce,
+    lock_first,
+    lock_folder,
+    missing_package,
+    secrets_in_files,
+)
 
 HOLD = """
 import sys, time
@@ -146,3 +153,38 @@ def test_a_package_that_no_extra_brings_is_a_fault_of_ours() -> None:
     found = missing_package(ModuleNotFoundError("no", name="pyarrow.parquet"))
     assert found is not None
     assert "swarm-stages[data]" in found.hint
+
+
+def test_a_password_may_be_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "db"
+    file.write_text("postgresql://me:secret@host/swarm\n")
+    named = {"SWARM_DB_FILE": str(file), "SWARM_LISTEN_FILE": str(file)}
+    assert secrets_in_files(named, {"db", "broker", "listen"}) == {"db": "postgresql://me:secret@host/swarm"}
+    assert secrets_in_files(named, {"broker"}) == {}, "a program without the flag does not mind"
+    assert secrets_in_files({}, {"db"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "cannot be read: No such file"), (b"", "not one line"), (b"a\nb", "not one line"), (b"\xff", "no text")],
+)
+def test_a_file_without_a_password_is_said(tmp_path: Path, content: bytes | None, words: str) -> None:
+    file = tmp_path / "broker"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InvalidConfig, match=f"SWARM_BROKER_FILE = .*{words}"):
+        secrets_in_files({"SWARM_BROKER_FILE": str(file)}, {"broker"})
+    file.write_text("mqtt://a")
+    with pytest.raises(InvalidConfig, match="both set"):
+        secrets_in_files({"SWARM_BROKER_FILE": str(file), "SWARM_BROKER": "mqtt://b"}, {"broker"})
+
+
+def test_a_scheduler_reads_its_database_from_a_file_unless_a_flag_names_one(tmp_path: Path) -> None:
+    (tmp_path / "db").write_text("nonsense://x")
+    command = [sys.executable, "-m", "scheduler", "--data-dir", str(tmp_path / "data"), "--http-port", "none"]
+    for flags, told in (((), "nonsense"), (("--db", "other://y"), "other")):
+        environment = os.environ | {"SWARM_DB_FILE": str(tmp_path / "db")}
+        ended = subprocess.run([*command, *flags], env=environment, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 3
+        assert "error[" in ended.stderr
+        assert told in ended.stderr
