@@ -1,4 +1,4 @@
-"""What each event of a replica means for its job."""
+"""Hands each event of a replica to the parts of its job's brain."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class RowsDurable:
 
 @dataclass(frozen=True, slots=True)
 class OuterRound:
-    """The round of one unit in which islands exchanged what they propose; `envoys` took part for one of them."""
+    """The round of one unit in which islands exchanged their proposals; `envoys` took part for one of the islands."""
 
     unit: UnitName
     round: Round

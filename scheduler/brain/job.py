@@ -53,7 +53,7 @@ class JobBrain:
     # The door ----------------------------------------------------------------------------------------------------
 
     def step(self, happened: Input, now_s: float) -> list[Output]:
-        """Take in what happened at `now_s` and give what is decided; nothing once the job has ended."""
+        """Take in what happened at `now_s` and give the decisions; none once the job has ended."""
         if self._state.mode is Mode.ENDED:
             return []
         self._now_s = now_s
@@ -356,7 +356,7 @@ class JobBrain:
             self._save(now_s)
 
     def _begin(self, now_s: float) -> None:
-        """All replicas have loaded: start training if what they loaded fits together."""
+        """All replicas have loaded: start training if their states fit together."""
         state = self._state
         if found := self._parts.loading.compare():
             self._parts.departures.remedy(found, now_s)

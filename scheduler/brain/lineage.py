@@ -1,4 +1,4 @@
-"""Which of a job's past counts: every resume begins a timeline at some step and abandons everything after that step.
+"""The part of a job's past that counts: every resume begins a timeline at some step and abandons all later steps.
 
 `first_steps[t]` is the step at which timeline t began. If a later resume returns to a timeline older than t, that
 number is raised above the step of the resume, so that nothing of t counts.

@@ -1,4 +1,4 @@
-"""What a job's brain decides: outputs, carried out in the given order; and the outbox where they gather."""
+"""The decisions of a job's brain: outputs, carried out in the given order, and the outbox that gathers them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """A replica was expelled for what it said: this incarnation of it is not to be given to the job again."""
+    """A replica was expelled for its reports: this incarnation must not be given to the job again."""
 
     peer: PeerId
     incarnation: int
@@ -157,7 +157,8 @@ class PublishCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Vouch:
-    """The checkpoint of `version` may hold these files (sha256 by path), and others for which it was said: no more."""
+    """The checkpoint of `version` may hold these files (sha256 by path), beside those of other Vouch outputs, and no
+    more."""
 
     version: int
     files: Mapping[str, str]
@@ -176,7 +177,7 @@ class DropCheckpoint:
 class Stopped:
     """The job stopped before its last step: paused or cancelled with all saved that can be, or without a stage.
 
-    `hint`: what a person can do, where a stage was lost or nothing moved; `error_code`: of the latter.
+    `hint` advises a person if a stage was lost or nothing moved; `error_code` is set in the latter case.
     """
 
     state: JobState

@@ -1,6 +1,6 @@
-"""`python -m scheduler.brain.replay FILE`: take a brain through what a recorded one went through.
+"""`python -m scheduler.brain.replay FILE`: give a brain the inputs of a recorded one.
 
-Prints each input with what is decided, and where that differs from what was recorded. `--story STEP:INDEX` prints the
+Prints each input with the decisions, and each difference from the recording. `--story STEP:INDEX` prints the
 story of one microbatch instead, `--against FILE` the first input at which another transcript differs.
 """
 
@@ -27,7 +27,7 @@ TEXT_CHARACTERS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One input again, and what is decided now."""
+    """One recorded input, and the decisions now."""
 
     recorded: Recorded
     outputs: list[Output]
@@ -38,7 +38,7 @@ class Step:
         return self.recorded.digest == (None if self.error else digest(self.outputs))
 
     def lines(self) -> Iterator[str]:
-        """The input, and under it what is decided."""
+        """The input, and under it the decisions."""
         yield f"{self.recorded.at_s:.3f} s  {spell_input(self.recorded.happened)}"
         yield from (f"    {line}" for line in map(spell_output, self.outputs) if line)
         if self.error:
@@ -83,7 +83,7 @@ def story(transcript: Transcript, step: int, index: int) -> list[str]:
 
 
 def first_difference(one: Transcript, other: Transcript) -> Iterator[str]:
-    """The first input, or the first decision, in which two transcripts differ; nothing if they do not."""
+    """The first input or decision in which two transcripts differ; empty if they do not."""
     pairs = zip_longest(replay(one, one.brain()), replay(other, other.brain()))
     for number, (mine, yours) in enumerate(pairs, start=1):
         if mine is None or yours is None or list(mine.lines()) != list(yours.lines()):
@@ -133,7 +133,7 @@ def spell_input(happened: Input) -> str:
 
 
 def spell_output(output: Output) -> str:
-    """What was decided; empty if another output says the same."""
+    """The output in words; empty if another output says the same."""
     match output:
         case Send(peer=peer, command=command):
             return f"to {peer}: {spell(command)}"

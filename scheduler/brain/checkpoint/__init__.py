@@ -1,1 +1,1 @@
-"""When a checkpoint is taken, and which replica hands over which part of it."""
+"""Decides when a checkpoint is taken, and which replicas hand over its parts."""

@@ -1,4 +1,4 @@
-"""Which replicas hand over a checkpoint, and what happens if that fails; schedule.py says when one is due.
+"""Chooses the replicas that hand over a checkpoint, and handles their failures; schedule.py says when one is due.
 
 A replica is asked for a version right after it was told to make it, because later it has moved on. If a checkpoint
 fails, the job goes on without it. Only the one after the last step is tried again until it is kept, because nothing
@@ -88,7 +88,7 @@ class CheckpointCollector:
         return self.give_up("peer", "a replica that held other bytes than most may have handed over a part", now_s)
 
     def refuse(self, saver: PeerId, stage: int, fault: str, now_s: float) -> End | None:
-        """What the replica handed over is not accepted: another one is asked, if it still has the version."""
+        """Refuse the files that the replica handed over: another one is asked, if it still has the version."""
         held = self._saving.open
         assert held is not None
         self._owed[saver] += 1

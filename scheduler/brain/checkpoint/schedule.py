@@ -1,4 +1,4 @@
-"""When a job's state is saved, which replica hands over which stage, when it is complete, and when to give up.
+"""The life of a checkpoint: when it is due, which replica hands over each stage, and when it is complete or given up.
 
     due ──▶ COLLECTING ──all stages handed over, the commit agreed──▶ WRITING ──▶ kept
                 │ a saver lost or failed, or the storage refused         │ refused
@@ -40,7 +40,8 @@ Move: TypeAlias = BeginCheckpoint | PublishCheckpoint | Stopped
 
 @dataclass(slots=True)
 class Collection:
-    """A checkpoint under way: which replica still has to hand over which stage, and what was handed over."""
+    """A checkpoint under way: the replicas that still have to hand over a stage, and the parts that were handed
+    over."""
 
     version: int
     since_s: float
@@ -97,7 +98,7 @@ class CheckpointSchedule:
         self.open = Collection(version, now_s, {peer: stage for stage, peer in enumerate(savers)})
 
     def claimed(self, peer: PeerId, event: Saved) -> bool:
-        """A saver says that its stage was handed over, which is to be confirmed; False if it was not awaited."""
+        """A saver claims to have handed over its stage, still to be confirmed; False if it was not awaited."""
         if (held := self._awaits(peer, event)) is None:
             return False
         held.claims[event.stage] = peer, event

@@ -1,4 +1,4 @@
-"""What a step's commit says, which replicas are told of it, and whether all of them have made it.
+"""The commit of a step: its content, the replicas that are told of it, and whether all of them have made it.
 
 averaged, in order ──▶ row ──durable──▶ Commit to every member ──all Committed, digests alike──▶ agreed
 """
@@ -144,7 +144,7 @@ class Commits:
         return run is not None and run.phase is Phase.COMMITTING and event.timeline == self._state.settings.timeline
 
     def enter(self, peer: PeerId, event: Committed) -> list[Remedy]:
-        """A replica made an awaited commit; gives what to do if it, or another, made something else than it should."""
+        """A replica made an awaited commit; gives remedies for replicas whose commit differs."""
         pool, stage = self._state.pool, self._state.pool.stage_of(peer)
         if (event.version, event.stage) != (event.step + 1, stage):
             self._state.ledger.violations += 1
@@ -158,7 +158,7 @@ class Commits:
         return self.compare(run, [stage])
 
     def compare(self, run: StepRun, stages: Iterable[int] = ()) -> list[Remedy]:
-        """What to do about replicas whose commit differs from that of their stage; `stages` are all by default."""
+        """Remedies for replicas whose commit differs from that of their stage; `stages` are all by default."""
         pool, settings = self._state.pool, self._state.settings
         for stage in stages or range(len(pool.by_stage)):
             if any(self._owes(peer, run) for peer in reversed(pool.by_stage[stage])):

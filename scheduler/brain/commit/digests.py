@@ -1,12 +1,13 @@
-"""Replicas that must say the same: what becomes of those that say otherwise than the others.
+"""Votes on digests: replicas that must report the same, and the remedies for those that differ.
 
     all say the same ──▶ go on
     a strict majority ──▶ the others are expelled, and all that is not committed is computed again without them
-    none ──┬─ Loaded, Committed: the job stops, since nobody can say who is right
+    none ──┬─ Loaded, Committed: the job stops, since a majority is missing
            └─ Averaged: the round is repeated, then the step is computed again; the job stops if they differ even then
 
-Nobody is judged before all have spoken: the third of three decides between the first two. Replicas of two stages that
-share a unit vote together on its size and its average. A stage never loses its last replica by a vote: the job stops.
+A vote is held only once all have reported: the third of three decides between the first two. Replicas of two stages
+that share a unit vote together on its size and its average. A stage never loses its last replica by a vote: the job
+stops.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Expel:
 
 @dataclass(frozen=True, slots=True)
 class StartOver:
-    """What has no row is computed again, by the same replicas."""
+    """Compute all steps without a row again, by the same replicas."""
 
     cause: str
 
@@ -63,9 +64,9 @@ def vote(
     fault: str = "",
     hint: str = SAME_HINT,
 ) -> list[Remedy]:
-    """What to do about replicas that differ in `what`; `by_stage` has all replicas of each stage.
+    """Remedies for replicas that differ in `what`; `by_stage` has all replicas of each stage.
 
-    `fault` explains the difference to a person, if there is more to say than what each of them said.
+    `fault` explains the difference to a person, if the reports alone do not.
     """
     odd = outvoted(said)
     if not odd:
@@ -77,7 +78,8 @@ def vote(
 
 
 def average_of(report: Averaged) -> Hashable:
-    """What all members of a round must say alike: the bytes of the average, and the norm of each parameter in it."""
+    """The part of a report in which all members of a round must agree: the bytes of the average, and each parameter's
+    norm."""
     norms = {norm.name: norm.squared_norm for norm in report.norms}
     return report.digest, tuple((name, "nan" if math.isnan(norms[name]) else norms[name]) for name in sorted(norms))
 

@@ -1,12 +1,11 @@
-"""What a member may say of a failed round although nobody can check it, and how often.
+"""Excuses for a failed round that cannot be checked, and how often a member may give them.
 
-    no relay answers ──┬── others say so too ──▶ excused: relays are to blame, and nobody leaves
+    no relay answers ──┬── others say so too ──▶ excused: relays are to blame, and no member leaves
                        └── it alone says so ──▶ excused ALONE_MAX times in WINDOW_S, then a failure like any other
     its set is not the ledger's ──────────────▶ done again SETS_MAX times in WINDOW_S, then it leaves
 
-So whoever says such things falsely delays a job for a bounded time. Rounds that fail again and again begin at most five
-seconds after each other: alone, a member holds a step up for about forty seconds, which a restart of a relay takes less
-than.
+So a member that gives a false excuse delays the job for a bounded time. Rounds that fail again and again begin at most
+five seconds after each other: alone, a member delays a step by about forty seconds. A restart of a relay takes less.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ TOGETHER_S = 60.0  # two that blame relays within so long agree
 
 
 class Excuses:
-    """What the members of one job have said of failed rounds."""
+    """The excuses that the members of one job gave for failed rounds."""
 
     def __init__(self) -> None:
         self._blamed_s: dict[PeerId, float] = {}  # when each blamed relays, the last time

@@ -73,7 +73,7 @@ class Rounds:
     # What members say --------------------------------------------------------------------------------------------
 
     def averaged(self, peer: PeerId, event: Averaged, now_s: float) -> list[Remedy]:
-        """A member has the mean; what is to be done about those that have another one, once all have spoken."""
+        """A member has the mean; once all have reported, gives remedies for those that differ."""
         averaging, run = self._present(peer, event), self._state.progress.runs.get(event.step)
         if averaging is None or run is None or peer in averaging.reports:
             self._state.ledger.duplicates += 1
@@ -82,7 +82,8 @@ class Rounds:
         return self._compare(run, event.unit, averaging, now_s) if averaging.is_complete else []
 
     def failed(self, peer: PeerId, event: RoundFailed, now_s: float) -> Remedy | None:
-        """A member could not average: again, after a pause if need be; what else is to be done if that is no use."""
+        """A member could not average: the round is repeated, perhaps after a pause; gives a remedy once that does not
+        help."""
         averaging, run = self._present(peer, event), self._state.progress.runs.get(event.step)
         if event.cause is RoundFault.RELAYS:
             self._excuses.blames_relays(peer, now_s)
@@ -128,7 +129,7 @@ class Rounds:
             run.turn(StepEvent.REOPENED, cause)
 
     def start_over(self, run: StepRun, cause: str, now_s: float) -> None:
-        """Strike out all that anybody did for a step without a row: what is wrong in it cannot be told."""
+        """Strike out all contributions to a step without a row, since the wrong one cannot be told."""
         if run.phase is Phase.DECIDED:
             self._abort_all(run)
             run.turn(StepEvent.REOPENED, cause)
@@ -152,9 +153,9 @@ class Rounds:
                 self._undecide(run, now_s)
 
     def _compare(self, run: StepRun, unit: UnitName, averaging: UnitAveraging, now_s: float) -> list[Remedy]:
-        """All members of a round have spoken.
+        """All members of a round have reported: gives remedies for those that differ.
 
-        Where no majority says who is right, the round is repeated, then the step computed again, before the job stops.
+        Without a majority the round is repeated, then the step computed again, before the job stops.
         """
         said = {peer: average_of(report) for peer, report in averaging.reports.items()}
         what = f"the bytes or norms of the averaged gradient of unit {unit}, step {run.step}"
@@ -176,14 +177,15 @@ class Rounds:
         return []
 
     def _accused(self, averaging: UnitAveraging, peer: PeerId, event: RoundFailed) -> PeerId | None:
-        """Whom the member may mean: another one with which it exchanges slices, as one of the two owns one."""
+        """The accused peer, if the accusation can be true: the two must exchange slices, so one of them must own
+        one."""
         owns = {member.peer: member.stop > member.start for member in averaging.members}
         accused = PeerId(event.accused)
         may_mean = accused != peer and accused in owns and accused in self._state.pool
         return accused if may_mean and (owns[accused] or owns[peer]) else None
 
     def _other_set(self, run: StepRun, peer: PeerId, reason: str, now_s: float) -> Remedy | None:
-        """A member says that it holds another set than the ledger: what it did is done again, here or elsewhere."""
+        """A member reports another set than the ledger's: its contributions are done again, here or elsewhere."""
         self._state.ledger.violations += 1
         name = self._state.pool.name(peer)
         self._state.outbox.note("error", f"{name} holds another set than the ledger: {reason}; done again")

@@ -1,9 +1,9 @@
-"""Which replicas take part in a round, and which slice of the unit each member sums.
+"""The members of a round, and the slice of the unit that each of them sums.
 
       elements   0 ........ 64 ....... 128 ...... elements
       members    |    a     |     b     |    c     |         in order of peer id, contiguous, nothing left out
 
-A member's slice is the part that it sums for all. Shares are equal, but those who cannot reach each other own nothing.
+A member's slice is the part that it sums for all. Shares are equal, but members that cannot reach each other own none.
 """
 
 from __future__ import annotations

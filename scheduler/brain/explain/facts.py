@@ -1,7 +1,7 @@
 """Why a job waits, why a peer gets little work or none: facts with their numbers, for people.
 
-A fact is a topic and a sentence. Unknown things are left out: a replica that was never measured has no pace, and as
-long as no replica of some stage was measured, nobody can say which stage limits the job.
+A fact is a topic and a sentence. Unknown things are left out: a replica that was never measured has no pace, and the
+limiting stage is unknown as long as no replica of some stage was measured.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class JobStanding:
-    """What is known of a job without its brain; `needs_bytes` has one number per stage."""
+    """The facts about a job that need no brain; `needs_bytes` has one number per stage."""
 
     id: JobId
     state: JobState
@@ -204,7 +204,7 @@ def _progress(job: JobStanding) -> Fact:
 
 
 def _overlap(job: JobStanding, situation: Situation) -> Fact:
-    """How much of a step its busiest stage computes; the rest is what the overlap does not hide."""
+    """How much of a step its busiest stage computes; the overlap does not hide the rest."""
     text = f"{job.overlap} of the {counted(job.microbatches, 'microbatch')} of a step use weights one step old"
     numbers = {"microbatches": float(job.overlap)}
     capacities = [situation.capacity(stage) for stage in range(situation.stages)]
@@ -217,7 +217,7 @@ def _overlap(job: JobStanding, situation: Situation) -> Fact:
 
 
 def _wanting(job: JobStanding, idle: Sequence[IdlePeer]) -> list[Fact]:
-    """What a job needs to be placed, beside what is there."""
+    """The stage servers that a job needs to be placed, beside the idle ones."""
     stages = len(job.needs_bytes)
     peers = stages * job.min_replicas
     sizes = ", ".join(f"stage {stage} {size(needed)}" for stage, needed in enumerate(job.needs_bytes))
@@ -290,7 +290,7 @@ def _leaves(situation: Situation, replica: ReplicaStanding, now_s: float) -> str
 
 
 def why_it_stays(situation: Situation, peer: PeerId) -> str:
-    """What a leaving peer still waits for; empty if it is no longer a replica."""
+    """The reason why a leaving peer is still here; empty if it is no longer a replica."""
     replica = situation.get(peer)
     if replica is None:
         return ""

@@ -1,4 +1,4 @@
-"""Where a job that waits stands: which jobs come before it, and which have the stage servers that it could use."""
+"""The queue of waiting jobs: a job's place in it, and the jobs that hold the stage servers that it could use."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """All jobs that wait for stage servers, who is next first, and those that have some, those with most first."""
+    """All jobs that wait for stage servers, the next one first, and the jobs that have some, those with most first."""
 
     waiting: tuple[JobId, ...]
     holders: tuple[Holder, ...]
     priorities: Mapping[JobId, int] = field(default_factory=dict)  # of those that wait
 
     def text(self, job: JobId) -> str:
-        """In a few words; empty if nobody is before the job and nobody has anything."""
+        """In a few words; empty if the job waits alone and no job has stage servers."""
         facts = [self._place(job)] if len(self.waiting) > 1 else []
         if self.holders:
             taken = counted(sum(one.stage_servers for one in self.holders), "stage server")

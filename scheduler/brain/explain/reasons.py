@@ -1,4 +1,4 @@
-"""What is said of a job at work as it is now: a stored reason tells what was once decided, and grows old."""
+"""The present reason of a job at work. The stored reason is of an earlier decision and grows old."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Team:
 
 
 def reason_at_work(stored: str, team: Team, *, awaits_database: bool, unsaved: str) -> str:
-    """Why a running job is as it is; `unsaved` says what is wrong with its newest checkpoint.
+    """Why a running job is as it is; `unsaved` is the fault of its newest checkpoint.
 
-    What its brain said when it went on (it could not pause, or not save the last weights) stands.
+    A reason that its brain gave when it went on stands: it could not pause, or not save the last weights.
     """
     if awaits_database:
         return AWAITS_DATABASE

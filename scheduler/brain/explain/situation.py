@@ -1,4 +1,5 @@
-"""What a job at work stands on and waits for, and its numbers; facts.py makes sentences of that."""
+"""The situation of a job at work: its replicas, the reason why it waits, its numbers. facts.py makes sentences of
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from swarm.types import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What was counted since this brain began; tuples have one number per stage."""
+    """Counters since this brain began; tuples have one number per stage."""
 
     committed_steps: int  # of the job: steps whose commit row is durable
     microbatches: int  # in those steps; every stage computed each once
@@ -117,7 +118,7 @@ def _replica(parts: Parts, peer: PeerId, contributions: int) -> ReplicaStanding:
 
 
 def waiting_for(parts: Parts) -> str:
-    """What the job waits for, for a person."""
+    """The reason why the job waits, for a person."""
     state, runs = parts.state, parts.state.progress.runs
     match state.mode:
         case Mode.GATHERING if state.census is not None:

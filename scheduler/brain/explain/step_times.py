@@ -1,4 +1,4 @@
-"""When each step came to each of its phases: what a timeline is drawn from.
+"""The times at which each step entered each of its phases, for drawing a timeline.
 
 began          full          averaged                     agreed
   │  feeding    │  averaging    │  deciding, writing,      │
@@ -37,7 +37,7 @@ class StepClock:
         self._over: deque[StepTimes] = deque(maxlen=KEPT)
 
     def look(self, runs: Mapping[int, StepRun], now_s: float) -> None:
-        """Note what has changed; the steps that are no longer among the `runs` are agreed."""
+        """Note new phases; steps that are no longer among the `runs` are agreed."""
         for step, run in runs.items():
             before = self._open.get(step)
             if before is None or before[0] is not run.phase:

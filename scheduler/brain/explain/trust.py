@@ -8,7 +8,7 @@ from swarm.text import counted, spoken_duration
 
 
 def explain_trust(record: TrustRecord, now_unix_s: float) -> list[Fact]:
-    """What is held against a stage server: that it is quarantined, and each strike."""
+    """The facts against a stage server: its quarantine, and each strike."""
     facts = []
     if record.is_quarantined:
         for_s = max(0.0, now_unix_s - record.since_unix_s)

@@ -1,1 +1,1 @@
-"""Across all peers and jobs: which peers are here, what fits where, which job gets an idle peer."""
+"""Decides across all peers and jobs: which peers are here, which stages fit them, which job gets an idle one."""

@@ -1,7 +1,7 @@
-"""Which job gets which idle peer.
+"""Allocates idle peers to jobs.
 
     idle peers ──▶ 1. a replica on its way to another stage of its job: reserved for that job
-                   2. waiting jobs, one after the other: whatever each can start with
+                   2. waiting jobs, one after the other: the peers that each can start with
                    3. running jobs that NEED one: a stage has fewer than `min_replicas` replicas that stay
                    4. running jobs that have fewer replicas than they started with
                    5. running jobs that would be faster with one more
@@ -19,7 +19,7 @@ waiting job must not starve either, so the peers that it would start with are re
         fewer than it started with, and takes every peer that the waiting job would have to collect.
 
 Nothing is reserved for a job that all present peers, busy ones included, could not serve: it waits for machines that
-nobody has started, maybe forever. Never are more peers reserved than the job needs to start. Price: a peer may be idle
+are not running, maybe forever. Never are more peers reserved than the job needs to start. Price: a peer may be idle
 while an old job waits for peers that others have now.
 
 A stalled job that is still looking for its checkpoint is about to start: the peers that it can start with are reserved
@@ -69,7 +69,7 @@ class PendingJob:
     unfit: frozenset[PeerId] = frozenset()  # it has expelled them
 
     def plan(self, peers: Sequence[Candidate]) -> Decision[dict[PeerId, int]]:
-        """Which peer would serve which stage, if the job started with these."""
+        """The stage of each peer, if the job started with these."""
         needed = len(self.needs) * self.min_replicas
         if self.room is not None and self.room < needed:
             return Decision(
@@ -125,7 +125,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Which peers join, and why no running job takes the others."""
+    """The joins, and why no running job takes the other peers."""
 
     joins: tuple[Join, ...]
     unused: Mapping[PeerId, Mapping[JobId, str]]
@@ -146,7 +146,7 @@ class Reservations:
         self._reserved: dict[PeerId, Reservation] = {}
 
     def reserve(self, peer: PeerId, job: JobId, stage: int, now_s: float) -> None:
-        """Reserve the peer, which was released for that stage, for as long as its job waits for it."""
+        """Reserve the peer for the stage that it was released for, as long as its job waits for it."""
         self._reserved[peer] = Reservation(job, stage, now_s + ON_ITS_WAY_S_MAX)
 
     def end(self, peer: PeerId) -> None:
@@ -164,7 +164,7 @@ class Reservations:
 
 
 class UnfitPeers:
-    """The peers that one job has expelled for what they said or could not do: they are not given to it again.
+    """The peers that one job has expelled for false reports or failures: they are not given to it again.
 
     A peer that is started anew (another incarnation) gets another chance, and other jobs may use it meanwhile.
     """
@@ -191,7 +191,7 @@ def start_with(
     reserved: Mapping[PeerId, Reservation],
     present: Sequence[Candidate] = (),
 ) -> Decision[dict[PeerId, int]]:
-    """Which peer serves which stage of the job, if it can start now.
+    """The stage of each peer, if the job can start now.
 
     `before` are the waiting jobs that come before it, the first first; `present` as in `allocate`.
     """
@@ -217,7 +217,7 @@ def allocate(
     reserved: Mapping[PeerId, Reservation],
     rooms: Mapping[str, int] | None = None,
 ) -> Allocation:
-    """Which idle peers join which running jobs, after the waiting jobs have started with what they could.
+    """The idle peers that join running jobs, after the waiting jobs have started as far as they could.
 
     `rooms` says how many more a project may have, if that is limited; a replica that moves has its place already.
     `present` are all peers that are here and stay, idle or busy. Jobs are in the order in which they come: those of

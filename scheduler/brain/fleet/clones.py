@@ -4,8 +4,8 @@
     dialled by another                dial ✗        dial ✗        dial ✗          for CLONE_S: both are real
 
 A process has one session at a time, and dials only when it has none. So a session that is heard, while somebody else
-dials again and again under its name, is another process than the one that dials. Restarts, in whatever number, and
-changes of address look otherwise: the older session falls silent within seconds, and is no rival from then on.
+dials again and again under its name, is another process than the one that dials. Any number of restarts and changes of
+address look otherwise: the older session falls silent within seconds, and is no rival from then on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RIVALS_MAX = 8  # of one session that are remembered
 
 @dataclass(slots=True)
 class Rivals:
-    """Who else dialled under the identity of one session while it was heard."""
+    """The dials by others under the identity of one session while it was heard."""
 
     _seen: dict[tuple[int, str], tuple[float, float]] = field(default_factory=dict)  # (since, last)
 

@@ -1,4 +1,4 @@
-"""Which peers are here: the life of a peer as the scheduler sees it.
+"""Membership of peers: the life of a peer as the scheduler sees it.
 
       hello ──▶ IDLE ──assigned──▶ LOADING ──loaded──▶ SERVING ──released──▶ IDLE
                  │                    │                   │
@@ -28,7 +28,7 @@ NO_JOB = JobId("")
 
 
 class Happening(StrEnum):
-    """What can happen to a peer that is known."""
+    """The events of a known peer."""
 
     ASSIGNED = "assigned"
     LOADED = "loaded"
@@ -79,7 +79,7 @@ class Transition:
 
 @dataclass(slots=True)
 class Peer:
-    """What is known of one peer; only Membership changes it."""
+    """The record of one peer; only Membership changes it."""
 
     hello: Hello
     state: PeerState
@@ -199,7 +199,7 @@ class Membership:
         return self._happen(known, Happening.FREED, "released by an admin", now_s)
 
     def tick(self, now_s: float) -> list[Transition]:
-        """Look at the clock: which peers were silent too long?"""
+        """Look at the clock: find the peers that were silent too long."""
         transitions: list[Transition] = []
         for name, known in list(self._peers.items()):
             silence_s = now_s - known.heard_s

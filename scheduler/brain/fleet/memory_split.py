@@ -26,7 +26,7 @@ STAGES_TRIED_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """What the stages of a model cost, whatever the cut."""
+    """The costs of a model, from which those of the stages of any cut follow."""
 
     layers: int
     layer_flops: int  # multiply-adds per token, forward
@@ -46,7 +46,7 @@ def fit(
 ) -> Decision[tuple[int, ...]]:
     """The cut for peers with these memories (0 = unknown), into the first number of stages that works.
 
-    If none works there is no plan, and the reason says what is missing.
+    If none works there is no plan, and the reason names the missing memory.
     """
     known = [memory or 1 << 62 for memory in memories]
     for count in stages:

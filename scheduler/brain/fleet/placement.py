@@ -1,4 +1,4 @@
-"""Which peer serves which stage when a job starts.
+"""Places peers on stages when a job starts.
 
 Every idle peer that can hold a stage is used. Pins are obeyed. The other peers go, fastest first, to the stage that has
 the fewest replicas so far (then the least speed, then the lowest number), so the stages differ by at most one replica
@@ -40,9 +40,9 @@ def place(
 ) -> Decision[dict[PeerId, int]]:
     """Spread the peers evenly over the stages that they can hold; the plan gives each placed peer its stage.
 
-    `needs` is the bytes that a replica of each stage takes. A peer stays idle if no stage fits it, or not the stage to
-    which it is pinned. There is no plan if some stage would have fewer than `min_replicas`; the reason then names the
-    stages, how many replicas each still needs, and how much memory they must have.
+    `needs` has the bytes of a replica of each stage. A peer stays idle if no stage fits it, or if its pinned stage does
+    not. There is no plan if some stage would have fewer than `min_replicas`; the reason then names the stages, how many
+    replicas each still needs, and how much memory they must have.
     """
     needs = needs or (0,) * stages
     members, free, useless = _must_have(candidates, stages, min_replicas, needs)
@@ -64,7 +64,7 @@ def place(
 def least(
     candidates: Sequence[Candidate], stages: int, min_replicas: int, needs: Sequence[int] = ()
 ) -> frozenset[PeerId]:
-    """The peers with which a job would start, or get nearest to a start, and no more than it needs."""
+    """The peers with which a job would start, or come nearest to a start, and no more than it needs."""
     members, _, _ = _must_have(candidates, stages, min_replicas, needs or (0,) * stages)
     return frozenset(one.peer for pool in members for one in pool[:min_replicas])
 

@@ -1,4 +1,4 @@
-"""When a stage server that computed wrong numbers gets no stage any more: strikes, and the state that follows.
+"""Quarantine: strikes of stage servers that computed wrong numbers, after which they get no stage any more.
 
 strike, proven by a third ──────────────────▶ quarantined ──an admin releases it──▶ no strikes
 strike, not proven ──a second within a day──▶
@@ -27,7 +27,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class TrustRecord:
-    """What is held against one stage server."""
+    """The strikes of one stage server, and its quarantine."""
 
     strikes: tuple[Strike, ...] = ()
     since_unix_s: float = 0.0  # quarantined; 0 = it is not

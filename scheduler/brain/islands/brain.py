@@ -5,12 +5,12 @@
                    ▼
                Exchanging (exchange.py) ──▶ Exchanged, to every island ──▶ their rows, durable all or none ──▶ commits
 
-Each island is a JobBrain on a timeline of its own (swarm/job/islands.py), and knows nothing of the others. It has the
-door and the questions of a JobBrain, so drivers and views need not tell them apart. An outer step is committed once
-every island has proposed; a row of one island that another island lacks would leave its replicas no way to merge, so
-their rows are written together. A checkpoint has a part of each island (saving.py). A job that is told to stop trains
-up to the next outer step, behind which all islands hold the same. Whoever joins does so in the island with the fewest
-replicas. An island that loses a stage stalls the whole job.
+Each island is a JobBrain on a timeline of its own (swarm/job/islands.py), and knows nothing of the others. This brain
+has the door and the questions of a JobBrain, so drivers and views need not tell the two apart. An outer step is
+committed once every island has proposed; a row of one island that another island lacks would leave its replicas no way
+to merge, so their rows are written together. A checkpoint has a part of each island (saving.py). A job that is told to
+stop trains up to the next outer step, behind which all islands hold the same. A new peer joins the island with the
+fewest replicas. An island that loses a stage stalls the whole job.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class IslandsBrain:
     # The door ----------------------------------------------------------------------------------------------------
 
     def step(self, happened: Input, now_s: float) -> list[Output]:
-        """As JobBrain.step."""
+        """Take in what happened at `now_s` and give the decisions of all islands, as JobBrain.step does for one."""
         if self._is_over:
             return []
         self._now_s = now_s
@@ -144,17 +144,17 @@ class IslandsBrain:
 
     @property
     def due_s(self) -> float:
-        """As JobBrain.due_s."""
+        """When the next Tick is due, over all islands."""
         retries_s = self._exchanging.retries_s() if self._exchanging is not None else []
         ahead_s = [time_s for time_s in retries_s if time_s > self._now_s]
         return min([*ahead_s, *(one.due_s for one in self._islands)], default=math.inf)
 
     def portion_of(self, timeline: int, step: int) -> int:
-        """As JobBrain.portion_of, of the island on `timeline`."""
+        """The portion that the island on `timeline` trains at `step`."""
         return self.courses[timeline % len(self.courses)].at(step).portion
 
     def counts(self) -> Counts:
-        """What was counted in all islands; a step counts once all of them made it."""
+        """Counters over all islands; a step counts once all of them made it."""
         return Counts.of_islands([one.counts() for one in self._islands])
 
     def team(self) -> Team:
@@ -162,7 +162,7 @@ class IslandsBrain:
         return Team(*(sum(getattr(one, each.name) for one in of) for each in fields(Team)))
 
     def admits(self, hello: Hello) -> bool:
-        """As JobBrain.admits, of the island to which the peer's timeline belongs."""
+        """Whether the island of the peer's timeline admits it."""
         return self._islands[hello.timeline % len(self._islands)].admits(hello)
 
     def where_to_join(
@@ -178,7 +178,7 @@ class IslandsBrain:
         return next((one for one in decisions if one.plan is not None), decisions[0])
 
     def situation(self, now_s: float) -> Situation:
-        """All islands as one; the sentence says what each waits for."""
+        """All islands as one situation; its sentence gives the reason why each waits."""
         of = [one.situation(now_s) for one in self._islands]
         return replace(
             of[0],
@@ -213,7 +213,7 @@ class IslandsBrain:
         return Collection(self.courses[0].inner_steps(first.version), first.since_s, savers, is_writing=is_writing)
 
     def waiting_for(self) -> str:
-        """What the job waits for, for a person."""
+        """The reason why the job waits, for a person."""
         if self._exchanging is not None:
             steps = self.courses[0].inner_steps(self._exchanging.step)
             return f"after step {steps}: {self._exchanging.waiting_for()}"
@@ -335,7 +335,7 @@ class IslandsBrain:
         output: outputs.BeginCheckpoint | outputs.PublishCheckpoint | outputs.DropCheckpoint,
         now_s: float,
     ) -> list[Output]:
-        """What an island decides about its part of a checkpoint, as a decision about the whole."""
+        """Turn an island's decision about its part of a checkpoint into decisions about the whole."""
         told = replace(output, version=self.courses[island].inner_steps(output.version))
         match output:
             case outputs.BeginCheckpoint(version=version):
@@ -354,14 +354,14 @@ class IslandsBrain:
                 return [told, *(one for other in others for one in self._tell_quietly(other, gone, now_s))]
 
     def _tell_quietly(self, island: int, gone: inputs.CheckpointNotKept, now_s: float) -> list[Output]:
-        """Let an island give up its part of a checkpoint, of which another one has told already."""
+        """Let an island give up its part of a checkpoint without telling people again."""
         told = (outputs.DropCheckpoint, Note, EnterState)
         return [one for one in self._tell(island, gone, now_s) if not isinstance(one, told)]
 
     def _written(
         self, happened: inputs.CheckpointKept | inputs.CheckpointNotKept, steps: int, now_s: float
     ) -> list[Output]:
-        """What became of the checkpoint after so many steps of the job."""
+        """Note that the checkpoint after `steps` steps of the job was kept or failed."""
         version = self._checkpoints.version
         if version is None or self.courses[0].inner_steps(version) != steps:
             return []

@@ -4,7 +4,7 @@
                                               ▲      │
                                               └pause─┴── an envoy failed, is lost, or holds other bytes than the others
 
-What envoys propose depends on the weights at the outer step alone, which all replicas of a stage share. So a round can
+Proposals depend on the weights at the outer step alone, and all replicas of a stage share these. So a round can
 be repeated with other envoys at any time until the step is committed.
 """
 
@@ -30,7 +30,7 @@ DISPUTES_MAX = 2  # of the envoys of a unit; the next one ends the job
 
 @dataclass(frozen=True, slots=True)
 class Delegation:
-    """Who may go for an island: replicas by stage. Its proposal counts by the tokens that it trained."""
+    """The replicas that may take part for an island, by stage. Its proposal counts by the tokens that it trained."""
 
     timeline: int
     tokens: int
@@ -108,12 +108,12 @@ class Exchanging:
         return self._again(event.unit, f"{peer} says {event.reason}{accuses}", now_s)
 
     def lost(self, peer: PeerId, reason: str, now_s: float) -> list[Output]:
-        """The peer is gone, or has forgotten its rounds with its session: what it took part in is repeated."""
+        """The peer is gone, or has forgotten its rounds with its session: its rounds are repeated."""
         units = [unit for unit, one in self._rounds.items() if any(envoy.peer == peer for envoy in one.envoys)]
         return [output for unit in units for output in self._again(unit, f"{peer} is lost: {reason}", now_s)]
 
     def result(self) -> Exchanged | None:
-        """What all envoys agree on, once the rounds of all units are complete."""
+        """The means that all envoys agree on, once the rounds of all units are complete."""
         if not all(one.is_complete for one in self._rounds.values()):
             return None
         norms = [norm for one in self._rounds.values() for norm in one.reports[min(one.reports)].norms]
@@ -130,7 +130,7 @@ class Exchanging:
         return [one.retry_s for one in self._rounds.values() if one.round is None]
 
     def waiting_for(self) -> str:
-        """What the exchange waits for, for a person."""
+        """The reason why the exchange waits, for a person."""
         parts = []
         for unit, one in self._rounds.items():
             if one.round is None:

@@ -1,4 +1,4 @@
-"""The commit rows of islands, put together to what people are told of a job: one row per inner step.
+"""Merges the commit rows of islands into the rows of the job that people see: one per inner step.
 
 island 0    step 0   1   2  outer  3        a step of the job is complete, and told, once all islands made it;
 island 1    step 0   1                      outer steps are not told

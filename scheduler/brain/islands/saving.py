@@ -37,7 +37,7 @@ class JointCheckpoints:
 
     @property
     def version(self) -> int | None:
-        """What is being collected or published."""
+        """The version that is being collected or published."""
         return None if self._joint is None or self._joint.failed is not None else self._joint.version
 
     @property

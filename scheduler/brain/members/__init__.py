@@ -1,1 +1,1 @@
-"""Decides who belongs to the swarm, and what he may ask for."""
+"""Decides who becomes a member of the swarm, and which calls and jobs a member may use."""

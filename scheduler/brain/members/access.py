@@ -1,4 +1,4 @@
-"""Who may call what: one table, deny by default. A test makes a call of each role to each method out of it."""
+"""The table of access: the roles that may call each method, deny by default. A test calls each method in each role."""
 
 from __future__ import annotations
 

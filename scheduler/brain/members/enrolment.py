@@ -1,4 +1,4 @@
-"""Who may become a member: what a token, the book of members, a name, a key and the time decide."""
+"""Enrolment: decides by token, book of members, name, key and time who may become a member."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from swarm.types import DEFAULT_PROJECT
 class Member:
     """A holder of certificates.
 
-    A connection is older than the newest certificate, as nobody dials anew because of a renewal. So each key is good
-    while its holder goes on renewing; TLS sees to it that no new connection begins with a certificate that has ended.
+    A renewal does not end a connection, so a connection may be older than the newest certificate. So each key is good
+    while its holder goes on renewing; TLS refuses new connections with a certificate that has ended.
     """
 
     role: Role
@@ -66,7 +66,7 @@ class Grant:
 
 
 def grant_join(token: Token | None, book: Book, name: str, fingerprint: str, now_unix_s: float) -> Grant:
-    """What a joiner with this key gets for a token whose secret he knows (None: he knows none).
+    """The grant for a joiner with this key and this token's secret; None: no token has this secret.
 
     The same key may ask again while the token lives, as its answer may have been lost. BadToken, Revoked, UsageError.
     """

@@ -1,8 +1,8 @@
-"""Projects: whose jobs a person sees, which of them he may change, and how much a project may have.
+"""Projects: the jobs that a person may see and change, and the quotas of a project.
 
 an admin                         sees and changes every job
-who belongs to a job's project   sees it, and changes it if he submitted it
-anybody else                     hears what he would hear of a job that never was
+a member of a job's project      sees it; may change it as its submitter only
+anybody else                     is told that there is no such job
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swarm.types import DEFAULT_PROJECT
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Who asks."""
+    """The person that makes a call."""
 
     role: Role
     name: str
@@ -27,7 +27,7 @@ class Person:
 
     @property
     def owner(self) -> str:
-        """How a job names whoever submitted it; nobody's name over plaintext."""
+        """The submitter's name in a job; empty over plaintext."""
         return f"{self.role}/{self.name}" if self.name else ""
 
 
@@ -35,7 +35,7 @@ ANYBODY = Person(Role.ADMIN, "", DEFAULT_PROJECT)  # over plaintext
 
 
 class Reach(StrEnum):
-    """Which jobs a method may be about."""
+    """The jobs that a method may be about."""
 
     PROJECT = "jobs of the caller's project"
     OWN = "jobs that the caller submitted"
@@ -49,7 +49,7 @@ REACH: Mapping[str, Reach] = {
 
 
 class Verdict(StrEnum):
-    """What becomes of a call that names a job."""
+    """The verdict on a call that names a job."""
 
     ALLOWED = "allowed"
     UNKNOWN = "there is no such job"
@@ -62,7 +62,7 @@ def sees(person: Person, project: str) -> bool:
 
 
 def judge(person: Person, method: str, project: str, owner: str) -> Verdict:
-    """What becomes of a call about a job of this project and owner, from a person whose role allows the method."""
+    """The verdict on a call about a job of this project and owner, by a person whose role allows the method."""
     reach = REACH.get(method)
     if reach is None or not sees(person, project):
         return Verdict.UNKNOWN
@@ -114,7 +114,7 @@ def check_jobs(project: str, quota: Quota, open_jobs: int) -> None:
 
 
 def check_bytes(project: str, quota: Quota, held_bytes: int, promised_bytes: int, wanted_bytes: int) -> None:
-    """QuotaReached if a file does not fit beside what the project holds, and what it is uploading."""
+    """QuotaReached if a file does not fit beside the project's files and its running uploads."""
     if quota.upload_bytes and held_bytes + promised_bytes + wanted_bytes > quota.upload_bytes:
         raise QuotaReached(
             f"a file of {size(wanted_bytes)} does not fit: project {project} holds {size(held_bytes)} of uploads and "
