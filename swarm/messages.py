@@ -194,7 +194,10 @@ class Void:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of a round: it owns elements [start, stop) of the unit and must hold the set named `digest`."""
+    """A member of a round: it owns elements [start, stop) of the unit and must hold the set named `digest`.
+
+    That set has so many `microbatches` of its stage.
+    """
 
     peer: PeerId
     incarnation: int
@@ -202,6 +205,8 @@ class Member:
     start: int
     stop: int
     digest: str
+    stage: int = 0
+    microbatches: int = 0
 
 
 @dataclass(frozen=True, slots=True)

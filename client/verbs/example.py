@@ -84,6 +84,8 @@ count       = 1                 # 1 to 64 complete pipelines, joined by averagin
 
 [averaging]
 mode        = "allreduce"       # or diloco, streaming: islands exchange as [outer] says; streaming: train-local only
+aggregate   = "mean"            # or centered_clip: gradients of replicas that stray too far are clipped; it needs
+                                # limits.min_replicas = 4 and does without training.reproducible
 compression = "none"            # of gradients between the replicas of a stage: none, bfloat16 or int8; what rounding
                                 # leaves out is added to the next step's
 timeout_s = 60.0                # 1 to 3600: one averaging round

@@ -7,9 +7,9 @@
     a: mean 0 = (a0 + b0) / tokens    b: mean 1 = (a1 + b1) / tokens
     a -> b: mean 0      b -> a: mean 1                       all-gather
 
-The owner adds the parts in order of peer id and sends out the resulting bytes. So the result does not depend on the
-order of arrival, and all members hold the same bytes. Nothing here decides: members and slices come with the command,
-and the scheduler aborts a round that a member reports as failed.
+The owner adds the parts in order of peer id, or clips them (`Reduction`), and sends out the resulting bytes. So the
+result does not depend on the order of arrival, and all members hold the same bytes. Nothing here decides: members and
+slices come with the command, and the scheduler aborts a round that a member reports as failed.
 
 Only reading the sums needs the compute thread, where sums are forgotten too. The rest happens beside it, on the CPU: a
 round that overlaps with the next step would otherwise wait for one of its microbatches each time.
@@ -30,10 +30,10 @@ from stage_server.ports import ReplicaId
 from stage_server.replica.leftovers import Coded, Leftovers, coded, together
 from stage_server.replica.mailbox import Mailbox, SliceKey
 from stage_server.replica.packing import Letter, deliver, round_slice
+from stage_server.replica.reduction import Reduction
 from swarm.errors import NoWay, Refused, RoundBroken, SwarmError
 from swarm.events import ParameterNorm
 from swarm.messages import Average, Envoy, Member
-from swarm.model.exact_sums import mean_of_parts
 from swarm.model.stage import Stage
 from swarm.rpc.links.peers import PeerLinks
 from swarm.types import PeerId, UnitName
@@ -53,7 +53,7 @@ async def run_round(
     command: Average,
     me: ReplicaId,
     stage: Stage,
-    bits: int | None,
+    reduction: Reduction,
     device: Device,
     links: PeerLinks,
     mailbox: Mailbox,
@@ -61,8 +61,8 @@ async def run_round(
 ) -> Mean:
     """Carry out one round as a member; gives the averaged gradient of the unit.
 
-    `bits` is the fixed-point grid of the sums, None in ordinary mode. RoundBroken if a member does not deliver within
-    `command.timeout_s`, Refused if the sizes contradict the unit's layout; both may come in a group.
+    RoundBroken if a member does not deliver within `command.timeout_s`, Refused if the sizes contradict the unit's
+    layout; both may come in a group.
     """
     left, codec_name = leftovers.lend(command.unit, command.step), leftovers.codec_name
     part = await device.run(lambda: stage.part(command.step, command.unit))  # behind any Void that came before
@@ -107,7 +107,7 @@ async def run_round(
                 part[_span(mine)] if member.peer == me.peer else await arrived(member, mine, averaged=False)
                 for member in command.members
             ]
-            mean = await device.aside(lambda: mean_of_parts(parts, command.tokens, bits))
+            mean = await device.aside(lambda: reduction.reduce(parts, command))
             if others:  # nobody else would get what is left out
                 made = await encoded(mean, mine, command.tokens)
                 mean = made.received

@@ -34,6 +34,7 @@ from stage_server.replica.evaluator import Evaluator, Ids
 from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
 from stage_server.replica.packing import Letter, Packed, boundary, pack, pack_encoded, question
+from stage_server.replica.reduction import Reduction
 from stage_server.replica.reports import Reports
 from stage_server.replica.rounds import RoundRunner
 from stage_server.state.donor import Donor
@@ -114,7 +115,8 @@ class Replica:
         mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness)
         leftovers = Leftovers(spec.averaging.compression)
         code = spec.outer.compression
-        self._rounds = RoundRunner(me, stage, assignment.sum_bits, ports, self._reports.fail, mailbox, leftovers, code)
+        reduction = Reduction(assignment.sum_bits, clips=spec.averaging.aggregate == "centered_clip")
+        self._rounds = RoundRunner(me, stage, reduction, ports, self._reports.fail, mailbox, leftovers, code)
         self.admission = Admission(assignment, stage, mailbox, self._neighbours, self._checker.table)
         self.donor = Donor(assignment, stage, ports.device, ports.budget.log_bytes(assignment))
         self._saving = Saving(assignment, stage, ports)

@@ -21,6 +21,7 @@ from stage_server.replica.averaging import Mean, run_round
 from stage_server.replica.exchange import run_exchange
 from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
+from stage_server.replica.reduction import Reduction
 from stage_server.replica.second_owner import answer_to, reduce_again, send_part
 from swarm.errors import OutOfMemory, RoundBroken, SetMismatch, SwarmError
 from swarm.events import Averaged, RoundFailed
@@ -45,7 +46,7 @@ class RoundRunner:
         self,
         me: ReplicaId,
         stage: Stage,
-        bits: int | None,
+        reduction: Reduction,
         ports: ReplicaPorts,
         fail: Callable[[SwarmError], None],
         mailbox: Mailbox,
@@ -57,7 +58,7 @@ class RoundRunner:
         self._outer_code = outer_code
         self._me = me
         self._stage = stage
-        self._bits = bits
+        self._reduction = reduction
         self._ports = ports
         self._fail = fail
         self._rounds: dict[tuple[int, UnitName], _UnderWay] = {}
@@ -124,7 +125,7 @@ class RoundRunner:
     async def _reduce_again(self, average: Average, command: Recheck, part: Callable[[], Tensor], mean: Mean) -> None:
         device, mailbox = self._ports.device, self.mailbox
         self._ports.emit(
-            await reduce_again(average, command, self._me, self._bits, device, mailbox, part, mean.gradient)
+            await reduce_again(average, command, self._me, self._reduction, device, mailbox, part, mean.gradient)
         )
 
     def abort(self, command: AbortRound) -> bool:
@@ -193,7 +194,7 @@ class RoundRunner:
         me, stage, device, links = self._me, self._stage, self._ports.device, self._ports.links
         if isinstance(command, Exchange):
             return await run_exchange(command, me, stage, self._outer_code, device, links, self.mailbox)
-        return await run_round(command, me, stage, self._bits, device, links, self.mailbox, self._leftovers)
+        return await run_round(command, me, stage, self._reduction, device, links, self.mailbox, self._leftovers)
 
     def _failed(self, command: Average | Exchange, error: SwarmError) -> None:
         self._ports.metrics.round_finished(self._me.stage, "failed", 0.0)

@@ -21,10 +21,10 @@ from stage_server.ports import ReplicaId
 from stage_server.replica.leftovers import coded
 from stage_server.replica.mailbox import Mailbox, SliceKey
 from stage_server.replica.packing import deliver, round_slice
+from stage_server.replica.reduction import Reduction
 from swarm.errors import Refused
 from swarm.events import Rechecked
 from swarm.messages import Average, Member, Recheck
-from swarm.model.exact_sums import mean_of_parts
 from swarm.model.state import raw_bytes
 from swarm.rpc.links.peers import PeerLinks
 
@@ -54,7 +54,7 @@ async def reduce_again(
     average: Average,
     command: Recheck,
     me: ReplicaId,
-    bits: int | None,
+    reduction: Reduction,
     device: Device,
     mailbox: Mailbox,
     part: Callable[[], Tensor],
@@ -77,7 +77,7 @@ async def reduce_again(
         )
 
     def compared() -> tuple[tuple[str, ...], str, str]:
-        mean = mean_of_parts(parts, average.tokens, bits)
+        mean = reduction.reduce(parts, average)
         return tuple(map(_sha256, parts)), _sha256(mean), _sha256(held[span])
 
     took, computed, mean = await device.aside(compared)

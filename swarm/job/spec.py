@@ -188,6 +188,8 @@ class AveragingSection(Section):
     # allreduce: one island, every step; diloco, streaming: an outer step now and then (swarm/job/outer.py).
     mode: Literal["allreduce", "diloco", "streaming"] = "allreduce"
 
+    # How the sums of replicas become one gradient; centered_clip: those that stray are cut (swarm/model/robust.py).
+    aggregate: Literal["mean", "centered_clip"] = "mean"
     # Of gradients between replicas; what is left out is added to the next step's.
     compression: Literal["none", "bfloat16", "int8"] = "none"
     timeout_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
@@ -258,6 +260,7 @@ class JobSpec(Section):
                 f'averaging.compression = "{self.averaging.compression}" gives other bits for each number of replicas: '
                 'with training.reproducible = true set it to "none"'
             )
+        self._check_aggregate()
         if self.training.reproducible and self.model.compile:
             raise ValueError(
                 "model.compile = true fuses operations, which rounds otherwise on each kind of machine: "
@@ -304,6 +307,20 @@ class JobSpec(Section):
                     "drop one of the two"
                 )
         return self
+
+    def _check_aggregate(self) -> None:
+        if self.averaging.aggregate == "mean":
+            return
+        if self.training.reproducible:
+            raise ValueError(
+                'averaging.aggregate = "centered_clip" may give another gradient than the mean, which follows from who '
+                'computed what: with training.reproducible = true set it to "mean"'
+            )
+        if self.limits.min_replicas < CLIPPED_MIN:
+            raise ValueError(
+                f'averaging.aggregate = "centered_clip" compares at least {CLIPPED_MIN} replicas of a stage: set '
+                f'limits.min_replicas = {CLIPPED_MIN} or more, or averaging.aggregate = "mean"'
+            )
 
     def _check_islands(self) -> None:
         mode, outer, count = self.averaging.mode, self.outer, self.islands.count
@@ -383,6 +400,7 @@ class JobSpec(Section):
         return bool(self.model.config.get("tie_word_embeddings", False))
 
 
+CLIPPED_MIN = 4  # replicas of a stage: of fewer, one false part is no small minority
 # [outer] fragments, overlap_steps and mixing of a job that is not cut into fragments, before and after it is resolved.
 _WHOLE_MODEL_AT_ONCE = (("auto", "auto", "auto"), (1, 0, 0.0))
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?\s*$")

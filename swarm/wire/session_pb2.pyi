@@ -669,20 +669,24 @@ class Void(_message.Message):
     def __init__(self, timeline: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("peer", "incarnation", "address", "start", "stop", "digest")
+    __slots__ = ("peer", "incarnation", "address", "start", "stop", "digest", "stage", "microbatches")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     peer: str
     incarnation: int
     address: str
     start: int
     stop: int
     digest: str
-    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+    stage: int
+    microbatches: int
+    def __init__(self, peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., digest: _Optional[str] = ..., stage: _Optional[int] = ..., microbatches: _Optional[int] = ...) -> None: ...
 
 class Average(_message.Message):
     __slots__ = ("timeline", "step", "unit", "round", "members", "tokens", "timeout_s")

@@ -1,9 +1,12 @@
 """Measure how soon liars are caught: one of three replicas of a stage gives wrong results, means or files.
 
+With --poison: what a job loses by one of four that sends false parts, averaged plainly and clipped.
+
 python -m tests.simulation.liars --spot-check 0.2 --steps 20 --seeds 4
 python -m tests.simulation.liars --second-owner 0.2 --steps 20 --seeds 8
 python -m tests.simulation.liars --recount 1.0 --steps 20 --seeds 8
 python -m tests.simulation.liars --second-hash --steps 4 --seeds 8
+python -m tests.simulation.liars --poison --steps 40 --seeds 3
 """
 
 from __future__ import annotations
@@ -26,11 +29,14 @@ from swarm.reference.trainer import train_local
 from swarm.types import JobState
 from tests.simulation.engine.liars import (
     LIES,
+    POISONS,
     Outcome,
     adding_false,
     checked_spec,
+    clipped_spec,
     giving_false_means,
     play,
+    poisoning,
     saving_false,
 )
 from tests.support.simulated import Tokens
@@ -47,9 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--second-owner", type=float, default=0.0, help="false means, instead of false results")
     parser.add_argument("--recount", type=float, default=0.0, help="false sums, instead of false results")
     parser.add_argument("--second-hash", action="store_true", help="false files, instead of false results")
+    parser.add_argument("--poison", action="store_true", help="false parts, which are clipped and not caught")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    if options.poison:
+        return _poisoned(options.steps, options.seeds)
     if options.second_owner or options.recount or options.second_hash:
         return _others(options)
     with tempfile.TemporaryDirectory() as folder:
@@ -81,6 +90,29 @@ def _others(options: argparse.Namespace) -> int:
     accused = sum(len(one.accused) for one in played)
     print(f"{len(caught)} of {lied} runs with {lies} caught, after {median(caught) if caught else 0:g} of them")
     print(f"{accused} honest ones accused; {sum(one.state is JobState.SUCCEEDED for one in played)} jobs succeeded")
+    return int(bool(accused))
+
+
+def _poisoned(steps: int, seeds: int) -> int:
+    """Losses of the last step with each way to make one gradient of the parts of four replicas."""
+    print("| parts of one of four replicas | loss, mean | loss, centered_clip |")
+    print("|---|---|---|")
+    accused = 0
+    for poison in POISONS:
+        losses: dict[str, list[float]] = {}
+        for aggregate in ("mean", "centered_clip"):
+            with tempfile.TemporaryDirectory() as folder:
+                spec = clipped_spec(Path(folder), aggregate, training__steps=steps, training__learning_rate=3e-3)
+                tokens = Tokens.make(Path(folder), spec)
+                built = poisoning(poison)
+                played = [
+                    play(spec, tokens, "zeros", 0.0, seed, peers=8, stage=1, build=built) for seed in range(seeds)
+                ]
+            accused += sum(len(one.accused) for one in played)
+            assert all(one.state is JobState.SUCCEEDED for one in played), played
+            losses[aggregate] = [one.loss for one in played]
+        told = (f"{median(some):.2f} ({min(some):.2f} to {max(some):.2f})" for some in losses.values())
+        print(f"| {poison} | {' | '.join(told)} |", flush=True)
     return int(bool(accused))
 
 

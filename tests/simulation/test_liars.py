@@ -17,15 +17,20 @@ from swarm.types import JobState, PeerState
 from tests.simulation.engine.liars import (
     LIAR,
     Lie,
+    Poison,
     adding_false,
     blaming,
     checked_spec,
+    clipped_spec,
     giving_false_means,
     play,
+    poisoning,
     saving_false,
 )
 from tests.support.scenes import resolved
 from tests.support.simulated import Rig, Tokens, small_spec, write_text
+
+SPOILT = 0.5  # nats per byte
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +106,30 @@ def test_who_adds_false_gradients_to_its_sum_is_caught_by_a_recount(tmp_path: Pa
     assert outcome.lies
     assert (outcome.is_quarantined, outcome.accused) == (True, ())
     assert "recount" in outcome.evidence
+
+
+@pytest.mark.parametrize("codec_name", ["none", "int8"])
+def test_a_false_part_does_not_spoil_what_is_learned_where_parts_are_clipped(tmp_path: Path, codec_name: str) -> None:
+    loss: dict[tuple[str, Poison], float] = {}
+    for aggregate, poison in (("mean", "none"), ("mean", "scale"), ("centered_clip", "scale")):
+        spec = clipped_spec(tmp_path, aggregate, training__steps=10, averaging__compression=codec_name)
+        tokens = Tokens.make(tmp_path, spec)
+        outcome = play(spec, tokens, "zeros", 0.0, 1, peers=8, stage=1, build=poisoning(poison))
+        assert (outcome.state, outcome.accused) == (JobState.SUCCEEDED, ()), outcome.reason
+        loss[aggregate, poison] = outcome.loss
+    assert loss["centered_clip", "scale"] < loss["mean", "none"] + 0.3 * SPOILT
+    assert loss["mean", "scale"] > loss["mean", "none"] + SPOILT
+
+
+def test_a_second_owner_gets_the_same_clipped_mean(tmp_path: Path) -> None:
+    """And an owner that gives out another one is caught, also while somebody's parts are clipped."""
+    spec = clipped_spec(tmp_path, "centered_clip", training__steps=6)
+    spec = spec.model_copy(update={"trust": TrustSection(second_owner=1.0)})
+    tokens = Tokens.make(tmp_path, spec)
+    clipped = play(spec, tokens, "zeros", 0.0, 1, peers=8, stage=1, build=poisoning("noise"))
+    assert (clipped.state, clipped.accused, clipped.is_quarantined) == (JobState.SUCCEEDED, (), False)
+    caught = play(spec, tokens, "zeros", 0.0, 1, peers=8, stage=1, device=giving_false_means)
+    assert (caught.is_quarantined, caught.accused) == (True, ())
 
 
 def test_honest_owners_are_not_accused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from swarm.errors import JobFailed
 from swarm.events import Averaged, RoundFailed
 from swarm.messages import AbortRound, Average, Void
 from swarm.text import listed
-from swarm.types import TIED_UNIT, PeerId, Round, RoundFault, UnitName, set_digest
+from swarm.types import TIED_UNIT, PeerId, Round, RoundFault, UnitName
 
 DISPUTES_MAX = 2  # of a unit's members in one step: the round is repeated, the step is computed again
 
@@ -37,8 +37,7 @@ class Rounds:
 
     def start(self, run: StepRun) -> None:
         """The step is full: average every unit over the sets that the ledger has."""
-        sets = self._state.ledger.sets(run.step)
-        run.digests = {peer: set_digest(indexes) for peer, indexes in sets.items()}
+        run.sets = self._state.ledger.sets(run.step)
         for unit in self._state.settings.units:
             self._start_unit(run, unit)
 
@@ -200,7 +199,7 @@ class Rounds:
         members = [pool[peer].replica for peer in served if pool.takes_part(peer, run.step)]
         trouble = run.troubles.get(unit)
         shares = trouble.owners([one.peer for one in members]) if trouble else None
-        planned = plan_round(members, run.digests, self._elements[unit], shares)
+        planned = plan_round(members, run.sets, self._elements[unit], shares)
         self._number += 1
         number = Round(settings.epoch, self._number)
         run.rounds[unit] = UnitAveraging(number, planned)

@@ -23,11 +23,14 @@ EMPTY_SET = set_digest(())
 
 
 def plan_round(
-    replicas: Sequence[ReplicaRecord], digests: Mapping[PeerId, str], elements: int, shares: Sequence[float] | None
+    replicas: Sequence[ReplicaRecord],
+    sets: Mapping[PeerId, frozenset[int]],
+    elements: int,
+    shares: Sequence[float] | None,
 ) -> tuple[Member, ...]:
     """The members of a round in order of peer id, with slices that cover [0, elements) exactly once.
 
-    `digests` name the microbatches that each must hold; a replica without one holds none. `shares` follow the order of
+    `sets` are the microbatches that each must hold; a replica without one holds none. `shares` follow the order of
     `replicas`; they need not add up to 1 and may be 0 (the member only sends), and None means equal shares. Slices
     begin at multiples of 64 elements, so in small units some members have an empty slice.
     """
@@ -45,8 +48,9 @@ def plan_round(
     start = 0
     for (one, _), count in zip(ordered, blocks, strict=True):
         stop = min(elements, start + count * ALIGNMENT)
-        digest = digests.get(one.peer, EMPTY_SET)
-        members.append(Member(one.peer, one.incarnation, one.address, start, stop, digest))
+        held = sets.get(one.peer, frozenset())
+        facts = (one.peer, one.incarnation, one.address, start, stop)
+        members.append(Member(*facts, set_digest(held), one.stage, len(held)))
         start = stop
     assert start == elements
     return tuple(members)

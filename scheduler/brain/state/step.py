@@ -96,7 +96,7 @@ class StepRun:
     skip: bool = False
     rounds: dict[UnitName, UnitAveraging] = field(default_factory=dict)
     troubles: dict[UnitName, Troubles] = field(default_factory=dict)  # failed rounds, since the set last changed
-    digests: dict[PeerId, str] = field(default_factory=dict)  # of the sets that the rounds average
+    sets: dict[PeerId, frozenset[int]] = field(default_factory=dict)  # of microbatches, which the rounds average
     row: CommitRow | None = None  # once decided
     commits: dict[PeerId, Committed] = field(default_factory=dict)
     disputes: Counter[UnitName] = field(default_factory=Counter)  # rounds whose members differed

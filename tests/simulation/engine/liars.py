@@ -29,6 +29,8 @@ from tests.support.simulated import Done, Rig, Tokens, small_spec, write_text
 Lie = Literal["zeros", "constant", "stale", "sign", "random"]
 LIES: tuple[Lie, ...] = get_args(Lie)
 LIAR = PeerId("peer-3")
+Poison = Literal["none", "sign", "scale", "noise"]
+POISONS: tuple[Poison, ...] = get_args(Poison)
 
 
 def checked_spec(
@@ -120,7 +122,7 @@ def giving_false_means(diary: Diary) -> type[InlineDevice]:
 
     class FalseMeans(InlineDevice):
         def aside(self, work: Callable[[], Any]) -> Awaitable[Any]:
-            if "mean_of_parts" not in work.__code__.co_names or "compared" in work.__name__:
+            if "reduce" not in work.__code__.co_names or "compared" in work.__name__:
                 return super().aside(work)
 
             def falsely() -> Any:
@@ -141,6 +143,41 @@ def adding_false(diary: Diary) -> type[Stage]:
             return super().part(step, unit) + 4096.0
 
     return AddingFalse
+
+
+def poisoning(poison: Poison) -> Callable[[Diary], type[Stage]]:
+    """Classes of stage that send true results to their neighbours, and give false parts to their rounds."""
+
+    def made(diary: Diary) -> type[Stage]:
+        class Poisoning(Stage):
+            def part(self, step: int, unit: UnitName) -> Tensor:
+                true = super().part(step, unit)
+                if poison == "none":
+                    return true
+                diary.lies.add((step, 0))
+                if poison == "noise":
+                    noise = torch.randn(true.shape, generator=torch.Generator().manual_seed(step))
+                    return noise * true.norm() * 10.0
+                return true * {"sign": -1.0, "scale": -1000.0}[poison]
+
+        return Poisoning
+
+    return made
+
+
+def clipped_spec(folder: Path, aggregate: str, **changes: object) -> JobSpec:
+    """A small job in ordinary mode, of two stages of at least four replicas."""
+    spec = small_spec(
+        write_text(folder),
+        pipeline__stages=2,
+        config__num_hidden_layers=2,
+        training__reproducible=False,
+        training__global_batch_sequences=32,
+        averaging__aggregate=aggregate,
+        limits__min_replicas=4,
+        **changes,
+    )
+    return resolved(spec)
 
 
 def blaming(diary: Diary) -> type[Stage]:
@@ -177,6 +214,7 @@ class Outcome:
     accused: tuple[PeerId, ...]  # honest ones
     lies: int
     evidence: str
+    loss: float  # of the last step
 
 
 def play(
@@ -236,6 +274,7 @@ def play(
                         tuple(sorted(accused)),
                         len(diary.lies),
                         quarantine.record(LIAR).told,
+                        job.progress.loss,
                     )
                 )
                 await rig.network.close()

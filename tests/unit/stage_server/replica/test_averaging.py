@@ -14,6 +14,7 @@ from stage_server.ports import ReplicaId
 from stage_server.replica.averaging import Mean, run_round
 from stage_server.replica.leftovers import Leftovers, together
 from stage_server.replica.mailbox import Mailbox
+from stage_server.replica.reduction import Reduction
 from swarm.events import ParameterNorm
 from swarm.messages import Average, Member
 from swarm.model.codec import SLICE_CODECS
@@ -76,7 +77,10 @@ async def averaged(table: Table, command: Average) -> list[Mean]:
     for side in sides:
         side.mailbox.begin(command)
     means = await asyncio.gather(
-        *(run_round(command, one.me, one.stage, None, device, links, one.mailbox, one.leftovers) for one in sides)
+        *(
+            run_round(command, one.me, one.stage, Reduction(None), device, links, one.mailbox, one.leftovers)
+            for one in sides
+        )
     )
     computing.cancel()
     for side, mean in zip(sides, means, strict=True):

@@ -15,6 +15,7 @@ from torch import Tensor
 from stage_server.ports import ReplicaId
 from stage_server.replica.leftovers import Leftovers
 from stage_server.replica.mailbox import Mailbox
+from stage_server.replica.reduction import Reduction
 from stage_server.replica.rounds import RoundRunner
 from swarm.errors import SetMismatch, SwarmError
 from swarm.events import Averaged, ParameterNorm, Rechecked, RoundFailed
@@ -69,7 +70,7 @@ async def table(codec_name: str = "none") -> AsyncIterator[Table]:
         computing = tasks.create_task(device.work_forever())
         ports = ports_of(device, network.peer_links("at a"), told.append, tasks)
         leftovers = Leftovers(codec_name)
-        rounds = RoundRunner(ME, stage, None, ports, fail, Mailbox(ME.peer, 0, 2), leftovers)
+        rounds = RoundRunner(ME, stage, Reduction(None), ports, fail, Mailbox(ME.peer, 0, 2), leftovers)
         yield Table(rounds, stage, device, leftovers, told)
         rounds.abort_all()
         computing.cancel()

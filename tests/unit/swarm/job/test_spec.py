@@ -75,6 +75,17 @@ def test_compressed_averaging_is_refused_where_bits_must_repeat() -> None:
         parse_job(values | {"averaging": {"compression": "int8"}})
 
 
+def test_clipped_averaging_needs_replicas_to_compare_and_bits_that_need_not_repeat() -> None:
+    values, clipped = job().model_dump(mode="json"), {"averaging": {"aggregate": "centered_clip"}}
+    with pytest.raises(InvalidConfig, match=r"at least 4 replicas of a stage") as refused:
+        parse_job(values | clipped)
+    assert "limits.min_replicas = 4" in refused.value.hint
+    four = clipped | {"limits": {"min_replicas": 4}}
+    assert parse_job(values | four).averaging.aggregate == "centered_clip"
+    with pytest.raises(InvalidConfig, match="another gradient than the mean"):
+        parse_job(job(reproducible=True).model_dump(mode="json") | four)
+
+
 @pytest.mark.parametrize(
     ("dtype", "compression", "codec"),
     [

@@ -12,19 +12,24 @@ from scheduler.brain.commit.slices import ALIGNMENT, apportion, plan_round, squa
 from scheduler.brain.inputs import ReplicaRecord
 from swarm.events import ParameterNorm
 from swarm.messages import Member
-from swarm.types import PeerId
+from swarm.types import PeerId, set_digest
+
+
+def set_of(peer: str) -> frozenset[int]:
+    return frozenset(range(1 + ord(peer[-1]) % 7))
 
 
 def plan(names: Sequence[str], elements: int, shares: Sequence[float] | None = None) -> tuple[Member, ...]:
     replicas = [ReplicaRecord(PeerId(name), 1, f"at {name}", 0) for name in names]
-    return plan_round(replicas, {one.peer: f"set of {one.peer}" for one in replicas}, elements, shares)
+    return plan_round(replicas, {one.peer: set_of(one.peer) for one in replicas}, elements, shares)
 
 
 def test_members_come_in_order_of_peer_id_with_their_own_digest_and_equal_slices() -> None:
     members = plan("cab", 3 * 640)
     assert [member.peer for member in members] == ["a", "b", "c"]
     assert [(member.start, member.stop) for member in members] == [(0, 640), (640, 1280), (1280, 1920)]
-    assert (members[0].digest, members[0].address) == ("set of a", "at a")
+    assert (members[0].digest, members[0].address) == (set_digest(set_of("a")), "at a")
+    assert [(member.stage, member.microbatches) for member in members] == [(0, len(set_of(peer))) for peer in "abc"]
 
 
 def test_a_small_unit_leaves_some_members_an_empty_slice() -> None:
