@@ -86,7 +86,7 @@ class Accumulated:
     """The gradient of one cell entered this replica's sum, once; or it was not finite and did not enter.
 
     `loss` is the sum of the token losses in nats (last stage, else 0). Times are seconds of device work and of waiting.
-    `digests` are there if the job checks its replicas (trust.spot_check).
+    `digests` are there if the job checks its replicas ([trust]), `sizes` with trust.norm_band.
     """
 
     microbatch: Microbatch
@@ -98,6 +98,7 @@ class Accumulated:
     backward_s: float
     wait_s: float
     digests: tuple[str, ...] = ()  # of what the replica took and sent, encoded: x, y, g, dx; empty where there is none
+    sizes: tuple[float, ...] = ()  # root mean squares of x and g as they were taken; 0 where there is none
 
 
 @dataclass(frozen=True, slots=True)

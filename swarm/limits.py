@@ -56,6 +56,7 @@ RELAY_USAGE_ROWS_MAX = 16_384  # (job, from, to) of which a scheduler remembers 
 COUNTS_MAX: Mapping[str, int] = {
     "Hello.cells": 1 << 16,
     "Accumulated.digests": 4,
+    "Accumulated.sizes": 4,
     "Checked.digests": 4,
     "Loaded.units": 1024,
     "Averaged.norms": PARAMETERS_MAX,

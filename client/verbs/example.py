@@ -122,6 +122,8 @@ nonfinite_steps_max = 10        # with "skip": the job fails after so many such 
 [trust]
 spot_check = 0.0                # the share of hops that another stage server computes again to compare: 0 = all are
                                 # believed, 0.02 on machines of others; needs training.reproducible
+newcomer_hops = 0               # so many first hops of each stage server are all computed again; others' machines: 50
+norm_band = false               # true: so is what makes tensors of an unusual size
 recount = 0.0                   # the share of steps of which another computes the sum of one once more; others': 0.02
 second_owner = 0.0              # the share of rounds of which another reduces a slice once more; others' machines: 0.1
 second_hash = false             # true: others hash what one of them saves; a save whose hashes differ is not accepted

@@ -1,7 +1,8 @@
 """Hashes of a replica's inputs and outputs for each microbatch, which others can compare with their own.
 
 The hashes are over the bytes that travel, so both ends of a link name a tensor alike. They go to the scheduler with the
-report that the gradient was added (`Accumulated.digests`): x, y, g, dx, and "" where the stage has none.
+report that the gradient was added (`Accumulated.digests`): x, y, g, dx, and "" where the stage has none. Where the job
+wants it, so do the sizes of x and g.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ def digest_of(payload: bytes | memoryview) -> str:
 class Commitments:
     """The hashes of open microbatches; empty where the job believes its replicas."""
 
-    def __init__(self, *, is_on: bool) -> None:
+    def __init__(self, *, is_on: bool, weighs: bool = False) -> None:
         self.is_on = is_on
+        self.weighs = weighs
+        self._sizes: dict[Microbatch, dict[Direction, float]] = {}
         self._known: dict[Microbatch, tuple[str, ...]] = {}
 
     def __len__(self) -> int:
@@ -40,6 +43,11 @@ class Commitments:
         """An input was accepted: FORWARD x, BACKWARD g."""
         self._note(microbatch, INPUTS[direction], digest)
 
+    def sized(self, microbatch: Microbatch, direction: Direction, rms: float) -> None:
+        """So large was an input: FORWARD x, BACKWARD g."""
+        if self.weighs:
+            self._sizes.setdefault(microbatch, {})[direction] = rms
+
     def made(self, microbatch: Microbatch, direction: Direction, digest: str) -> None:
         """An output is ready: FORWARD y, BACKWARD dx."""
         self._note(microbatch, OUTPUTS[direction], digest)
@@ -48,10 +56,15 @@ class Commitments:
         """The report as it leaves: with the hashes if the job checks its replicas."""
         if not self.is_on or not isinstance(event, Accumulated):
             return event
-        return replace(event, digests=self._known.get(event.microbatch, NOTHING))
+        signed = replace(event, digests=self._known.get(event.microbatch, NOTHING))
+        if not self.weighs:
+            return signed
+        sizes = self._sizes.get(event.microbatch, {})
+        return replace(signed, sizes=tuple(sizes.get(direction, 0.0) for direction in INPUTS))
 
     def forget(self, microbatch: Microbatch) -> None:
         self._known.pop(microbatch, None)
+        self._sizes.pop(microbatch, None)
 
     def _note(self, microbatch: Microbatch, place: int, digest: str) -> None:
         if self.is_on:

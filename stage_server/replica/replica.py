@@ -49,7 +49,7 @@ from swarm.errors import (
 )
 from swarm.job.spec import LOWERED
 from swarm.model import codec
-from swarm.model.runtime import SentAhead, received, send_ahead
+from swarm.model.runtime import SentAhead, received, rms_of, send_ahead
 from swarm.model.stage import Stage
 from swarm.peer_messages import Boundary, EvaluationBoundary, Need, Slice, TensorHeader
 from swarm.types import Direction, Hop, Microbatch, UnitName
@@ -110,7 +110,7 @@ class Replica:
         self._deliveries = Deliveries(ports, self._codecs)
         self._reports = Reports(loaded, ports)
         self._evaluator = Evaluator(assignment, loaded.version, stage, self._deliveries, ports, self._ready)
-        self._commitments = Commitments(is_on=spec.trust.hashes_hops)
+        self._commitments = Commitments(is_on=spec.trust.hashes_hops, weighs=spec.trust.norm_band)
         self._checker = Checker(assignment, stage, self._deliveries, ports, self._ready)
         mailbox = Mailbox(me.peer, loaded.version, 1 + spec.pipeline.staleness)
         leftovers = Leftovers(spec.averaging.compression)
@@ -386,6 +386,13 @@ class Replica:
             except SwarmError as error:
                 self._reports.fail(error)
 
+    def _received(self, sent: SentAhead | None, microbatch: Microbatch, direction: Direction) -> Tensor | None:
+        """An input on the device, from the compute thread."""
+        tensor = None if sent is None else received(sent)
+        if tensor is not None and self._commitments.weighs:
+            self._commitments.sized(microbatch, direction, rms_of(tensor))
+        return tensor
+
     async def _forward(self, work: cell.Compute, waited_s: float) -> None:
         microbatch, batch = work.microbatch, self._batches[work.microbatch]
         portion = self._assignment.course.at(microbatch.step).portion
@@ -393,7 +400,7 @@ class Replica:
         codec_name = self._codec_for(microbatch, Direction.FORWARD)
 
         def forward() -> tuple[Packed | None, float, str]:
-            x = None if sent is None else received(sent)
+            x = self._received(sent, microbatch, Direction.FORWARD)
             y, loss = self._stage.forward(
                 microbatch, work.version, portion=portion, x=x, tokens=batch.tokens, targets=batch.targets
             )
@@ -414,7 +421,7 @@ class Replica:
         codec_name = self._codec_for(microbatch, Direction.BACKWARD)
 
         def backward() -> tuple[Packed | None, bool, str]:
-            g = None if sent is None else received(sent)
+            g = self._received(sent, microbatch, Direction.BACKWARD)
             encoded, finite = self._stage.backward(
                 microbatch, g, accumulate=work.accumulate, encode=lambda dx: codec.encode_there(dx, codec_name)
             )

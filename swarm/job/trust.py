@@ -14,6 +14,10 @@ class TrustSection(Section):
 
     # The share of hops that another replica computes again: 0 = off, about 0.02 on machines of others.
     spot_check: Annotated[float, Field(ge=0, le=1)] = 0.0
+    # So many first hops of each replica that another has yet to compute again, all of them: 0 = off.
+    newcomer_hops: Annotated[int, Field(ge=0, le=10**6)] = 0
+    # Whether a hop is computed again whose output or gradient is much larger or smaller than they usually are.
+    norm_band: bool = False
     # The share of steps of which one replica's sum is computed once more by another: 0 = off.
     recount: Annotated[float, Field(ge=0, le=1)] = 0.0
     # Whether other replicas of a stage say by hash what one of them hands over for a checkpoint.
@@ -23,14 +27,17 @@ class TrustSection(Section):
 
     @property
     def hashes_hops(self) -> bool:
-        return self.spot_check > 0.0 or self.recount > 0.0
+        """Whether replicas say by hash what they took and made at each hop."""
+        return self.spot_check > 0.0 or self.recount > 0.0 or self.newcomer_hops > 0 or self.norm_band
 
     def check(self, *, reproducible: bool, compresses_slices: bool) -> None:
         """ValueError if the job cannot be checked."""
         if self.hashes_hops and not reproducible:
-            name, value = ("spot_check", self.spot_check) if self.spot_check else ("recount", self.recount)
+            names = ("spot_check", "newcomer_hops", "norm_band", "recount")
+            name = next(name for name in names if getattr(self, name))
+            value = "true" if name == "norm_band" else f"{getattr(self, name):g}"
             raise ValueError(
-                f"trust.{name} = {value:g} compares results bit for bit, which differ from replica to "
+                f"trust.{name} = {value} compares results bit for bit, which differ from replica to "
                 f"replica without training.reproducible = true: set that, or leave trust.{name} out"
             )
         if self.second_owner and compresses_slices:

@@ -262,7 +262,8 @@ class Swarm:
                 if stage < len(hops) - 1:
                     self.say(peer, Forwarded(microbatch, stage, attempt))
                 digests = self.digests(stage, microbatch, hops)
-                self.say(peer, Accumulated(microbatch, stage, attempt, True, loss, 0.1, 0.2, 0.0, digests))
+                sizes = (1.0, 1.0) if settings.norm_band else ()
+                self.say(peer, Accumulated(microbatch, stage, attempt, True, loss, 0.1, 0.2, 0.0, digests, sizes))
             case Check(microbatch=microbatch, stage=at, number=number) if at == stage:
                 loss = self.loss_of(one, microbatch)
                 self.say(peer, Checked(microbatch, stage, number, True, loss, self.again(peer, stage, microbatch)))
@@ -309,7 +310,7 @@ class Swarm:
 
     def digests(self, stage: int, microbatch: Microbatch, hops: Sequence[Hop]) -> tuple[str, ...]:
         """What the hop of a route takes and makes: names that follow from those of its inputs."""
-        if not self.settings.spot_check and not self.settings.recount:
+        if not self.settings.hashes_hops:
             return ()
         ys, dxs = [""], [""]
         for at, hop in enumerate(hops):

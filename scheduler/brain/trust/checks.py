@@ -14,20 +14,23 @@ computed again and the pair is avoided. Who stands so against two others is wron
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from scheduler.brain.commit.digests import Remedy, StartOver
 from scheduler.brain.state.brain_state import BrainState
+from scheduler.brain.trust.bands import Bands
 from scheduler.brain.trust.inquiries import Inquiry, Stand
 from scheduler.brain.trust.strikes import Strikes
 from scheduler.brain.trust.verdicts import SHOWN, Place, Work, evidence, inconstant, odd_ones, second_evidence
 from swarm.events import Accumulated, Checked
 from swarm.messages import Check
 from swarm.text import counted, listed
-from swarm.types import Hop, Microbatch, PeerId
+from swarm.types import Direction, Hop, Microbatch, PeerId
 
 ANSWER_S_MAX = 30.0  # then another replica is asked
-SPOT_CHECK, REPEATED, NEIGHBOURS = "spot check", "done again by another replica", "its neighbours"
+SPOT_CHECK, NEWCOMER, NORM_BAND = "spot check", "check of a newcomer", "a size that is not usual"
+REPEATED, NEIGHBOURS = "done again by another replica", "its neighbours"
 
 
 class Checks:
@@ -36,11 +39,13 @@ class Checks:
     def __init__(self, state: BrainState, strikes: Strikes, rng: Random) -> None:
         self._state, self._strikes = state, strikes
         self._rate = state.settings.spot_check
-        self.is_on = self._rate > 0.0 or state.settings.recount > 0.0
+        self.is_on = state.settings.hashes_hops
         if self.is_on:
             self._rng = Random(rng.getrandbits(64))
         self._claims: dict[int, dict[Place, dict[PeerId, Work]]] = {}  # by step, also those that became void
         self._touched: set[tuple[int, int]] = set()  # microbatches about which something was said
+        self._bands = Bands()
+        self._odd: set[Place] = set()  # that made a tensor of an unusual size
         self._drawn: set[tuple[Place, PeerId]] = set()
         self._open: dict[Place, Inquiry] = {}
         self._number = 0
@@ -56,6 +61,7 @@ class Checks:
             self._claims.setdefault(step, {}).setdefault(place, {})[peer] = Work.of(event)
             self._drawn.discard((place, peer))
             self._touched.add((step, index))
+            self._weigh(place, event.sizes)
 
     def checked(self, peer: PeerId, event: Checked, now_s: float) -> None:
         """A replica has computed a hop again, or cannot; an answer to an older request changes nothing."""
@@ -102,6 +108,7 @@ class Checks:
         """The step's row is durable: what was said of it matters no more."""
         self._claims.pop(step, None)
         self._drawn = {drawn for drawn in self._drawn if drawn[0].step > step}
+        self._odd = {place for place in self._odd if place.step > step}
 
     def times_s(self) -> list[float]:
         """When an answer is overdue."""
@@ -150,8 +157,25 @@ class Checks:
         if (place, holder) in self._drawn:
             return
         self._drawn.add((place, holder))
-        if self._rng.random() < self._rate and place not in self._open:
-            self._open[place] = self._inquiry(place, holder, SPOT_CHECK, {holder: work})
+        guard = SPOT_CHECK if self._rng.random() < self._rate else ""
+        if self._strikes.counts[holder] < self._state.settings.newcomer_hops:
+            guard = NEWCOMER
+        if place in self._odd:
+            guard = NORM_BAND
+        if guard and place not in self._open:
+            self._open[place] = self._inquiry(place, holder, guard, {holder: work})
+
+    def _weigh(self, place: Place, sizes: Sequence[float]) -> None:
+        """Look at the sizes of what a replica took; the hops that made what is odd will be checked."""
+        if not self._state.settings.norm_band or len(sizes) < 2:
+            return
+        last = self._state.ledger.stages - 1
+        for maker, direction, rms in (
+            (place.stage - 1, Direction.FORWARD, sizes[0]),
+            (place.stage + 1, Direction.BACKWARD, sizes[1]),
+        ):
+            if 0 <= maker <= last and self._bands.is_odd(maker, direction, rms):
+                self._odd.add(Place(place.step, maker, place.index))
 
     def _inquiry(self, place: Place, holder: PeerId, guard: str, said: dict[PeerId, Work]) -> Inquiry:
         pool = self._state.pool

@@ -72,6 +72,8 @@ def brain_settings(
         state_bytes=tuple(one.weights + one.optimizer for one in footprints),
         on_stall=spec.limits.on_stall,
         spot_check=spec.trust.spot_check,
+        newcomer_hops=spec.trust.newcomer_hops,
+        norm_band=spec.trust.norm_band,
         recount=spec.trust.recount,
         second_owner=spec.trust.second_owner,
         second_hash=spec.trust.second_hash,

@@ -37,3 +37,16 @@ def test_a_job_that_believes_its_replicas_hashes_and_sends_nothing() -> None:
     commitments.took(MICROBATCH, Direction.FORWARD, "x")
     assert len(commitments) == 0
     assert commitments.signed(DONE) is DONE
+
+
+def test_sizes_of_inputs_are_told_where_the_job_wants_them() -> None:
+    for weighs, told in ((True, (0.5, 0.0)), (False, ())):
+        commitments = Commitments(is_on=True, weighs=weighs)
+        commitments.sized(MICROBATCH, Direction.FORWARD, 0.5)
+        signed = commitments.signed(DONE)
+        assert isinstance(signed, Accumulated)
+        assert signed.sizes == told
+        commitments.forget(MICROBATCH)
+        again = commitments.signed(DONE)
+        assert isinstance(again, Accumulated)
+        assert again.sizes == ((0.0, 0.0) if weighs else ())

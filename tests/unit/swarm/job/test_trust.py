@@ -46,6 +46,13 @@ def test_results_that_need_not_be_equal_cannot_be_compared() -> None:
     assert "training.reproducible = true" in f"{refused.value}"
 
 
+@pytest.mark.parametrize(("key", "value"), [("newcomer_hops", 50), ("norm_band", True)])
+def test_hops_are_hashed_where_newcomers_or_unusual_sizes_are_checked(key: str, value: object) -> None:
+    assert job({key: value}).trust.hashes_hops
+    with pytest.raises(InvalidConfig, match=rf"trust\.{key} = (50|true) compares results bit for bit"):
+        job({key: value}, reproducible=False)
+
+
 def test_sums_that_need_not_be_equal_cannot_be_recounted() -> None:
     with pytest.raises(InvalidConfig, match=r"trust\.recount = 0\.1 compares results bit for bit"):
         job({"recount": 0.1}, reproducible=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from swarm.errors import ReplicaDiverged
 from swarm.events import Accumulated, Checked, Event
 from swarm.messages import Check
 from swarm.types import Microbatch, PeerId
-from tests.support.obedient import MICROBATCHES, Swarm
+from tests.support.obedient import MICROBATCHES, STEPS, Swarm
 
 Falsify = Callable[[PeerId, str, Microbatch, str], str]
 
@@ -56,6 +57,55 @@ def test_a_liar_among_three_is_proven_wrong_by_a_third_and_its_work_is_void(liar
     what = "output y" if kind == "y" else "gradient dx"
     assert what in swarm.struck[0].evidence
     assert "spot check" in swarm.struck[0].evidence
+
+
+def test_the_first_hops_of_each_replica_are_all_computed_again_and_no_others() -> None:
+    swarm = Swarm(newcomer_hops=2, routing="uniform")
+    hops = Counter[PeerId]()
+    swarm.lie = lambda peer, event: (hops.update([peer] if isinstance(event, Accumulated) else []), event)[1]
+    swarm.start()
+    swarm.run()
+    swarm.assert_finished()
+    checked = swarm.brain._parts.checks._strikes.counts
+    assert all(checked[peer] >= min(2, count) for peer, count in hops.items())
+    assert checked.total() < hops.total() == 2 * STEPS * MICROBATCHES, "not all are checked"
+    liar = trained(falsify=falsifies("b", "y"), spot_check=0.0, newcomer_hops=2)
+    liar.assert_finished()
+    assert {(one.peer, one.is_proven) for one in liar.struck} == {("b", True)}
+    assert "check of a newcomer" in liar.struck[0].evidence
+
+
+@pytest.mark.parametrize(("liar", "kind"), [("b", "y"), ("e", "dx")])
+def test_who_made_a_tensor_without_a_size_is_checked_and_nobody_else_is(liar: str, kind: str) -> None:
+    swarm = Swarm(norm_band=True, routing="uniform")
+    swarm.falsify = falsifies(liar, kind)
+
+    def lie(peer: PeerId, event: Event) -> Event:
+        if isinstance(event, Accumulated):
+            took = event.digests[0 if kind == "y" else 2]
+            sizes = (float("nan"), 1.0) if kind == "y" else (1.0, float("nan"))
+            return replace(event, sizes=sizes) if took.startswith("false") else event
+        return event
+
+    swarm.lie = lie
+    swarm.start()
+    swarm.run()
+    swarm.assert_finished()
+    assert {(one.peer, one.is_proven) for one in swarm.struck} == {(liar, True)}
+    assert "a size that is not usual" in swarm.struck[0].evidence
+    asked = {command.stage for _, command in swarm.told if isinstance(command, Check)}
+    assert asked == {0 if kind == "y" else 1}
+
+
+def test_nobody_is_asked_while_all_sizes_are_usual_and_who_does_not_tell_them_is_not_heard() -> None:
+    swarm = trained(spot_check=0.0, norm_band=True)
+    swarm.assert_finished()
+    assert [command for _, command in swarm.told if isinstance(command, Check)] == []
+    silent = Swarm(norm_band=True)
+    silent.lie = lambda peer, event: replace(event, sizes=()) if isinstance(event, Accumulated) else event
+    silent.start()
+    silent.run(lambda: any("does not say how large" in note for note in silent.notes), most=400)
+    assert any("does not say how large" in note for note in silent.notes)
 
 
 def test_a_step_is_not_committed_while_a_check_of_it_is_open() -> None:
