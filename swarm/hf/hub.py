@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub import constants, errors, utils
+from huggingface_hub import constants, errors
 
 from swarm.errors import InvalidModel, NotCached, NotFound
 from swarm.text import first_line
@@ -67,7 +67,7 @@ def check_answers(repository: str, revision: str, name: str, where: str) -> None
         return  # no id at all, which is said by who asks for it
     endpoint = constants.ENDPOINT
     try:
-        utils.get_session().head(endpoint, timeout=ANSWER_S_MAX)
+        huggingface_hub.get_session().head(endpoint, timeout=ANSWER_S_MAX)
     except Exception as error:  # those of its HTTP client, which has changed before
         raise NotCached(
             f"{where} is not in the local cache, and the hub at {endpoint} does not answer: {first_line(error)}",
